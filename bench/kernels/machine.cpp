@@ -1,0 +1,162 @@
+// The ceilings: floating-point throughput from registers, memory bandwidth.
+
+#include <fmt/core.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "bench/kernels/bench.h"
+#include "kernels/cpu/isa.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace poise::bench {
+namespace {
+
+constexpr int kChains = 12;  // more than latency times issue width
+constexpr std::int64_t kSteps = 1 << 20;
+
+#if defined(__x86_64__)
+// Returns lanes per operation; `sink` keeps the work from being optimised away.
+__attribute__((target("avx512f"))) int spin_avx512(float* sink) {
+  __m512 sum[kChains];
+  for (__m512& chain : sum) {
+    chain = _mm512_set1_ps(1.0f);
+  }
+  const __m512 x = _mm512_set1_ps(0.999f);
+  for (std::int64_t i = 0; i < kSteps; ++i) {
+#pragma GCC unroll 12
+    for (int c = 0; c < kChains; ++c) {
+      sum[c] = _mm512_fmadd_ps(sum[c], x, x);
+    }
+  }
+  for (const __m512& chain : sum) {
+    *sink += _mm512_cvtss_f32(chain);
+  }
+  return 16;
+}
+__attribute__((target("avx2,fma"))) int spin_avx2(float* sink) {
+  __m256 sum[kChains];
+  for (__m256& chain : sum) {
+    chain = _mm256_set1_ps(1.0f);
+  }
+  const __m256 x = _mm256_set1_ps(0.999f);
+  for (std::int64_t i = 0; i < kSteps; ++i) {
+#pragma GCC unroll 12
+    for (int c = 0; c < kChains; ++c) {
+      sum[c] = _mm256_fmadd_ps(sum[c], x, x);
+    }
+  }
+  for (const __m256& chain : sum) {
+    *sink += _mm256_cvtss_f32(chain);
+  }
+  return 8;
+}
+#endif
+int spin_portable(float* sink) {
+  float sum[kChains];
+  std::fill_n(sum, kChains, 1.0f);
+  for (std::int64_t i = 0; i < kSteps; ++i) {
+    for (float& chain : sum) {
+      chain = std::fma(chain, 0.999f, 0.999f);
+    }
+  }
+  for (const float chain : sum) {
+    *sink += chain;
+  }
+  return 1;
+}
+
+int spin(float* sink) {
+  switch (cpu::active_isa()) {
+#if defined(__x86_64__)
+    case cpu::Isa::avx512:
+      return spin_avx512(sink);
+    case cpu::Isa::avx2:
+      return spin_avx2(sink);
+#endif
+    default:
+      return spin_portable(sink);
+  }
+}
+
+}  // namespace
+
+namespace {
+clockid_t clock_id = CLOCK_MONOTONIC;
+}  // namespace
+
+void use_clock_of(int threads) {
+  clock_id = threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
+}
+
+double now() {
+  timespec time{};
+  clock_gettime(clock_id, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+Ceilings measure_ceilings(cpu::Workers& workers) {
+  constexpr double kSeconds = 1.5;  // long enough to meet a quiet moment
+  Ceilings ceilings{};
+  const int threads = workers.threads();
+  std::vector<float> sinks(static_cast<std::size_t>(threads) * 16);
+  int lanes = 0;
+  double seconds = best_seconds(
+      [&] {
+        workers.parallel_for(threads, [&](std::int64_t item, int) {
+          const int count = spin(&sinks[static_cast<std::size_t>(item) * 16]);
+          if (item == 0) {
+            lanes = count;
+          }
+        });
+      },
+      kSeconds);
+  ceilings.flops = 2.0 * kChains * static_cast<double>(kSteps) * lanes * threads / seconds;
+
+  constexpr std::size_t kWords = std::size_t{32} << 20;  // 256 MiB
+  constexpr std::size_t kPiece = std::size_t{1} << 18;
+  std::vector<std::uint64_t> memory(kWords, 1);
+  std::vector<std::uint64_t> copy(kWords, 2);
+  seconds = best_seconds(
+      [&] {
+        workers.parallel_for(kWords / kPiece, [&](std::int64_t item, int) {
+          const std::uint64_t* words = memory.data() + static_cast<std::size_t>(item) * kPiece;
+          std::uint64_t sum = 0;
+          for (std::size_t i = 0; i < kPiece; ++i) {
+            sum += words[i];
+          }
+          volatile std::uint64_t keep = sum;
+          (void)keep;
+        });
+      },
+      kSeconds);
+  ceilings.read_bytes = static_cast<double>(kWords) * 8 / seconds;
+  seconds = best_seconds(
+      [&] {
+        workers.parallel_for(kWords / kPiece, [&](std::int64_t item, int) {
+          const std::size_t at = static_cast<std::size_t>(item) * kPiece;
+          std::memcpy(copy.data() + at, memory.data() + at, kPiece * 8);
+        });
+      },
+      kSeconds);
+  ceilings.copy_bytes = static_cast<double>(kWords) * 8 / seconds;
+  return ceilings;
+}
+
+void print_flops(const std::string& name, double seconds, double flops, const Ceilings& ceilings) {
+  fmt::print("{:<46} {:>10.1f} us {:>8.1f} GFLOP/s {:>5.1f} %\n", name, seconds * 1e6,
+             flops / seconds * 1e-9, 100 * flops / seconds / ceilings.flops);
+}
+
+void print_bytes(const std::string& name, double seconds, double bytes, double ceiling) {
+  fmt::print("{:<46} {:>10.1f} us {:>8.1f} GB/s    {:>5.1f} %\n", name, seconds * 1e6,
+             bytes / seconds * 1e-9, 100 * bytes / seconds / ceiling);
+}
+
+}  // namespace poise::bench

@@ -1,0 +1,328 @@
+#include "common/channel.h"
+
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <zmq.hpp>
+
+#include "common/trouble.h"
+
+namespace poise {
+namespace {
+
+constexpr int kQueueLimit = 4096;  // messages; credits keep real queues far shorter
+
+messages::HelloT hello_of(const messages::Message& message) {
+  messages::HelloT hello;
+  message.body_as_Hello()->UnPackTo(&hello);
+  return hello;
+}
+
+// What both kinds of channel do alike: packing and checking messages.
+class CommonChannel : public Channel {
+ public:
+  CommonChannel(zmq::socket_type type, std::string path, Identity identity)
+      : socket_(context_, type), path_(std::move(path)), identity_(std::move(identity)) {
+    socket_.set(zmq::sockopt::linger, 0);
+    socket_.set(zmq::sockopt::maxmsgsize, kMaxMessage.n);
+    socket_.set(zmq::sockopt::handshake_ivl, 1000);
+    socket_.set(zmq::sockopt::sndhwm, kQueueLimit);
+    socket_.set(zmq::sockopt::rcvhwm, kQueueLimit);
+  }
+
+  void set_epochs(Epochs epochs) override { epochs_ = epochs; }
+  Epochs epochs() const override { return epochs_; }
+
+ protected:
+  std::string endpoint() const { return "ipc://" + path_; }
+
+  flatbuffers::DetachedBuffer pack(messages::BodyUnion body) const {
+    messages::MessageT message;
+    message.seq = sent_ + 1;
+    message.planner_epoch = epochs_.planner;
+    message.executor_epoch = epochs_.executor;
+    message.run_id = identity_.run_id;
+    message.body = std::move(body);
+    flatbuffers::FlatBufferBuilder builder(4096);
+    messages::FinishMessageBuffer(builder, messages::Message::Pack(builder, &message));
+    return builder.Release();
+  }
+
+  void count_sent(const flatbuffers::DetachedBuffer& packed, std::vector<std::byte>* sent) {
+    ++sent_;
+    if (sent != nullptr) {
+      const auto* bytes = reinterpret_cast<const std::byte*>(packed.data());
+      sent->assign(bytes, bytes + packed.size());
+    }
+  }
+
+  // A copy of the frame that is known to be a message; FlatBuffers wants its buffers aligned.
+  Received verified(const zmq::message_t& frame) const {
+    std::vector<std::byte> bytes(frame.size());
+    std::memcpy(bytes.data(), frame.data(), frame.size());
+    flatbuffers::Verifier verifier(reinterpret_cast<const std::uint8_t*>(bytes.data()),
+                                   bytes.size(), 64, 10'000'000);
+    if (!messages::VerifyMessageBuffer(verifier)) {
+      fail(Exit::foreign, "a message of {} bytes on {} is not one of poise", frame.size(), path_);
+    }
+    Received message(std::move(bytes));
+    if (message->body_type() == messages::Body::NONE || message->run_id() == nullptr) {
+      fail(Exit::foreign, "a message on {} has no body or run id", path_);
+    }
+    return message;
+  }
+
+  bool stale(const messages::Message& message) const {
+    return (message.planner_epoch() != 0 && message.planner_epoch() < epochs_.planner) ||
+           (message.executor_epoch() != 0 && message.executor_epoch() < epochs_.executor);
+  }
+
+  void expect_next(const messages::Message& message) {
+    if (message.seq() != received_ + 1) {
+      fail(Exit::interrupted, "message {} on {} came after {}: messages were lost", message.seq(),
+           path_, received_);
+    }
+    received_ = message.seq();
+  }
+
+  bool wait(zmq::pollitem_t* items, std::size_t count, Seconds timeout) const {
+    try {
+      return zmq::poll(
+                 items, count,
+                 std::chrono::milliseconds(static_cast<std::int64_t>(timeout.n * 1e3 + 0.5))) > 0;
+    } catch (const zmq::error_t& error) {
+      if (error.num() == EINTR) {
+        return false;
+      }
+      throw;
+    }
+  }
+
+  zmq::context_t context_{1};
+  zmq::socket_t socket_;
+  std::string path_;
+  Identity identity_;
+  Epochs epochs_;
+  std::uint64_t sent_ = 0;
+  std::uint64_t received_ = 0;
+};
+
+class ServerChannel final : public CommonChannel {
+ public:
+  ServerChannel(const std::string& path, const Identity& identity)
+      : CommonChannel(zmq::socket_type::router, path, identity) {
+    socket_.set(zmq::sockopt::router_mandatory, 1);
+    try {
+      socket_.bind(endpoint());
+    } catch (const zmq::error_t& error) {
+      fail("socket {} cannot be bound: {} (a path has at most 107 bytes)", path, error.what());
+    }
+    chmod(path.c_str(), 0600);
+  }
+
+  bool send(messages::BodyUnion body, std::vector<std::byte>* sent) override {
+    if (!connected()) {
+      return false;
+    }
+    const auto packed = pack(std::move(body));
+    if (!send_to(peer_, packed)) {
+      return false;
+    }
+    count_sent(packed, sent);
+    return true;
+  }
+
+  std::optional<Received> receive(Seconds timeout) override {
+    zmq::pollitem_t item{socket_.handle(), 0, ZMQ_POLLIN, 0};
+    if (!wait(&item, 1, timeout)) {
+      return std::nullopt;
+    }
+    zmq::message_t sender, frame;
+    if (!socket_.recv(sender, zmq::recv_flags::dontwait)) {
+      return std::nullopt;
+    }
+    bool more = sender.more();
+    int frames = 0;
+    while (more && socket_.recv(frame, zmq::recv_flags::dontwait)) {
+      more = frame.more();
+      ++frames;
+    }
+    return frames == 1 ? accept(sender.to_string(), frame) : std::nullopt;
+  }
+
+  bool connected() const override { return !peer_.empty(); }
+
+ private:
+  std::optional<Received> accept(const std::string& sender, const zmq::message_t& frame) {
+    std::optional<Received> message;
+    try {
+      message = verified(frame);
+    } catch (const Failure&) {
+      if (sender == peer_) {
+        throw;
+      }
+      return std::nullopt;  // a stranger's noise is not this run's trouble
+    }
+    if ((*message)->body_type() == messages::Body::Hello) {
+      return greet(sender, std::move(*message));
+    }
+    if (sender != peer_ || stale(**message)) {
+      return std::nullopt;
+    }
+    expect_next(**message);
+    return message;
+  }
+
+  std::optional<Received> greet(const std::string& sender, Received message) {
+    if (stale(*message)) {
+      return std::nullopt;
+    }
+    const messages::HelloT hello = hello_of(*message);
+    const std::string reason = disagreement(hello, message->run_id()->str());
+    peer_ = sender;
+    sent_ = 0;
+    received_ = message->seq();
+    if (reason.empty()) {
+      return message;
+    }
+    poise::send(*this, messages::StopT{.reason = reason});
+    peer_.clear();
+    return std::nullopt;
+  }
+
+  std::string disagreement(const messages::HelloT& hello, const std::string& run_id) const {
+    if (hello.protocol != kProtocol) {
+      return fmt::format("protocol {} meets protocol {}: both sides must be of one build",
+                         hello.protocol, kProtocol);
+    }
+    if (hello.build != build_id()) {
+      return fmt::format("build '{}' meets build '{}': both sides must be of one build",
+                         hello.build, build_id());
+    }
+    if (run_id != identity_.run_id) {
+      return fmt::format("run {} meets run {}: the socket belongs to another run", run_id,
+                         identity_.run_id);
+    }
+    if (hello.layout_hash != identity_.layout_hash) {
+      return fmt::format("memory layout {:x} meets layout {:x}: the loader holds another model",
+                         hello.layout_hash, identity_.layout_hash);
+    }
+    return {};
+  }
+
+  bool send_to(const std::string& peer, const flatbuffers::DetachedBuffer& packed) {
+    try {
+      if (!socket_.send(zmq::buffer(peer), zmq::send_flags::sndmore | zmq::send_flags::dontwait)) {
+        return false;
+      }
+      return socket_.send(zmq::buffer(packed.data(), packed.size()), zmq::send_flags::dontwait)
+          .has_value();
+    } catch (const zmq::error_t& error) {
+      if (error.num() == EHOSTUNREACH || error.num() == EAGAIN || error.num() == EINTR) {
+        return false;
+      }
+      throw;
+    }
+  }
+
+  std::string peer_;  // its routing id; empty: nobody said Hello yet
+};
+
+class ClientChannel final : public CommonChannel {
+ public:
+  ClientChannel(const std::string& path, const Identity& identity)
+      : CommonChannel(zmq::socket_type::dealer, path, identity),
+        monitor_(context_, zmq::socket_type::pair) {
+    socket_.set(zmq::sockopt::immediate, 1);
+    socket_.set(zmq::sockopt::reconnect_ivl, 20);
+    socket_.set(zmq::sockopt::reconnect_ivl_max, 500);
+    const std::string monitor = fmt::format("inproc://monitor-{}", static_cast<const void*>(this));
+    if (zmq_socket_monitor(socket_.handle(), monitor.c_str(),
+                           ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED) != 0) {
+      fail("socket {} cannot be watched: {}", path, zmq_strerror(zmq_errno()));
+    }
+    monitor_.set(zmq::sockopt::linger, 0);
+    monitor_.connect(monitor);
+    try {
+      socket_.connect(endpoint());
+    } catch (const zmq::error_t& error) {
+      fail("socket {} cannot be connected to: {} (a path has at most 107 bytes)", path,
+           error.what());
+    }
+  }
+
+  ~ClientChannel() override { zmq_socket_monitor(socket_.handle(), nullptr, 0); }
+
+  bool send(messages::BodyUnion body, std::vector<std::byte>* sent) override {
+    watch_connection();
+    if (!connected_) {
+      return false;
+    }
+    const auto packed = pack(std::move(body));
+    if (!socket_.send(zmq::buffer(packed.data(), packed.size()), zmq::send_flags::dontwait)) {
+      return false;
+    }
+    count_sent(packed, sent);
+    return true;
+  }
+
+  std::optional<Received> receive(Seconds timeout) override {
+    zmq::pollitem_t items[2] = {{socket_.handle(), 0, ZMQ_POLLIN, 0},
+                                {monitor_.handle(), 0, ZMQ_POLLIN, 0}};
+    if (!wait(items, 2, timeout)) {
+      return std::nullopt;
+    }
+    zmq::message_t frame;
+    if (!socket_.recv(frame, zmq::recv_flags::dontwait)) {
+      watch_connection();
+      return std::nullopt;
+    }
+    Received message = verified(frame);
+    if (received_ == 0 && message->body_type() == messages::Body::Stop) {
+      const auto* reason = message->body_as_Stop()->reason();
+      fail(Exit::foreign, "{}", reason != nullptr ? reason->str() : "refused without a reason");
+    }
+    if (stale(*message)) {
+      return std::nullopt;
+    }
+    expect_next(*message);
+    return message;
+  }
+
+  bool connected() const override { return connected_; }
+
+ private:
+  // A monitor event is two frames; the first starts with the event's number.
+  void watch_connection() {
+    zmq::message_t event, address;
+    while (monitor_.recv(event, zmq::recv_flags::dontwait)) {
+      std::uint16_t number = 0;
+      std::memcpy(&number, event.data(), sizeof number);
+      if (event.more()) {
+        static_cast<void>(monitor_.recv(address, zmq::recv_flags::none));
+      }
+      connected_ = number == ZMQ_EVENT_HANDSHAKE_SUCCEEDED;
+      sent_ = 0;  // a new connection counts anew on both sides
+      received_ = 0;
+    }
+  }
+
+  zmq::socket_t monitor_;
+  bool connected_ = false;
+};
+
+}  // namespace
+
+std::string build_id() { return POISE_BUILD; }
+
+std::unique_ptr<Channel> serve(const std::string& path, const Identity& identity) {
+  return std::make_unique<ServerChannel>(path, identity);
+}
+
+std::unique_ptr<Channel> connect(const std::string& path, const Identity& identity) {
+  return std::make_unique<ClientChannel>(path, identity);
+}
+
+}  // namespace poise

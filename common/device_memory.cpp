@@ -1,0 +1,191 @@
+#include "common/device_memory.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "common/trouble.h"
+
+namespace poise {
+namespace {
+
+constexpr std::int64_t kAlignment = 256;   // of every buffer and of every weight in a slab
+constexpr std::int64_t kPanelRows = 16;    // a matrix is kept in panels of as many rows
+constexpr std::int32_t kMostOf = 1 << 24;  // of anything; keeps all products within 64 bits
+constexpr std::int32_t kTableArrays = 4;   // arrays in a table at most, each aligned
+constexpr std::int64_t kFloat = 4;         // what stands between operations
+
+double mib(Bytes bytes) { return static_cast<double>(bytes.n) / static_cast<double>(kMiB.n); }
+
+Bytes aligned(std::int64_t bytes) { return {round_up(bytes, kAlignment)}; }
+
+void check_count(const char* name, std::int32_t count, std::int32_t least) {
+  if (count < least || count > kMostOf) {
+    fail("{} is {}: it must be {} to {}", name, count, least, kMostOf);
+  }
+}
+
+void check_limits(const ModelShape& shape, const DeviceLimits& limits) {
+  if (limits.resident_layers < 0 || limits.resident_layers > shape.num_hidden_layers) {
+    fail("resident_layers is {}: the model has {} layers", limits.resident_layers,
+         shape.num_hidden_layers);
+  }
+  check_count("max_rows", limits.max_rows, 1);
+  check_count("max_mini_batch_rows", limits.max_mini_batch_rows, 1);
+  check_count("max_sequences", limits.max_sequences, 1);
+  check_count("act_slots", limits.act_slots, 0);
+  check_count("kv_slots", limits.kv_slots, 0);
+  check_count("logits_rows", limits.logits_rows, 1);
+  check_count("max_context", limits.max_context, 1);
+  if (limits.max_entries() == 0) {
+    fail("act_slots and kv_slots are both 0: attention needs at least one slot");
+  }
+}
+
+Bytes batch_table_bytes(const DeviceLimits& limits) {
+  return aligned(limits.max_mini_batch_rows * kRowMoveBytes +
+                 limits.max_entries() * kContextBlockBytes +
+                 limits.max_sequences * kAttentionSequenceBytes + kTableArrays * kAlignment);
+}
+
+// Token and position of each row; where it goes for the head, and at most two samples of it.
+Bytes iteration_table_bytes(const DeviceLimits& limits) {
+  constexpr std::int64_t kToken = sizeof(std::int32_t);
+  return aligned(limits.max_rows * (2 * kToken + kRowMoveBytes + 2 * kSampleRowBytes) +
+                 kTableArrays * kAlignment);
+}
+
+class Table {
+ public:
+  void add(std::string name, Bytes bytes, std::string what) {
+    if (bytes.n > 0) {
+      plan_.total += bytes;
+      plan_.lines.push_back({std::move(name), bytes, std::move(what)});
+    }
+  }
+  DeviceMemoryPlan finish() { return std::move(plan_); }
+
+ private:
+  DeviceMemoryPlan plan_;
+};
+
+}  // namespace
+
+bool is_panelled(const WeightEntry& entry) {
+  return entry.matrix() && entry.weight != Weight::position_embedding;
+}
+
+DeviceSlab device_slab(const Slab& slab, DType dtype) {
+  DeviceSlab result;
+  std::int64_t end = 0;
+  for (const WeightEntry& entry : slab.entries) {
+    result.offsets.push_back(static_cast<std::uint64_t>(end));
+    const std::int64_t rows = is_panelled(entry) ? round_up(entry.rows, kPanelRows) : entry.rows;
+    end = round_up(end + rows * entry.cols * size_of(dtype).n, kAlignment);
+  }
+  result.bytes = {end};
+  return result;
+}
+
+DeviceSizes device_sizes(const ModelShape& shape, DType dtype, const DeviceLimits& limits) {
+  const WeightLayout layout = weight_layout(shape, dtype);
+  const BlockSizes blocks = block_sizes(shape, dtype);
+  const std::int64_t rows = limits.max_mini_batch_rows;
+  const std::int64_t width = std::max(shape.hidden_size, shape.word_embed_proj_dim);
+  const std::int64_t logits_rows = limits.logits_rows;
+  const Bytes layer_slab = device_slab(layout.layer, dtype).bytes;
+  const bool streams = limits.resident_layers < shape.num_hidden_layers;
+  return {
+      .outer_slab = device_slab(layout.outer, dtype).bytes,
+      .layer_slab = layer_slab,
+      .layer_buffer = streams ? layer_slab : Bytes{0},
+      .act_buffer = aligned(blocks.block(BlockKind::act).n * limits.act_slots),
+      .kv_buffer = aligned(blocks.block(BlockKind::kv).n * limits.kv_slots),
+      .regenerated = aligned(blocks.block(BlockKind::kv).n * limits.act_slots),
+      .hidden = aligned(std::int64_t{limits.max_rows} * shape.hidden_size * kFloat),
+      .new_act = aligned(rows * blocks.act_row.n),
+      .new_kv = aligned(rows * blocks.kv_row.n),
+      .q = aligned(rows * shape.q_dim() * kFloat),
+      .attended = aligned(rows * shape.q_dim() * kFloat),
+      .normed = aligned(rows * width * kFloat),
+      .mlp = aligned(rows * shape.ffn_dim * kFloat),
+      .head_rows = aligned(logits_rows * shape.hidden_size * kFloat),
+      .head_normed = aligned(logits_rows * shape.hidden_size * kFloat),
+      .head_projected = shape.projects_embeddings()
+                            ? aligned(logits_rows * shape.word_embed_proj_dim * kFloat)
+                            : Bytes{0},
+      .logits = aligned(logits_rows * shape.vocab_size * kFloat),
+      .sampled = aligned(2 * logits_rows * kSampledRowBytes),
+      .batch_tables = batch_table_bytes(limits),
+      .iteration_tables = iteration_table_bytes(limits),
+  };
+}
+
+DeviceMemoryPlan plan_device_memory(const ModelShape& shape, DType dtype,
+                                    const DeviceLimits& limits, Bytes overhead) {
+  check_limits(shape, limits);
+  const DeviceSizes sizes = device_sizes(shape, dtype, limits);
+  Table table;
+  table.add("outer weights", sizes.outer_slab, "embeddings, final norm, head");
+  table.add("resident weights", sizes.layer_slab * limits.resident_layers,
+            fmt::format("{} of {} layers", limits.resident_layers, shape.num_hidden_layers));
+  table.add("streamed weights", sizes.layer_buffer * 2, "two layers at a time");
+  table.add("ACT buffers", sizes.act_buffer * 2, fmt::format("2 × {} blocks", limits.act_slots));
+  table.add("KV buffers", sizes.kv_buffer * 2, fmt::format("2 × {} blocks", limits.kv_slots));
+  table.add("regenerated KV", sizes.regenerated, fmt::format("{} blocks", limits.act_slots));
+  table.add("hidden states", sizes.hidden, fmt::format("{} rows", limits.max_rows));
+  table.add("new K, V and ACT rows", (sizes.new_act + sizes.new_kv) * 2,
+            fmt::format("2 × {} rows", limits.max_mini_batch_rows));
+  table.add("attention and MLP rows", sizes.q + sizes.attended + sizes.normed + sizes.mlp,
+            fmt::format("{} rows", limits.max_mini_batch_rows));
+  table.add(
+      "logits",
+      sizes.head_rows + sizes.head_normed + sizes.head_projected + sizes.logits + sizes.sampled * 2,
+      fmt::format("{} rows of {}", limits.logits_rows, shape.vocab_size));
+  table.add("tables", (sizes.batch_tables + sizes.iteration_tables) * 2,
+            fmt::format("2 × {} entries, {} rows", limits.max_entries(), limits.max_rows));
+  table.add("device overhead", overhead, "context, library workspaces");
+  return table.finish();
+}
+
+DeviceLimits with_resident_layers(const ModelShape& shape, DType dtype, DeviceLimits limits,
+                                  Bytes overhead, Bytes cap) {
+  limits.resident_layers = shape.num_hidden_layers;
+  if (plan_device_memory(shape, dtype, limits, overhead).total <= cap) {
+    return limits;
+  }
+  limits.resident_layers = 0;
+  const DeviceMemoryPlan none = plan_device_memory(shape, dtype, limits, overhead);
+  check_fits(none, cap);
+  const Bytes layer = device_sizes(shape, dtype, limits).layer_slab;
+  const std::int64_t spare = (cap - none.total) / layer;
+  // With all layers resident the two buffers of streamed ones would not be needed; that case did
+  // not fit.
+  limits.resident_layers = static_cast<std::int32_t>(
+      std::min(spare, static_cast<std::int64_t>(shape.num_hidden_layers) - 1));
+  return limits;
+}
+
+void check_fits(const DeviceMemoryPlan& plan, Bytes cap) {
+  if (plan.total <= cap) {
+    return;
+  }
+  std::string lines;
+  for (const DeviceMemoryLine& line : plan.lines) {
+    lines += fmt::format("{}{} {:.1f}", lines.empty() ? "" : ", ", line.name, mib(line.bytes));
+  }
+  fail(
+      "device memory: {:.1f} MiB are needed ({}), {:.1f} MiB are allowed: raise --gpu-memory or "
+      "make batches smaller",
+      mib(plan.total), lines, mib(cap));
+}
+
+std::string to_text(const DeviceMemoryPlan& plan) {
+  std::string text;
+  for (const DeviceMemoryLine& line : plan.lines) {
+    text += fmt::format("{:<24}{:>12.2f} MiB  {}\n", line.name, mib(line.bytes), line.what);
+  }
+  return text + fmt::format("{:<24}{:>12.2f} MiB\n", "total", mib(plan.total));
+}
+
+}  // namespace poise

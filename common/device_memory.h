@@ -1,0 +1,110 @@
+#pragma once
+// What the executor will take of its device, computed before it takes anything: the same table is
+// printed at start, refused with numbers where it does not fit, and held against what was really
+// allocated. Pure functions, so that the planner decides and the executor obeys with one
+// arithmetic. Bytes are those of the CPU device and the CUDA device alike (numbers between
+// operations are counted as float32); a device adds its own `overhead` (context, library
+// workspaces).
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/blocks.h"
+#include "common/model_shape.h"
+#include "common/units.h"
+#include "common/weight_layout.h"
+
+namespace poise {
+
+// How much work the buffers must hold. The fields are those of the Configure message.
+struct DeviceLimits {
+  std::int32_t resident_layers = 0;
+  std::int32_t max_rows = 0;  // new-token rows in an iteration
+  std::int32_t max_mini_batch_rows = 0;
+  std::int32_t max_sequences = 0;  // in a mini-batch
+  std::int32_t act_slots = 0;      // of each of the two ACT buffers, and of the regenerated buffer
+  std::int32_t kv_slots = 0;       // of each of the two KV buffers
+  std::int32_t logits_rows = 0;
+  std::int32_t max_context = 0;
+
+  // Attention entries in a mini-batch: one for each slot.
+  std::int64_t max_entries() const { return std::int64_t{act_slots} + kv_slots; }
+};
+
+// Which decoder layers' weights stay on the device: the first `resident_layers`. Whoever makes or
+// obeys orders asks here.
+inline bool is_resident(const DeviceLimits& limits, LayerId layer) {
+  return layer.n < static_cast<std::uint32_t>(limits.resident_layers);
+}
+
+// A slab as the device keeps it: the same weights in the same order, matrices with their rows
+// padded to whole panels of 16 (every real model's layer matrices are so anyway).
+struct DeviceSlab {
+  Bytes bytes;
+  std::vector<std::uint64_t> offsets;  // of each of the slab's entries
+};
+DeviceSlab device_slab(const Slab& slab, DType dtype);
+// Matrices that a Gemm multiplies with or a token is looked up in; the others are copied as they
+// are.
+bool is_panelled(const WeightEntry& entry);
+
+// Records of the tables that a device reads, in bytes (kernels/kernels.h).
+inline constexpr std::int64_t kRowMoveBytes = 16;
+inline constexpr std::int64_t kContextBlockBytes = 8;
+inline constexpr std::int64_t kAttentionSequenceBytes = 16;
+inline constexpr std::int64_t kSampleRowBytes = 40;
+inline constexpr std::int64_t kSampledRowBytes = 172;
+
+// Every buffer the executor allocates, each with its size; a buffer of 0 bytes is not needed.
+struct DeviceSizes {
+  Bytes outer_slab;        // embeddings, projections, final norm, head
+  Bytes layer_slab;        // one decoder layer
+  Bytes layer_buffer;      // of each of two, for streamed layers
+  Bytes act_buffer;        // of each of two
+  Bytes kv_buffer;         // of each of two
+  Bytes regenerated;       // keys and values made from the ACT buffer
+  Bytes hidden;            // (max_rows, hidden_size), all rows of an iteration
+  Bytes new_act;           // of each of two: (max_mini_batch_rows, hidden_size)
+  Bytes new_kv;            // of each of two: (max_mini_batch_rows, 2 · kv_dim)
+  Bytes q, attended;       // (max_mini_batch_rows, q_dim)
+  Bytes normed;            // (max_mini_batch_rows, max(hidden_size, word_embed_proj_dim))
+  Bytes mlp;               // (max_mini_batch_rows, ffn_dim)
+  Bytes head_rows;         // (logits_rows, hidden_size)
+  Bytes head_normed;       // (logits_rows, hidden_size)
+  Bytes head_projected;    // (logits_rows, word_embed_proj_dim), models that project
+  Bytes logits;            // (logits_rows, vocab_size)
+  Bytes sampled;           // of each of two: (2 · logits_rows) records
+  Bytes batch_tables;      // of each of two: what one mini-batch needs in a layer
+  Bytes iteration_tables;  // of each of two: what an iteration's embedding and head need
+};
+DeviceSizes device_sizes(const ModelShape& shape, DType dtype, const DeviceLimits& limits);
+
+struct DeviceMemoryLine {
+  std::string name;  // "resident weights"
+  Bytes bytes;
+  std::string what;  // "12 of 48 layers"
+};
+
+struct DeviceMemoryPlan {
+  std::vector<DeviceMemoryLine> lines;
+  Bytes total;
+};
+
+// Fails with the limit's name where `limits` are not those of any buffers: counts that are not
+// positive, beyond the model or beyond 2^24.
+DeviceMemoryPlan plan_device_memory(const ModelShape& shape, DType dtype,
+                                    const DeviceLimits& limits, Bytes overhead);
+
+// As many layers resident as `cap` allows beside the rest of `limits`; fails as check_fits does where
+// not even none fits.
+DeviceLimits with_resident_layers(const ModelShape& shape, DType dtype, DeviceLimits limits,
+                                  Bytes overhead, Bytes cap);
+
+// Fails, with every line's MiB in the sentence, where the plan is larger than `cap`.
+void check_fits(const DeviceMemoryPlan& plan, Bytes cap);
+
+// The table as start-up and doctor print it, one line each, aligned.
+std::string to_text(const DeviceMemoryPlan& plan);
+
+}  // namespace poise

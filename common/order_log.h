@@ -1,0 +1,70 @@
+#pragma once
+// Orders on record: every message as it was sent, one behind the other, each with its CRC. Written
+// by the planner, read by `poise inspect` and replay. A torn tail (a process was killed in the
+// middle of a write) is tolerated: the reader stops before it and says how many bytes it left.
+// Damage anywhere else fails with record number and offset; nothing is skipped silently.
+//
+//   file:   | magic "POISELOG" | version u32 | header bytes u32 | header, JSON (run, model, build) | records …
+//   record: | payload bytes u32 | crc32c of payload u32 | ns since the log began u64 | crc32c of these u32 | 0 u32
+//           | payload: one Message | padding to 8 |
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/units.h"
+
+namespace poise {
+
+std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0);
+
+class OrderLog {
+ public:
+  // Creates (0600) or continues a log; a torn tail of an earlier process is cut off first.
+  OrderLog(const std::filesystem::path& path, const std::string& header_json);
+  ~OrderLog();
+  OrderLog(const OrderLog&) = delete;
+  OrderLog& operator=(const OrderLog&) = delete;
+
+  // One write(2) a record, buffered in groups of at most 1 MiB; `flush` writes what is held back.
+  void append(std::span<const std::byte> message);
+  void flush();
+
+ private:
+  int descriptor_ = -1;
+  std::string path_;
+  std::vector<std::byte> pending_;
+  std::uint64_t began_ns_ = 0;
+};
+
+struct LoggedMessage {
+  std::uint64_t number;  // from 0
+  std::uint64_t time_ns;
+  std::vector<std::byte> bytes;
+};
+
+class OrderLogReader {
+ public:
+  explicit OrderLogReader(const std::filesystem::path& path);
+  ~OrderLogReader();
+  OrderLogReader(const OrderLogReader&) = delete;
+  OrderLogReader& operator=(const OrderLogReader&) = delete;
+
+  const std::string& header_json() const { return header_; }
+  std::optional<LoggedMessage> next();       // nothing: the end, or a torn tail
+  Bytes torn_tail() const { return torn_; }  // valid once next() returned nothing
+
+ private:
+  std::optional<LoggedMessage> torn();  // ends the reading here
+
+  int descriptor_ = -1;
+  std::string path_;
+  std::string header_;
+  std::uint64_t offset_ = 0, size_ = 0, number_ = 0;
+  Bytes torn_{};
+};
+
+}  // namespace poise

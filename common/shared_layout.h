@@ -1,0 +1,84 @@
+#pragma once
+// The picture in which the processes meet: what lies in the three shared segments and who writes
+// it. Everything else that passes between processes is a message (common/messages.fbs). No pointer,
+// lock or condition stands here; single-writer fields, acquire/release atomics, offsets and ids.
+//
+//   /poise-UID-RUN-control   one page      ControlSegment below
+//   /poise-UID-RUN-weights   sealed, read-only for all but the loader: common/weight_layout.h
+//   /poise-UID-RUN-blocks-E  one for each pool epoch E: common/blocks.h; the executor reads and writes
+//                            blocks it has orders for
+//
+// Attached processes hold flock(LOCK_SH) on the control segment's descriptor: the kernel keeps the
+// attach count, and a name whose LOCK_EX is free belongs to nobody alive and may be reaped.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "common/blocks.h"
+#include "common/dtype.h"
+#include "common/model_shape.h"
+
+namespace poise {
+
+inline constexpr std::uint64_t kControlMagic = 0x4553494f50ull;  // "POISE"
+inline constexpr std::uint32_t kAbiVersion = 1;
+
+enum class LoaderState : std::uint32_t {
+  creating = 0,  // nothing but magic, ABI and layout hash may be trusted
+  loading = 1,   // shape, dtype and sizes are valid; weights arrive
+  sealed = 2,    // weights are complete and do not change any more
+  draining = 3,  // the loader ends; nobody may attach
+};
+
+enum class Process : std::uint32_t { loader = 0, planner = 1, gpu_executor = 2 };
+inline constexpr int kProcesses = 3;
+
+// Liveness of the work loop, not of a socket: a counter its owner bumps at every step that made
+// progress.
+struct alignas(64) ProgressWord {
+  std::atomic<std::uint64_t> steps;
+};
+
+// Offset   field
+//      0 | magic, ABI version, layout hash          written before the name is published
+//     64 | identity: run id, model fingerprint      loader, before `loading`
+//    128 | ModelShape, dtype                         loader, before `loading`
+//    256 | loader state, epochs                      loader
+//    320 | pool: epoch, partition                    loader, at a planner's request
+//    384 | progress words, one cache line each       their owners
+struct ControlSegment {
+  std::uint64_t magic;
+  std::uint32_t abi_version;
+  std::uint32_t control_bytes;  // sizeof(ControlSegment) of the writer
+  std::uint64_t layout_hash;    // WeightLayout::hash(); also covers the model's shape
+  std::uint8_t unused0[40];
+
+  char run_id[32];               // lower-case hex, NUL-terminated
+  std::uint8_t fingerprint[32];  // SHA-256 over config and the weights' bytes; zero until sealed
+
+  alignas(128) ModelShape shape;
+  DType dtype;
+  std::uint32_t block_tokens;
+  std::uint64_t weights_bytes;  // size of the weights segment
+
+  alignas(256) std::atomic<std::uint32_t> loader_state;  // LoaderState
+  std::uint32_t loader_epoch;               // one more each time a loader takes this segment over
+  std::atomic<std::uint64_t> loaded_bytes;  // for the progress line
+  std::atomic<std::uint64_t> fingerprint_ready;  // 1 once `fingerprint` is final
+
+  alignas(
+      64) std::atomic<std::uint64_t> pool_epoch;  // 0: no pool; released after `pool` is written
+  PoolPartition pool;
+
+  ProgressWord progress[kProcesses];
+};
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+static_assert(offsetof(ControlSegment, run_id) == 64 && offsetof(ControlSegment, shape) == 128);
+static_assert(offsetof(ControlSegment, loader_state) == 256 &&
+              offsetof(ControlSegment, pool_epoch) == 320);
+static_assert(offsetof(ControlSegment, progress) == 384);
+static_assert(sizeof(ControlSegment) == 768 && std::is_standard_layout_v<ControlSegment>);
+
+}  // namespace poise

@@ -1,0 +1,77 @@
+#pragma once
+// Named shared memory, the only door to it: POSIX segments through Boost.Interprocess, always mode
+// 0600, their pages reserved at creation (a full /dev/shm is an error then, not a SIGBUS later). A
+// Segment is a name, a mapping and a descriptor with a shared flock: the kernel's count of who is
+// attached. Segments are movable, close on destruction, and never unlink by themselves: their
+// creator's owner decides (`unlink_segment`, `reap_segments`).
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/shared_layout.h"
+#include "common/units.h"
+
+namespace poise {
+
+enum class Access { read_only, read_write };
+
+class Segment {
+ public:
+  // A new segment, zeroed, reserved in full. Fails with the bytes wanted and free if there is not
+  // enough room, and where the name is taken. `name` has no leading slash.
+  static Segment create(const std::string& name, Bytes size);
+  // Attaches to an existing one; fails where there is none, where it belongs to another user or
+  // others may read it.
+  static Segment attach(const std::string& name, Access access);
+
+  Segment(Segment&&) noexcept;
+  Segment& operator=(Segment&&) noexcept;
+  ~Segment();
+
+  std::byte* data() const;
+  Bytes size() const;
+  const std::string& name() const { return name_; }
+  // From now on nobody else attaches with write access: the mode becomes 0400. This mapping stays
+  // writable.
+  void seal();
+
+ private:
+  struct Mapping;
+  Segment(std::string name, std::unique_ptr<Mapping> mapping);
+
+  std::string name_;
+  std::unique_ptr<Mapping> mapping_;
+};
+
+// "poise-UID-RUN-control" and its like.
+std::string segment_name(std::string_view run_id, std::string_view what);
+void unlink_segment(const std::string& name);  // nothing happens where there is none
+// Unlinks every poise segment of this user whose control segment nobody holds any more; returns the
+// names.
+std::vector<std::string> reap_segments();
+// Bytes that /dev/shm and the machine (MemAvailable, cgroup limit) still allow.
+Bytes available_host_memory();
+
+// The control segment, typed and checked: magic, ABI version and size before any other field is
+// believed.
+class Control {
+ public:
+  static Control create(std::string_view run_id, std::uint64_t layout_hash);
+  static Control attach(std::string_view run_id);
+
+  ControlSegment& operator*() const { return *reinterpret_cast<ControlSegment*>(segment_.data()); }
+  ControlSegment* operator->() const { return &**this; }
+  std::string run_id() const;
+  const Segment& segment() const { return segment_; }
+
+ private:
+  explicit Control(Segment segment) : segment_(std::move(segment)) {}
+  Segment segment_;
+};
+
+}  // namespace poise

@@ -1,0 +1,65 @@
+#pragma once
+// Trouble comes in three words. `std::optional`: nothing there, the caller goes on. `fail`: the
+// world is not as it must be (a file, an option, the machine); one sentence for the user, thrown
+// once and caught in main. `check`: we made a mistake; always on, also in release builds. Both
+// throw, so that RAII still runs; any thread may call them.
+
+#include <fmt/core.h>
+
+#include <source_location>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace poise {
+
+// The exit codes a process of poise ends with; the supervisor passes them on to the user.
+enum class Exit : int {
+  done = 0,          // every input line has its result line
+  cannot_start = 2,  // options, model or input file are wrong
+  internal = 70,     // a check failed: a defect of ours
+  busy = 73,         // the output cannot be written
+  locked = 74,       // another run holds this directory
+  interrupted = 75,  // resumable with --resume
+  foreign = 76,      // the other side, or the run directory, is of another build, model or input
+};
+
+// What `fail` throws: a sentence that names the culprit, the rule and the remedy, and the code to
+// end with.
+class Failure : public std::runtime_error {
+ public:
+  explicit Failure(const std::string& sentence, Exit code = Exit::cannot_start)
+      : std::runtime_error(sentence), code_(code) {}
+  Exit code() const { return code_; }
+
+ private:
+  Exit code_;
+};
+
+// What `check` throws: a broken invariant, with the place that noticed.
+class Defect : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+template <typename... Args>
+[[noreturn]] void fail(fmt::format_string<Args...> sentence, Args&&... args) {
+  throw Failure(fmt::format(sentence, std::forward<Args>(args)...));
+}
+
+template <typename... Args>
+[[noreturn]] void fail(Exit code, fmt::format_string<Args...> sentence, Args&&... args) {
+  throw Failure(fmt::format(sentence, std::forward<Args>(args)...), code);
+}
+
+inline void check(bool condition, std::string_view invariant,
+                  std::source_location where = std::source_location::current()) {
+  if (condition) [[likely]] {
+    return;
+  }
+  throw Defect(
+      fmt::format("broken invariant: {} ({}:{})", invariant, where.file_name(), where.line()));
+}
+
+}  // namespace poise

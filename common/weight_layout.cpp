@@ -1,0 +1,156 @@
+#include "common/weight_layout.h"
+
+#include <algorithm>
+#include <array>
+
+#include "common/trouble.h"
+
+namespace poise {
+namespace {
+
+constexpr std::int64_t kAlignment = 256;  // a weight's offset; what vector loads and cuBLASLt like
+constexpr std::int64_t kPage = 4096;      // a slab's offset; what registering and direct reads need
+
+// Puts weights one behind the other, and closes pieces.
+class SlabBuilder {
+ public:
+  explicit SlabBuilder(DType dtype) : element_(size_of(dtype)) {}
+
+  void add(Weight weight, std::int32_t rows, std::int32_t cols, bool present = true) {
+    if (!present) {
+      return;
+    }
+    const Bytes bytes = element_ * rows * cols;
+    slab_.entries.push_back({.weight = weight,
+                             .piece = static_cast<std::int32_t>(slab_.pieces.size()),
+                             .rows = rows,
+                             .cols = cols,
+                             .offset = static_cast<std::uint64_t>(end_),
+                             .bytes = bytes});
+    end_ = round_up(end_ + bytes.n, kAlignment);
+  }
+
+  void close_piece() {
+    slab_.pieces.push_back(
+        {.offset = static_cast<std::uint64_t>(piece_start_), .bytes = {end_ - piece_start_}});
+    piece_start_ = end_;
+  }
+
+  Slab finish() {
+    slab_.bytes = {round_up(end_, kPage)};
+    return std::move(slab_);
+  }
+
+ private:
+  Bytes element_;
+  Slab slab_;
+  std::int64_t end_ = 0;
+  std::int64_t piece_start_ = 0;
+};
+
+Slab outer_slab(const ModelShape& shape, DType dtype) {
+  const std::int32_t h = shape.hidden_size;
+  const std::int32_t width = shape.word_embed_proj_dim;
+  const bool affine = shape.has_final_layer_norm != 0 && shape.layer_norm_elementwise_affine != 0;
+  SlabBuilder slab(dtype);
+  slab.add(Weight::token_embedding, shape.vocab_size, width);
+  slab.add(Weight::position_embedding, shape.max_position_embeddings + shape.position_offset, h);
+  slab.add(Weight::project_in, h, width, shape.projects_embeddings());
+  slab.add(Weight::project_out, width, h, shape.projects_embeddings());
+  slab.add(Weight::final_norm_weight, 1, h, affine);
+  slab.add(Weight::final_norm_bias, 1, h, affine);
+  slab.add(Weight::head, shape.vocab_size, width, shape.tie_word_embeddings == 0);
+  slab.close_piece();
+  return slab.finish();
+}
+
+Slab layer_slab(const ModelShape& shape, DType dtype) {
+  const std::int32_t h = shape.hidden_size;
+  const bool bias = shape.enable_bias != 0;
+  const bool affine = shape.layer_norm_elementwise_affine != 0;
+  SlabBuilder slab(dtype);
+  slab.add(Weight::w_kv, 2 * shape.kv_dim(), h);
+  slab.add(Weight::b_kv, 1, 2 * shape.kv_dim(), bias);
+  slab.close_piece();
+  slab.add(Weight::attention_norm_weight, 1, h, affine);
+  slab.add(Weight::attention_norm_bias, 1, h, affine);
+  slab.add(Weight::w_q, shape.q_dim(), h);
+  slab.add(Weight::b_q, 1, shape.q_dim(), bias);
+  slab.add(Weight::w_o, h, shape.q_dim());
+  slab.add(Weight::b_o, 1, h, bias);
+  slab.close_piece();
+  slab.add(Weight::mlp_norm_weight, 1, h, affine);
+  slab.add(Weight::mlp_norm_bias, 1, h, affine);
+  slab.add(Weight::fc1, shape.ffn_dim, h);
+  slab.add(Weight::fc1_bias, 1, shape.ffn_dim, bias);
+  slab.close_piece();
+  slab.add(Weight::fc2, h, shape.ffn_dim);
+  slab.add(Weight::fc2_bias, 1, h, bias);
+  slab.close_piece();
+  return slab.finish();
+}
+
+std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {  // FNV-1a over the value's bytes
+  for (int i = 0; i < 8; ++i) {
+    hash = (hash ^ ((value >> (8 * i)) & 0xff)) * 0x100000001b3ull;
+  }
+  return hash;
+}
+
+std::uint64_t mix(std::uint64_t hash, const Slab& slab) {
+  hash = mix(hash, static_cast<std::uint64_t>(slab.bytes.n));
+  for (const WeightEntry& entry : slab.entries) {
+    for (const std::uint64_t value :
+         {static_cast<std::uint64_t>(entry.weight), static_cast<std::uint64_t>(entry.piece),
+          static_cast<std::uint64_t>(entry.rows), static_cast<std::uint64_t>(entry.cols),
+          entry.offset}) {
+      hash = mix(hash, value);
+    }
+  }
+  return hash;
+}
+
+}  // namespace
+
+std::string_view name_of(Weight weight) {
+  static constexpr std::array<std::string_view, kWeights> names{"token_embedding",
+                                                                "position_embedding",
+                                                                "project_in",
+                                                                "project_out",
+                                                                "final_norm_weight",
+                                                                "final_norm_bias",
+                                                                "head",
+                                                                "w_kv",
+                                                                "b_kv",
+                                                                "attention_norm_weight",
+                                                                "attention_norm_bias",
+                                                                "w_q",
+                                                                "b_q",
+                                                                "w_o",
+                                                                "b_o",
+                                                                "mlp_norm_weight",
+                                                                "mlp_norm_bias",
+                                                                "fc1",
+                                                                "fc1_bias",
+                                                                "fc2",
+                                                                "fc2_bias"};
+  return names[static_cast<std::size_t>(weight)];
+}
+
+const WeightEntry* Slab::find(Weight weight) const {
+  const auto found = std::ranges::find(entries, weight, &WeightEntry::weight);
+  return found == entries.end() ? nullptr : &*found;
+}
+
+std::uint64_t WeightLayout::hash() const {
+  return mix(mix(mix(0xcbf29ce484222325ull, outer), layer), static_cast<std::uint64_t>(layers));
+}
+
+WeightLayout weight_layout(const ModelShape& shape, DType dtype) {
+  check(shape.num_hidden_layers > 0 && shape.hidden_size > 0, "a model has layers and a width");
+  return {.outer = outer_slab(shape, dtype),
+          .layer = layer_slab(shape, dtype),
+          .layers = shape.num_hidden_layers};
+}
+
+}  // namespace poise

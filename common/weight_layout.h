@@ -1,0 +1,97 @@
+#pragma once
+// Where each weight lies: the map of the weight segment, which the loader fills, the executor reads
+// and the planner counts. A pure function of model shape and dtype, so that every process computes
+// the same map; its hash stands in the control segment.
+//
+//   | slab 0: outer (embeddings, projections, final norm, head) | slab 1: layer 0 | slab 2: layer 1
+//   | …
+//
+// A slab is contiguous and page-aligned; within it, weights are ordered as the DMA wants them and
+// grouped into pieces, the units of streaming: a decoder layer's piece 0 is what KV regeneration
+// needs (W_K W_V b_K b_V), so that regeneration starts before the rest has arrived (KVPR
+// section 3.3, fine-grained pipeline). Matrices are stored as in the checkpoint, (out, in)
+// row-major, in `dtype`; W_K and W_V stand as one matrix of 2·kv_dim rows. Weights the model does
+// not have (no bias, say) have no entry.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "common/dtype.h"
+#include "common/model_shape.h"
+#include "common/units.h"
+
+namespace poise {
+
+enum class Weight : std::uint8_t {
+  // outer slab
+  token_embedding,     // (vocab_size, word_embed_proj_dim); also the head when tied
+  position_embedding,  // (max_position_embeddings + position_offset, hidden_size)
+  project_in,          // (hidden_size, word_embed_proj_dim)
+  project_out,         // (word_embed_proj_dim, hidden_size)
+  final_norm_weight,   // (hidden_size)
+  final_norm_bias,     // (hidden_size)
+  head,                // (vocab_size, word_embed_proj_dim), untied models only
+  // layer slabs
+  w_kv,                   // (2 · kv_dim, hidden_size): W_K above W_V
+  b_kv,                   // (2 · kv_dim)
+  attention_norm_weight,  // (hidden_size)
+  attention_norm_bias,    // (hidden_size)
+  w_q,                    // (q_dim, hidden_size)
+  b_q,                    // (q_dim)
+  w_o,                    // (hidden_size, q_dim)
+  b_o,                    // (hidden_size)
+  mlp_norm_weight,        // (hidden_size)
+  mlp_norm_bias,          // (hidden_size)
+  fc1,                    // (ffn_dim, hidden_size)
+  fc1_bias,               // (ffn_dim)
+  fc2,                    // (hidden_size, ffn_dim)
+  fc2_bias,               // (hidden_size)
+};
+inline constexpr int kWeights = static_cast<int>(Weight::fc2_bias) + 1;
+
+std::string_view name_of(Weight weight);
+
+// One weight's place within its slab.
+struct WeightEntry {
+  Weight weight;
+  std::int32_t piece;  // unit of streaming within the slab
+  std::int32_t rows;   // vectors have one row
+  std::int32_t cols;
+  std::uint64_t offset;  // bytes from the slab's start, a multiple of 256
+  Bytes bytes;           // rows · cols · size_of(dtype), without padding
+  bool matrix() const { return rows > 1; }
+};
+
+// A contiguous range of a slab that crosses the link as one.
+struct WeightPiece {
+  std::uint64_t offset;  // bytes from the slab's start
+  Bytes bytes;
+};
+
+struct Slab {
+  Bytes bytes;  // a multiple of 4096
+  std::vector<WeightEntry> entries;
+  std::vector<WeightPiece> pieces;
+
+  const WeightEntry* find(Weight weight) const;  // nullptr: this model has none
+};
+
+struct WeightLayout {
+  Slab outer;
+  Slab layer;  // every decoder layer has the same map
+  std::int32_t layers;
+
+  std::uint64_t layer_offset(LayerId layer_id) const {  // bytes from the segment's start
+    return static_cast<std::uint64_t>(outer.bytes.n) +
+           layer_id.n * static_cast<std::uint64_t>(layer.bytes.n);
+  }
+  Bytes total() const { return outer.bytes + layer.bytes * layers; }
+  std::uint64_t hash() const;  // changes with any offset, size or order
+};
+
+WeightLayout weight_layout(const ModelShape& shape, DType dtype);
+
+}  // namespace poise

@@ -1,0 +1,205 @@
+#include "gpu_executor/cpu/cpu_device.h"
+
+#include <fmt/core.h>
+
+#include <array>
+#include <cstring>
+#include <functional>
+#include <new>
+#include <vector>
+
+#include "common/shared_memory.h"
+#include "common/trouble.h"
+#include "gpu_executor/cpu/cpu_stream.h"
+#include "kernels/cpu/kernels_cpu.h"
+
+namespace poise {
+namespace {
+
+constexpr std::align_val_t kAlignment{256};
+
+std::int64_t ns_for(double amount, double per_second) {
+  return per_second > 0 ? static_cast<std::int64_t>(amount / per_second * 1e9) : 0;
+}
+
+// Operations of a launch, where they count: multiplications and additions of the two products.
+double operations(const Gemm& op) {
+  return 2.0 * static_cast<double>(op.rows) * op.weight.rows * op.weight.cols;
+}
+template <typename Op>
+double operations(const Op&) {
+  return 0;
+}
+
+class Opened final : public CpuDevice {
+ public:
+  explicit Opened(const CpuDeviceOptions& options)
+      : options_(options),
+        memory_(options.memory.n > 0 ? options.memory : available_host_memory()),
+        workers_(options.threads) {
+    static constexpr std::array<const char*, kStreams> kNames{"copy_in", "compute", "copy_out"};
+    for (int i = 0; i < kStreams; ++i) {
+      const auto seed =
+          options.jitter ? std::optional(*options.jitter * kStreams + static_cast<std::uint64_t>(i))
+                         : std::nullopt;
+      streams_[static_cast<std::size_t>(i)] =
+          std::make_unique<CpuStream>(kNames[static_cast<std::size_t>(i)], trouble_, seed);
+    }
+  }
+
+  ~Opened() override {
+    for (auto& stream : streams_) {  // all of them first: they wait for one another
+      stream->end_soon();
+    }
+  }
+
+  std::string name() const override {
+    return fmt::format("cpu, {} thread{}", options_.threads, options_.threads == 1 ? "" : "s");
+  }
+  Bytes memory() const override { return memory_; }
+  Bytes overhead() const override { return {0}; }
+  DType work_type(DType) const override { return DType::float32; }
+
+  std::unique_ptr<Event> make_event() override { return std::make_unique<CpuEvent>(); }
+
+  void record(Event& event, Stream stream) override {
+    stream_of(stream).record(static_cast<CpuEvent&>(event));
+    settle(stream);
+  }
+
+  void wait(Stream stream, const Event& event) override {
+    stream_of(stream).wait(static_cast<const CpuEvent&>(event));
+    settle(stream);
+  }
+
+  bool reached(const Event& event, Seconds timeout) override {
+    const auto& record = static_cast<const CpuEvent&>(event);
+    std::unique_lock lock(record.state->mutex);
+    return record.state->changed.wait_for(lock, std::chrono::duration<double>(timeout.n),
+                                          [&] { return record.state->reached >= record.recorded; });
+  }
+
+  StreamTotals totals(const Event& event) override {
+    const auto& record = static_cast<const CpuEvent&>(event);
+    const std::lock_guard lock(record.state->mutex);
+    check(record.recorded > 0 && record.state->reached == record.recorded,
+          "totals are asked of an event that was reached");
+    return record.state->totals;
+  }
+
+  void finish() override {
+    for (auto& stream : streams_) {
+      stream->finish();
+    }
+  }
+
+  void copy(Stream stream, std::span<const Copy> copies) override {
+    Bytes bytes{};
+    for (const Copy& one : copies) {
+      bytes += one.bytes;
+    }
+    push(stream, bytes, [pieces = std::vector(copies.begin(), copies.end())] {
+      for (const Copy& one : pieces) {
+        std::memcpy(one.to, one.from, static_cast<std::size_t>(one.bytes.n));
+      }
+    });
+  }
+
+  void upload(Stream stream, std::span<const WeightCopy> weights) override {
+    Bytes bytes{};
+    for (const WeightCopy& one : weights) {
+      bytes += one.bytes();
+    }
+    push(stream, bytes, [pieces = std::vector(weights.begin(), weights.end())] {
+      for (const WeightCopy& one : pieces) {
+        if (one.panelled) {
+          cpu::pack_matrix(one.to, one.from, one.rows, one.cols, one.dtype);
+        } else {
+          std::memcpy(one.to, one.from, static_cast<std::size_t>(one.bytes().n));
+        }
+      }
+    });
+  }
+
+  void launch(const EmbedTokens& op) override { compute(op, cpu::embed_tokens); }
+  void launch(const AddPositions& op) override { compute(op, cpu::add_positions); }
+  void launch(const LayerNorm& op) override { compute(op, cpu::layer_norm); }
+  void launch(const Convert& op) override { compute(op, cpu::convert); }
+  void launch(const Gemm& op) override { compute(op, cpu::gemm); }
+  void launch(const ScatterRows& op) override { compute(op, cpu::scatter_rows); }
+  void launch(const Attention& op) override { compute(op, cpu::attention); }
+  void launch(const SampleTokens& op) override { compute(op, cpu::sample_tokens); }
+
+  std::optional<std::string> failure() override { return trouble_.tell_once(); }
+
+  void hold() override {
+    for (auto& stream : streams_) {
+      stream->hold();
+    }
+  }
+  void release_streams() override {
+    for (auto& stream : streams_) {
+      stream->release();
+    }
+  }
+
+ protected:
+  std::byte* take(Bytes size) override {
+    if (size > memory_ - in_use()) {
+      return nullptr;
+    }
+    std::byte* data = take_host(size);
+    if (data != nullptr && options_.poison) {
+      std::memset(data, 0xff, static_cast<std::size_t>(size.n));
+    }
+    return data;
+  }
+  void give(std::byte* data, Bytes size) override { give_host(data, size); }
+  std::byte* take_host(Bytes size) override {
+    return static_cast<std::byte*>(
+        ::operator new(static_cast<std::size_t>(size.n), kAlignment, std::nothrow));
+  }
+  void give_host(std::byte* data, Bytes) override { ::operator delete(data, kAlignment); }
+  void pin(std::span<std::byte>, bool) override {}  // a thread reaches any page
+  void unpin(std::span<std::byte>) override {}
+
+ private:
+  CpuStream& stream_of(Stream stream) { return *streams_[static_cast<std::size_t>(stream)]; }
+
+  void settle(Stream stream) {
+    if (options_.synchronous) {
+      stream_of(stream).finish();
+    }
+  }
+
+  void push(Stream stream, Bytes copied, std::function<void()> work) {
+    stream_of(stream).push(std::move(work), copied,
+                           ns_for(static_cast<double>(copied.n), options_.link_bytes_per_s));
+    settle(stream);
+  }
+
+  template <typename Op>
+  void compute(const Op& op, void (*kernel)(const Op&, cpu::Workers&)) {
+    stream_of(Stream::compute)
+        .push([this, op, kernel] { kernel(op, workers_); }, {0},
+              ns_for(operations(op), options_.compute_flops));
+    settle(Stream::compute);
+  }
+
+  const CpuDeviceOptions options_;
+  const Bytes memory_;
+  cpu::Workers workers_;  // the compute stream's thread only
+  Trouble trouble_;
+  std::array<std::unique_ptr<CpuStream>, kStreams> streams_;
+};
+
+}  // namespace
+
+std::unique_ptr<CpuDevice> open_cpu_device(const CpuDeviceOptions& options) {
+  if (options.threads < 1 || options.threads > 256) {
+    fail("--threads is {}: it must be 1 to 256", options.threads);
+  }
+  return std::make_unique<Opened>(options);
+}
+
+}  // namespace poise

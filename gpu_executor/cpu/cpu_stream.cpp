@@ -1,0 +1,167 @@
+#include "gpu_executor/cpu/cpu_stream.h"
+
+#include <pthread.h>
+
+#include <utility>
+
+namespace poise {
+namespace {
+
+constexpr std::size_t kQueueLimit = 4096;  // tasks; then the host waits
+constexpr std::uint64_t kLongestPauseUs = 100;
+
+std::int64_t ns_between(CpuStream::Clock::time_point begin, CpuStream::Clock::time_point end) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(end - begin).count();
+}
+
+}  // namespace
+
+void Trouble::report(const std::string& sentence) {
+  const std::lock_guard lock(mutex_);
+  if (!reported()) {
+    sentence_ = sentence;
+    reported_.store(true, std::memory_order_relaxed);
+  }
+}
+
+std::optional<std::string> Trouble::tell_once() {
+  if (!reported()) {
+    return std::nullopt;
+  }
+  const std::lock_guard lock(mutex_);
+  return std::exchange(told_, true) ? std::nullopt : std::optional(sentence_);
+}
+
+CpuStream::CpuStream(std::string name, Trouble& trouble, std::optional<std::uint64_t> jitter)
+    : trouble_(trouble) {
+  if (jitter) {
+    jitter_.emplace(*jitter);
+  }
+  thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), name.substr(0, 15).c_str());
+}
+
+CpuStream::~CpuStream() {
+  end_soon();
+  thread_.join();
+}
+
+void CpuStream::push(std::function<void()> work, Bytes copied, std::int64_t least_ns) {
+  push({.kind = Task::Kind::work, .work = std::move(work), .copied = copied, .least_ns = least_ns});
+}
+
+void CpuStream::record(CpuEvent& event) {
+  push({.kind = Task::Kind::record, .event = event.state, .record = ++event.recorded});
+}
+
+void CpuStream::wait(const CpuEvent& event) {
+  if (event.recorded > 0) {
+    push({.kind = Task::Kind::wait, .event = event.state, .record = event.recorded});
+  }
+}
+
+void CpuStream::push(Task task) {
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return queue_.size() < kQueueLimit; });
+    queue_.push_back(std::move(task));
+  }
+  changed_.notify_all();
+}
+
+void CpuStream::hold() {
+  const std::lock_guard lock(mutex_);
+  held_ = true;
+}
+
+void CpuStream::release() {
+  {
+    const std::lock_guard lock(mutex_);
+    held_ = false;
+  }
+  changed_.notify_all();
+}
+
+void CpuStream::finish() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return queue_.empty() && !working_; });
+}
+
+void CpuStream::end_soon() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+    held_ = false;
+  }
+  changed_.notify_all();
+}
+
+void CpuStream::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return !held_ && (ending_ || !queue_.empty()); });
+    if (queue_.empty()) {
+      return;
+    }
+    Task task = std::move(queue_.front());
+    queue_.pop_front();
+    working_ = true;
+    lock.unlock();
+    changed_.notify_all();
+    run(task);
+    task = {};  // what it held goes before anybody is told that it is done
+    lock.lock();
+    working_ = false;
+    changed_.notify_all();
+  }
+}
+
+void CpuStream::run(Task& task) {
+  pause();
+  switch (task.kind) {
+    case Task::Kind::work:
+      return do_work(task);
+    case Task::Kind::record: {
+      {
+        const std::lock_guard lock(task.event->mutex);
+        task.event->reached = task.record;
+        task.event->totals = totals_;
+      }
+      task.event->changed.notify_all();
+      return;
+    }
+    case Task::Kind::wait: {
+      const auto begin = Clock::now();
+      std::unique_lock lock(task.event->mutex);
+      task.event->changed.wait(lock, [&] { return task.event->reached >= task.record; });
+      totals_.wait_ns += ns_between(begin, Clock::now());
+      return;
+    }
+  }
+}
+
+void CpuStream::do_work(Task& task) {
+  if (trouble_.reported()) {
+    return;
+  }
+  const auto begin = Clock::now();
+  try {
+    task.work();
+  } catch (const std::exception& problem) {
+    trouble_.report(problem.what());
+  }
+  std::this_thread::sleep_until(begin + std::chrono::nanoseconds(task.least_ns));
+  totals_.busy_ns += ns_between(begin, Clock::now());
+  totals_.bytes += task.copied.n;
+}
+
+void CpuStream::pause() {
+  if (jitter_) {
+    const std::uint64_t us = (*jitter_)() % (kLongestPauseUs + 1);
+    if (us % 4 == 0) {  // most tasks follow at once, so that streams drift apart
+      std::this_thread::sleep_for(std::chrono::microseconds(us));
+    }
+  }
+}
+
+}  // namespace poise

@@ -1,0 +1,101 @@
+#pragma once
+// A stream of the CPU device: one thread that does what it is given, in order, from a bounded queue.
+// Events are real waits, so that ThreadSanitizer and wrong results show a missing dependency; the
+// streams share nothing else. The host thread pushes; only it calls the public members.
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "gpu_executor/device.h"
+
+namespace poise {
+
+// What is behind an Event of the CPU device: how often it was recorded and how often reached.
+class CpuEvent final : public Event {
+ public:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::uint64_t reached = 0;  // guarded by mutex
+    StreamTotals totals;        // guarded by mutex; at the last record that was reached
+  };
+
+  std::shared_ptr<State> state = std::make_shared<State>();
+  std::uint64_t recorded = 0;  // host thread only
+};
+
+// The first thing that went wrong on any stream of a device.
+class Trouble {
+ public:
+  void report(const std::string& sentence);
+  // Relaxed: it must not order anything that events do not order.
+  bool reported() const { return reported_.load(std::memory_order_relaxed); }
+  std::optional<std::string> tell_once();
+
+ private:
+  std::atomic<bool> reported_{false};
+  std::mutex mutex_;
+  std::string sentence_;  // guarded by mutex_
+  bool told_ = false;     // guarded by mutex_
+};
+
+class CpuStream {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // `jitter`: pauses of random length between tasks, to shake out orders that only luck provides.
+  CpuStream(std::string name, Trouble& trouble, std::optional<std::uint64_t> jitter);
+  ~CpuStream();  // what is queued is done first
+  CpuStream(const CpuStream&) = delete;
+  CpuStream& operator=(const CpuStream&) = delete;
+
+  // Adds work; waits while the queue is full. It takes at least `least_ns` (a set speed).
+  void push(std::function<void()> work, Bytes copied, std::int64_t least_ns);
+  void record(CpuEvent& event);
+  void wait(const CpuEvent& event);
+
+  void hold();      // nothing more is begun …
+  void release();   // … until now
+  void finish();    // waits until the queue is empty and the last task done
+  void end_soon();  // the thread ends once its queue is empty
+
+ private:
+  struct Task {
+    enum class Kind { work, record, wait } kind;
+    std::function<void()> work;
+    Bytes copied{};
+    std::int64_t least_ns = 0;
+    std::shared_ptr<CpuEvent::State> event{};
+    std::uint64_t record = 0;  // which one, for record and wait
+  };
+
+  void push(Task task);
+  void run();
+  void run(Task& task);
+  void do_work(Task& task);
+  void pause();
+
+  Trouble& trouble_;
+  StreamTotals totals_;                    // this stream's thread only
+  std::optional<std::mt19937_64> jitter_;  // this stream's thread only
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Task> queue_;  // guarded by mutex_, as all below
+  bool working_ = false;
+  bool held_ = false;
+  bool ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace poise

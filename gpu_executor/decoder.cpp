@@ -1,0 +1,258 @@
+#include "gpu_executor/decoder.h"
+
+#include <cmath>
+
+namespace poise {
+namespace {
+
+float* floats(const Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
+
+Rows float_rows(float* data, std::int64_t width) {
+  return {.data = data, .dtype = DType::float32, .stride = width};
+}
+
+}  // namespace
+
+Decoder::Decoder(Device& device, const ModelShape& shape, DType dtype, const DeviceLimits& limits)
+    : device_(device), shape_(shape), dtype_(dtype), work_(device.work_type(dtype)) {
+  const DeviceSizes sizes = device_sizes(shape, dtype, limits);
+  q_ = device.allocate(sizes.q, "queries");
+  attended_ = device.allocate(sizes.attended, "attention output");
+  normed_ = device.allocate(sizes.normed, "normed rows");
+  mlp_ = device.allocate(sizes.mlp, "MLP rows");
+  head_rows_ = device.allocate(sizes.head_rows, "rows for the head");
+  head_normed_ = device.allocate(sizes.head_normed, "normed rows for the head");
+  head_projected_ = device.allocate(sizes.head_projected, "projected rows for the head");
+  logits_ = device.allocate(sizes.logits, "logits");
+}
+
+void Decoder::embed(const OuterWeights& weights, const EmbedInput& input) {
+  const std::int64_t width = shape_.word_embed_proj_dim;
+  float* embedded = shape_.projects_embeddings() ? floats(normed_) : input.hidden;
+  device_.launch(EmbedTokens{.out = embedded,
+                             .tokens = input.tokens,
+                             .table = weights.token_embedding,
+                             .rows = input.rows});
+  if (shape_.projects_embeddings()) {
+    device_.launch(Gemm{.out = float_rows(input.hidden, shape_.hidden_size),
+                        .in = float_rows(embedded, width),
+                        .weight = weights.project_in,
+                        .bias = nullptr,
+                        .residual = nullptr,
+                        .rows = input.rows,
+                        .epilogue = Epilogue::none});
+  }
+  device_.launch(AddPositions{.inout = input.hidden,
+                              .positions = input.positions,
+                              .table = weights.position_embedding,
+                              .dtype = dtype_,
+                              .rows = input.rows,
+                              .dim = shape_.hidden_size,
+                              .offset = shape_.position_offset});
+}
+
+void Decoder::layer(const LayerWeights& weights, const LayerInput& input, const LayerHooks& hooks) {
+  attention_block(weights, input, hooks);
+  mlp_block(weights, input, hooks);
+}
+
+void Decoder::attention_block(const LayerWeights& weights, const LayerInput& input,
+                              const LayerHooks& hooks) {
+  const std::int64_t h = shape_.hidden_size;
+  const std::int64_t kv_width = 2 * std::int64_t{shape_.kv_dim()};
+  const std::int64_t kv_row = kv_width * size_of(dtype_).n;
+  const bool norm_before = shape_.do_layer_norm_before != 0;
+
+  // KV Gen (Eq. 1): rows of ACT blocks to rows of KV blocks in the same slots. First, because it
+  // needs nothing but the layer's first piece.
+  hooks.need(Weight::w_kv);
+  for (const Regenerate& range : input.regenerate) {
+    const std::int64_t row = range.first_slot * kBlockTokens;
+    device_.launch(Gemm{.out = {.data = static_cast<std::byte*>(input.regenerated) + row * kv_row,
+                                .dtype = dtype_,
+                                .stride = kv_width},
+                        .in = {.data = static_cast<std::byte*>(const_cast<void*>(input.act)) +
+                                       row * h * size_of(dtype_).n,
+                               .dtype = dtype_,
+                               .stride = h},
+                        .weight = weights.w_kv,
+                        .bias = weights.b_kv,
+                        .residual = nullptr,
+                        .rows = range.count * kBlockTokens,
+                        .epilogue = Epilogue::none});
+  }
+
+  // The attention input, rounded as it will be stored: all that follows is made from that.
+  hooks.need(Weight::w_q);
+  const Rows act{.data = input.new_act, .dtype = dtype_, .stride = h};
+  if (norm_before) {
+    norm(act, input.hidden, weights.attention_norm_weight, weights.attention_norm_bias, input.rows);
+  } else {
+    device_.launch(
+        Convert{.out = act, .in = input.hidden, .rows = input.rows, .dim = shape_.hidden_size});
+  }
+  device_.launch(Gemm{.out = {.data = input.new_kv, .dtype = dtype_, .stride = kv_width},
+                      .in = act,
+                      .weight = weights.w_kv,
+                      .bias = weights.b_kv,
+                      .residual = nullptr,
+                      .rows = input.rows,
+                      .epilogue = Epilogue::none});
+  hooks.rows_made();
+  device_.launch(Gemm{.out = float_rows(floats(q_), shape_.q_dim()),
+                      .in = act,
+                      .weight = weights.w_q,
+                      .bias = weights.b_q,
+                      .residual = nullptr,
+                      .rows = input.rows,
+                      .epilogue = Epilogue::none});
+
+  const auto scatter = [&](void* to, const RowMove* moves, std::int32_t count) {
+    if (count > 0) {
+      device_.launch(ScatterRows{.out = static_cast<std::byte*>(to),
+                                 .in = static_cast<const std::byte*>(input.new_kv),
+                                 .moves = moves,
+                                 .row_bytes = kv_row,
+                                 .count = count});
+    }
+  };
+  scatter(input.kv, input.kv_moves, input.kv_move_count);
+  scatter(input.regenerated, input.regenerated_moves, input.regenerated_move_count);
+
+  device_.launch(Attention{.out = floats(attended_),
+                           .q = floats(q_),
+                           .slots = {input.kv, input.regenerated},
+                           .dtype = dtype_,
+                           .blocks = input.blocks,
+                           .sequences = input.sequences,
+                           .sequence_count = input.sequence_count,
+                           .heads = shape_.num_attention_heads,
+                           .kv_heads = shape_.num_key_value_heads,
+                           .head_dim = shape_.head_dim,
+                           .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim))});
+
+  float* sum = norm_before ? input.hidden : floats(normed_);
+  device_.launch(Gemm{.out = float_rows(sum, h),
+                      .in = float_rows(floats(attended_), shape_.q_dim()),
+                      .weight = weights.w_o,
+                      .bias = weights.b_o,
+                      .residual = input.hidden,
+                      .rows = input.rows,
+                      .epilogue = Epilogue::none});
+  if (!norm_before) {
+    norm(float_rows(input.hidden, h), sum, weights.attention_norm_weight,
+         weights.attention_norm_bias, input.rows);
+  }
+}
+
+void Decoder::mlp_block(const LayerWeights& weights, const LayerInput& input,
+                        const LayerHooks& hooks) {
+  const std::int64_t h = shape_.hidden_size;
+  const bool norm_before = shape_.do_layer_norm_before != 0;
+  hooks.need(Weight::fc1);
+  Rows in = work_rows(normed_, h);
+  if (norm_before) {
+    norm(in, input.hidden, weights.mlp_norm_weight, weights.mlp_norm_bias, input.rows);
+  } else {
+    in = gemm_input(input.hidden, normed_, input.rows);
+  }
+  device_.launch(Gemm{.out = work_rows(mlp_, shape_.ffn_dim),
+                      .in = in,
+                      .weight = weights.fc1,
+                      .bias = weights.fc1_bias,
+                      .residual = nullptr,
+                      .rows = input.rows,
+                      .epilogue = activation()});
+  hooks.need(Weight::fc2);
+  float* sum = norm_before ? input.hidden : floats(normed_);
+  device_.launch(Gemm{.out = float_rows(sum, h),
+                      .in = work_rows(mlp_, shape_.ffn_dim),
+                      .weight = weights.fc2,
+                      .bias = weights.fc2_bias,
+                      .residual = input.hidden,
+                      .rows = input.rows,
+                      .epilogue = Epilogue::none});
+  if (!norm_before) {
+    norm(float_rows(input.hidden, h), sum, weights.mlp_norm_weight, weights.mlp_norm_bias,
+         input.rows);
+  }
+}
+
+void Decoder::head(const OuterWeights& weights, const HeadInput& input) {
+  const std::int64_t h = shape_.hidden_size;
+  const std::int64_t width = shape_.word_embed_proj_dim;
+  device_.launch(ScatterRows{.out = head_rows_.data(),
+                             .in = reinterpret_cast<const std::byte*>(input.hidden),
+                             .moves = input.moves,
+                             .row_bytes = h * static_cast<std::int64_t>(sizeof(float)),
+                             .count = input.rows});
+  Rows in = work_rows(head_normed_, h);
+  if (shape_.has_final_layer_norm != 0) {
+    norm(in, floats(head_rows_), weights.final_norm_weight, weights.final_norm_bias, input.rows);
+  } else {
+    in = gemm_input(floats(head_rows_), head_normed_, input.rows);
+  }
+  if (shape_.projects_embeddings()) {
+    const Rows projected = work_rows(head_projected_, width);
+    device_.launch(Gemm{.out = projected,
+                        .in = in,
+                        .weight = weights.project_out,
+                        .bias = nullptr,
+                        .residual = nullptr,
+                        .rows = input.rows,
+                        .epilogue = Epilogue::none});
+    in = projected;
+  }
+  device_.launch(Gemm{.out = float_rows(floats(logits_), shape_.vocab_size),
+                      .in = in,
+                      .weight = weights.head,
+                      .bias = nullptr,
+                      .residual = nullptr,
+                      .rows = input.rows,
+                      .epilogue = Epilogue::none});
+  device_.launch(SampleTokens{.out = input.sampled,
+                              .rows = input.sample_rows,
+                              .logits = floats(logits_),
+                              .count = input.sample_count,
+                              .vocab_size = shape_.vocab_size});
+}
+
+void Decoder::norm(const Rows& out, const float* in, const void* weight, const void* bias,
+                   std::int32_t rows) {
+  device_.launch(LayerNorm{.out = out,
+                           .in = in,
+                           .weight = weight,
+                           .bias = bias,
+                           .dtype = dtype_,
+                           .rows = rows,
+                           .dim = shape_.hidden_size,
+                           .epsilon = shape_.layer_norm_epsilon});
+}
+
+// Hidden states as a Gemm reads them: themselves, or a copy in the type it wants.
+Rows Decoder::gemm_input(float* hidden, const Buffer& converted, std::int32_t rows) {
+  if (work_ == DType::float32) {
+    return float_rows(hidden, shape_.hidden_size);
+  }
+  const Rows out = work_rows(converted, shape_.hidden_size);
+  device_.launch(Convert{.out = out, .in = hidden, .rows = rows, .dim = shape_.hidden_size});
+  return out;
+}
+
+Rows Decoder::work_rows(const Buffer& buffer, std::int64_t width) const {
+  return {.data = buffer.data(), .dtype = work_, .stride = width};
+}
+
+Epilogue Decoder::activation() const {
+  switch (shape_.activation_function) {
+    case Activation::relu:
+      return Epilogue::relu;
+    case Activation::gelu:
+      return Epilogue::gelu;
+    case Activation::gelu_tanh:
+      return Epilogue::gelu_tanh;
+  }
+  return Epilogue::none;
+}
+
+}  // namespace poise

@@ -1,0 +1,89 @@
+#pragma once
+// The model's arithmetic as launches on the compute stream: embedding, one decoder layer and the
+// head, each for the rows of one mini-batch, in the order of operations of transformers'
+// OPTDecoderLayer. Everything is in device memory and already there; waiting is the pipeline's
+// affair, which says so through `Layer::need` and `Layer::rows_made`. Owns the buffers between
+// operations; nothing in them outlives a call.
+
+#include <functional>
+
+#include "common/device_memory.h"
+#include "common/model_shape.h"
+#include "gpu_executor/device.h"
+#include "gpu_executor/weights_on_device.h"
+#include "kernels/kernels.h"
+
+namespace poise {
+
+// A mini-batch's rows in stage 0.
+struct EmbedInput {
+  const std::int32_t* tokens;     // (rows)
+  const std::int32_t* positions;  // (rows)
+  float* hidden;                  // (rows, hidden_size); written
+  std::int32_t rows;
+};
+
+// Neighbouring blocks of the ACT buffer from which keys and values are made.
+struct Regenerate {
+  std::int64_t first_slot, count;
+};
+
+// A mini-batch in one decoder layer.
+struct LayerInput {
+  float* hidden;  // (rows, hidden_size); read and written
+  std::int32_t rows;
+  void* new_act;      // (rows, hidden_size) of the stored type; written
+  void* new_kv;       // (rows, 2, kv_heads, head_dim) of the stored type; written
+  const void* act;    // ACT buffer: (act_slots, block_tokens, hidden_size)
+  void* kv;           // KV buffer: (kv_slots, block_tokens, 2, kv_heads, head_dim)
+  void* regenerated;  // (act_slots, block_tokens, 2, kv_heads, head_dim); written
+  std::span<const Regenerate> regenerate;
+  const RowMove* kv_moves;           // (kv_move_count) new rows into the KV buffer
+  const RowMove* regenerated_moves;  // (regenerated_move_count) … into the regenerated buffer
+  const ContextBlock* blocks;
+  const AttentionSequence* sequences;  // (sequence_count)
+  std::int32_t kv_move_count, regenerated_move_count, sequence_count;
+};
+
+// What the pipeline is told, and asked to wait for, while a layer is launched.
+struct LayerHooks {
+  std::function<void(Weight)> need;  // before the first launch that reads a weight
+  std::function<void()> rows_made;   // behind the launch that made new_act and new_kv
+};
+
+// Rows of one mini-batch whose logits are wanted, at most `logits_rows` of them.
+struct HeadInput {
+  const float* hidden;           // (mini-batch rows, hidden_size)
+  const RowMove* moves;          // (rows) wanted rows, to 0, 1, …
+  const SampleRow* sample_rows;  // (sample_count); `row` counts wanted rows
+  SampledRow* sampled;           // (sample_count); written
+  std::int32_t rows, sample_count;
+};
+
+class Decoder {
+ public:
+  Decoder(Device& device, const ModelShape& shape, DType dtype, const DeviceLimits& limits);
+
+  void embed(const OuterWeights& weights, const EmbedInput& input);
+  void layer(const LayerWeights& weights, const LayerInput& input, const LayerHooks& hooks);
+  void head(const OuterWeights& weights, const HeadInput& input);
+
+ private:
+  void attention_block(const LayerWeights& weights, const LayerInput& input,
+                       const LayerHooks& hooks);
+  void mlp_block(const LayerWeights& weights, const LayerInput& input, const LayerHooks& hooks);
+  void norm(const Rows& out, const float* in, const void* weight, const void* bias,
+            std::int32_t rows);
+  Rows gemm_input(float* hidden, const Buffer& converted, std::int32_t rows);
+  Rows work_rows(const Buffer& buffer, std::int64_t width) const;
+  Epilogue activation() const;
+
+  Device& device_;
+  const ModelShape shape_;
+  const DType dtype_;  // of what is stored
+  const DType work_;   // of what stands between operations
+  Buffer q_, attended_, normed_, mlp_;
+  Buffer head_rows_, head_normed_, head_projected_, logits_;
+};
+
+}  // namespace poise

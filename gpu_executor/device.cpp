@@ -1,0 +1,58 @@
+#include "gpu_executor/device.h"
+
+#include <algorithm>
+
+#include "common/trouble.h"
+
+namespace poise {
+
+Buffer Device::allocate(Bytes size, std::string_view what) {
+  if (size.n == 0) {
+    return {};
+  }
+  const Bytes taken = in_use_ + overhead();
+  if (size > cap_ - taken) {
+    fail("{} bytes of device memory for {} are beyond the cap: {} of {} bytes are in use", size.n,
+         what, taken.n, cap_.n);
+  }
+  std::byte* data = take(size);
+  if (data == nullptr) {
+    fail("{} bytes of device memory for {} cannot be had: {} bytes are in use, {} would be allowed",
+         size.n, what, taken.n, cap_.n);
+  }
+  in_use_ += size;
+  peak_ = std::max(peak_, in_use_);
+  return {*this, data, size};
+}
+
+HostBuffer Device::allocate_host(Bytes size) {
+  if (size.n == 0) {
+    return {};
+  }
+  std::byte* data = take_host(size);
+  if (data == nullptr) {
+    fail(Exit::interrupted, "{} bytes of host memory for tables cannot be had", size.n);
+  }
+  host_in_use_ += size;
+  return {*this, data, size};
+}
+
+Registration Device::register_host(std::span<std::byte> memory, bool read_only) {
+  pin(memory, read_only);
+  return {*this, memory.data(), {static_cast<std::int64_t>(memory.size())}};
+}
+
+void Device::release(Memory kind, std::byte* data, Bytes size) {
+  switch (kind) {
+    case Memory::device:
+      in_use_ -= size;
+      return give(data, size);
+    case Memory::host:
+      host_in_use_ -= size;
+      return give_host(data, size);
+    case Memory::registered:
+      return unpin({data, static_cast<std::size_t>(size.n)});
+  }
+}
+
+}  // namespace poise

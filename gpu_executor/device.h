@@ -1,0 +1,169 @@
+#pragma once
+// All the pipeline asks of a device: memory, three streams, events, batched copies, and one launch
+// for each operation of kernels/kernels.h. Nothing of CUDA or of the CPU device shows here.
+//
+// A stream runs what it was given in order, by itself; streams wait for one another only through
+// events. Calls return at once (they may wait for room in a stream's queue) and what they point to,
+// tables excepted, must stay until the stream is past it. Trouble on a stream is kept: from then on
+// nothing runs any more, all events complete, and `failure` tells it once. One thread uses a device
+// and all that came from it.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "common/units.h"
+#include "kernels/kernels.h"
+
+namespace poise {
+
+enum class Stream : std::uint8_t { copy_in = 0, compute = 1, copy_out = 2 };
+inline constexpr int kStreams = 3;
+inline constexpr Stream kAllStreams[kStreams] = {Stream::copy_in, Stream::compute,
+                                                 Stream::copy_out};
+
+// One piece of a batched copy, in either direction.
+struct Copy {
+  void* to;
+  const void* from;
+  Bytes bytes;
+};
+
+// A weight on its way to the device: a matrix (rows, cols) row-major at `from`, which the device
+// may keep in another layout at `to` (padded to 16 rows, common/device_memory.h), or plain bytes.
+struct WeightCopy {
+  void* to;
+  const void* from;
+  std::int32_t rows, cols;
+  DType dtype;
+  bool panelled;  // false: a plain copy
+
+  Bytes bytes() const { return size_of(dtype) * rows * cols; }
+};
+
+// What a stream did since the device was opened.
+struct StreamTotals {
+  std::int64_t bytes = 0;    // copied
+  std::int64_t busy_ns = 0;  // at work
+  std::int64_t wait_ns = 0;  // stood waiting for another stream
+};
+
+// A point in a stream; recorded anew as often as one likes, and then it means the last record. One
+// never recorded counts as reached.
+class Event {
+ public:
+  virtual ~Event() = default;
+};
+
+class Device;
+
+// Bytes held by one owner, given back to their device at its end. The device must outlive them.
+enum class Memory : std::uint8_t { device, host, registered };
+template <Memory kind>
+class Held {
+ public:
+  Held() = default;
+  Held(Device& device, std::byte* data, Bytes size) : device_(&device), data_(data), size_(size) {}
+  Held(Held&& other) noexcept { swap(other); }
+  Held& operator=(Held&& other) noexcept {
+    Held(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~Held();
+
+  std::byte* data() const { return data_; }
+  Bytes size() const { return size_; }
+
+ private:
+  void swap(Held& other) {
+    std::swap(device_, other.device_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+  }
+
+  Device* device_ = nullptr;
+  std::byte* data_ = nullptr;
+  Bytes size_{};
+};
+using Buffer = Held<Memory::device>;
+using HostBuffer = Held<Memory::host>;
+using Registration = Held<Memory::registered>;
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual std::string name() const = 0;  // "cpu, 2 threads", "cuda: NVIDIA H200"
+  virtual Bytes memory() const = 0;      // all it could use
+  virtual Bytes overhead() const = 0;    // of it, taken beside our buffers: context, workspaces
+  // How numbers are kept between operations where kernels.h leaves it open (Rows), for a model
+  // stored as `stored`. Never wider than float32.
+  virtual DType work_type(DType stored) const = 0;
+
+  // Memory on the device, aligned to 256 bytes and counted. Fails, with numbers, beyond the cap.
+  Buffer allocate(Bytes size, std::string_view what);
+  void set_cap(Bytes cap) { cap_ = cap; }  // of `in_use`, overhead included
+  Bytes in_use() const { return in_use_; }
+  Bytes peak() const { return peak_; }
+
+  // Host memory that copies reach at full speed: of our own (for tables and results) …
+  HostBuffer allocate_host(Bytes size);
+  Bytes host_in_use() const { return host_in_use_; }
+  // … or mapped by somebody else; must stay mapped until the registration ends.
+  Registration register_host(std::span<std::byte> memory, bool read_only);
+
+  virtual std::unique_ptr<Event> make_event() = 0;
+  virtual void record(Event& event, Stream stream) = 0;
+  virtual void wait(Stream stream, const Event& event) = 0;  // the stream waits, not the caller
+  // The caller waits; true where the stream passed the event within `timeout`.
+  virtual bool reached(const Event& event, Seconds timeout = {0}) = 0;
+  // What the stream had done when it passed the event. REQUIRES: recorded and reached.
+  virtual StreamTotals totals(const Event& event) = 0;
+  virtual void finish() = 0;  // the caller waits until all streams have nothing left to do
+
+  virtual void copy(Stream stream, std::span<const Copy> copies) = 0;
+  virtual void upload(Stream stream, std::span<const WeightCopy> weights) = 0;
+
+  // On the compute stream. The structs are copied; what they point to is on the device.
+  virtual void launch(const EmbedTokens& op) = 0;
+  virtual void launch(const AddPositions& op) = 0;
+  virtual void launch(const LayerNorm& op) = 0;
+  virtual void launch(const Convert& op) = 0;
+  virtual void launch(const Gemm& op) = 0;
+  virtual void launch(const ScatterRows& op) = 0;
+  virtual void launch(const Attention& op) = 0;
+  virtual void launch(const SampleTokens& op) = 0;
+
+  // The first thing that went wrong on a stream, as a sentence; once.
+  virtual std::optional<std::string> failure() = 0;
+
+ protected:
+  virtual std::byte* take(Bytes size) = 0;  // null where there is no room
+  virtual void give(std::byte* data, Bytes size) = 0;
+  virtual std::byte* take_host(Bytes size) = 0;
+  virtual void give_host(std::byte* data, Bytes size) = 0;
+  virtual void pin(std::span<std::byte> memory, bool read_only) = 0;
+  virtual void unpin(std::span<std::byte> memory) = 0;
+
+ private:
+  template <Memory kind>
+  friend class Held;
+  void release(Memory kind, std::byte* data, Bytes size);
+
+  Bytes cap_{INT64_MAX};
+  Bytes in_use_{}, peak_{}, host_in_use_{};
+};
+
+template <Memory kind>
+Held<kind>::~Held() {
+  if (data_ != nullptr) {
+    device_->release(kind, data_, size_);
+  }
+}
+
+}  // namespace poise

@@ -1,0 +1,247 @@
+#include "gpu_executor/executor.h"
+
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "common/trouble.h"
+
+namespace poise {
+namespace {
+
+constexpr std::uint32_t kCredits = 8;
+constexpr Seconds kIdleWait{0.1};   // for a message, where nothing is under way
+constexpr Seconds kBusyWait{1e-3};  // for the order under way, before messages are looked for again
+constexpr auto kLoaderWait = std::chrono::milliseconds(5);
+
+// Told apart from those before it by its start; never 0.
+std::uint32_t executor_epoch() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::max<std::uint32_t>(
+      1, static_cast<std::uint32_t>(
+             std::chrono::duration_cast<std::chrono::milliseconds>(now).count()));
+}
+
+}  // namespace
+
+Executor::Executor(ExecutorOptions options, std::unique_ptr<Device> device, Connect connect)
+    : options_(std::move(options)),
+      device_(std::move(device)),
+      connect_(std::move(connect)),
+      memory_(options_.run_id, *device_) {}
+
+bool Executor::step() {
+  if (!channel_) {
+    if (stopping_) {
+      return false;
+    }
+    if (!memory_.weights_ready()) {
+      std::this_thread::sleep_for(kLoaderWait);
+      return true;
+    }
+    channel_ = connect_({.run_id = options_.run_id, .layout_hash = memory_.layout_hash()});
+    channel_->set_epochs({.planner = 0, .executor = executor_epoch()});
+    spdlog::info("weights are mapped, {} bytes; waiting for the planner",
+                 memory_.model().layout.total().n);
+  }
+  const bool moved = talk();
+  if (moved) {
+    memory_.progress();
+  }
+  return !stopping_ || (pipeline_ && !pipeline_->idle());
+}
+
+// Messages first, then what is finished; waits only where there is neither.
+bool Executor::talk() {
+  bool moved = false;
+  if (!stopping_) {
+    const bool idle = !pipeline_ || pipeline_->idle();
+    greet();
+    auto message = channel_->receive(idle ? kIdleWait : Seconds{0});
+    for (; message && !stopping_; message = channel_->receive({0})) {
+      take(*message);
+      moved = true;
+    }
+    if (acked_ != accepted_) {
+      tell(messages::AckT{.seq = accepted_});
+      acked_ = accepted_;
+    }
+  }
+  return report(moved ? Seconds{0} : kBusyWait) || moved;
+}
+
+void Executor::greet() {
+  if (!channel_->connected()) {
+    if (std::exchange(greeted_, false)) {
+      forget_planner();
+    }
+    return;
+  }
+  if (greeted_) {
+    return;
+  }
+  messages::HelloT hello;
+  hello.protocol = kProtocol;
+  hello.build = build_id();
+  hello.layout_hash = memory_.layout_hash();
+  hello.fingerprint = memory_.fingerprint();
+  hello.process = static_cast<std::uint32_t>(Process::gpu_executor);
+  hello.pid = static_cast<std::uint32_t>(getpid());
+  hello.device = device_->name();
+  hello.device_memory = static_cast<std::uint64_t>(cap(0).n);
+  greeted_ = send(*channel_, std::move(hello));
+}
+
+void Executor::forget_planner() {
+  spdlog::info("the planner is gone");
+  accepted_ = acked_ = 0;
+  if (pipeline_) {
+    check_->abandon();
+    pipeline_->abandon();
+    report_all();  // nobody listens; the buffers are free behind it
+  }
+}
+
+void Executor::take(const Received& message) {
+  const std::uint32_t planner = message->planner_epoch();
+  if (planner > channel_->epochs().planner) {
+    channel_->set_epochs({.planner = planner, .executor = channel_->epochs().executor});
+  }
+  if (const auto* stop = message->body_as_Stop()) {
+    spdlog::info("the planner says stop: {}",
+                 stop->reason() != nullptr ? stop->reason()->str() : "");
+    stopping_ = true;
+    return;
+  }
+  take_order(*message);
+}
+
+// What is wrong with an order is told to the planner, and nothing of it runs.
+void Executor::take_order(const messages::Message& message) {
+  try {
+    switch (message.body_type()) {
+      case messages::Body::Configure:
+        configure(*message.body_as_Configure());
+        break;
+      case messages::Body::Iteration:
+        begin(*message.body_as_Iteration());
+        break;
+      case messages::Body::LayerOrder:
+        submit(*message.body_as_LayerOrder(), message.seq());
+        break;
+      default:
+        fail("a planner does not send {}", messages::EnumNameBody(message.body_type()));
+    }
+    accepted_ = message.seq();
+  } catch (const Failure& refusal) {
+    if (refusal.code() != Exit::cannot_start) {
+      throw;  // not the order is at fault
+    }
+    spdlog::warn("order {} is refused: {}", message.seq(), refusal.what());
+    tell(messages::RejectedT{.order = message.seq(), .sentence = refusal.what()});
+  }
+}
+
+void Executor::configure(const messages::Configure& configure) {
+  if (check_ && !check_->between_iterations()) {
+    fail("buffers are changed only between iterations");
+  }
+  const Model& model = memory_.model();
+  const DeviceLimits limits = limits_of(configure);
+  const Bytes allowed = cap(configure.gpu_memory());
+  const DeviceMemoryPlan plan =
+      plan_device_memory(model.shape, model.dtype, limits, device_->overhead());
+  check_fits(plan, allowed);
+  if (pipeline_) {
+    report_all();
+    pipeline_.reset();
+  }
+  check_.reset();
+  pipeline_.emplace(*device_, model, limits, allowed);
+  check_.emplace(model.shape, model.layout, limits, kCredits);
+  spdlog::info("device memory, of {} bytes allowed:\n{}", allowed.n, to_text(plan));
+  messages::ReadyT ready;
+  ready.device_bytes = static_cast<std::uint64_t>((device_->in_use() + device_->overhead()).n);
+  ready.host_bytes = static_cast<std::uint64_t>(device_->host_in_use().n);
+  ready.credits = kCredits;
+  tell(std::move(ready));
+}
+
+void Executor::begin(const messages::Iteration& iteration) {
+  if (!check_) {
+    fail("iteration {} comes before any Configure", iteration.iteration());
+  }
+  const PoolNow pool = memory_.pool();
+  const bool named = pool.epoch != 0 && iteration.pool_epoch() == pool.epoch;
+  if (named && !memory_.mapped(pool)) {
+    report_all();  // until then the blocks before may be in use
+    memory_.map_blocks(pool);
+  }
+  const HostBlocks blocks = named ? memory_.blocks(pool) : HostBlocks{};
+  pipeline_->begin(iteration, check_->accept(iteration, pool), blocks);
+}
+
+void Executor::submit(const messages::LayerOrder& order, std::uint64_t seq) {
+  if (!check_) {
+    fail("an order comes before any Configure");
+  }
+  try {
+    check_->accept(order);
+  } catch (const Failure&) {
+    check_->abandon();  // the iteration cannot go on without it
+    pipeline_->abandon();
+    throw;
+  }
+  pipeline_->submit(make_order(order, seq));
+}
+
+// Tells of finished orders, waiting at most `timeout` for the first.
+bool Executor::report(Seconds timeout) {
+  bool any = false;
+  while (pipeline_ && !pipeline_->idle()) {
+    auto done = pipeline_->poll(any ? Seconds{0} : timeout);
+    if (!done) {
+      break;
+    }
+    any = true;
+    check_->done();
+    memory_.progress();
+    tell(std::move(done->layer));
+    if (done->iteration) {
+      tell(std::move(*done->iteration));
+    }
+  }
+  return any;
+}
+
+void Executor::report_all() {
+  while (pipeline_ && !pipeline_->idle()) {
+    report(kIdleWait);
+  }
+}
+
+// Nothing is kept for a planner that is gone.
+template <typename Table>
+void Executor::tell(Table&& table) {
+  if (!send(*channel_, std::forward<Table>(table)) && channel_->connected()) {
+    fail(Exit::interrupted, "the planner takes no more messages");
+  }
+}
+
+Bytes Executor::cap(std::uint64_t asked) const {
+  Bytes most = device_->memory();
+  if (options_.gpu_memory.n > 0) {
+    most = std::min(most, options_.gpu_memory);
+  }
+  if (asked > 0) {
+    most =
+        std::min(most, Bytes{static_cast<std::int64_t>(std::min<std::uint64_t>(asked, INT64_MAX))});
+  }
+  return most;
+}
+
+}  // namespace poise

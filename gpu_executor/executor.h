@@ -1,0 +1,67 @@
+#pragma once
+// Process 3: obeys. Waits for the sealed weights, greets the planner (Hello), sets its buffers up
+// as Configure says (Ready), checks and runs orders, and tells what it did (Ack, LayerDone,
+// IterationDone) or why not (Rejected). One thread; `step` blocks for at most about 0.1 s. A planner
+// that goes away takes its orders with it: what is queued is finished, and the next one that
+// connects is greeted anew.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/channel.h"
+#include "gpu_executor/device.h"
+#include "gpu_executor/host_memory.h"
+#include "gpu_executor/order_check.h"
+#include "gpu_executor/pipeline.h"
+
+namespace poise {
+
+struct ExecutorOptions {
+  std::string run_id;
+  Bytes gpu_memory{0};  // cap; 0: what the device has
+};
+
+class Executor {
+ public:
+  using Connect = std::function<std::unique_ptr<Channel>(const Identity&)>;
+
+  // Fails where the run has no control segment.
+  Executor(ExecutorOptions options, std::unique_ptr<Device> device, Connect connect);
+
+  // Does what there is to do, or waits for it; false when all is done and the process may end.
+  bool step();
+  // Take no more orders; end when those that are queued are done.
+  void stop() { stopping_ = true; }
+
+ private:
+  bool talk();
+  bool report(Seconds timeout);
+  void report_all();
+  void greet();
+  void forget_planner();
+  void take(const Received& message);
+  void take_order(const messages::Message& message);
+  void configure(const messages::Configure& configure);
+  void begin(const messages::Iteration& iteration);
+  void submit(const messages::LayerOrder& order, std::uint64_t seq);
+  template <typename Table>
+  void tell(Table&& table);
+  Bytes cap(std::uint64_t asked) const;
+
+  const ExecutorOptions options_;
+  const std::unique_ptr<Device> device_;
+  const Connect connect_;
+  HostMemory memory_;
+  std::unique_ptr<Channel> channel_;  // once the weights are there
+  std::optional<OrderCheck> check_;   // both once configured
+  std::optional<Pipeline> pipeline_;
+  bool greeted_ = false;
+  bool stopping_ = false;
+  std::uint64_t accepted_ = 0;  // seq of the last order accepted
+  std::uint64_t acked_ = 0;
+};
+
+}  // namespace poise

@@ -1,0 +1,121 @@
+#include "gpu_executor/host_memory.h"
+
+#include <fmt/core.h>
+#include <spdlog/spdlog.h>
+
+#include "common/trouble.h"
+
+namespace poise {
+namespace {
+
+constexpr std::int32_t kMostHeadDim = 256;  // the kernels' limit
+
+LoaderState state_of(const ControlSegment& control) {
+  return static_cast<LoaderState>(control.loader_state.load(std::memory_order_acquire));
+}
+
+void check_shape(const ModelShape& shape, DType dtype) {
+  const bool sound =
+      shape.num_hidden_layers > 0 && shape.hidden_size > 0 && shape.ffn_dim > 0 &&
+      shape.num_attention_heads > 0 && shape.num_key_value_heads > 0 && shape.head_dim > 0 &&
+      shape.num_attention_heads % shape.num_key_value_heads == 0 && shape.vocab_size > 0 &&
+      shape.max_position_embeddings > 0 && shape.position_offset >= 0 &&
+      shape.word_embed_proj_dim > 0 && dtype <= DType::bfloat16;
+  if (!sound) {
+    fail(Exit::foreign, "the model in the control segment has impossible sizes");
+  }
+  if (shape.head_dim > kMostHeadDim) {
+    fail("the model's heads have {} numbers, this device does at most {}", shape.head_dim,
+         kMostHeadDim);
+  }
+}
+
+}  // namespace
+
+HostMemory::HostMemory(const std::string& run_id, Device& device)
+    : run_id_(run_id), device_(device), control_(Control::attach(run_id)) {}
+
+bool HostMemory::weights_ready() {
+  if (model_) {
+    return true;
+  }
+  switch (state_of(*control_)) {
+    case LoaderState::creating:
+    case LoaderState::loading:
+      return false;
+    case LoaderState::draining:
+      fail(Exit::interrupted, "the loader ends before the weights are there");
+    case LoaderState::sealed:
+      map_weights();
+      return true;
+  }
+  fail(Exit::foreign, "the control segment has loader state {}, which is none",
+       control_->loader_state.load());
+}
+
+void HostMemory::map_weights() {
+  check_shape(control_->shape, control_->dtype);
+  WeightLayout layout = weight_layout(control_->shape, control_->dtype);
+  if (layout.hash() != control_->layout_hash) {
+    fail(Exit::foreign,
+         "the loader lays weights out otherwise (hash {:x}, this build has {:x}): both must be of "
+         "one build",
+         control_->layout_hash, layout.hash());
+  }
+  weights_ = Segment::attach(segment_name(run_id_, "weights"), Access::read_only);
+  if (weights_->size() < layout.total()) {
+    fail(Exit::foreign, "shared memory {} has {} bytes, the model's weights take {}",
+         weights_->name(), weights_->size().n, layout.total().n);
+  }
+  weights_registration_ = device_.register_host(all_of(*weights_), true);
+  model_ = Model{.shape = control_->shape,
+                 .dtype = control_->dtype,
+                 .layout = std::move(layout),
+                 .weights = all_of(*weights_)};
+}
+
+std::vector<std::uint8_t> HostMemory::fingerprint() const {
+  if (control_->fingerprint_ready.load(std::memory_order_acquire) == 0) {
+    return {};
+  }
+  return {std::begin(control_->fingerprint), std::end(control_->fingerprint)};
+}
+
+PoolNow HostMemory::pool() const {
+  PoolNow now;
+  now.epoch = control_->pool_epoch.load(std::memory_order_acquire);
+  now.partition = control_->pool;
+  if (control_->pool_epoch.load(std::memory_order_acquire) != now.epoch) {
+    return {};  // it is being remade: no pool for now
+  }
+  return now;
+}
+
+void HostMemory::map_blocks(const PoolNow& pool) {
+  blocks_registration_ = {};
+  blocks_.reset();
+  Segment segment = Segment::attach(segment_name(run_id_, fmt::format("blocks-{}", pool.epoch)),
+                                    Access::read_write);
+  blocks_registration_ = device_.register_host(all_of(segment), false);
+  blocks_ = std::move(segment);
+  blocks_epoch_ = pool.epoch;
+  spdlog::info("mapped block pool {}: {} bytes", pool.epoch, blocks_->size().n);
+}
+
+HostBlocks HostMemory::blocks(const PoolNow& pool) const {
+  check(mapped(pool), "blocks are used while they are mapped");
+  check_pool(pool.partition, block_sizes(model_->shape, model_->dtype),
+             model_->shape.num_hidden_layers, blocks_->size());
+  return {.data = blocks_->data(), .partition = pool.partition};
+}
+
+void HostMemory::progress() {
+  control_->progress[static_cast<int>(Process::gpu_executor)].steps.fetch_add(
+      1, std::memory_order_relaxed);
+}
+
+std::span<std::byte> HostMemory::all_of(const Segment& segment) const {
+  return {segment.data(), static_cast<std::size_t>(segment.size().n)};
+}
+
+}  // namespace poise

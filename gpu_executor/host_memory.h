@@ -1,0 +1,58 @@
+#pragma once
+// What the loader shares with the executor: the control segment, the weights (mapped read-only once
+// they are sealed) and the block pool of the current epoch, each registered with the device while
+// it is mapped. Nothing in the control segment is believed before it was held against the sizes of
+// the segments. One thread; the device must outlive this.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "common/shared_memory.h"
+#include "gpu_executor/device.h"
+#include "gpu_executor/order_check.h"
+#include "gpu_executor/pipeline.h"
+
+namespace poise {
+
+class HostMemory {
+ public:
+  // Attaches to the control segment; fails where there is none.
+  HostMemory(const std::string& run_id, Device& device);
+
+  // True once the weights are sealed, mapped and registered. Fails where the loader ends, or where
+  // header and weights contradict each other.
+  bool weights_ready();
+  // REQUIRES: weights_ready, as below.
+  const Model& model() const { return *model_; }
+  std::uint64_t layout_hash() const { return control_->layout_hash; }
+  // SHA-256 of the model; empty until the loader has it.
+  std::vector<std::uint8_t> fingerprint() const;
+
+  // The pool as the control segment has it now.
+  PoolNow pool() const;
+  // Whether the blocks of this pool are the ones mapped; if not, `map_blocks` may be called where
+  // nothing uses those mapped before. Fails where header and segment contradict each other.
+  bool mapped(const PoolNow& pool) const { return blocks_ && blocks_epoch_ == pool.epoch; }
+  void map_blocks(const PoolNow& pool);
+  HostBlocks blocks(const PoolNow& pool) const;
+
+  // Says that the work loop moved.
+  void progress();
+
+ private:
+  void map_weights();
+  std::span<std::byte> all_of(const Segment& segment) const;
+
+  const std::string run_id_;
+  Device& device_;
+  Control control_;
+  std::optional<Segment> weights_;
+  Registration weights_registration_;
+  std::optional<Model> model_;
+  std::optional<Segment> blocks_;
+  Registration blocks_registration_;
+  std::uint64_t blocks_epoch_ = 0;
+};
+
+}  // namespace poise

@@ -1,0 +1,105 @@
+#include <algorithm>
+#include <cstdio>
+#include <cxxopts.hpp>
+#include <string>
+#include <vector>
+
+#include "common/process.h"
+#include "gpu_executor/executor.h"
+#include "gpu_executor/open_device.h"
+
+namespace {
+
+using namespace poise;
+
+cxxopts::Options described_options() {
+  cxxopts::Options options("poise-gpu-executor", "Runs a planner's orders on a device.");
+  options.add_options()                                                                    //
+      ("run-id", "names the shared memory segments", cxxopts::value<std::string>())        //
+      ("planner-socket", "socket the planner serves", cxxopts::value<std::string>())       //
+      ("device", "auto, cpu, cuda", cxxopts::value<std::string>()->default_value("auto"))  //
+      ("gpu-memory", "cap on the device's memory, bytes",
+       cxxopts::value<std::int64_t>()->default_value("0"))                         //
+      ("threads", "of the CPU device", cxxopts::value<int>()->default_value("0"))  //
+      ("link-gbps", "speed of the CPU device's link, 10^9 bytes a second",
+       cxxopts::value<double>()->default_value("0"))  //
+      ("compute-gflops", "speed of the CPU device's arithmetic",
+       cxxopts::value<double>()->default_value("0"))                         //
+      ("log", "log file", cxxopts::value<std::string>()->default_value(""))  //
+      ("death-fd", "pipe that ends with the supervisor",
+       cxxopts::value<int>()->default_value("-1"))  //
+      ("help", "say this");
+  return options;
+}
+
+// Underscores pass for hyphens in the names of options, as in vLLM.
+std::vector<std::string> with_hyphens(int argc, char** argv) {
+  std::vector<std::string> arguments(argv, argv + argc);
+  for (std::string& argument : arguments) {
+    if (argument.starts_with("--")) {
+      const auto end = argument.begin() +
+                       static_cast<std::ptrdiff_t>(std::min(argument.find('='), argument.size()));
+      std::replace(argument.begin(), end, '_', '-');
+    }
+  }
+  return arguments;
+}
+
+cxxopts::ParseResult parse(cxxopts::Options& options, int argc, char** argv) {
+  const std::vector<std::string> arguments = with_hyphens(argc, argv);
+  std::vector<const char*> pointers;
+  for (const std::string& argument : arguments) {
+    pointers.push_back(argument.c_str());
+  }
+  try {
+    cxxopts::ParseResult given = options.parse(argc, pointers.data());
+    if (!given.unmatched().empty()) {
+      fail("{} is no option; --help lists them", given.unmatched().front());
+    }
+    return given;
+  } catch (const cxxopts::exceptions::exception& problem) {
+    fail("{}; --help lists the options", problem.what());
+  }
+}
+
+std::string required(const cxxopts::ParseResult& given, const std::string& name) {
+  if (given.count(name) == 0) {
+    fail("--{} is needed; --help lists the options", name);
+  }
+  return given[name].as<std::string>();
+}
+
+Exit run(int argc, char** argv) {
+  cxxopts::Options described = described_options();
+  const cxxopts::ParseResult given = parse(described, argc, argv);
+  if (given.count("help") > 0) {
+    std::printf("%s", described.help().c_str());
+    return Exit::done;
+  }
+  const std::string socket = required(given, "planner-socket");
+  const Bytes gpu_memory{given["gpu-memory"].as<std::int64_t>()};
+  if (gpu_memory.n < 0) {
+    fail("--gpu-memory is {}: it must be a positive number of bytes", gpu_memory.n);
+  }
+  watch_signals(given["death-fd"].as<int>());
+  open_log("gpu_executor", given["log"].as<std::string>());
+  auto device = open_device({.device = given["device"].as<std::string>(),
+                             .threads = given["threads"].as<int>(),
+                             .link_gbps = given["link-gbps"].as<double>(),
+                             .compute_gflops = given["compute-gflops"].as<double>()});
+  Executor executor({.run_id = required(given, "run-id"), .gpu_memory = gpu_memory},
+                    std::move(device),
+                    [&](const Identity& identity) { return connect(socket, identity); });
+  while (executor.step()) {
+    if (stop_requested()) {
+      executor.stop();
+    }
+  }
+  return stop_requested() ? Exit::interrupted : Exit::done;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return poise::run_main("poise-gpu-executor", [&] { return run(argc, argv); });
+}

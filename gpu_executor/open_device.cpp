@@ -1,0 +1,52 @@
+#include "gpu_executor/open_device.h"
+
+#include <sched.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "common/trouble.h"
+#include "gpu_executor/cpu/cpu_device.h"
+
+namespace poise {
+namespace {
+
+constexpr int kMostThreads = 256;
+
+int usable_cores() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  return sched_getaffinity(0, sizeof cores, &cores) == 0 ? std::max(1, CPU_COUNT(&cores)) : 1;
+}
+
+void check_speed(const char* name, double speed) {
+  if (!std::isfinite(speed) || speed < 0) {
+    fail("--{} is {}: it must be a positive number, or 0 for no limit", name, speed);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Device> open_device(const DeviceOptions& options) {
+  if (options.device == "cuda") {
+    fail("--device cuda: this build has no CUDA; use --device cpu, or build where nvcc is found");
+  }
+  if (options.device != "cpu" && options.device != "auto") {
+    fail("--device must be auto, cpu or cuda, not {}", options.device);
+  }
+  if (options.threads < 0 || options.threads > kMostThreads) {
+    fail("--threads is {}: it must be 1 to {}", options.threads, kMostThreads);
+  }
+  check_speed("link-gbps", options.link_gbps);
+  check_speed("compute-gflops", options.compute_gflops);
+  std::unique_ptr<Device> device = open_cpu_device(
+      {.threads = options.threads > 0 ? options.threads : std::min(usable_cores(), kMostThreads),
+       .link_bytes_per_s = options.link_gbps * 1e9,
+       .compute_flops = options.compute_gflops * 1e9});
+  spdlog::info("device: {}{}", device->name(),
+               options.device == "auto" ? " (auto: this build has no CUDA)" : "");
+  return device;
+}
+
+}  // namespace poise

@@ -1,0 +1,81 @@
+#pragma once
+// Trusts no order. Every number of an Iteration, a LayerOrder or a Configure is held against the
+// model, the pool as the control segment has it and the configured buffers before memory is
+// touched; what is wrong fails with a sentence (the executor turns it into Rejected), and the state
+// is as before. Besides ranges: no row of a slot is read that nothing loaded or made, no row is
+// written twice, stages come in order, weights are there when a layer computes. Messages must have
+// passed the FlatBuffers verifier. No device and no memory but the messages' own is touched here.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "common/blocks.h"
+#include "common/device_memory.h"
+#include "common/messages_generated.h"
+#include "common/model_shape.h"
+#include "common/weight_layout.h"
+#include "gpu_executor/layer_buffers.h"
+
+namespace poise {
+
+// The limits a Configure asks for; fails where they are not limits.
+DeviceLimits limits_of(const messages::Configure& configure);
+
+// What orders are held against, as it is now.
+struct PoolNow {
+  std::uint64_t epoch = 0;  // 0: no pool
+  PoolPartition partition{};
+};
+
+// The pool of the control segment, believed only where it fits the segment that holds the blocks.
+void check_pool(const PoolPartition& pool, const BlockSizes& sizes, std::int32_t layers,
+                Bytes segment);
+
+// For each mini-batch, those whose stores its loads read.
+using StoreDependencies = std::vector<std::vector<std::uint32_t>>;
+
+// The tables of one mini-batch by themselves (order_check_tables.cpp).
+void check_mini_batch(const messages::MiniBatch& batch, const ModelShape& shape,
+                      const DeviceLimits& limits, const PoolPartition& pool);
+// Stores and loads of all mini-batches together (block_hazards.cpp).
+StoreDependencies check_block_hazards(const messages::Iteration& iteration);
+
+class OrderCheck {
+ public:
+  OrderCheck(const ModelShape& shape, const WeightLayout& layout, const DeviceLimits& limits,
+             std::uint32_t credits);
+
+  // Each returns only where the order may be run, and then counts it as accepted.
+  StoreDependencies accept(const messages::Iteration& iteration, const PoolNow& pool);
+  void accept(const messages::LayerOrder& order);
+  // An order that was accepted is done; makes room for another.
+  void done() { --running_; }
+  // Nothing more will come of the iterations at hand: the planner is another, or an order of
+  // theirs was refused.
+  void abandon();
+  // No iteration is half-way: buffers may be changed.
+  bool between_iterations() const { return begun_.empty(); }
+
+ private:
+  struct Begun {
+    std::uint32_t mini_batches;
+    StoreDependencies after;
+    std::uint32_t next_stage = 0;
+  };
+
+  void check_mini_batches(const messages::LayerOrder& order, const Begun& begun) const;
+  LayerBuffers check_weights(const messages::LayerOrder& order) const;
+
+  const ModelShape shape_;
+  const DeviceLimits limits_;
+  const std::uint32_t credits_;
+  LayerBuffers buffers_;
+  std::map<std::uint64_t, Begun> begun_;  // by iteration; their last order has not come
+  std::uint64_t last_iteration_ = 0;
+  bool any_iteration_ = false;
+  std::uint32_t running_ = 0;
+};
+
+}  // namespace poise

@@ -1,0 +1,383 @@
+#include "gpu_executor/pipeline.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/trouble.h"
+
+namespace poise {
+namespace {
+
+template <typename Record>
+const Record* at(const std::byte* table, std::int64_t offset) {
+  return reinterpret_cast<const Record*>(table + offset);
+}
+
+Device& with_cap(Device& device, const Model& model, const DeviceLimits& limits, Bytes cap) {
+  check_fits(plan_device_memory(model.shape, model.dtype, limits, device.overhead()), cap);
+  device.set_cap(cap);
+  return device;
+}
+
+}  // namespace
+
+Pipeline::Pipeline(Device& device, const Model& model, const DeviceLimits& limits, Bytes cap)
+    : device_(with_cap(device, model, limits, cap)),
+      model_(model),
+      limits_(limits),
+      sizes_(block_sizes(model.shape, model.dtype)),
+      weights_(device, model.shape, model.dtype, model.layout, model.weights, limits),
+      decoder_(device, model.shape, model.dtype, limits),
+      host_buffers_(device) {
+  const DeviceSizes sizes = device_sizes(model.shape, model.dtype, limits);
+  hidden_ = device.allocate(sizes.hidden, "hidden states");
+  regenerated_ = device.allocate(sizes.regenerated, "regenerated KV");
+  for (Side& side : sides_) {
+    side = {.act = device.allocate(sizes.act_buffer, "ACT buffer"),
+            .kv = device.allocate(sizes.kv_buffer, "KV buffer"),
+            .new_act = device.allocate(sizes.new_act, "new ACT rows"),
+            .new_kv = device.allocate(sizes.new_kv, "new KV rows"),
+            .tables = device.allocate(sizes.batch_tables, "tables"),
+            .sampled = device.allocate(sizes.sampled, "samples"),
+            .loaded = device.make_event(),
+            .made = device.make_event(),
+            .computed = device.make_event(),
+            .stored = device.make_event(),
+            .sampled_made = device.make_event(),
+            .sampled_taken = device.make_event()};
+  }
+  for (IterationSide& side : iteration_sides_) {
+    side = {.tables = device.allocate(sizes.iteration_tables, "tables"),
+            .loaded = device.make_event(),
+            .computed = device.make_event()};
+  }
+  for (std::int32_t layer = 0; layer < model.shape.num_hidden_layers; ++layer) {
+    stored_.push_back(device.make_event());
+  }
+  const Bytes planned =
+      plan_device_memory(model.shape, model.dtype, limits, device.overhead()).total;
+  check(device.in_use() + device.overhead() == planned, "device memory is what was planned");
+  // Nothing fails any more: only now copies may be under way.
+  weights_.upload_residents();
+  for (const Stream stream : kAllStreams) {
+    reported_[static_cast<std::size_t>(stream)] = device.make_event();
+    device.record(*reported_[static_cast<std::size_t>(stream)], stream);
+  }
+}
+
+Pipeline::~Pipeline() { device_.finish(); }
+
+void Pipeline::begin(const messages::Iteration& iteration,
+                     std::vector<std::vector<std::uint32_t>> after, const HostBlocks& blocks) {
+  auto work = std::make_shared<IterationWork>(
+      make_work(iteration, std::move(after), blocks, limits_, host_buffers_));
+  begun_.emplace(iteration.iteration(), std::move(work));
+}
+
+void Pipeline::submit(const LayerOrderWork& order) {
+  const auto begun = begun_.find(order.iteration);
+  check(begun != begun_.end(), "an order's iteration was begun");
+  Running running{.seq = order.seq,
+                  .stage = order.stage,
+                  .mini_batches = order.mini_batches,
+                  .work = begun->second};
+  if (const auto layer = layer_of(order.stage)) {
+    run_layer(running, order, *layer);
+  } else if (order.stage == 0) {
+    run_embedding(running, order);
+  } else {
+    run_head(running, order);
+    begun_.erase(begun);
+  }
+  for (const Stream stream : kAllStreams) {
+    auto& end = running.ends[static_cast<std::size_t>(stream)] = take_event();
+    device_.record(*end, stream);
+  }
+  running_.push_back(std::move(running));
+}
+
+void Pipeline::run_layer(Running& order, const LayerOrderWork& work, LayerId layer) {
+  const LayerWeights& weights = weights_.begin(layer);
+  std::vector<Visit> visits;
+  for (const std::uint32_t id : work.mini_batches) {
+    visits.push_back({order.work->mini_batches[id], sides_[visits_++ % sides_.size()]});
+  }
+  const auto load_next = [&](std::size_t i) {
+    load(order, visits[i], layer, i == 0);
+    fetch_after(order, work, work.mini_batches[i]);
+  };
+  load_next(0);
+  for (std::size_t i = 0; i < visits.size(); ++i) {
+    const bool more = i + 1 < visits.size();
+    // The next mini-batch's loads go before this one's computation, unless they are its stores.
+    const bool ahead = more && std::ranges::find(visits[i + 1].batch.after, work.mini_batches[i]) ==
+                                   visits[i + 1].batch.after.end();
+    if (ahead) {
+      load_next(i + 1);
+    }
+    compute(order, visits[i], weights);
+    store(order, visits[i], layer);
+    if (more && !ahead) {
+      load_next(i + 1);
+    }
+  }
+  weights_.end();
+}
+
+void Pipeline::load(Running& order, const Visit& visit, LayerId layer, bool first) {
+  const TableSpan& table = visit.batch.layer.span;
+  device_.wait(Stream::copy_in, *visit.side.computed);
+  if (first || !visit.batch.after.empty()) {
+    device_.wait(Stream::copy_in, *stored_[layer.n]);
+  }
+  std::vector<Copy> copies{{.to = visit.side.tables.data(),
+                            .from = order.work->tables.data() + table.offset,
+                            .bytes = table.bytes}};
+  add_blocks(order, visit, layer, copies);
+  device_.copy(Stream::copy_in, copies);
+  device_.record(*visit.side.loaded, Stream::copy_in);
+}
+
+// A run of ACT blocks ascends in the pool and in the buffer; a run of KV blocks descends in both.
+void Pipeline::add_blocks(Running& order, const Visit& visit, LayerId layer,
+                          std::vector<Copy>& copies) {
+  const HostBlocks& blocks = order.work->blocks;
+  for (const BlockLoad& run : visit.batch.loads) {
+    const std::int64_t size = sizes_.block(run.kind).n;
+    const std::int64_t tail = sizes_.row(run.kind).n * run.tail_tokens;
+    const auto host = [&](std::uint32_t i) {
+      return blocks.data + blocks.partition.offset(sizes_, layer, run.kind, {run.first_block + i});
+    };
+    if (run.kind == BlockKind::act) {
+      const Bytes bytes{size * (run.count - 1) + tail};
+      copies.push_back(
+          {.to = visit.side.act.data() + size * run.first_slot, .from = host(0), .bytes = bytes});
+      order.act += bytes;
+      continue;
+    }
+    const auto place = [&](std::uint32_t i) {
+      return visit.side.kv.data() +
+             size * (std::int64_t{limits_.kv_slots} - 1 - run.first_slot - i);
+    };
+    const std::uint32_t whole = run.tail_tokens == kBlockTokens ? run.count : run.count - 1;
+    if (whole > 0) {
+      copies.push_back({.to = place(whole - 1), .from = host(whole - 1), .bytes = {size * whole}});
+    }
+    if (whole < run.count) {
+      copies.push_back({.to = place(whole), .from = host(whole), .bytes = {tail}});
+    }
+    order.kv += {size * (run.count - 1) + tail};
+  }
+}
+
+void Pipeline::fetch_after(Running& order, const LayerOrderWork& work, std::uint32_t mini_batch) {
+  for (const messages::WeightFetch& fetch : work.fetch) {
+    if (fetch.after_mini_batch() == mini_batch) {
+      order.weights += weights_.fetch({fetch.layer()}, fetch.piece());
+    }
+  }
+}
+
+void Pipeline::compute(Running& order, const Visit& visit, const LayerWeights& weights) {
+  device_.wait(Stream::compute, *visit.side.loaded);
+  device_.wait(Stream::compute, *visit.side.stored);
+  const std::byte* table = visit.side.tables.data();
+  const LayerTable& layer = visit.batch.layer;
+  const RowMove* moves = at<RowMove>(table, layer.moves);
+  decoder_.layer(weights,
+                 {.hidden = hidden_of(visit.batch),
+                  .rows = visit.batch.rows,
+                  .new_act = visit.side.new_act.data(),
+                  .new_kv = visit.side.new_kv.data(),
+                  .act = visit.side.act.data(),
+                  .kv = visit.side.kv.data(),
+                  .regenerated = regenerated_.data(),
+                  .regenerate = visit.batch.regenerate,
+                  .kv_moves = moves,
+                  .regenerated_moves = moves + layer.kv_moves,
+                  .blocks = at<ContextBlock>(table, layer.blocks),
+                  .sequences = at<AttentionSequence>(table, layer.sequences),
+                  .kv_move_count = layer.kv_moves,
+                  .regenerated_move_count = layer.regenerated_moves,
+                  .sequence_count = layer.sequence_count},
+                 {.need = [this](Weight weight) { weights_.need(weight); },
+                  .rows_made = [&] { device_.record(*visit.side.made, Stream::compute); }});
+  device_.record(*visit.side.computed, Stream::compute);
+  end_mini_batch(order);
+}
+
+void Pipeline::end_mini_batch(Running& order) {
+  order.batch_ends.push_back(take_event());
+  device_.record(*order.batch_ends.back(), Stream::compute);
+}
+
+void Pipeline::run_embedding(Running& order, const LayerOrderWork& work) {
+  order.work->side = iterations_++ % iteration_sides_.size();
+  IterationSide& side = iteration_sides_[order.work->side];
+  const IterationTable& table = order.work->table;
+  device_.wait(Stream::copy_in, *side.computed);
+  const Copy copy{.to = side.tables.data(),
+                  .from = order.work->tables.data() + table.span.offset,
+                  .bytes = table.span.bytes};
+  device_.copy(Stream::copy_in, {&copy, 1});
+  device_.record(*side.loaded, Stream::copy_in);
+  device_.wait(Stream::compute, *side.loaded);
+  for (const std::uint32_t id : work.mini_batches) {
+    const MiniBatchWork& batch = order.work->mini_batches[id];
+    fetch_after(order, work, id);
+    decoder_.embed(
+        weights_.outer(),
+        {.tokens = at<std::int32_t>(side.tables.data(), table.tokens) + batch.first_row,
+         .positions = at<std::int32_t>(side.tables.data(), table.positions) + batch.first_row,
+         .hidden = hidden_of(batch),
+         .rows = batch.rows});
+    end_mini_batch(order);
+  }
+  device_.record(*side.computed, Stream::compute);
+}
+
+void Pipeline::run_head(Running& order, const LayerOrderWork& work) {
+  IterationSide& side = iteration_sides_[order.work->side];
+  for (const std::uint32_t id : work.mini_batches) {
+    fetch_after(order, work, id);
+    compute_head(*order.work, order.work->mini_batches[id], side.tables.data());
+    end_mini_batch(order);
+  }
+  device_.record(*side.computed, Stream::compute);
+}
+
+// Chunk by chunk; results leave while the next chunk is computed. The two sides' buffers for
+// samples serve in turn.
+void Pipeline::compute_head(const IterationWork& work, const MiniBatchWork& batch,
+                            const std::byte* table) {
+  std::int64_t result = batch.head.first_result;
+  std::size_t turn = 0;
+  for (const HeadChunk& chunk : batch.head.chunks) {
+    Side& side = sides_[turn++ % sides_.size()];
+    auto* sampled = reinterpret_cast<SampledRow*>(side.sampled.data());
+    device_.wait(Stream::compute, *side.sampled_taken);
+    decoder_.head(weights_.outer(), {.hidden = hidden_of(batch),
+                                     .moves = at<RowMove>(table, chunk.moves),
+                                     .sample_rows = at<SampleRow>(table, chunk.sample_rows),
+                                     .sampled = sampled,
+                                     .rows = chunk.rows,
+                                     .sample_count = chunk.samples});
+    device_.record(*side.sampled_made, Stream::compute);
+    device_.wait(Stream::copy_out, *side.sampled_made);
+    const Copy copy{.to = work.results.data() + result * kSampledRowBytes,
+                    .from = sampled,
+                    .bytes = {chunk.samples * kSampledRowBytes}};
+    device_.copy(Stream::copy_out, {&copy, 1});
+    device_.record(*side.sampled_taken, Stream::copy_out);
+    result += chunk.samples;
+  }
+}
+
+void Pipeline::store(Running& order, const Visit& visit, LayerId layer) {
+  if (visit.batch.stores.empty()) {
+    return;
+  }
+  const HostBlocks& blocks = order.work->blocks;
+  std::vector<Copy> copies;
+  for (const RowStore& store : visit.batch.stores) {
+    const std::int64_t row = sizes_.row(store.kind).n;
+    const Buffer& from = store.kind == BlockKind::kv ? visit.side.new_kv : visit.side.new_act;
+    copies.push_back({.to = blocks.data +
+                            blocks.partition.offset(sizes_, layer, store.kind, {store.block}) +
+                            row * store.token,
+                      .from = from.data() + row * store.row,
+                      .bytes = {row * store.count}});
+    order.stores += copies.back().bytes;
+  }
+  device_.wait(Stream::copy_out, *visit.side.made);
+  device_.copy(Stream::copy_out, copies);
+  device_.record(*visit.side.stored, Stream::copy_out);
+  device_.record(*stored_[layer.n], Stream::copy_out);
+}
+
+void Pipeline::abandon() {
+  begun_.clear();
+  weights_.abandon();
+}
+
+std::optional<OrderDone> Pipeline::poll(Seconds timeout) {
+  const bool one = !running_.empty() && ended(running_.front(), timeout);
+  if (const auto sentence = device_.failure()) {
+    fail(Exit::interrupted, "the device {} failed: {}", device_.name(), *sentence);
+  }
+  if (!one) {
+    return std::nullopt;
+  }
+  Running order = std::move(running_.front());
+  running_.pop_front();
+  return report(std::move(order));
+}
+
+bool Pipeline::ended(const Running& order, Seconds timeout) {
+  return std::ranges::all_of(order.ends,
+                             [&](const auto& end) { return device_.reached(*end, timeout); });
+}
+
+std::optional<LayerId> Pipeline::layer_of(std::uint32_t stage) const {
+  if (stage == 0 || stage > static_cast<std::uint32_t>(model_.shape.num_hidden_layers)) {
+    return std::nullopt;
+  }
+  return LayerId{stage - 1};
+}
+
+float* Pipeline::hidden_of(const MiniBatchWork& batch) const {
+  return reinterpret_cast<float*>(hidden_.data()) + batch.first_row * model_.shape.hidden_size;
+}
+
+std::unique_ptr<Event> Pipeline::take_event() {
+  if (spare_events_.empty()) {
+    return device_.make_event();
+  }
+  auto event = std::move(spare_events_.back());
+  spare_events_.pop_back();
+  return event;
+}
+
+OrderDone Pipeline::report(Running order) {
+  OrderDone done;
+  const auto number = [](std::int64_t n) { return static_cast<std::uint64_t>(n); };
+  const auto compute = static_cast<std::size_t>(Stream::compute);
+  std::int64_t busy_ns = device_.totals(*reported_[compute]).busy_ns;
+  for (std::size_t i = 0; i < order.mini_batches.size(); ++i) {
+    const MiniBatchWork& batch = order.work->mini_batches[order.mini_batches[i]];
+    const std::int64_t until = device_.totals(*order.batch_ends[i]).busy_ns;
+    const bool layer = layer_of(order.stage).has_value();
+    done.layer.mini_batches.emplace_back(
+        order.mini_batches[i], layer ? batch.kv_blocks : 0, layer ? batch.act_blocks : 0,
+        static_cast<std::uint32_t>(batch.rows), number(until - busy_ns));
+    busy_ns = until;
+    spare_events_.push_back(std::move(order.batch_ends[i]));
+  }
+
+  std::array<std::unique_ptr<messages::StreamReport>, kStreams> streams;
+  for (std::size_t i = 0; i < kStreams; ++i) {
+    const StreamTotals from = device_.totals(*reported_[i]);
+    const StreamTotals to = device_.totals(*order.ends[i]);
+    streams[i] = std::make_unique<messages::StreamReport>(number(to.bytes - from.bytes),
+                                                          number(to.busy_ns - from.busy_ns),
+                                                          number(to.wait_ns - from.wait_ns));
+    spare_events_.push_back(std::exchange(reported_[i], std::move(order.ends[i])));
+  }
+  done.layer.iteration = order.work->iteration;
+  done.layer.stage = order.stage;
+  done.layer.order = order.seq;
+  done.layer.copy_in = std::move(streams[0]);
+  done.layer.compute = std::move(streams[1]);
+  done.layer.copy_out = std::move(streams[2]);
+  done.layer.link = std::make_unique<messages::LinkBytes>(
+      number(order.weights.n), number(order.kv.n), number(order.act.n), number(order.stores.n));
+
+  if (order.stage > 0 && !layer_of(order.stage)) {
+    done.iteration = results_of(*order.work);
+    host_buffers_.give_back(std::move(order.work->tables));
+    host_buffers_.give_back(std::move(order.work->results));
+  }
+  return done;
+}
+
+}  // namespace poise

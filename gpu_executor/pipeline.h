@@ -1,0 +1,142 @@
+#pragma once
+// Runs layer orders on a device so that copies in, computation and copies out overlap:
+//
+//   copy in   | tables, ACT, KV of mb 0 | W pieces | ACT, KV of mb 1 | …     never idle
+//   compute   |            KV Gen mb 0, QKV, attention, MLP of mb 0 | mb 1 | …
+//   copy out  |                       new K/V/ACT rows of mb 0 | …
+//
+// Everything that a mini-batch brings into a layer lies in one of two sides (KV, ACT, new rows,
+// tables), so that the next one loads while this one computes; the next layer's first mini-batch
+// follows the last of this one, also over head and embedding to the next iteration, so nothing
+// drains. What must wait for what:
+//   - a load into a side, for the computation that last read that side (an iteration's own tables
+//     have two sides, too);
+//   - a load of a layer's rows, for all their stores by earlier orders, and where rows of the same
+//     iteration are read (a long prompt in pieces), for the stores of that mini-batch;
+//   - computation, for its loads, its weights' pieces, and for the stores of the rows it overwrites;
+//   - a store, for the launch that made its rows.
+// `submit` only queues; `poll` tells what is finished. Orders come checked (order_check.h), in the
+// order they are to run. Owns all device memory of one Configure, exactly as planned.
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "common/messages_generated.h"
+#include "gpu_executor/decoder.h"
+#include "gpu_executor/device.h"
+#include "gpu_executor/weights_on_device.h"
+#include "gpu_executor/work.h"
+
+namespace poise {
+
+// The model as the control segment describes it and the weights segment holds it.
+struct Model {
+  ModelShape shape{};
+  DType dtype{};
+  WeightLayout layout{};
+  std::span<const std::byte> weights;
+};
+
+// What is told of a finished order; of the last of an iteration also its results.
+struct OrderDone {
+  messages::LayerDoneT layer;
+  std::optional<messages::IterationDoneT> iteration;
+};
+
+class Pipeline {
+ public:
+  // Fails, with the plan's numbers, where the buffers are more than `cap`.
+  Pipeline(Device& device, const Model& model, const DeviceLimits& limits, Bytes cap);
+  ~Pipeline();  // waits for what is queued
+  Pipeline(const Pipeline&) = delete;
+  Pipeline& operator=(const Pipeline&) = delete;
+
+  // An iteration whose orders will come. `after` is the order check's.
+  void begin(const messages::Iteration& iteration, std::vector<std::vector<std::uint32_t>> after,
+             const HostBlocks& blocks);
+  void submit(const LayerOrderWork& order);
+  // No more orders come for the iterations begun and not finished; what is queued still runs.
+  void abandon();
+
+  // The next finished order, waiting at most `timeout` for one. Fails (Exit::interrupted) where the
+  // device failed.
+  std::optional<OrderDone> poll(Seconds timeout = {0});
+  bool idle() const { return running_.empty(); }
+  // Waits for all that is queued; their reports still come from `poll`.
+  void finish() { device_.finish(); }
+
+  Bytes device_bytes() const { return device_.in_use(); }
+
+ private:
+  // Half of every double buffer.
+  struct Side {
+    Buffer act, kv, new_act, new_kv, tables, sampled;
+    std::unique_ptr<Event> loaded;                       // copy_in: blocks and tables are there
+    std::unique_ptr<Event> made;                         // compute: new rows stand
+    std::unique_ptr<Event> computed;                     // compute: nothing reads the side any more
+    std::unique_ptr<Event> stored;                       // copy_out: new rows have left
+    std::unique_ptr<Event> sampled_made, sampled_taken;  // compute, copy_out: results
+  };
+  // Half of the tables for embedding and head; an iteration holds one.
+  struct IterationSide {
+    Buffer tables;
+    std::unique_ptr<Event> loaded;    // copy_in
+    std::unique_ptr<Event> computed;  // compute: as in Side
+  };
+  // An order that was queued.
+  struct Running {
+    std::uint64_t seq = 0;
+    std::uint32_t stage = 0;
+    std::vector<std::uint32_t> mini_batches;
+    std::shared_ptr<IterationWork> work;
+    Bytes weights{}, kv{}, act{}, stores{};  // that cross the link
+    std::array<std::unique_ptr<Event>, kStreams> ends;
+    std::vector<std::unique_ptr<Event>> batch_ends;  // on compute
+  };
+  struct Visit {  // a mini-batch in a layer
+    MiniBatchWork& batch;
+    Side& side;
+  };
+
+  void run_layer(Running& order, const LayerOrderWork& work, LayerId layer);
+  void load(Running& order, const Visit& visit, LayerId layer, bool first);
+  void add_blocks(Running& order, const Visit& visit, LayerId layer, std::vector<Copy>& copies);
+  void fetch_after(Running& order, const LayerOrderWork& work, std::uint32_t mini_batch);
+  void compute(Running& order, const Visit& visit, const LayerWeights& weights);
+  void store(Running& order, const Visit& visit, LayerId layer);
+  void run_embedding(Running& order, const LayerOrderWork& work);
+  void run_head(Running& order, const LayerOrderWork& work);
+  void compute_head(const IterationWork& work, const MiniBatchWork& batch, const std::byte* table);
+  void end_mini_batch(Running& order);
+  std::optional<LayerId> layer_of(std::uint32_t stage) const;
+  float* hidden_of(const MiniBatchWork& batch) const;
+  std::unique_ptr<Event> take_event();
+  bool ended(const Running& order, Seconds timeout);
+  OrderDone report(Running order);
+
+  Device& device_;
+  const Model model_;
+  const DeviceLimits limits_;
+  const BlockSizes sizes_;
+  WeightsOnDevice weights_;
+  Decoder decoder_;
+  Buffer hidden_, regenerated_;
+  std::array<Side, 2> sides_;
+  std::array<IterationSide, 2> iteration_sides_;
+  std::uint64_t visits_ = 0, iterations_ = 0;   // sides are taken in turn
+  std::vector<std::unique_ptr<Event>> stored_;  // copy_out, by layer: its last stores
+
+  HostBuffers host_buffers_;
+  std::map<std::uint64_t, std::shared_ptr<IterationWork>> begun_;  // their last order has not come
+  std::deque<Running> running_;
+  std::vector<std::unique_ptr<Event>> spare_events_;
+  std::array<std::unique_ptr<Event>, kStreams> reported_;  // ends of the last order reported
+};
+
+}  // namespace poise

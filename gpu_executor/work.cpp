@@ -1,0 +1,329 @@
+#include "gpu_executor/work.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "common/trouble.h"
+
+namespace poise {
+namespace {
+
+static_assert(sizeof(RowMove) == kRowMoveBytes && sizeof(ContextBlock) == kContextBlockBytes);
+static_assert(sizeof(AttentionSequence) == kAttentionSequenceBytes);
+static_assert(sizeof(SampleRow) == kSampleRowBytes && sizeof(SampledRow) == kSampledRowBytes);
+
+constexpr std::int64_t kSpanAlignment = 256;
+constexpr std::int64_t kArrayAlignment = 16;
+
+// Packs arrays one behind the other into spans.
+class TableWriter {
+ public:
+  void begin_span() {
+    bytes_.resize(static_cast<std::size_t>(round_up(end(), kSpanAlignment)));
+    span_ = end();
+  }
+
+  // Returns the array's place within the span.
+  template <typename Record>
+  std::int64_t add(const std::vector<Record>& records) {
+    const std::int64_t at = round_up(end(), kArrayAlignment);
+    const std::size_t size = records.size() * sizeof(Record);
+    bytes_.resize(static_cast<std::size_t>(at) + size);
+    if (size > 0) {
+      std::memcpy(bytes_.data() + at, records.data(), size);
+    }
+    return at - span_;
+  }
+
+  TableSpan end_span() const { return {.offset = span_, .bytes = {end() - span_}}; }
+  const std::vector<std::byte>& bytes() const { return bytes_; }
+
+ private:
+  std::int64_t end() const { return static_cast<std::int64_t>(bytes_.size()); }
+
+  std::vector<std::byte> bytes_;
+  std::int64_t span_ = 0;
+};
+
+std::int32_t to_int(std::uint32_t n) { return static_cast<std::int32_t>(n); }
+
+void add_embedding(const messages::Iteration& iteration, IterationTable& table,
+                   TableWriter& writer) {
+  std::vector<std::int32_t> tokens, positions;
+  for (const messages::MiniBatch* batch : *iteration.mini_batches()) {
+    tokens.insert(tokens.end(), batch->tokens()->begin(), batch->tokens()->end());
+    for (const messages::Sequence* sequence : *batch->sequences()) {
+      for (std::uint32_t i = 0; i < sequence->new_tokens(); ++i) {
+        positions.push_back(to_int(sequence->context() + i));
+      }
+    }
+  }
+  table.tokens = writer.add(tokens);
+  table.positions = writer.add(positions);
+}
+
+// The KV buffer is laid out from its end, as the KV blocks are in the pool, so that a run of blocks
+// is contiguous on both sides.
+std::uint32_t kv_place(const DeviceLimits& limits, std::uint32_t slot) {
+  return static_cast<std::uint32_t>(limits.kv_slots) - 1 - slot;
+}
+
+LayerTable layer_table(const messages::MiniBatch& batch, const DeviceLimits& limits,
+                       TableWriter& writer) {
+  std::vector<ContextBlock> blocks;
+  for (const messages::AttentionEntry* entry : *batch.entries()) {
+    const bool regenerated = entry->where() == messages::Where::RegeneratedKv;
+    blocks.push_back({.slot = regenerated ? entry->slot() : kv_place(limits, entry->slot()),
+                      .buffer = static_cast<std::uint8_t>(regenerated ? 1 : 0),
+                      .unused = {}});
+  }
+  std::vector<AttentionSequence> sequences;
+  std::vector<RowMove> kv_moves, regenerated_moves;
+  for (const messages::Sequence* sequence : *batch.sequences()) {
+    sequences.push_back({.first_row = to_int(sequence->first_row()),
+                         .new_tokens = to_int(sequence->new_tokens()),
+                         .context = to_int(sequence->context()),
+                         .first_block = to_int(sequence->first_entry())});
+    for (std::uint32_t i = 0; i < sequence->new_tokens(); ++i) {
+      const std::uint32_t position = sequence->context() + i;
+      const ContextBlock& block = blocks[sequence->first_entry() + position / kBlockTokens];
+      auto& moves = block.buffer == 0 ? kv_moves : regenerated_moves;
+      moves.push_back({.from = sequence->first_row() + i,
+                       .to = std::int64_t{block.slot} * kBlockTokens + position % kBlockTokens});
+    }
+  }
+  LayerTable table{.kv_moves = static_cast<std::int32_t>(kv_moves.size()),
+                   .regenerated_moves = static_cast<std::int32_t>(regenerated_moves.size()),
+                   .sequence_count = static_cast<std::int32_t>(sequences.size())};
+  kv_moves.insert(kv_moves.end(), regenerated_moves.begin(), regenerated_moves.end());
+  writer.begin_span();
+  table.moves = writer.add(kv_moves);
+  table.sequences = writer.add(sequences);
+  table.blocks = writer.add(blocks);
+  table.span = writer.end_span();
+  return table;
+}
+
+// Collects the rows whose logits are wanted, and cuts them into chunks.
+class HeadBuilder {
+ public:
+  HeadBuilder(const DeviceLimits& limits, MiniBatchWork& work) : limits_(limits), work_(work) {}
+
+  void add(const messages::Sample& sample, const messages::Sequence& sequence) {
+    const auto index = static_cast<std::uint32_t>(work_.samples.size());
+    work_.samples.push_back({.request = sequence.request(), .logprobs = sample.logprobs() >= 0});
+    for (std::uint32_t i = 0; i < sequence.new_tokens(); ++i) {
+      const std::int32_t target = sample.prompt_logprobs() ? sample.prompt_targets()->Get(i) : -1;
+      const bool generate = sample.generate() && i + 1 == sequence.new_tokens();
+      if (target < 0 && !generate) {
+        continue;
+      }
+      const std::int32_t row = add_row(sequence.first_row() + i);
+      if (target >= 0) {
+        add_sample({.row = row, .logprobs = sample.logprobs(), .target = target}, index, true);
+      }
+      if (generate) {
+        add_sample({.row = row,
+                    .temperature = sample.temperature(),
+                    .top_p = sample.top_p(),
+                    .top_k = sample.top_k(),
+                    .seed = sample.seed(),
+                    .step = sample.step(),
+                    .logprobs = sample.logprobs(),
+                    .target = -1},
+                   index, false);
+      }
+    }
+  }
+
+  HeadTable finish(TableWriter& writer) {
+    HeadTable table{.samples = static_cast<std::int32_t>(work_.results.size())};
+    for (const Chunk& chunk : chunks_) {
+      table.chunks.push_back({.moves = writer.add(chunk.moves),
+                              .sample_rows = writer.add(chunk.samples),
+                              .rows = static_cast<std::int32_t>(chunk.moves.size()),
+                              .samples = static_cast<std::int32_t>(chunk.samples.size())});
+    }
+    return table;
+  }
+
+ private:
+  struct Chunk {
+    std::vector<RowMove> moves;
+    std::vector<SampleRow> samples;
+  };
+
+  std::int32_t add_row(std::int64_t from) {
+    if (chunks_.empty() ||
+        chunks_.back().moves.size() == static_cast<std::size_t>(limits_.logits_rows)) {
+      chunks_.emplace_back();
+    }
+    auto& moves = chunks_.back().moves;
+    moves.push_back({.from = from, .to = static_cast<std::int64_t>(moves.size())});
+    return static_cast<std::int32_t>(moves.size()) - 1;
+  }
+
+  void add_sample(const SampleRow& row, std::uint32_t sample, bool prompt) {
+    chunks_.back().samples.push_back(row);
+    work_.results.push_back({.sample = sample, .prompt = prompt});
+  }
+
+  const DeviceLimits& limits_;
+  MiniBatchWork& work_;
+  std::vector<Chunk> chunks_;
+};
+
+HeadTable head_table(const messages::MiniBatch& batch, const DeviceLimits& limits,
+                     MiniBatchWork& work, TableWriter& writer) {
+  HeadBuilder head(limits, work);
+  if (batch.samples() != nullptr) {
+    for (const messages::Sample* sample : *batch.samples()) {
+      head.add(*sample, *batch.sequences()->Get(sample->sequence()));
+    }
+  }
+  return head.finish(writer);
+}
+
+void add_copies(const messages::MiniBatch& batch, MiniBatchWork& work) {
+  if (batch.loads() != nullptr) {
+    for (const messages::BlockRun* run : *batch.loads()) {
+      const auto kind = static_cast<BlockKind>(run->kind());
+      (kind == BlockKind::kv ? work.kv_blocks : work.act_blocks) += run->count();
+      work.loads.push_back({.kind = kind,
+                            .first_block = run->first_block(),
+                            .first_slot = run->first_slot(),
+                            .count = run->count(),
+                            .tail_tokens = run->tail_tokens()});
+    }
+  }
+  if (batch.regenerate() != nullptr) {
+    for (const messages::SlotRange* range : *batch.regenerate()) {
+      work.regenerate.push_back({.first_slot = range->first_slot(), .count = range->count()});
+    }
+  }
+  if (batch.stores() != nullptr) {
+    for (const messages::Store* store : *batch.stores()) {
+      work.stores.push_back({.kind = static_cast<BlockKind>(store->kind()),
+                             .block = store->block(),
+                             .token = store->token(),
+                             .row = store->row(),
+                             .count = store->count()});
+    }
+  }
+}
+
+messages::LogprobRowT logprob_row(const SampledRow& row) {
+  messages::LogprobRowT result;
+  result.token = row.token;
+  result.logprob = row.logprob;
+  for (std::int32_t i = 0; i < row.top_count; ++i) {
+    if (row.top_token[i] != row.token) {
+      result.top.emplace_back(row.top_token[i], row.top_logprob[i]);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+HostBuffer HostBuffers::take(Bytes size) {
+  std::ranges::sort(free_, {}, &HostBuffer::size);
+  const auto fits = std::ranges::lower_bound(free_, size, {}, &HostBuffer::size);
+  if (fits == free_.end()) {
+    if (!free_.empty()) {
+      free_.pop_back();  // too small by now, and there are never more than work asks for
+    }
+    return device_.allocate_host(
+        {static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(size.n)))});
+  }
+  HostBuffer buffer = std::move(*fits);
+  free_.erase(fits);
+  return buffer;
+}
+
+void HostBuffers::give_back(HostBuffer buffer) {
+  if (buffer.data() != nullptr) {
+    free_.push_back(std::move(buffer));
+  }
+}
+
+IterationWork make_work(const messages::Iteration& iteration,
+                        std::vector<std::vector<std::uint32_t>> after, const HostBlocks& blocks,
+                        const DeviceLimits& limits, HostBuffers& buffers) {
+  IterationWork work{.iteration = iteration.iteration(), .blocks = blocks};
+  work.mini_batches.resize(iteration.mini_batches()->size());
+  TableWriter writer;
+  writer.begin_span();
+  add_embedding(iteration, work.table, writer);
+  std::int64_t first_row = 0;
+  for (const messages::MiniBatch* batch : *iteration.mini_batches()) {
+    MiniBatchWork& one = work.mini_batches[batch->id()];
+    one.rows = static_cast<std::int32_t>(batch->tokens()->size());
+    one.first_row = first_row;
+    first_row += one.rows;
+    one.head = head_table(*batch, limits, one, writer);
+    one.head.first_result = work.result_count;
+    work.result_count += one.head.samples;
+  }
+  work.table.span = writer.end_span();
+  for (const messages::MiniBatch* batch : *iteration.mini_batches()) {
+    MiniBatchWork& one = work.mini_batches[batch->id()];
+    one.after = std::move(after[batch->id()]);
+    one.layer = layer_table(*batch, limits, writer);
+    add_copies(*batch, one);
+  }
+  const std::size_t size = writer.bytes().size();
+  work.tables = buffers.take({static_cast<std::int64_t>(size)});
+  std::memcpy(work.tables.data(), writer.bytes().data(), size);
+  if (work.result_count > 0) {
+    work.results = buffers.take({work.result_count * kSampledRowBytes});
+  }
+  return work;
+}
+
+LayerOrderWork make_order(const messages::LayerOrder& order, std::uint64_t seq) {
+  LayerOrderWork work{.seq = seq, .iteration = order.iteration(), .stage = order.stage()};
+  work.mini_batches.assign(order.mini_batches()->begin(), order.mini_batches()->end());
+  if (order.fetch() != nullptr) {
+    for (const messages::WeightFetch* fetch : *order.fetch()) {
+      work.fetch.push_back(*fetch);
+    }
+  }
+  return work;
+}
+
+messages::IterationDoneT results_of(const IterationWork& work) {
+  messages::IterationDoneT done;
+  done.iteration = work.iteration;
+  for (const MiniBatchWork& batch : work.mini_batches) {
+    std::vector<messages::SampleResultT> results(batch.samples.size());
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      results[i].request = batch.samples[i].request;
+    }
+    for (std::size_t i = 0; i < batch.results.size(); ++i) {
+      SampledRow row;
+      std::memcpy(&row,
+                  work.results.data() +
+                      (batch.head.first_result + static_cast<std::int64_t>(i)) * kSampledRowBytes,
+                  sizeof row);
+      const ResultRow& of = batch.results[i];
+      messages::SampleResultT& result = results[of.sample];
+      result.finite = result.finite && row.token >= 0;
+      if (of.prompt) {
+        result.prompt.push_back(std::make_unique<messages::LogprobRowT>(logprob_row(row)));
+      } else {
+        result.token = row.token;
+        if (batch.samples[of.sample].logprobs) {
+          result.chosen = std::make_unique<messages::LogprobRowT>(logprob_row(row));
+        }
+      }
+    }
+    for (messages::SampleResultT& result : results) {
+      done.results.push_back(std::make_unique<messages::SampleResultT>(std::move(result)));
+    }
+  }
+  return done;
+}
+
+}  // namespace poise

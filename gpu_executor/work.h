@@ -1,0 +1,139 @@
+#pragma once
+// An Iteration message turned into what the pipeline runs: for each mini-batch its copies, and the
+// tables its kernels read, packed so that one copy brings what a stage needs. Made only from
+// messages that passed the order check; nothing here doubts a number.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "common/blocks.h"
+#include "common/device_memory.h"
+#include "common/messages_generated.h"
+#include "gpu_executor/decoder.h"
+#include "gpu_executor/device.h"
+
+namespace poise {
+
+// The block pool of one epoch, as this process has it mapped.
+struct HostBlocks {
+  std::byte* data = nullptr;
+  PoolPartition partition{};
+};
+
+// A contiguous part of the tables, copied as one. The offsets of its arrays count from its start,
+// on the host and on the device.
+struct TableSpan {
+  std::int64_t offset = 0;
+  Bytes bytes{};
+};
+
+// What the embedding needs of the iteration's rows; the mini-batches' head tables stand in the same
+// span.
+struct IterationTable {
+  TableSpan span;
+  std::int64_t tokens = 0, positions = 0;  // (rows of the iteration)
+};
+
+// What one mini-batch needs in each layer.
+struct LayerTable {
+  TableSpan span;
+  std::int64_t moves = 0;  // (kv_moves + regenerated_moves)
+  std::int32_t kv_moves = 0, regenerated_moves = 0;
+  std::int64_t sequences = 0;  // (sequence_count)
+  std::int32_t sequence_count = 0;
+  std::int64_t blocks = 0;  // (entries)
+};
+
+// At most logits_rows rows of the head.
+struct HeadChunk {
+  std::int64_t moves = 0;        // (rows)
+  std::int64_t sample_rows = 0;  // (samples)
+  std::int32_t rows = 0, samples = 0;
+};
+struct HeadTable {
+  std::vector<HeadChunk> chunks;
+  std::int32_t samples = 0;       // of all chunks
+  std::int64_t first_result = 0;  // of the iteration's results
+};
+
+struct BlockLoad {  // neighbouring blocks into neighbouring slots
+  BlockKind kind;
+  std::uint32_t first_block, first_slot, count, tail_tokens;
+};
+
+struct RowStore {  // new rows into one block
+  BlockKind kind;
+  std::uint32_t block, token, row, count;
+};
+
+// A row of the results: which sample it belongs to, and whether it tells of a prompt's token.
+struct ResultRow {
+  std::uint32_t sample;
+  bool prompt;
+};
+
+struct SampleWork {
+  std::uint32_t request;
+  bool logprobs;  // wanted for the generated token
+};
+
+struct MiniBatchWork {
+  std::int32_t rows = 0;
+  std::int64_t first_row = 0;  // within the iteration
+  LayerTable layer;
+  HeadTable head;
+  std::vector<BlockLoad> loads;
+  std::vector<Regenerate> regenerate;
+  std::vector<RowStore> stores;
+  std::vector<std::uint32_t> after;  // mini-batches whose stores these loads read
+  std::vector<SampleWork> samples;
+  std::vector<ResultRow> results;               // in the order of the head's sample rows
+  std::uint32_t kv_blocks = 0, act_blocks = 0;  // loaded
+};
+
+struct IterationWork {
+  std::uint64_t iteration = 0;
+  HostBlocks blocks;
+  std::vector<MiniBatchWork> mini_batches;
+  IterationTable table;
+  std::size_t side = 0;  // of the device's tables that holds it
+  HostBuffer tables;
+  HostBuffer results;  // (results) SampledRow
+  std::int64_t result_count = 0;
+};
+
+// A checked LayerOrder.
+struct LayerOrderWork {
+  std::uint64_t seq = 0;
+  std::uint64_t iteration = 0;
+  std::uint32_t stage = 0;
+  std::vector<std::uint32_t> mini_batches;
+  std::vector<messages::WeightFetch> fetch;
+};
+
+// Host buffers that are used again: making one is slow on a GPU's host.
+class HostBuffers {
+ public:
+  explicit HostBuffers(Device& device) : device_(device) {}
+  HostBuffer take(Bytes size);
+  void give_back(HostBuffer buffer);
+
+ private:
+  Device& device_;
+  std::vector<HostBuffer> free_;
+};
+
+// `after`: for each mini-batch, as the order check found it.
+IterationWork make_work(const messages::Iteration& iteration,
+                        std::vector<std::vector<std::uint32_t>> after, const HostBlocks& blocks,
+                        const DeviceLimits& limits, HostBuffers& buffers);
+
+LayerOrderWork make_order(const messages::LayerOrder& order, std::uint64_t seq);
+
+// What the head sampled, as the planner is told; for a finished iteration.
+messages::IterationDoneT results_of(const IterationWork& work);
+
+}  // namespace poise

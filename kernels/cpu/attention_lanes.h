@@ -1,0 +1,150 @@
+#pragma once
+// Attention over sixteen lanes: how keys and values reach the rows of a slice
+// (attention_rows_lanes.h), in two ways that give the same bits. With many rows the keys and values
+// of a chunk are laid out once and serve all tiles. With one tile a head, as in decoding, memory is
+// the limit: several heads are taken together, so that it is read in long runs, keys are laid out a
+// few blocks at a time and values are read where they lie.
+
+#include <cstdint>
+
+#include "common/units.h"
+#include "kernels/cpu/lane_kernels.h"
+
+namespace poise::cpu {
+namespace {
+
+template <typename T>
+class AttentionTask {
+ public:
+  explicit AttentionTask(const AttentionSlice& slice)
+      : slice_(slice),
+        op_(*slice.op),
+        dim_(op_.head_dim),
+        value_offset_(op_.kv_heads * dim_),
+        token_stride_(2 * value_offset_),
+        keys_(slice.scratch),
+        values_(keys_ + kChunkTokens * kMaxHeadDim),
+        rows_(slice, values_ + kChunkTokens * kMaxHeadDim) {}
+
+  void run() {
+    const bool narrow = takes_heads_together(op_, slice_.tokens * slice_.heads, Lanes::kTileRows);
+    const Tiles tiles(rows_.rows_each());
+    for (std::int32_t head = 0; head < slice_.kv_heads; ++head) {
+      for (std::int64_t t = 0; t < tiles.count; ++t) {
+        rows_.pack_queries(head * rows_.rows_each() + static_cast<std::int32_t>(tiles.first(t)),
+                           tiles.size(t));
+      }
+    }
+    const std::int32_t end = rows_.last_limit();
+    for (std::int32_t start = 0; start < end; start += kChunkTokens) {
+      const std::int32_t count = end - start < kChunkTokens ? end - start : kChunkTokens;
+      if (narrow) {
+        with_rows(rows_.rows_each(), [&](auto rows) { attend_together<rows()>(start, count); });
+      } else {
+        attend_tiles(tiles, start, count);
+      }
+    }
+    rows_.write_out();
+  }
+
+ private:
+  // The key of a block's first token in the slice's first head; the other heads follow at dim_,
+  // tokens at token_stride_, values at value_offset_.
+  const T* first_key(std::int32_t block) const {
+    const ContextBlock& at = op_.blocks[slice_.sequence->first_block + block];
+    const std::int64_t head = std::int64_t{at.slot} * kBlockTokens * 2 * op_.kv_heads;
+    return static_cast<const T*>(op_.slots[at.buffer]) + (head + slice_.kv_head) * dim_;
+  }
+
+  // Keys of positions [start, start + count) as (blocks, head_dim, 16 positions) of float32.
+  void gather_keys(std::int32_t head, std::int32_t start, std::int32_t count) {
+    for (std::int32_t t = 0; t < count; t += kBlockTokens) {
+      const int here = count - t < kBlockTokens ? count - t : kBlockTokens;
+      transpose_16(keys_ + t * dim_, first_key((start + t) / kBlockTokens) + head * dim_,
+                   token_stride_, here, dim_);
+    }
+  }
+  // Values of the same, of the slice's first head, as (head_dim / 16, positions, 16) of float32.
+  void gather_values(std::int32_t start, std::int32_t count) {
+    for (std::int32_t t = 0; t < count; ++t) {
+      const T* value =
+          first_key((start + t) / kBlockTokens) + value_offset_ + t % kBlockTokens * token_stride_;
+      in_sixteens(dim_, [&](std::int64_t d, int some) {
+        load_some(value + d, some).store(values_ + d * kChunkTokens + 16 * t);
+      });
+    }
+  }
+
+  // Positions [start, start + count), tile by tile.
+  void attend_tiles(const Tiles& tiles, std::int32_t start, std::int32_t count) {
+    gather_keys(0, start, count);
+    gather_values(start, count);
+    for (std::int64_t t = 0; t < tiles.count; ++t) {
+      const auto first = static_cast<std::int32_t>(tiles.first(t));
+      const std::int32_t most = rows_.visible(first + tiles.size(t) - 1, start, count);
+      if (most > 0) {
+        with_rows(tiles.size(t), [&](auto rows) {
+          rows_.template score<rows()>(first, 0, most, keys_);
+          rows_.weigh(first, rows(), start, count);
+          rows_.template add_values<rows()>(first, start, count, 0, count,
+                                            Panels<float>{values_, 16 * kChunkTokens});
+        });
+      }
+    }
+  }
+
+  // Reads something of every line of the slice's heads, keys and values, token after token: one long
+  // run of memory, which the hardware fetches ahead, as it does not for one head's rows.
+  void touch(std::int32_t start, std::int32_t count) const {
+    constexpr std::int64_t kLine = 64 / sizeof(T);
+    for (std::int32_t t = 0; t < count; ++t) {
+      const T* row = first_key((start + t) / kBlockTokens) + t % kBlockTokens * token_stride_;
+      for (const T* of : {row, row + value_offset_}) {
+        for (std::int64_t d = 0; d < slice_.kv_heads * dim_; d += kLine) {
+          static_cast<void>(*reinterpret_cast<const volatile char*>(of + d));
+        }
+      }
+    }
+  }
+
+  // Positions [start, start + count) for all heads of the slice.
+  template <int kRows>
+  void attend_together(std::int32_t start, std::int32_t count) {
+    constexpr std::int32_t kAtOnce = 4 * kBlockTokens;  // whose keys stay in L1
+    for (std::int32_t t = 0; t < count; t += kAtOnce) {
+      const std::int32_t here = count - t < kAtOnce ? count - t : kAtOnce;
+      if (slice_.kv_heads > 1) {
+        touch(start + t, here);
+      }
+      for (std::int32_t head = 0; head < slice_.kv_heads; ++head) {
+        gather_keys(head, start + t, here);
+        rows_.template score<kRows>(head * kRows, t, here, keys_);
+      }
+    }
+    rows_.weigh(0, slice_.kv_heads * kRows, start, count);
+    for (std::int32_t t = 0; t < count; t += kBlockTokens) {
+      const T* values = first_key((start + t) / kBlockTokens) + value_offset_;
+      const std::int32_t end = t + kBlockTokens < count ? t + kBlockTokens : count;
+      for (std::int32_t head = 0; head < slice_.kv_heads; ++head) {
+        rows_.template add_values<kRows>(head * kRows, start, count, t, end,
+                                         Columns<T>{values + head * dim_, token_stride_});
+      }
+    }
+  }
+
+  const AttentionSlice& slice_;
+  const Attention& op_;
+  const std::int64_t dim_, value_offset_, token_stride_;
+  float* const keys_;    // (blocks, head_dim, 16)
+  float* const values_;  // (head_dim / 16, kChunkTokens, 16)
+  AttentionRows rows_;
+};
+
+inline void attention_slice(const AttentionSlice& slice) {
+  with_type(slice.op->dtype, slice.op->slots[0], [&](const auto* typed) {
+    AttentionTask<std::remove_cv_t<std::remove_pointer_t<decltype(typed)>>>(slice).run();
+  });
+}
+
+}  // namespace
+}  // namespace poise::cpu

@@ -1,0 +1,180 @@
+#pragma once
+// The rows of an AttentionSlice on their way through the softmax, over sixteen lanes: queries
+// packed for tiles, scores of one chunk, and what is carried from chunk to chunk. Included after
+// gemm_lanes.h.
+//
+// The order of every sum follows from positions alone. Context is taken in chunks of kChunkTokens,
+// cut at multiples of it. Within a chunk a score is one chain of fused multiply-adds over head_dim
+// in order, times scale; the row's maximum grows to the chunk's; lane i of the denominator sums the
+// weights at positions i, i + 16, … and the lanes are then added in halves; the output takes up its
+// chain, one fused multiply-add a position, in order. Before a later chunk both are scaled by
+// exp(old maximum - new maximum). Positions a row may not see are never multiplied, not even by 0.
+
+#include <cstdint>
+
+#include "common/units.h"
+#include "kernels/cpu/lane_kernels.h"
+
+namespace poise::cpu {
+namespace {
+
+class AttentionRows {
+ public:
+  explicit AttentionRows(const AttentionSlice& slice, float* scratch)
+      : slice_(slice),
+        op_(*slice.op),
+        rows_each_(slice.tokens * slice.heads),
+        rows_(slice.kv_heads * rows_each_),
+        dim_(op_.head_dim),
+        dim_panels_((op_.head_dim + 15) / 16),
+        queries_(scratch),
+        sums_(queries_ + kQueryRows * kMaxHeadDim),
+        scores_(sums_ + kQueryRows * kMaxHeadDim),
+        maxima_(scores_ + kQueryRows * kChunkTokens),
+        denominators_(maxima_ + kQueryRows) {
+    for (std::int64_t i = 0; i < rows_ * 16 * dim_panels_; ++i) {
+      sums_[i] = 0.0f;
+    }
+    for (std::int32_t r = 0; r < rows_; ++r) {
+      maxima_[r] = -__builtin_inff();
+      denominators_[r] = 0.0f;
+    }
+  }
+
+  // Rows of one key-value head; those of the slice's next one follow.
+  std::int32_t rows_each() const { return rows_each_; }
+  // How many positions row r attends.
+  std::int32_t limit(std::int32_t r) const {
+    return slice_.sequence->context + slice_.first_token + r % rows_each_ / slice_.heads + 1;
+  }
+  std::int32_t last_limit() const { return limit(rows_each_ - 1); }
+  // How many of the chunk's positions row r sees.
+  std::int32_t visible(std::int32_t r, std::int32_t start, std::int32_t count) const {
+    const std::int32_t seen = limit(r) - start;
+    return seen < 0 ? 0 : seen < count ? seen : count;
+  }
+
+  // Queries of rows [first, first + rows) for a tile.
+  void pack_queries(std::int32_t first, int rows) {
+    float* packed = queries_ + first * dim_;  // (head_dim, rows)
+    if (slice_.heads == 1 && rows >= 4) {
+      pack_tile(packed, op_.q + row_offset(first), op_.heads * dim_, rows, dim_);
+      return;
+    }
+    for (int i = 0; i < rows; ++i) {
+      const float* q = op_.q + row_offset(first + i);
+      for (std::int64_t d = 0; d < dim_; ++d) {
+        packed[d * rows + i] = q[d];
+      }
+    }
+  }
+
+  // Scores of positions [begin, begin + count) of the chunk; keys: (blocks, head_dim, 16).
+  template <int kRows>
+  void score(std::int32_t first, std::int32_t begin, std::int32_t count, const float* keys) {
+    multiply_panels<kRows, tile_panels(kRows)>(
+        Inputs<kRows, 1>{queries_ + first * dim_}, Panels<float>{keys, 16 * dim_},
+        (count + 15) / 16, dim_, Sums{score_row(first) + begin, kChunkTokens}, false);
+  }
+
+  // Scores of the chunk to weights; maximum, denominator and sums of each row follow.
+  void weigh(std::int32_t first, int rows, std::int32_t start, std::int32_t count) {
+    for (std::int32_t r = first; r < first + rows; ++r) {
+      const std::int32_t seen = visible(r, start, count);
+      if (seen > 0) {
+        weigh_row(r, seen, start > 0);
+      }
+    }
+  }
+
+  // Adds positions [begin, end) of the chunk to the sums: what all rows see together, then what
+  // only the later ones do. `values` starts at `begin`.
+  template <int kRows, typename Values>
+  void add_values(std::int32_t first, std::int32_t start, std::int32_t count, std::int32_t begin,
+                  std::int32_t end, Values values) {
+    const auto seen = [&](std::int32_t r) {
+      const std::int32_t until = visible(r, start, count);
+      return until < begin ? begin : until < end ? until : end;
+    };
+    const std::int64_t stride = 16 * dim_panels_;
+    const std::int32_t common = seen(first);
+    if (common > begin) {
+      multiply_panels<kRows, tile_panels(kRows)>(Inputs<1, kChunkTokens>{score_row(first) + begin},
+                                                 values, dim_panels_, common - begin,
+                                                 Sums{sum_row(first), stride}, true);
+    }
+    for (std::int32_t r = first + 1; r < first + kRows; ++r) {
+      if (seen(r) > common) {
+        multiply_panels<1, tile_panels(1)>(Inputs<1, kChunkTokens>{score_row(r) + common},
+                                           values.from(0, common - begin), dim_panels_,
+                                           seen(r) - common, Sums{sum_row(r), stride}, true);
+      }
+    }
+  }
+
+  void write_out() {
+    for (std::int32_t r = 0; r < rows_; ++r) {
+      const Lanes denominator = Lanes::all(denominators_[r]);
+      float* out = op_.out + row_offset(r);
+      in_sixteens(dim_, [&](std::int64_t d, int some) {
+        store_some(Lanes::load(sum_row(r) + d) / denominator, out + d, some);
+      });
+    }
+  }
+
+ private:
+  // Of a row's query in q, and of its output in out.
+  std::int64_t row_offset(std::int32_t r) const {
+    const std::int32_t kv_head = slice_.kv_head + r / rows_each_;
+    const std::int32_t within = r % rows_each_;
+    const std::int64_t token =
+        slice_.sequence->first_row + slice_.first_token + within / slice_.heads;
+    const std::int64_t head =
+        kv_head * (op_.heads / op_.kv_heads) + slice_.first_head + within % slice_.heads;
+    return (token * op_.heads + head) * dim_;
+  }
+  float* score_row(std::int32_t r) { return scores_ + r * std::int64_t{kChunkTokens}; }
+  float* sum_row(std::int32_t r) { return sums_ + r * 16 * dim_panels_; }
+
+  void weigh_row(std::int32_t r, std::int32_t seen, bool later_chunk) {
+    float* scores = score_row(r);
+    const Lanes scale = Lanes::all(op_.scale);
+    Lanes largest = Lanes::all(maxima_[r]);
+    for (std::int32_t t = 0; t < seen; t += 16) {
+      const Lanes score = Lanes::load(scores + t) * scale;
+      score.store(scores + t);
+      largest = Lanes::max(Lanes::first(seen - t, score, largest), largest);
+    }
+    const float maximum = largest.largest();
+    if (later_chunk && maximum > maxima_[r]) {
+      const Lanes shrink = exp(Lanes::all(maxima_[r] - maximum));
+      for (std::int64_t d = 0; d < 16 * dim_panels_; d += 16) {
+        (Lanes::load(sum_row(r) + d) * shrink).store(sum_row(r) + d);
+      }
+      float factor[16];
+      shrink.store(factor);
+      denominators_[r] *= factor[0];
+    }
+    maxima_[r] = maximum;
+    Lanes total = Lanes::zero();
+    for (std::int32_t t = 0; t < seen; t += 16) {
+      const Lanes weight = exp(Lanes::load(scores + t) - Lanes::all(maximum));
+      weight.store(scores + t);
+      total = total + Lanes::first(seen - t, weight, Lanes::zero());
+    }
+    denominators_[r] += total.sum();
+  }
+
+  const AttentionSlice& slice_;
+  const Attention& op_;
+  const std::int32_t rows_each_, rows_;
+  const std::int64_t dim_, dim_panels_;
+  float* const queries_;       // tile by tile, (head_dim, tile rows) each
+  float* const sums_;          // (rows, 16 · dim_panels)
+  float* const scores_;        // (rows, kChunkTokens)
+  float* const maxima_;        // (rows)
+  float* const denominators_;  // (rows)
+};
+
+}  // namespace
+}  // namespace poise::cpu

@@ -1,0 +1,300 @@
+#pragma once
+// The inner part of Gemm over sixteen lanes: a tile of rows by panels of 16 outputs, kept in
+// registers while the inputs are walked in order. Every output is one chain of fused
+// multiply-adds, whatever the tile: cutting the inputs into passes only stores the chain's value
+// and takes it up again. Included after one of lanes_*.h, math_lanes.h and rows_lanes.h.
+
+#include <cstdint>
+
+#include "kernels/cpu/lane_kernels.h"
+
+namespace poise::cpu {
+namespace {
+
+// Where a tile reads its inputs: in[k, r] = data[k · kStepK + r · kStepR].
+template <int kStepK_, int kStepR_>
+struct Inputs {
+  static constexpr int kStepK = kStepK_;
+  static constexpr int kStepR = kStepR_;
+  const float* data;
+};
+
+// Some panels of weights, sixteen of one input at a time.
+template <typename T>
+struct Panels {
+  const T* data;
+  std::int64_t stride;  // elements from one panel to the next
+
+  const T* at(std::int64_t panel, std::int64_t k) const { return data + panel * stride + 16 * k; }
+  Panels from(std::int64_t panel, std::int64_t k) const { return {at(panel, k), stride}; }
+};
+
+// The same where the panels are columns of one row-major matrix.
+template <typename T>
+struct Columns {
+  const T* data;
+  std::int64_t step;  // elements from one row to the next
+
+  const T* at(std::int64_t panel, std::int64_t k) const { return data + 16 * panel + step * k; }
+  Columns from(std::int64_t panel, std::int64_t k) const { return {at(panel, k), step}; }
+};
+
+struct Sums {
+  float* data;
+  std::int64_t stride;  // from one row to the next
+};
+
+// sums[r, 16·p + i] (+)= Σ_k in[k, r] · weight[p, k, i]. Meanwhile kAhead panels of `ahead` are
+// called into the cache.
+template <int kRows, int kPanels, int kAhead, typename In, typename Weight, typename Ahead>
+inline void multiply_tile(In in, Weight weight, std::int64_t depth, Sums sums, bool onto,
+                          Ahead ahead) {
+  Lanes sum[kRows][kPanels];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int p = 0; p < kPanels; ++p) {
+      sum[r][p] = onto ? Lanes::load(sums.data + r * sums.stride + 16 * p) : Lanes::zero();
+    }
+  }
+  for (std::int64_t k = 0; k < depth; ++k) {
+    Lanes w[kPanels];
+#pragma GCC unroll 16
+    for (int p = 0; p < kPanels; ++p) {
+      w[p] = Lanes::load(weight.at(p, k));
+    }
+#pragma GCC unroll 16
+    for (int p = 0; p < kAhead; ++p) {
+      __builtin_prefetch(ahead.at(p, k), 0, 2);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const Lanes x = Lanes::all(in.data[k * In::kStepK + r * In::kStepR]);
+#pragma GCC unroll 16
+      for (int p = 0; p < kPanels; ++p) {
+        sum[r][p] = Lanes::fma(x, w[p], sum[r][p]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int p = 0; p < kPanels; ++p) {
+      sum[r][p].store(sums.data + r * sums.stride + 16 * p);
+    }
+  }
+}
+
+// Panels beside each other in a tile of so many rows: as many as registers hold, a power of two.
+constexpr int tile_panels(int rows) {
+  const int registers = Lanes::kTileRows * Lanes::kTilePanels;
+  int panels = 1;
+  while (2 * panels * rows <= registers && panels < 8) {
+    panels *= 2;
+  }
+  return panels;
+}
+
+// Any number of panels: whole tiles, then halves of them.
+template <int kRows, int kPanels, typename In, typename Weight>
+inline void multiply_panels(In in, Weight weight, std::int64_t panels, std::int64_t depth,
+                            Sums sums, bool onto) {
+  while (panels >= kPanels) {
+    multiply_tile<kRows, kPanels, 0>(in, weight, depth, sums, onto, weight);
+    weight = weight.from(kPanels, 0);
+    sums.data += kPanels * 16;
+    panels -= kPanels;
+  }
+  if constexpr (kPanels > 1) {
+    if (panels > 0) {
+      multiply_panels<kRows, kPanels / 2>(in, weight, panels, depth, sums, onto);
+    }
+  }
+}
+
+// Calls fn with the number of rows as a constant. REQUIRES: 1 ≤ rows ≤ kTileRows.
+template <int kRows = Lanes::kTileRows, typename Fn>
+inline void with_rows(int rows, Fn fn) {
+  if (rows == kRows) {
+    fn(std::integral_constant<int, kRows>());
+  } else if constexpr (kRows > 1) {
+    with_rows<kRows - 1>(rows, fn);
+  }
+}
+
+// Rows of a slice are shared out evenly: tiles of nearly one size.
+struct Tiles {
+  std::int64_t rows, count;
+
+  explicit Tiles(std::int64_t all_rows)
+      : rows(all_rows), count((all_rows + Lanes::kTileRows - 1) / Lanes::kTileRows) {}
+  std::int64_t first(std::int64_t tile) const { return rows * tile / count; }
+  int size(std::int64_t tile) const { return static_cast<int>(first(tile + 1) - first(tile)); }
+};
+
+// The inputs of a slice are walked in passes, so that the panels of one pass stay in the cache.
+struct Passes {
+  std::int64_t cols, count;
+
+  explicit Passes(std::int64_t all_cols)
+      : cols(all_cols), count(all_cols == 0 ? 1 : (all_cols + kGemmDepth - 1) / kGemmDepth) {}
+  std::int64_t first(std::int64_t pass) const { return cols * pass / count; }
+  std::int64_t depth(std::int64_t pass) const { return first(pass + 1) - first(pass); }
+};
+
+// packed[k, r] = from[r · stride + k] as float32, for the rows of one tile.
+template <typename T>
+inline void pack_tile(float* packed, const T* from, std::int64_t stride, int rows,
+                      std::int64_t cols) {
+  alignas(64) float square[16 * 16];
+  for (std::int64_t k = 0; k < cols; k += 16) {
+    const int width = cols - k < 16 ? static_cast<int>(cols - k) : 16;
+    transpose_16(square, from + k, stride, rows, width);
+    for (int i = 0; i < width; ++i) {
+      Lanes::load(square + 16 * i).store_first(packed + (k + i) * rows, rows);
+    }
+  }
+}
+
+// Packed inputs of a slice: tile by tile (cols, rows of the tile).
+inline void pack_rows(const GemmSlice& slice, const Tiles& tiles) {
+  const Rows& in = slice.op->in;
+  const std::int64_t cols = slice.op->weight.cols;
+  with_type(in.dtype, row_of(in, slice.first_row), [&](const auto* from) {
+    for (std::int64_t t = 0; t < tiles.count; ++t) {
+      pack_tile(slice.packed + tiles.first(t) * cols, from + tiles.first(t) * in.stride, in.stride,
+                tiles.size(t), cols);
+    }
+  });
+}
+
+inline Lanes apply(Epilogue epilogue, Lanes x) {
+  switch (epilogue) {
+    case Epilogue::none:
+      return x;
+    case Epilogue::relu:
+      return relu(x);
+    case Epilogue::gelu:
+      return gelu(x);
+    case Epilogue::gelu_tanh:
+      return gelu_tanh(x);
+  }
+  return x;
+}
+
+// Sums of some panels to the output: bias, epilogue, residual, rounding.
+inline void finish_rows(const Gemm& op, std::int64_t first_row, std::int64_t rows,
+                        std::int64_t first_panel, std::int64_t panels, const float* sums,
+                        std::int64_t sums_stride) {
+  for (std::int64_t p = 0; p < panels; ++p) {
+    const std::int64_t n = 16 * (first_panel + p);
+    const int count = op.weight.rows - n < 16 ? static_cast<int>(op.weight.rows - n) : 16;
+    const Lanes bias =
+        op.bias == nullptr ? Lanes::zero() : load_parameter(op.bias, op.weight.dtype, n, count);
+    with_type(op.out.dtype, op.out.data, [&](auto* out) {
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const std::int64_t at = (first_row + r) * op.out.stride + n;
+        Lanes value = apply(op.epilogue, Lanes::load(sums + r * sums_stride + 16 * p) + bias);
+        if (op.residual != nullptr) {
+          value = value + load_some(op.residual + at, count);
+        }
+        store_some(value, out + at, count);
+      }
+    });
+  }
+}
+
+// From so many tiles on it pays to make 16-bit panels float32 once for all of them.
+constexpr std::int64_t kWidenFromTiles = 4;
+
+// The panels of one slice: sums over all inputs, tile by tile, then the output.
+template <typename T>
+class GemmTask {
+ public:
+  GemmTask(const GemmSlice& slice, const Tiles& tiles)
+      : slice_(slice),
+        tiles_(tiles),
+        cols_(slice.op->weight.cols),
+        group_(tile_panels(tiles.size(tiles.count - 1))) {}
+
+  void run() {
+    for (std::int64_t p = 0; p < slice_.panels; p += group_) {
+      const std::int64_t next =
+          p + group_ < slice_.panels ? slice_.first_panel + p + group_ : slice_.next_panel;
+      run_group(slice_.first_panel + p, p + group_ < slice_.panels ? group_ : slice_.panels - p,
+                next);
+    }
+  }
+
+ private:
+  Panels<T> panels_at(std::int64_t panel, std::int64_t k) const {
+    return {static_cast<const T*>(slice_.op->weight.data) + (panel * cols_ + k) * 16, cols_ * 16};
+  }
+
+  void run_group(std::int64_t panel, std::int64_t panels, std::int64_t next) {
+    const Passes passes(cols_);
+    const Sums sums{slice_.sums, 16 * group_};
+    for (std::int64_t pass = 0; pass < passes.count; ++pass) {
+      const std::int64_t k = passes.first(pass);
+      const Panels<T> weight = panels_at(panel, k);
+      const Panels<T> ahead =
+          pass + 1 < passes.count ? panels_at(panel, passes.first(pass + 1)) : panels_at(next, 0);
+      if (sizeof(T) < sizeof(float) && tiles_.count >= kWidenFromTiles) {
+        multiply(widened(weight, panels, passes.depth(pass)), panels, k, passes.depth(pass), sums,
+                 ahead);
+      } else {
+        multiply(weight, panels, k, passes.depth(pass), sums, ahead);
+      }
+    }
+    finish_rows(*slice_.op, slice_.first_row, slice_.rows, panel, panels, sums.data, sums.stride);
+  }
+
+  Panels<float> widened(Panels<T> weight, std::int64_t panels, std::int64_t depth) const {
+    for (std::int64_t p = 0; p < panels; ++p) {
+      for (std::int64_t k = 0; k < depth; ++k) {
+        Lanes::load(weight.at(p, k)).store(slice_.wide + (p * kGemmDepth + k) * 16);
+      }
+    }
+    return {slice_.wide, kGemmDepth * 16};
+  }
+
+  // One pass: inputs [k, k + depth).
+  template <typename Wide>
+  void multiply(Panels<Wide> weight, std::int64_t panels, std::int64_t k, std::int64_t depth,
+                Sums sums, Panels<T> ahead) const {
+    for (std::int64_t t = 0; t < tiles_.count; ++t) {
+      with_rows(tiles_.size(t), [&](auto constant) {
+        constexpr int kRows = decltype(constant)::value;
+        constexpr int kPanels = tile_panels(kRows);
+        const Inputs<kRows, 1> in{slice_.packed + tiles_.first(t) * cols_ + k * kRows};
+        const Sums to{sums.data + tiles_.first(t) * sums.stride, sums.stride};
+        if (panels != kPanels) {
+          multiply_panels<kRows, kPanels>(in, weight, panels, depth, to, k > 0);
+        } else if (tiles_.count == 1) {
+          multiply_tile<kRows, kPanels, kPanels>(in, weight, depth, to, k > 0, ahead);
+        } else {
+          // Each tile calls for its part; with more tiles than panels the rest is there already.
+          multiply_tile<kRows, kPanels, 1>(in, weight, depth, to, k > 0,
+                                           ahead.from(t < panels ? t : panels - 1, 0));
+        }
+      });
+    }
+  }
+
+  const GemmSlice& slice_;
+  const Tiles& tiles_;
+  const std::int64_t cols_, group_;
+};
+
+inline void gemm_slice(const GemmSlice& slice) {
+  const Tiles tiles(slice.rows);
+  if (!slice.is_packed) {
+    pack_rows(slice, tiles);
+  }
+  with_type(slice.op->weight.dtype, slice.op->weight.data, [&](const auto* typed) {
+    GemmTask<std::remove_cv_t<std::remove_pointer_t<decltype(typed)>>>(slice, tiles).run();
+  });
+}
+
+}  // namespace
+}  // namespace poise::cpu

@@ -1,0 +1,105 @@
+#pragma once
+// What each instruction set provides: the inner parts of the operations, written over 16 lanes and
+// compiled once per set (lanes_avx512.cpp, lanes_avx2.cpp, lanes_portable.cpp). The operations
+// themselves (gemm.cpp, attention.cpp …) split their work over the threads and call these. Nothing
+// here allocates or throws; scratch comes from the caller.
+
+#include <cstdint>
+
+#include "kernels/cpu/isa.h"
+#include "kernels/kernels.h"
+
+namespace poise::cpu {
+
+// Tokens of context whose scores are computed before their softmax is taken; a constant of the
+// arithmetic (attention.cpp), so it is the same for every instruction set.
+inline constexpr std::int32_t kChunkTokens = 128;
+inline constexpr std::int32_t kMaxHeadDim = 256;
+inline constexpr std::int32_t kQueryRows = 64;  // (token, head of a group) pairs in one work item
+
+// How a Gemm is cut, and what scratch a slice of it needs. Bits do not depend on any of it.
+inline constexpr std::int64_t kGemmDepth = 1024;  // inputs in one pass: panels of them stay in L2
+inline constexpr std::int64_t kGemmRows = 168;    // of a slice
+inline constexpr std::int64_t kGemmPanels = 16;
+inline constexpr std::int64_t kGemmPackedFloats = 3 << 18;  // input rows of a slice
+inline constexpr std::int64_t kGemmSumsFloats = kGemmRows * 32;
+inline constexpr std::int64_t kGemmWideFloats = 2 * 16 * kGemmDepth;
+
+// A rectangle of a Gemm's output for one thread.
+struct GemmSlice {
+  const Gemm* op;
+  std::int64_t first_row, rows;      // rows ≤ kGemmRows, rows · cols ≤ kGemmPackedFloats
+  std::int64_t first_panel, panels;  // panels ≤ kGemmPanels
+  std::int64_t next_panel;           // where this thread probably goes on, for prefetching
+  float* packed;                     // scratch (kGemmPackedFloats): the rows' inputs, see pack_rows
+  float* sums;                       // scratch (kGemmSumsFloats)
+  float* wide;                       // scratch (kGemmWideFloats): 16-bit panels made float32
+  bool is_packed;                    // `packed` holds these rows already, from the slice before
+};
+
+// Some queries of one sequence against one key-value head, or several of them where they are taken
+// together; kv_heads · tokens · heads ≤ kQueryRows.
+struct AttentionSlice {
+  const Attention* op;
+  const AttentionSequence* sequence;
+  std::int32_t kv_head, kv_heads;
+  std::int32_t first_head, heads;    // of the query heads that share each of them
+  std::int32_t first_token, tokens;  // of the sequence's new tokens
+  float* scratch;                    // kAttentionScratchFloats
+};
+// Whether a head with so few rows is taken together with others (attention_lanes.h).
+constexpr bool takes_heads_together(const Attention& op, std::int32_t rows,
+                                    std::int32_t tile_rows) {
+  return rows <= tile_rows && op.head_dim % 16 == 0;
+}
+inline constexpr std::int64_t kAttentionScratchFloats =
+    2 * kChunkTokens * kMaxHeadDim  // keys and values of a chunk, as panels
+    + 2 * kQueryRows * kMaxHeadDim  // queries, sums
+    + kQueryRows * kChunkTokens     // scores
+    + 2 * kQueryRows;               // maxima, denominators
+
+// What one pass over a row of logits tells.
+struct LogitScan {
+  float maximum;        // unspecified where not finite
+  std::int32_t argmax;  // lowest id among equals
+  bool finite;          // all of them
+};
+// Logits are weighed, counted and selected in blocks of this many, so that a float32 sum stays
+// short; blocks are added in double.
+inline constexpr std::int32_t kLogitBlock = 1024;
+inline constexpr std::int32_t kLogitGroup = 64;
+
+struct LaneKernels {
+  Isa isa;
+  std::int32_t tile_rows;  // rows a Gemm tile holds in registers
+  void (*gemm_slice)(const GemmSlice& slice);
+  void (*attention_slice)(const AttentionSlice& slice);
+  void (*layer_norm_row)(const LayerNorm& op, std::int64_t row);
+  void (*convert_row)(const Convert& op, std::int64_t row);
+  void (*embed_row)(const EmbedTokens& op, std::int64_t row);
+  void (*add_position_row)(const AddPositions& op, std::int64_t row);
+  // dst, src: starts of the whole matrix; panel: 16 rows of it.
+  void (*pack_panel)(void* dst, const void* src, std::int64_t rows, std::int64_t cols, DType dtype,
+                     std::int64_t panel);
+  LogitScan (*scan_logits)(const float* logits, std::int32_t count);
+  // out[g] = the largest of logits [64·g, 64·g + 64), fewer in the last group.
+  void (*group_maxima)(float* out, const float* logits, std::int32_t count);
+  // The others take one block: count ≤ kLogitBlock.
+  // Σ exp((logits[i] - maximum) · scale) over those with logits[i] ≥ threshold.
+  float (*weigh_at_least)(const float* logits, std::int32_t count, float threshold, float maximum,
+                          float scale);
+  // weights[i] = exp((logits[i] - maximum) · scale), the very numbers weigh_at_least adds.
+  void (*weigh_each)(float* weights, const float* logits, std::int32_t count, float maximum,
+                     float scale);
+  std::int32_t (*count_at_least)(const float* logits, std::int32_t count, float threshold);
+  // Their indices, ascending, into `at`; returns how many.
+  std::int32_t (*select_at_least)(std::int32_t* at, const float* logits, std::int32_t count,
+                                  float threshold);
+};
+
+const LaneKernels& portable_kernels();
+const LaneKernels& avx2_kernels();    // REQUIRES: the machine has AVX2, FMA and F16C
+const LaneKernels& avx512_kernels();  // REQUIRES: the machine has AVX-512 F, BW, DQ and VL
+const LaneKernels& active_kernels();
+
+}  // namespace poise::cpu

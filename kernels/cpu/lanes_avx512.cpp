@@ -1,0 +1,47 @@
+// The lane kernels for x86 with AVX-512 F, BW, DQ and VL.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "common/dtype.h"
+#include "common/units.h"
+#include "kernels/cpu/lane_kernels.h"
+#include "kernels/kernels.h"
+// Whole headers above, generic code below: what follows is compiled for the newer set, and none of it
+// may have a name that another file shares.
+#pragma GCC push_options
+// How wide vectors are passed between files does not matter here: none are.
+#pragma GCC diagnostic ignored "-Wpsabi"
+// g++ 12 takes its own _mm512_undefined for a mistake.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
+#include "kernels/cpu/lanes_avx512.h"
+// The order matters: each builds on the ones before it.
+#include "kernels/cpu/math_lanes.h"
+// clang-format off
+#include "kernels/cpu/rows_lanes.h"
+#include "kernels/cpu/gemm_lanes.h"
+#include "kernels/cpu/attention_rows_lanes.h"
+#include "kernels/cpu/attention_lanes.h"
+#include "kernels/cpu/logits_lanes.h"
+#include "kernels/cpu/lanes_table.h"
+// clang-format on
+
+namespace poise::cpu {
+
+const LaneKernels& avx512_kernels() {
+  static constexpr LaneKernels table = table_of(Isa::avx512);
+  return table;
+}
+
+}  // namespace poise::cpu
+
+#pragma GCC pop_options
+#endif

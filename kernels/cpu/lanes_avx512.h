@@ -1,0 +1,240 @@
+#pragma once
+// Sixteen float32 in one 512-bit register; what each operation means is said in lanes_portable.h.
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "common/dtype.h"
+
+namespace poise::cpu {
+namespace {
+
+struct Lanes {
+  static constexpr int kCount = 16;
+  static constexpr int kTileRows = 12;
+  static constexpr int kTilePanels = 2;
+
+  __m512 v;
+
+  static __mmask16 first_mask(int count) {
+    return static_cast<__mmask16>((1u << (count < 16 ? count : 16)) - 1u);
+  }
+
+  static Lanes all(float x) { return {_mm512_set1_ps(x)}; }
+  static Lanes zero() { return {_mm512_setzero_ps()}; }
+
+  static __m512 widen(__m256i bits, const Half*) { return _mm512_cvtph_ps(bits); }
+  static __m512 widen(__m256i bits, const BFloat16*) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  }
+  static Lanes load(const float* from) { return {_mm512_loadu_ps(from)}; }
+  template <typename T>
+  static Lanes load(const T* from) {
+    return {widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), from)};
+  }
+  static Lanes load_first(const float* from, int count) {
+    return {_mm512_maskz_loadu_ps(first_mask(count), from)};
+  }
+  template <typename T>
+  static Lanes load_first(const T* from, int count) {
+    return {widen(_mm256_maskz_loadu_epi16(first_mask(count), from), from)};
+  }
+
+  __m256i narrow(Half*) const {
+    const __m256i rounded = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    // The hardware keeps a NaN's payload, to_half does not.
+    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    const __m256i quiet = _mm256_or_si256(_mm256_and_si256(rounded, _mm256_set1_epi16(-0x8000)),
+                                          _mm256_set1_epi16(0x7e00));
+    return _mm256_mask_mov_epi16(rounded, nan, quiet);
+  }
+  __m256i narrow(BFloat16*) const {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded =
+        _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    const __m512i kept = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16));
+  }
+  void store(float* to) const { _mm512_storeu_ps(to, v); }
+  template <typename T>
+  void store(T* to) const {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), narrow(to));
+  }
+  void store_first(float* to, int count) const { _mm512_mask_storeu_ps(to, first_mask(count), v); }
+  template <typename T>
+  void store_first(T* to, int count) const {
+    _mm256_mask_storeu_epi16(to, first_mask(count), narrow(to));
+  }
+
+  static Lanes fma(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+  static Lanes max(Lanes a, Lanes b) { return {_mm512_max_ps(a.v, b.v)}; }
+  static Lanes abs(Lanes a) { return {_mm512_abs_ps(a.v)}; }
+  static Lanes where_less(Lanes a, Lanes b, Lanes yes, Lanes no) {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
+  }
+  static Lanes first(int count, Lanes yes, Lanes no) {
+    return {_mm512_mask_blend_ps(first_mask(count), no.v, yes.v)};
+  }
+  static Lanes power_of_two(Lanes n) {
+    const __m512 shifted = _mm512_add_ps(n.v, _mm512_set1_ps(8388608.0f + 127.0f));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(shifted), 23))};
+  }
+  static std::uint32_t at_least(Lanes a, Lanes b) {
+    return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ);
+  }
+
+  float sum() const {
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
+  float largest() const {
+    const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+  }
+};
+
+// Not friends within the class: g++ 12 compiles those without the target this file is under.
+inline Lanes operator+(Lanes a, Lanes b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Lanes operator-(Lanes a, Lanes b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Lanes operator*(Lanes a, Lanes b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Lanes operator/(Lanes a, Lanes b) { return {_mm512_div_ps(a.v, b.v)}; }
+
+inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
+
+// Transposes 16 rows of 16 values of 32 bits in registers.
+inline void transpose_registers(__m512i (&r)[16]) {
+  __m512i t[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    r[4 * i + 0] = _mm512_unpacklo_epi64(t[4 * i + 0], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i + 0], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  // r[4g + j] holds, in its 128-bit lane l, column 4l + j of rows 4g … 4g + 3.
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    t[j] = _mm512_shuffle_i32x4(r[j], r[4 + j], 0x88);           // lanes 0, 2 of groups 0, 1
+    t[4 + j] = _mm512_shuffle_i32x4(r[j], r[4 + j], 0xdd);       // lanes 1, 3
+    t[8 + j] = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0x88);  // groups 2, 3
+    t[12 + j] = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0xdd);
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    r[j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0x88);
+    r[4 + j] = _mm512_shuffle_i32x4(t[4 + j], t[12 + j], 0x88);
+    r[8 + j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0xdd);
+    r[12 + j] = _mm512_shuffle_i32x4(t[4 + j], t[12 + j], 0xdd);
+  }
+}
+
+// Sixteen columns from `from`, as 32-bit values: floats' bits, or 16-bit values widened with zeros
+// where the type stays, or with their value where it becomes float.
+template <typename From, typename To>
+inline __m512i load_columns(const From* from, int count) {
+  if constexpr (sizeof(From) == 4) {
+    return _mm512_maskz_loadu_epi32(Lanes::first_mask(count), from);
+  } else if constexpr (sizeof(To) == 4) {
+    return _mm512_castps_si512(Lanes::load_first(from, count).v);
+  } else {
+    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(Lanes::first_mask(count), from));
+  }
+}
+
+// A whole line of packed weights. Streamed past the caches where that is asked for: it will not be
+// read before long, and need not be fetched to be overwritten.
+template <bool kStream>
+inline void store_line(void* to, __m512i line) {
+  if constexpr (kStream) {
+    _mm512_stream_si512(static_cast<__m512i*>(to), line);
+  } else {
+    _mm512_storeu_si512(to, line);
+  }
+}
+// Streamed lines are seen by other threads like any store from here on.
+inline void end_streaming() { _mm_sfence(); }
+
+// Columns [0, width) of 16 rows or fewer; `kWhole` where both are 16, and no branch is needed.
+template <bool kWhole, bool kStream, typename From, typename To>
+inline void transpose_square(To* to, const From* from, std::int64_t stride, int rows, int width) {
+  __m512i r[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    r[i] = kWhole || i < rows ? load_columns<From, To>(from + i * stride, kWhole ? 16 : width)
+                              : _mm512_setzero_si512();
+  }
+  transpose_registers(r);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    if (kWhole || i < width) {
+      if constexpr (sizeof(To) == 4) {
+        store_line<kStream>(to + 16 * i, r[i]);
+      } else {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 16 * i), _mm512_cvtepi32_epi16(r[i]));
+      }
+    }
+  }
+}
+
+// 16 rows of 32 columns of 16 bits: pairs of columns travel as one 32-bit value until the end.
+template <bool kStream, typename T>
+inline void transpose_wide(T* to, const T* from, std::int64_t stride) {
+  alignas(64) static constexpr std::uint16_t kApart[32] = {
+      0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
+      1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+  const __m512i apart = _mm512_load_si512(kApart);
+  __m512i r[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    r[i] = _mm512_loadu_si512(from + i * stride);
+  }
+  transpose_registers(r);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    store_line<kStream>(to + 32 * i, _mm512_permutexvar_epi16(apart, r[i]));
+  }
+}
+
+template <bool kStream, typename From, typename To>
+inline void transpose_columns(To* to, const From* from, std::int64_t stride, int rows,
+                              std::int64_t cols) {
+  std::int64_t c = 0;
+  if constexpr (sizeof(To) == 2) {
+    for (; rows == 16 && c + 32 <= cols; c += 32) {
+      transpose_wide<kStream>(to + 16 * c, from + c, stride);
+    }
+  }
+  for (; c < cols; c += 16) {
+    if (rows == 16 && cols - c >= 16) {
+      transpose_square<true, kStream>(to + 16 * c, from + c, stride, 16, 16);
+    } else {
+      const int width = cols - c < 16 ? static_cast<int>(cols - c) : 16;
+      transpose_square<false, false>(to + 16 * c, from + c, stride, rows, width);
+    }
+  }
+}
+
+template <bool kStream = false, typename From, typename To>
+inline void transpose_16(To* to, const From* from, std::int64_t stride, int rows,
+                         std::int64_t cols) {
+  if (kStream && reinterpret_cast<std::uintptr_t>(to) % 64 == 0) {
+    transpose_columns<true>(to, from, stride, rows, cols);
+  } else {
+    transpose_columns<false>(to, from, stride, rows, cols);
+  }
+}
+
+}  // namespace
+}  // namespace poise::cpu

@@ -1,0 +1,160 @@
+#pragma once
+// Sixteen float32 side by side, in plain C++: what the vector types of lanes_avx2.h and
+// lanes_avx512.h do, and must do to the bit. Every operation is the IEEE one lane by lane, rounded
+// to nearest even; `fma` rounds once. The three headers define the same names: each of the
+// lanes_*.cpp includes one of them, and then the algorithms (*_lanes.h), all of it in an unnamed
+// namespace so that code for a newer instruction set never leaks into another file.
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "common/dtype.h"
+
+namespace poise::cpu {
+namespace {
+
+struct Lanes {
+  static constexpr int kCount = 16;
+  // Registers for sums: how many rows of a tile fit, given the panels of 16 outputs beside them.
+  static constexpr int kTileRows = 6;
+  static constexpr int kTilePanels = 1;
+
+  float at[kCount];
+
+  template <typename Fn>
+  static Lanes of(Fn fn) {
+    Lanes result;
+    for (int i = 0; i < kCount; ++i) {
+      result.at[i] = fn(i);
+    }
+    return result;
+  }
+
+  static Lanes all(float x) {
+    return of([x](int) { return x; });
+  }
+  static Lanes zero() { return all(0.0f); }
+
+  static Lanes load(const float* from) {
+    return of([from](int i) { return from[i]; });
+  }
+  static Lanes load(const Half* from) {
+    return of([from](int i) { return to_float(from[i]); });
+  }
+  static Lanes load(const BFloat16* from) {
+    return of([from](int i) { return to_float(from[i]); });
+  }
+  // The first `count` lanes, 0 in the others; nothing beyond them is read.
+  template <typename T>
+  static Lanes load_first(const T* from, int count) {
+    return of([from, count](int i) { return i < count ? to_float(from[i]) : 0.0f; });
+  }
+
+  static float narrow(float x, float*) { return x; }
+  static Half narrow(float x, Half*) { return to_half(x); }
+  static BFloat16 narrow(float x, BFloat16*) { return to_bfloat16(x); }
+  template <typename T>
+  void store_first(T* to, int count) const {
+    for (int i = 0; i < count; ++i) {
+      to[i] = narrow(at[i], to);
+    }
+  }
+  template <typename T>
+  void store(T* to) const {
+    store_first(to, kCount);
+  }
+
+  // a · b + c, rounded once.
+  static Lanes fma(Lanes a, Lanes b, Lanes c) {
+    return of([&](int i) { return std::fma(a.at[i], b.at[i], c.at[i]); });
+  }
+  // The second where either is not a number.
+  static Lanes max(Lanes a, Lanes b) {
+    return of([&](int i) { return a.at[i] > b.at[i] ? a.at[i] : b.at[i]; });
+  }
+  static Lanes abs(Lanes a) {
+    return of([&](int i) { return std::fabs(a.at[i]); });
+  }
+  // a < b ? yes : no; no where either is not a number.
+  static Lanes where_less(Lanes a, Lanes b, Lanes yes, Lanes no) {
+    return of([&](int i) { return a.at[i] < b.at[i] ? yes.at[i] : no.at[i]; });
+  }
+  // The first `count` lanes of `yes`, the others of `no`.
+  static Lanes first(int count, Lanes yes, Lanes no) {
+    return of([&](int i) { return i < count ? yes.at[i] : no.at[i]; });
+  }
+  // 2ⁿ for whole n in [-126, 127]; anything else gives some number.
+  static Lanes power_of_two(Lanes n) {
+    return of([&](int i) {
+      // Adding 2²³ + 127 leaves n + 127 in the low bits of the mantissa.
+      const auto bits = std::bit_cast<std::uint32_t>(n.at[i] + (8388608.0f + 127.0f));
+      return std::bit_cast<float>(bits << 23);
+    });
+  }
+  // Bit i: a[i] ≥ b[i].
+  static std::uint32_t at_least(Lanes a, Lanes b) {
+    std::uint32_t mask = 0;
+    for (int i = 0; i < kCount; ++i) {
+      mask |= static_cast<std::uint32_t>(a.at[i] >= b.at[i]) << i;
+    }
+    return mask;
+  }
+
+  // (x0 + x8) + (x4 + x12) …: halves are added until one is left.
+  float sum() const {
+    float part[kCount];
+    store(part);
+    for (int width = kCount / 2; width > 0; width /= 2) {
+      for (int i = 0; i < width; ++i) {
+        part[i] = part[i] + part[i + width];
+      }
+    }
+    return part[0];
+  }
+  // Of numbers; what it gives is unspecified where a lane is not one.
+  float largest() const {
+    float result = at[0];
+    for (int i = 1; i < kCount; ++i) {
+      result = result > at[i] ? result : at[i];
+    }
+    return result;
+  }
+};
+
+inline Lanes operator+(Lanes a, Lanes b) {
+  return Lanes::of([&](int i) { return a.at[i] + b.at[i]; });
+}
+inline Lanes operator-(Lanes a, Lanes b) {
+  return Lanes::of([&](int i) { return a.at[i] - b.at[i]; });
+}
+inline Lanes operator*(Lanes a, Lanes b) {
+  return Lanes::of([&](int i) { return a.at[i] * b.at[i]; });
+}
+inline Lanes operator/(Lanes a, Lanes b) {
+  return Lanes::of([&](int i) { return a.at[i] / b.at[i]; });
+}
+
+inline float square_root(float x) { return std::sqrt(x); }
+
+// to[16 · c + i] = from[i · stride + c] for i in [0, rows), 0 for the rows up to 16; c in [0, cols).
+// kStream: it will not be read before long, and may be written past the caches; then
+// end_streaming() must follow before another thread is told of it.
+template <bool kStream = false, typename From, typename To>
+inline void transpose_16(To* to, const From* from, std::int64_t stride, int rows,
+                         std::int64_t cols) {
+  for (std::int64_t c = 0; c < cols; ++c) {
+    for (int i = 0; i < 16; ++i) {
+      if constexpr (sizeof(To) == sizeof(From)) {
+        to[16 * c + i] = i < rows ? from[i * stride + c] : To{};
+      } else {
+        to[16 * c + i] = i < rows ? to_float(from[i * stride + c]) : 0.0f;
+      }
+    }
+  }
+}
+
+inline void end_streaming() {}
+
+}  // namespace
+}  // namespace poise::cpu

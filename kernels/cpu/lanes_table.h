@@ -1,0 +1,28 @@
+#pragma once
+// The table of one instruction set, from the algorithms above it. Included last in each lanes_*.cpp.
+
+#include "kernels/cpu/lane_kernels.h"
+
+namespace poise::cpu {
+namespace {
+
+constexpr LaneKernels table_of(Isa isa) {
+  return {.isa = isa,
+          .tile_rows = Lanes::kTileRows,
+          .gemm_slice = gemm_slice,
+          .attention_slice = attention_slice,
+          .layer_norm_row = layer_norm_row,
+          .convert_row = convert_row,
+          .embed_row = embed_row,
+          .add_position_row = add_position_row,
+          .pack_panel = pack_panel,
+          .scan_logits = scan_logits,
+          .group_maxima = group_maxima,
+          .weigh_at_least = weigh_at_least,
+          .weigh_each = weigh_each,
+          .count_at_least = count_at_least,
+          .select_at_least = select_at_least};
+}
+
+}  // namespace
+}  // namespace poise::cpu

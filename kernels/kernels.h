@@ -1,0 +1,156 @@
+#pragma once
+// Every operation the pipeline runs on a device, on one page. Each is a struct of pointers into
+// device memory and sizes; the CPU version in kernels/cpu/ defines what it means, the CUDA version
+// in kernels/cuda/ is fast, one test ties them. A launch owns nothing, allocates nothing and may
+// not throw once it was checked. Shapes stand outermost first.
+//
+// Types: the residual stream, queries and logits are float32 on the CPU device. What is kept
+// between layers or iterations (weights, K, V, attention input) is `DType`. A value that is stored
+// is rounded to that type *before* anything is computed from it, so that a key is the same bits
+// whether it was loaded or made again (README section 8).
+//
+// Sums, on the CPU device: every output element is one chain of fused multiply-adds in a fixed
+// order of its own inputs, whatever the number of rows, of threads, or the instruction set; so
+// output depends on no batch and no policy, bit for bit.
+
+#include <cstdint>
+
+#include "common/blocks.h"
+#include "common/dtype.h"
+#include "common/model_shape.h"
+
+namespace poise {
+
+// A weight matrix in the layout its device keeps it in (made by Device::upload_matrix from (rows,
+// cols) row-major).
+struct Matrix {
+  const void* data = nullptr;
+  std::int32_t rows = 0;  // outputs
+  std::int32_t cols = 0;  // inputs
+  DType dtype = DType::float32;
+};
+
+// Rows of numbers: row r starts at data + r · stride · size_of(dtype).
+struct Rows {
+  void* data = nullptr;
+  DType dtype = DType::float32;
+  std::int64_t stride = 0;  // elements
+};
+
+// out[r, :] = table[token[r], :]
+struct EmbedTokens {
+  float* out;                  // (rows, table.cols)
+  const std::int32_t* tokens;  // (rows); each < table.rows
+  Matrix table;                // (vocab_size, word_embed_proj_dim)
+  std::int32_t rows;
+};
+
+// inout[r, :] += table[position[r] + offset, :]
+struct AddPositions {
+  float* inout;                   // (rows, dim)
+  const std::int32_t* positions;  // (rows)
+  const void* table;              // (max_position_embeddings + offset, dim) row-major, of `dtype`
+  DType dtype;
+  std::int32_t rows, dim, offset;
+};
+
+// out[r, c] = (in[r, c] - mean(in[r, :])) / sqrt(var(in[r, :]) + epsilon) * weight[c] + bias[c],
+// rounded to out.dtype
+struct LayerNorm {
+  Rows out;            // (rows, dim)
+  const float* in;     // (rows, dim)
+  const void* weight;  // (dim) of `dtype`, or null: 1
+  const void* bias;    // (dim) of `dtype`, or null: 0
+  DType dtype;
+  std::int32_t rows, dim;
+  float epsilon;
+};
+
+// out[r, c] = in[r, c] rounded to out.dtype; how a post-norm model's attention input is kept
+struct Convert {
+  Rows out;         // (rows, dim)
+  const float* in;  // (rows, dim)
+  std::int32_t rows, dim;
+};
+
+enum class Epilogue : std::uint8_t { none, relu, gelu, gelu_tanh };
+
+// out[r, n] = epilogue(Σ_k in[r, k] · weight[n, k] + bias[n]) + residual[r, n], rounded to
+// out.dtype KV Gen is this operation over the rows of ACT blocks with [W_K W_V] (Eq. 1): its out is
+// then slots of KV blocks.
+struct Gemm {
+  Rows out;               // (rows, weight.rows)
+  Rows in;                // (rows, weight.cols)
+  Matrix weight;          // (weight.rows, weight.cols)
+  const void* bias;       // (weight.rows) of weight.dtype, or null
+  const float* residual;  // (rows, weight.rows) with out's stride, or null; may be out itself
+  std::int64_t rows;
+  Epilogue epilogue;
+};
+
+// Rows of one buffer to rows of another: new K/V rows into the slots attention reads.
+struct RowMove {
+  std::int64_t from, to;  // rows
+};
+struct ScatterRows {
+  std::byte* out;  // row t at out + t · row_bytes
+  const std::byte* in;
+  const RowMove* moves;  // (count)
+  std::int64_t row_bytes;
+  std::int32_t count;
+};
+
+// One block of context as attention reads it (CAPTURE's buf_mapping).
+struct ContextBlock {
+  std::uint32_t slot;
+  std::uint8_t buffer;  // 0: KV buffer (loaded), 1: regenerated buffer
+  std::uint8_t unused[3];
+};
+struct AttentionSequence {
+  std::int32_t first_row;   // of q and out
+  std::int32_t new_tokens;  // rows
+  std::int32_t context;     // tokens before the first row; row i attends positions 0 .. context + i
+  std::int32_t first_block;  // into `blocks`; ceil((context + new_tokens) / 16) of them
+};
+// out[r, a, :] = Σ_t softmax_t(q[r, a, :] · k[t, a', :] · scale) · v[t, a', :], a' = a / (heads /
+// kv_heads); new rows included
+struct Attention {
+  float* out;            // (rows, heads, head_dim)
+  const float* q;        // (rows, heads, head_dim)
+  const void* slots[2];  // KV buffer, regenerated buffer: (slots, block_tokens, 2, kv_heads,
+                         // head_dim) of `dtype`
+  DType dtype;
+  const ContextBlock* blocks;
+  const AttentionSequence* sequences;  // (sequence_count)
+  std::int32_t sequence_count, heads, kv_heads, head_dim;
+  float scale;
+};
+
+// What sampling needs to know of one row of logits.
+struct SampleRow {
+  std::int32_t row;   // of logits
+  float temperature;  // 0: greedy
+  float top_p;
+  std::int32_t top_k;  // 0: all
+  std::uint64_t seed, step;
+  std::int32_t logprobs;  // best k to report; -1: none at all
+  std::int32_t target;    // >= 0: report this token instead of sampling one
+};
+inline constexpr int kMaxLogprobs = 20;
+struct SampledRow {
+  std::int32_t token;  // sampled, or the target; -1 where the logits are not finite
+  float logprob;       // of that token, natural log, before temperature and cuts
+  std::int32_t top_count;
+  std::int32_t top_token[kMaxLogprobs];  // best first; ties: the lower id first
+  float top_logprob[kMaxLogprobs];
+};
+// Greedy takes the lowest id among equal maxima. A random number is a function of (seed, step)
+// alone.
+struct SampleTokens {
+  SampledRow* out;        // (count)
+  const SampleRow* rows;  // (count)
+  const float* logits;    // (max row + 1, vocab_size)
+  std::int32_t count, vocab_size;
+};
+
+}  // namespace poise

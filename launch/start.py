@@ -1,0 +1,30 @@
+"""Where the shell part of `poise` hands over. Written so that an old Python can still say that it is too old."""
+
+import os
+import signal
+import sys
+
+# Until a command has installed its own handlers, Ctrl-C ends us without a traceback.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+if sys.version_info < (3, 11):
+    sys.stderr.write(
+        "poise: Python 3.11 or newer is needed, %s is %d.%d: set POISE_PYTHON to a newer one\n"
+        % (sys.executable, sys.version_info[0], sys.version_info[1])
+    )
+    sys.exit(2)
+
+# A closed stdin, stdout or stderr must not become somebody's file.
+for number, name in enumerate(("stdin", "stdout", "stderr")):
+    if getattr(sys, name) is None:
+        descriptor = os.open(os.devnull, os.O_RDWR)
+        if descriptor != number:
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        setattr(sys, name, open(number, "r" if number == 0 else "w"))
+
+sys.path[0] = os.path.dirname(os.path.abspath(__file__))
+
+from supervisor.commands import main  # noqa: E402
+
+sys.exit(main(sys.argv[1:]))

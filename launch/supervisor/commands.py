@@ -1,0 +1,93 @@
+"""The table of commands, and how each of them ends: one line and an exit code, never a traceback."""
+
+import importlib
+import os
+import sys
+import traceback
+
+from .places import command_name
+from .trouble import CANNOT_START, DONE, INTERNAL, INTERRUPTED, Refusal, of_system, say, shown, tell
+
+# Command, where it is, and what it does. Imported when called: `run` starts fast.
+COMMANDS = {
+    "demo": ("demo", "demo", "sets up, builds, answers prompts with the bundled tiny model"),
+    "test": ("tests", "test", "sets up, builds, runs every test"),
+    "setup": ("setup", "setup", "installs what is missing and builds"),
+    "run": ("run", "run", "answers every line of a file of requests"),
+    "load": ("load", "load", "loads a model and keeps it in memory for the runs to come"),
+    "status": ("status", "status", "how far a run is; without RUN: what is running"),
+    "stop": ("stop", "stop", "ends a run; without RUN: the kept loaders"),
+    "inspect": ("status", "inspect", "shows the orders of a run, as a table or as JSON"),
+    "doctor": ("doctor", "doctor", "looks at the machine, removes leftovers; with --model: what it would take"),
+    "version": ("doctor", "version", "prints the version"),
+    "help": (None, None, "explains a command"),
+}
+_OTHER_NAMES = {"build": "setup", "--help": "help", "-h": "help", "--version": "version", "-V": "version"}
+
+
+def main(words):
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except Refusal as refusal:
+        say(refusal.sentence)
+        return refusal.code
+    except SystemExit as end:  # argparse, after --help
+        return end.code or DONE
+    except KeyboardInterrupt:
+        say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except OSError as problem:
+        refusal = of_system(problem)
+        _trace()
+        say(refusal.sentence)
+        return refusal.code
+    except Exception as problem:  # pylint: disable=broad-except
+        _trace()
+        say(f"a defect of poise: {type(problem).__name__}: {shown(problem)} (POISE_TRACE=1 shows where)")
+        return INTERNAL
+
+
+def _trace():
+    if os.environ.get("POISE_TRACE"):
+        traceback.print_exc()
+
+
+def _dispatch(words):
+    if not words:
+        say(f"which command? {_list()}")
+        return CANNOT_START
+    name = _OTHER_NAMES.get(words[0], words[0])
+    if name == "help":
+        return _help(words[1:])
+    if name not in COMMANDS:
+        raise Refusal(f"there is no command '{shown(words[0])}'; there are: {_list()}")
+    module, function, _ = COMMANDS[name]
+    return getattr(importlib.import_module("." + module, __package__), function)(words[1:])
+
+
+def _list():
+    return ", ".join(COMMANDS)
+
+
+def _help(words):
+    if words:
+        name = _OTHER_NAMES.get(words[0], words[0])
+        if name not in COMMANDS:
+            raise Refusal(f"there is no command '{shown(words[0])}'; there are: {_list()}")
+        if name != "help":
+            return _dispatch([name, "--help"])
+    width = max(len(name) for name in COMMANDS)
+    lines = [f"  {name:{width}}  {meaning}" for name, (_, _, meaning) in COMMANDS.items()]
+    tell(
+        "poise: offline LLM inference on one GPU too small for the model\n\n"
+        + "\n".join(lines)
+        + f"\n\n{command_name()} help COMMAND lists its options; behaviour and exit codes: launch/README.md"
+    )
+    return DONE

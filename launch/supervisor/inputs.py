@@ -1,0 +1,106 @@
+"""Looks at options and files before anything starts, so that what cannot work is refused at once, in one line."""
+
+import os
+import resource
+import stat
+from pathlib import Path
+
+from . import machine
+from .places import command_line
+from .quantities import bytes_text
+from .run_directory import FINISHED, UNFINISHED
+from .trouble import OUTPUT, Refusal, say, shown
+
+
+FEWEST_FILES = 256  # sockets, logs, shards; libzmq aborts a process that runs out of descriptors
+
+
+def check_limits():
+    """Open files: as many as the user may have, and refused where that is not enough."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < FEWEST_FILES:
+        if hard != resource.RLIM_INFINITY and hard < FEWEST_FILES:
+            raise Refusal(f"only {hard} open files are allowed, {FEWEST_FILES} are needed: raise `ulimit -Hn`")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FEWEST_FILES, hard))
+
+
+def check_model(model):
+    if not os.path.isdir(model):
+        hint = ": a directory is wanted (a name on the hub has to be downloaded first)"
+        raise Refusal(f"--model {shown(model)}: {'not a directory' if os.path.lexists(model) else 'not there'}{hint}")
+    if not os.path.isfile(os.path.join(model, "config.json")):
+        raise Refusal(f"--model {shown(model)}: no config.json in it, so it is not a HuggingFace model directory")
+
+
+def check_input(path):
+    try:
+        status = os.stat(path)
+    except OSError as problem:
+        raise Refusal(f"input {shown(path)}: {problem.strerror}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise Refusal(f"input {shown(path)} is not a regular file: a resumed run must be able to read it again")
+    if not os.access(path, os.R_OK):
+        raise Refusal(f"input {shown(path)} may not be read: Permission denied")
+
+
+def check_output(given, directory):
+    """As planner/results_output.h does at its start, but before a model is loaded."""
+    output = Path(given.output)
+    if not given.output or output.name in ("", ".", "..") or given.output.endswith("/"):
+        raise Refusal(f"output '{shown(given.output)}' names no file")
+    if os.path.exists(output) and os.path.samefile(output, given.input):
+        raise Refusal(f"{shown(output)} is input and output at once: name another output")
+    if not os.path.isdir(output.parent):
+        raise Refusal(f"output {shown(output)}: the directory {shown(output.parent)} is not there: make it first")
+    if os.path.exists(output) and not os.path.isfile(output):
+        raise Refusal(f"output {shown(output)} is not a regular file: name another output")
+    if os.path.lexists(output) and not given.overwrite and not _written_by(directory, output, given.resume):
+        raise Refusal(f"output {shown(output)} exists already: say --overwrite, or name another output")
+    if not os.access(output.parent, os.W_OK | os.X_OK):
+        raise Refusal(f"output {shown(output)} cannot be written: no permission in {shown(output.parent)}", OUTPUT)
+
+
+def _written_by(directory, output, resume):
+    published = directory.published()
+    return resume and published is not None and os.path.abspath(published) == os.path.abspath(output)
+
+
+def check_run_directory(given, directory):
+    """Nothing of an unfinished run is touched unless --resume says so."""
+    if directory.state() == UNFINISHED and not given.resume:
+        raise Refusal(
+            f"{shown(directory.path)} holds an unfinished run: go on with it (--resume), or use another directory "
+            "(--run-dir)"
+        )
+    if directory.state() == FINISHED and given.resume:
+        published = directory.published()
+        if not os.path.exists(published):
+            raise Refusal(
+                f"the run in {shown(directory.path)} is finished, but its output {shown(published)} is gone: "
+                "start anew without --resume"
+            )
+        if os.path.abspath(published) != os.path.abspath(given.output):
+            raise Refusal(
+                f"the run in {shown(directory.path)} is finished, its output is {shown(published)}: "
+                "copy that, or start anew with another --run-dir"
+            )
+
+
+def clip_memory(given, held=0):
+    """--host-memory and --gpu-memory are caps: more than the machine has is clipped, and said.
+
+    `held` bytes are taken already by a kept loader that the run will use."""
+    available = machine.available_memory() + held
+    if given.host_memory and given.host_memory > available:
+        say(f"--host-memory {bytes_text(given.host_memory)}: this machine has {bytes_text(available)} free; using that")
+        given.host_memory = available
+    total = machine.total_memory()
+    if given.gpu_memory and not machine.gpus() and given.gpu_memory > total:
+        say(f"--gpu-memory {bytes_text(given.gpu_memory)}: this machine has {bytes_text(total)} of memory; using that")
+        given.gpu_memory = total
+
+
+def resume_command(words):
+    """The command that goes on with this run, as the user typed it."""
+    words = list(words)
+    return command_line("run", *words) + ("" if "--resume" in words else " --resume")

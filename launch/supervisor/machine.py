@@ -1,0 +1,117 @@
+"""What this machine has: memory, shared memory, cores, a GPU."""
+
+import os
+from pathlib import Path
+
+
+def meminfo(key):
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith(key + ":"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0
+
+
+def _number_in(path):
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _cgroups():
+    """This process's control group and those above it (version 2)."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        if line.startswith("0::"):
+            group = Path("/sys/fs/cgroup" + line[3:])
+            yield group
+            for above in group.parents:
+                if above == Path("/sys/fs"):
+                    break
+                yield above
+
+
+def cgroup_limit():
+    """Bytes of memory the control groups allow, or None."""
+    limits = [_number_in(group / "memory.max") for group in _cgroups()]
+    limits.append(_number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+    limits = [limit for limit in limits if limit is not None and limit < 1 << 60]
+    return min(limits) if limits else None
+
+
+def cgroup_headroom():
+    rooms = []
+    for group in _cgroups():
+        limit, used = _number_in(group / "memory.max"), _number_in(group / "memory.current")
+        if limit is not None and used is not None:
+            rooms.append(max(limit - used, 0))
+    return min(rooms) if rooms else None
+
+
+def oom_kills():
+    """How often the kernel has killed for want of memory; two readings tell whether it just did."""
+    total = 0
+    for source in [group / "memory.events" for group in _cgroups()] + [Path("/proc/vmstat")]:
+        try:
+            for line in source.read_text().splitlines():
+                name, _, value = line.partition(" ")
+                if name == "oom_kill":
+                    total += int(value)
+        except (OSError, ValueError):
+            continue
+    return total
+
+
+def shared_memory():
+    """(size, free) of /dev/shm, or (0, 0)."""
+    try:
+        status = os.statvfs("/dev/shm")
+    except OSError:
+        return 0, 0
+    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+
+
+def total_memory():
+    """The most that host memory can be on this machine."""
+    total = meminfo("MemTotal")
+    limit = cgroup_limit()
+    return min(total, limit) if limit else total
+
+
+def available_memory():
+    """What a new run could reserve now: free memory, the control group's room, room in /dev/shm."""
+    rooms = [meminfo("MemAvailable"), shared_memory()[1]]
+    headroom = cgroup_headroom()
+    if headroom is not None:
+        rooms.append(headroom)
+    return min(rooms)
+
+
+def cores():
+    count = len(os.sched_getaffinity(0))
+    for group in _cgroups():
+        try:
+            quota, period = (group / "cpu.max").read_text().split()
+            if quota != "max":
+                count = min(count, max(1, round(int(quota) / int(period))))
+        except (OSError, ValueError):
+            continue
+    return count
+
+
+def gpus():
+    """Names of NVIDIA GPUs, by the driver's own files."""
+    names = []
+    for folder in sorted(Path("/proc/driver/nvidia/gpus").glob("*")):
+        try:
+            lines = (folder / "information").read_text().splitlines()
+        except OSError:
+            continue
+        names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return names

@@ -1,0 +1,206 @@
+"""The three processes of a run: started in order, watched, and ended with their shared memory whatever dies.
+
+One thread. It sleeps in poll(2) on pidfds and signals; everything the processes must learn of our death they learn
+from a pipe whose write end only this process holds.
+"""
+
+import os
+import select
+import signal
+import time
+
+from . import machine, processes, segments
+from .children import Child, reason
+from .places import EXECUTOR, LOADER, PLANNER
+from .trouble import DONE, INTERRUPTED, say
+from .watchdog import Watchdog
+
+_LOOK = 0.01  # between two looks whether the loader can be spoken to
+_GATHER = 0.5  # seconds in which the others may say why they end, too
+_FINISH = 27.0  # from the first SIGINT or SIGTERM: "end within 30 s"
+_PLANNER_FOLLOWS = 20.0  # seconds after its executor: the output may have to be copied
+_POLITE_END = 5.0  # for the others, once the planner has ended
+
+
+class DeathPipe:
+    """Children hold the read end; its end of file tells them that the supervisor is gone."""
+
+    def __init__(self):
+        self.read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
+
+    def close(self):
+        os.close(self.read_end)
+        os.close(self._write_end)
+
+
+class Outcome:
+    def __init__(self, code, sentence=""):
+        self.code = code
+        self.sentence = sentence
+
+
+class Pipeline:
+    """`plan` gives the arguments of each program and the paths; `loader` is one that outlives the run, or None."""
+
+    def __init__(self, plan, interrupts, line, loader=None):
+        self._plan = plan
+        self._interrupts = interrupts
+        self._line = line
+        self._death_pipe = DeathPipe()
+        self._kept = loader
+        self._children = []
+        self._control = segments.ControlView(plan.run_id)
+        self._watchdog = Watchdog(plan.stall_timeout)
+        self._oom_kills = machine.oom_kills()
+        self._deadline = None
+        self._alone_since = None
+        self._killed_at_once = False
+
+    # ---- the run
+
+    def run(self):
+        """Until the planner has ended, or anything else has; returns why."""
+        try:
+            return self._run()
+        finally:
+            self._end_all()
+
+    def _run(self):
+        if self._kept:
+            self._children.append(self._kept)
+        else:
+            self._start(LOADER, self._plan.loader_arguments())
+        while True:
+            self._sleep(self._line.wait() if len(self._children) > 1 else _LOOK)
+            ended = self._ended()
+            self._relay()
+            if ended:
+                return self._conclude(ended)
+            outcome = self._obey_interrupts()
+            if outcome:
+                return outcome
+            if len(self._children) == 1 and self._loader_is_ready():
+                self._start(PLANNER, self._plan.planner_arguments())
+                self._start(EXECUTOR, self._plan.executor_arguments())
+            if self._line.due() and not self._deadline:
+                self._line.show(self._plan.progress_text(self._control))
+            sentence = self._watchdog.look(self._words(), self._children)
+            if sentence:
+                return Outcome(INTERRUPTED, sentence)
+
+    def _start(self, name, arguments):
+        self._children.append(
+            Child(name, arguments, self._death_pipe.read_end, inherited=self._plan.inherited_locks())
+        )
+
+    def _loader_is_ready(self):
+        return self._control.loader_state in (segments.LOADING, segments.SEALED) and self._plan.loader_answers()
+
+    def _relay(self):
+        """What a process tells the user, such as the memory it will take."""
+        for child in self._children:
+            for text in child.new_lines():
+                self._line.clear()
+                say(text)
+
+    def _words(self):
+        return (self._control.loader_state, self._control.loaded_bytes, *self._control.progress, len(self._children))
+
+    def _sleep(self, seconds):
+        poll = select.poll()
+        poll.register(self._interrupts.descriptor, select.POLLIN)
+        for child in self._children:
+            if child.returncode() is None:
+                poll.register(child.descriptor, select.POLLIN)
+        poll.poll(seconds * 1000)
+        self._interrupts.drain()
+
+    def _ended(self):
+        """Who has ended, unless it is an executor in peace: the planner, which let it go, is about to follow."""
+        ended = [child for child in self._children if child.returncode() is not None]
+        if [(child.name, child.returncode()) for child in ended] == [(EXECUTOR, 0)]:
+            self._alone_since = self._alone_since or time.monotonic()
+            return ended if time.monotonic() - self._alone_since > _PLANNER_FOLLOWS else []
+        return ended
+
+    # ---- signals
+
+    def _obey_interrupts(self):
+        """The first asks the planner to finish what it writes; the second ends everything at once."""
+        now = time.monotonic()
+        if self._interrupts.count >= 2 or (self._deadline and now > self._deadline):
+            self._killed_at_once = self._interrupts.count >= 2
+            return Outcome(INTERRUPTED, "interrupted")
+        if self._interrupts.count == 1 and not self._deadline:
+            planners = [child for child in self._children if child.name == PLANNER]
+            if not planners:
+                return Outcome(INTERRUPTED, "interrupted before any work began")
+            self._line.clear()
+            say("stopping: what is finished is being written (interrupt again to end at once)")
+            self._deadline = now + _FINISH
+            planners[0].signal(signal.SIGTERM)
+        return None
+
+    # ---- the end
+
+    def _conclude(self, ended):
+        planner = next((child for child in ended if child.name == PLANNER), None)
+        if planner and planner.returncode() == 0:
+            return Outcome(DONE)
+        # Give the others the moment they need to say why, then believe the one nearest to the root.
+        until = time.monotonic() + _GATHER
+        while time.monotonic() < until and len(ended) < len(self._children):
+            time.sleep(0.02)
+            ended = [child for child in self._children if child.returncode() is not None]
+        code, sentence = self._root_cause(ended)
+        if self._deadline and code == INTERRUPTED:
+            return Outcome(INTERRUPTED, "interrupted")
+        return Outcome(code, sentence)
+
+    def _root_cause(self, ended):
+        """A kill or crash explains what others say; a refusal explains who merely lost its peer; then by time."""
+
+        def depth(child):
+            code = child.returncode()
+            if code < 0:
+                return 0
+            return 2 if code in (0, INTERRUPTED) else 1
+
+        culprit = min(ended, key=depth)
+        code, sentence = reason(culprit)
+        if culprit.returncode() == -signal.SIGKILL and machine.oom_kills() > self._oom_kills:
+            sentence += " by the kernel, because memory ran out (a smaller --host-memory leaves more to others)"
+        return code, sentence
+
+    def _end_all(self):
+        """Every process of ours, then the shared memory. Safe to call at any moment, whatever has happened."""
+        stays = self._kept if self._kept and self._kept.may_stay(self._control) else None
+        own = [child for child in self._children if child is not stays]
+        for child in own:
+            if child.returncode() is None:
+                child.signal(signal.SIGKILL if self._killed_at_once else signal.SIGTERM)
+        self._await(own, _POLITE_END)
+        for child in own:
+            if child.returncode() is None:
+                child.signal(signal.SIGKILL)
+        self._await(own, 30)
+        for child in own:
+            if child.returncode() is None:
+                say(f"process {child.pid} ({child.plain_name}) does not end: the kernel holds it; its memory stays taken")
+            self._plan.keep_words(child)
+        if not stays:
+            segments.unlink_all(self._plan.run_id)
+        self._control.close()
+        for child in self._children:
+            child.close()
+        self._death_pipe.close()
+
+    def _await(self, children, seconds):
+        until = time.monotonic() + seconds
+        living = [child for child in children if child.returncode() is None]
+        while living and time.monotonic() < until:
+            if self._interrupts.count >= 2:
+                for child in living:
+                    child.signal(signal.SIGKILL)
+            processes.wait_gone([child.descriptor for child in living], 0.1)
+            living = [child for child in living if child.returncode() is None]

@@ -1,0 +1,152 @@
+"""What the pipeline asks of a run: which loader, where the sockets are, what each program is told."""
+
+import hashlib
+import json
+import os
+import time
+
+from . import loaders, segments
+from .options import executor_arguments, loader_arguments, planner_arguments
+from .places import fits_a_socket, make_private, private_folder
+from .progress import LoadingRate
+from .run_directory import read_json, remove_tree
+from .status import progress_text
+from .trouble import Refusal, say
+
+
+def what_answers_hang_on(given):
+    """Everything about a run that could change its answers, as far as can be told without reading the weights."""
+    facts = {name: getattr(given, name) for name in ("dtype", "load_format", "seed", "max_model_len")}
+    facts |= {"served_model_name": given.served_model_name or given.model, "skip": given.skip_tokenizer_init}
+    return facts | {"files": loaders.model_files(given.model, given.load_format, tokenizer=True)}
+
+
+def finished_as_it_stands(directory, given):
+    """Whether a finished run was of exactly this model, input and options, so that no loader need say so."""
+    then = directory.record().get("answers_hang_on")
+    if then != json.loads(json.dumps(what_answers_hang_on(given))):
+        return False
+    with open(given.input, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return read_json(directory.path / "manifest.json").get("input") == digest
+
+
+class Plan:
+    """One run's. `begin` once the loader is chosen, `end` however it goes."""
+
+    def __init__(self, directory, given):
+        self.directory = directory
+        self.given = given
+        self.stall_timeout = given.stall_timeout
+        self.run_id = ""
+        self._rate = LoadingRate()
+        self._attached = None
+        self._short_folder = None
+        self._home = None
+
+    # ---- before
+
+    def choose_loader(self):
+        """A kept loader of these files that is free; a new one to be kept; or None: the run's own."""
+        home = loaders.Home.of(self.given)
+        loader = None
+        if home.lives():
+            self._attached = home.take()
+            if self._attached is None:
+                say("the kept loader of this model is in use by another run; loading again for this one")
+                return None
+            loader = self._adopt(home)
+        if loader is None and self.given.keep_loader:
+            home = loaders.Home.of(self.given, make=True)
+            self._attached = home.take()
+            if self._attached is None:
+                raise Refusal("another run is starting a kept loader of this model: try again")
+            loader = home.start(self.given)
+        if loader:
+            self._home = home.folder
+            self.run_id = home.run_id
+        return loader
+
+    def _adopt(self, home):
+        """The loader that lives in `home`, or None, with the home gone, if its model has changed."""
+        loader = home.adopt() if home.is_current(self.given) else None
+        if loader:
+            say("using the kept loader of this model")
+            return loader
+        say("the model's files changed since the kept loader read them; loading again")
+        self._attached.give_back()
+        self._attached = None
+        home.stop()
+        return None
+
+    def begin(self):
+        record = {name: getattr(self.given, name) for name in ("model", "input", "output", "device", "policy", "dtype")}
+        record |= {"folder": os.getcwd(), "began": time.time(), "answers_hang_on": what_answers_hang_on(self.given)}
+        if self.run_id:
+            record["run_id"] = self.run_id
+        run_id = self.directory.begin(record)
+        self.run_id = self.run_id or run_id
+        self._home = self._home or self.directory.path / "loader"
+        if not (fits_a_socket(self._home / "loader.sock") and fits_a_socket(self.directory.path / "executor.sock")):
+            self._short_folder = make_private(private_folder() / f"run-{self.run_id}")
+            if self._attached is None:
+                self._home = self._short_folder
+
+    def inherited_locks(self):
+        return [self.directory.children_lock.descriptor]
+
+    # ---- what the pipeline starts
+
+    def _logs(self, name):
+        return ["--log", self.directory.path / "logs" / f"{name}.log"]
+
+    @property
+    def loader_socket(self):
+        return self._home / "loader.sock"
+
+    @property
+    def executor_socket(self):
+        return (self._short_folder or self.directory.path) / "executor.sock"
+
+    def loader_arguments(self):
+        return [*loader_arguments(self.given), "--home", self._home, "--run-id", self.run_id, *self._logs("loader")]
+
+    def planner_arguments(self):
+        given = self.given
+        words = ["--run-dir", self.directory.path, "--run-id", self.run_id]
+        words += ["--loader-socket", self.loader_socket, "--executor-socket", self.executor_socket]
+        words += ["--model", given.model, "-i", given.input, "-o", given.output, *planner_arguments(given)]
+        words += [f"--{name}" for name in ("resume", "overwrite") if getattr(given, name)]
+        return words + self._logs("planner")
+
+    def executor_arguments(self):
+        words = ["--run-id", self.run_id, "--planner-socket", self.executor_socket]
+        return words + executor_arguments(self.given) + self._logs("gpu_executor")
+
+    def loader_answers(self):
+        return os.path.exists(self.loader_socket)
+
+    def progress_text(self, control):
+        status = self.directory.status()
+        if control.loader_state < segments.SEALED:
+            return self._rate.text(control.loaded_bytes, segments.weights_bytes(self.run_id))
+        return progress_text(status)
+
+    def keep_words(self, child):
+        """What a process said beyond its one sentence (a sanitizer's report, say) goes to the logs."""
+        text = child.said()
+        if text:
+            try:
+                with open(self.directory.path / "logs" / f"{child.plain_name}.stderr", "w") as file:
+                    file.write(text)
+            except OSError:
+                pass
+
+    # ---- after
+
+    def end(self):
+        self.directory.remove_sockets()
+        if self._short_folder:
+            remove_tree(self._short_folder)
+        if self._attached:
+            self._attached.give_back()

@@ -1,0 +1,75 @@
+"""`poise run`: checks, then the pipeline, then what came of it."""
+
+import os
+from pathlib import Path
+
+from . import inputs, loaders, segments
+from .interrupts import Interrupts
+from .locks import is_held
+from .options import normalised, run_parser
+from .pipeline import Pipeline
+from .places import PROGRAMS, program
+from .plan import Plan, finished_as_it_stands
+from .progress import ProgressLine
+from .run_directory import FINISHED, UNFINISHED, RunDirectory
+from .status import safe_text, summary
+from .trouble import CANNOT_START, DONE, FOREIGN, INTERRUPTED, OUTPUT, Refusal, brief, of_system, say
+
+
+def run(words):
+    words = normalised(words)
+    given = run_parser().parse_args(words)
+    inputs.check_limits()
+    inputs.check_model(given.model)
+    inputs.check_input(given.input)
+    for name in PROGRAMS:
+        program(name)
+    directory = RunDirectory(Path(os.path.abspath(given.run_dir or f"{given.output}.poise")))
+    if not directory.exists() or not is_held(directory.path / "run.lock"):
+        inputs.check_output(given, directory)
+    interrupts = Interrupts()
+    try:
+        directory.enter()
+    except OSError as problem:
+        raise of_system(problem) from None
+    code = INTERRUPTED
+    try:
+        code = _run_in(directory, given, words, interrupts)
+    except Refusal as refusal:
+        code = refusal.code
+        raise
+    finally:
+        directory.leave(forget=code in (CANNOT_START, FOREIGN))
+    return code
+
+
+def _run_in(directory, given, words, interrupts):
+    inputs.check_output(given, directory)
+    inputs.check_run_directory(given, directory)
+    if given.resume and directory.state() == FINISHED and finished_as_it_stands(directory, given):
+        say(f"the run is finished already; its output is {brief(given.output)}")
+        return DONE
+    segments.reap()
+    loaders.sweep()
+    inputs.clip_memory(given, loaders.Home.of(given).weights_bytes())
+    plan = Plan(directory, given)
+    line = ProgressLine()
+    before = directory.state()
+    try:
+        kept = plan.choose_loader()
+        plan.begin()
+        say(f"run directory {brief(directory.path)}")
+        outcome = Pipeline(plan, interrupts, line, kept).run()
+    finally:
+        line.clear()
+        plan.end()
+    if outcome.code == DONE:
+        say(summary(directory, given.output))
+    elif outcome.code in (INTERRUPTED, OUTPUT):
+        safe = safe_text(directory) if directory.state() == UNFINISHED else "nothing was finished yet"
+        say(f"{outcome.sentence}; {safe}; go on with: {inputs.resume_command(words)}")
+    else:
+        say(outcome.sentence)
+        if outcome.code == CANNOT_START and before != UNFINISHED:
+            directory.forget_what_did_not_start()
+    return outcome.code

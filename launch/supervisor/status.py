@@ -1,0 +1,122 @@
+"""`poise status` and `poise inspect`, and how a run's progress reads in a line."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from . import loaders, processes
+from .options import normalised, parser
+from .places import PLANNER, program
+from .progress import bar
+from .quantities import bytes_text, duration
+from .run_directory import FINISHED, UNFINISHED, RunDirectory
+from .trouble import DONE, Refusal, brief, shown, tell
+
+
+def finished_lines(directory):
+    """Result lines in the run directory: whole ones."""
+    count = 0
+    try:
+        with open(directory.path / "results.jsonl.partial", "rb") as file:
+            while piece := file.read(1 << 20):
+                count += piece.count(b"\n")
+    except OSError:
+        pass
+    return count
+
+
+def safe_text(directory):
+    total = directory.status().get("requests")
+    done = finished_lines(directory)
+    of = f" of {total}" if isinstance(total, int) and total >= done else ""
+    return f"{done}{of} results are safe in {brief(directory.path)}"
+
+
+def progress_text(status):
+    """From what the planner last wrote to status.json."""
+    total, done = status.get("requests"), status.get("done", 0)
+    if not isinstance(total, int) or status.get("state") in ("starting", "loading", "preparing"):
+        return status.get("state", "starting")
+    rate = status.get("tokens_per_second", 0.0)
+    text = f"{bar(done / total if total else 1)} {done}/{total} requests, {rate:.0f} tokens/s"
+    left = status.get("seconds_left")
+    if isinstance(left, (int, float)):
+        text += f", {duration(left)} left"
+    if status.get("errors"):
+        text += f", {status['errors']} errors"
+    return text
+
+
+def summary(directory, output):
+    status = directory.status()
+    done, errors = status.get("done", 0), status.get("errors", 0)
+    return f"{brief(output)} is written: {done - errors} answers, {errors} errors"
+
+
+def status(words):
+    made = parser("status", "How far the run in RUN is; without RUN, which runs and kept loaders live.")
+    made.add_argument("run", nargs="?", metavar="RUN", help="a run directory")
+    made.add_argument("--json", action="store_true", help="as one JSON object")
+    given = made.parse_args(normalised(words))
+    return _of_run(given) if given.run is not None else _of_user(given)
+
+
+def _of_run(given):
+    directory = RunDirectory(Path(given.run))
+    directory.require_a_run()
+    facts = {**directory.status(), "state": "running" if directory.lives() else directory.state()}
+    facts |= {"run_dir": str(directory.path), "results": finished_lines(directory), "output": directory.published()}
+    if given.json:
+        tell(json.dumps(facts))
+        return DONE
+    record = directory.record()
+    tell(f"{shown(given.run)}: {facts['state']}")
+    for name in ("model", "input", "output"):
+        if record.get(name):
+            tell(f"  {name:7} {shown(record[name])}")
+    if directory.lives():
+        since = directory.owner().get("since")
+        tell(f"  {progress_text(facts)}{f', since {since}' if since else ''}")
+    elif facts["state"] == UNFINISHED:
+        tell(f"  {safe_text(directory)}; go on with `run … --resume`")
+    elif facts["state"] == FINISHED:
+        tell(f"  {facts.get('done', 0)} results, {facts.get('errors', 0)} of them errors")
+    return DONE
+
+
+def _of_user(given):
+    planners = [process for process in processes.running() if process.program == PLANNER]
+    runs = [shown(process.option("--run-dir")) for process in planners]
+    kept = [home.describe() for home in loaders.Home.all() if home.lives()]
+    if given.json:
+        tell(json.dumps({"runs": runs, "kept_loaders": kept, "time": time.time()}))
+        return DONE
+    for run in runs:
+        tell(f"run           {run}")
+    for loader in kept:
+        use = "in use" if loader["in_use"] else "idle"
+        tell(f"kept loader   {shown(loader['model'])} ({loader['dtype']}, {bytes_text(loader['weights_bytes'])}, {use})")
+    if not runs and not kept:
+        tell("nothing is running")
+    return DONE
+
+
+def inspect(words):
+    made = parser("inspect", "Shows what was ordered, per iteration and layer, with bytes and times.")
+    made.add_argument("what", metavar="RUN|orders.log", help="a run directory, or a log of orders")
+    made.add_argument("--json", action="store_true", help="one JSON object a line")
+    given = made.parse_args(normalised(words))
+    path = Path(given.what)
+    if path.is_dir():
+        RunDirectory(path).require_a_run()
+        path = path / "orders.log"
+        if not path.exists():
+            raise Refusal(f"{shown(path.parent)}: no orders.log: this run has sent no order yet")
+    elif not path.is_file():
+        raise Refusal(f"{shown(path)}: {'not a file of orders' if path.exists() else 'no such file or directory'}")
+    tool = str(program(PLANNER))
+    arguments = [tool, "inspect", str(path)] + (["--json"] if given.json else [])
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `poise inspect … | head` is no trouble
+    os.execv(tool, arguments)

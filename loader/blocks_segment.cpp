@@ -1,0 +1,68 @@
+#include "loader/blocks_segment.h"
+
+#include <algorithm>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "common/trouble.h"
+#include "loader/weight_fill.h"
+
+namespace poise {
+namespace {
+
+constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kStride = 64 << 20;                 // touched at a time by one thread
+constexpr std::uint64_t kMaxPool = std::uint64_t{1} << 46;  // bytes; no machine has them
+
+// The first touch of a page zeroes it. Nobody else has the segment yet.
+void touch(std::span<std::byte> memory, const std::atomic<bool>& stop) {
+  std::atomic<std::uint64_t> next{0};
+  const auto work = [&] {
+    while (!stop) {
+      const std::uint64_t begin = next.fetch_add(kStride);
+      if (begin >= memory.size()) {
+        return;
+      }
+      const std::uint64_t end = std::min<std::uint64_t>(begin + kStride, memory.size());
+      for (std::uint64_t at = begin; at < end; at += kPage) {
+        *static_cast<volatile std::byte*>(&memory[at]) = std::byte{0};
+      }
+    }
+  };
+  std::vector<std::jthread> threads;
+  for (std::size_t i = 1; i < fill_threads(); ++i) {
+    threads.emplace_back(work);
+  }
+  work();
+}
+
+}  // namespace
+
+std::optional<std::string> why_no_partition(const PoolPartition& partition, const BlockSizes& sizes,
+                                            std::int32_t layers) {
+  if (partition.region_bytes == 0 || partition.region_bytes % kPage != 0) {
+    return fmt::format("a region of {} bytes is no multiple of {}", partition.region_bytes, kPage);
+  }
+  if (partition.region_bytes > kMaxPool / static_cast<std::uint64_t>(layers)) {
+    return fmt::format("{} regions of {} bytes are more than any machine has", layers,
+                       partition.region_bytes);
+  }
+  if (!partition.fits(sizes)) {
+    return fmt::format(
+        "{} ACT blocks of {} bytes and {} KV blocks of {} bytes do not fit into a "
+        "region of {} bytes",
+        partition.act_blocks, sizes.block(BlockKind::act).n, partition.kv_blocks,
+        sizes.block(BlockKind::kv).n, partition.region_bytes);
+  }
+  return std::nullopt;
+}
+
+BlocksSegment::BlocksSegment(const std::string& name, Bytes size, const std::atomic<bool>& stop)
+    : segment_(Segment::create(name, size)) {
+  touch({segment_.data(), static_cast<std::size_t>(size.n)}, stop);
+}
+
+BlocksSegment::~BlocksSegment() { unlink_segment(segment_.name()); }
+
+}  // namespace poise

@@ -1,0 +1,171 @@
+#include "loader/checkpoint_source.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "common/trouble.h"
+#include "loader/conversion.h"
+#include "loader/opt_tensors.h"
+
+namespace poise {
+namespace {
+
+constexpr std::int64_t kPieceBytes = 1 << 20;  // of the kept type, converted or compared at a time
+constexpr std::size_t kNamesTold = 4;
+
+std::string and_more(std::size_t others) {
+  return others == 0 ? "" : fmt::format(" (and {} more tensors)", others);
+}
+
+}  // namespace
+
+DType kept_dtype(std::optional<DType> asked, const ModelConfig& model, const Checkpoint* checkpoint,
+                 const std::string& what) {
+  if (asked || model.declared) {
+    return asked ? *asked : *model.declared;
+  }
+  if (checkpoint == nullptr) {
+    return DType::float16;
+  }
+  const std::string name = opt_prefix(*checkpoint, what) + "embed_tokens.weight";
+  const std::string& stored = checkpoint->find(name)->tensor->dtype;
+  const auto dtype = dtype_from(stored);
+  if (!dtype) {
+    fail("{}: tensor {} is stored as {}; float32 (F32), float16 (F16) and bfloat16 (BF16) are read",
+         what, name, stored);
+  }
+  return *dtype;
+}
+
+CheckpointSource::CheckpointSource(std::shared_ptr<const Checkpoint> checkpoint,
+                                   const ModelShape& shape, const WeightLayout& layout, DType dtype,
+                                   std::string what)
+    : checkpoint_(std::move(checkpoint)), dtype_(dtype), what_(std::move(what)) {
+  tensors_ = opt_tensors(layout, opt_prefix(*checkpoint_, what_));
+  match();
+  const TensorPlace* head = checkpoint_->find(kHeadName);
+  if (shape.tie_word_embeddings != 0 && head != nullptr) {
+    if (head->tensor->shape != tensors_.front().shape) {
+      fail(
+          "{}: tensor {} has shape {}, {} was expected: \"tie_word_embeddings\" makes it the token "
+          "embedding",
+          what_, kHeadName, shape_text(head->tensor->shape), shape_text(tensors_.front().shape));
+    }
+    repeated_head_ = stored(*head);
+  }
+  tell_of_the_rest();
+}
+
+CheckpointSource::Stored CheckpointSource::stored(const TensorPlace& place) const {
+  const auto dtype = dtype_from(place.tensor->dtype);
+  if (!dtype) {
+    fail("{}: tensor {} is stored as {}; float32 (F32), float16 (F16) and bfloat16 (BF16) are read",
+         what_, shown(place.tensor->name), place.tensor->dtype);
+  }
+  if (!place.listed) {
+    fail("{}: tensor {} lies in {}, but the index does not name it", what_,
+         shown(place.tensor->name), shown(place.file->file().path().filename().string()));
+  }
+  return {.file = place.file, .begin = place.tensor->begin, .dtype = *dtype};
+}
+
+void CheckpointSource::match() {
+  std::vector<std::string> missing;
+  std::vector<std::string> misshapen;
+  for (const WeightTensor& tensor : tensors_) {
+    const TensorPlace* place = checkpoint_->find(tensor.name);
+    if (place == nullptr) {
+      missing.push_back(tensor.name);
+    } else if (place->tensor->shape != tensor.shape) {
+      misshapen.push_back(fmt::format("tensor {} has shape {}, but config.json asks for {}",
+                                      tensor.name, shape_text(place->tensor->shape),
+                                      shape_text(tensor.shape)));
+    } else {
+      stored_.push_back(stored(*place));
+    }
+  }
+  if (!misshapen.empty()) {
+    fail("{}: {}{}", what_, misshapen.front(), and_more(misshapen.size() - 1));
+  }
+  if (!missing.empty()) {
+    fail("{}: tensor {} is missing{}", what_, missing.front(), and_more(missing.size() - 1));
+  }
+}
+
+void CheckpointSource::tell_of_the_rest() {
+  std::set<std::string_view> needed;
+  for (const WeightTensor& tensor : tensors_) {
+    needed.insert(tensor.name);
+  }
+  if (repeated_head_) {
+    needed.insert(kHeadName);
+  }
+  std::size_t unneeded = 0;
+  std::string names;
+  for (const auto& [name, place] : checkpoint_->tensors()) {
+    if (needed.contains(name) || unneeded++ >= kNamesTold) {
+      continue;
+    }
+    names += (names.empty() ? "" : ", ") + shown(name);
+  }
+  if (unneeded > 0) {
+    notices_.push_back(fmt::format("{} tensors are not needed and not loaded: {}{}", unneeded,
+                                   names, unneeded > kNamesTold ? ", …" : ""));
+  }
+  const auto other = std::ranges::count_if(
+      stored_, [this](const Stored& tensor) { return tensor.dtype != dtype_; });
+  if (other > 0) {
+    notices_.push_back(
+        fmt::format("{} of {} tensors are stored in another type and converted to {}", other,
+                    stored_.size(), name_of(dtype_)));
+  }
+}
+
+void CheckpointSource::read(const Stored& from, std::int64_t first,
+                            std::span<std::byte> out) const {
+  const auto stored_size = static_cast<std::uint64_t>(size_of(from.dtype).n);
+  const std::uint64_t offset = from.begin + static_cast<std::uint64_t>(first) * stored_size;
+  if (from.dtype == dtype_) {
+    from.file->file().read_exactly(offset, out);
+    return;
+  }
+  thread_local std::vector<std::byte> buffer;
+  buffer.resize(out.size() / static_cast<std::size_t>(size_of(dtype_).n) * stored_size);
+  from.file->file().read_exactly(offset, buffer);
+  convert(from.dtype, buffer, dtype_, out);
+}
+
+void CheckpointSource::fill(std::size_t tensor, std::int64_t first,
+                            std::span<std::byte> out) const {
+  read(stored_[tensor], first, out);
+}
+
+void CheckpointSource::check_after(std::span<const std::byte> segment) const {
+  checkpoint_->check_unchanged();
+  if (repeated_head_) {
+    check_tied_head(segment);
+  }
+}
+
+void CheckpointSource::check_tied_head(std::span<const std::byte> segment) const {
+  const WeightTensor& embedding = tensors_.front();
+  const std::int64_t element = size_of(dtype_).n;
+  std::vector<std::byte> piece;
+  for (std::int64_t first = 0; first < embedding.elements; first += kPieceBytes / element) {
+    const std::int64_t count = std::min(kPieceBytes / element, embedding.elements - first);
+    piece.resize(static_cast<std::size_t>(count * element));
+    read(*repeated_head_, first, piece);
+    const std::size_t at = embedding.offset + static_cast<std::size_t>(first * element);
+    if (std::memcmp(piece.data(), segment.data() + at, piece.size()) != 0) {
+      fail(
+          "{}: {} differs from {}, though \"tie_word_embeddings\" says that they are one: set it "
+          "to "
+          "false in config.json to use both, or leave {} out of the checkpoint",
+          what_, kHeadName, embedding.name, kHeadName);
+    }
+  }
+}
+
+}  // namespace poise

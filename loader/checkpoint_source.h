@@ -1,0 +1,59 @@
+#pragma once
+// Weights out of a checkpoint: every tensor the model needs is found there, of the shape the config
+// asks for and of a type that can be read, before a byte of it is. Reading is pread into the
+// segment, through a conversion where the stored type is not the kept one.
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/model_config.h"
+#include "loader/checkpoint.h"
+#include "loader/weight_source.h"
+
+namespace poise {
+
+// The dtype weights and blocks are kept in: what the user asked for, else what the config declares,
+// else what the token embedding is stored in.
+DType kept_dtype(std::optional<DType> asked, const ModelConfig& model, const Checkpoint* checkpoint,
+                 const std::string& what);
+
+class CheckpointSource final : public WeightSource {
+ public:
+  // Fails with the first tensor that is missing or wrong, and how many more are. `what` is the
+  // model directory, as messages name it.
+  CheckpointSource(std::shared_ptr<const Checkpoint> checkpoint, const ModelShape& shape,
+                   const WeightLayout& layout, DType dtype, std::string what);
+
+  const std::vector<WeightTensor>& tensors() const override { return tensors_; }
+  void fill(std::size_t tensor, std::int64_t first, std::span<std::byte> out) const override;
+  // No file was changed meanwhile; a tied head that the checkpoint repeats is the embedding.
+  void check_after(std::span<const std::byte> segment) const override;
+
+  // Tensors nobody needs, tensors stored in another type than kept: one sentence each.
+  const std::vector<std::string>& notices() const { return notices_; }
+
+ private:
+  struct Stored {
+    const SafetensorsFile* file;
+    std::uint64_t begin;  // byte of the file
+    DType dtype;
+  };
+  Stored stored(const TensorPlace& place) const;
+  void match();
+  void tell_of_the_rest();
+  void read(const Stored& from, std::int64_t first, std::span<std::byte> out) const;
+  void check_tied_head(std::span<const std::byte> segment) const;
+
+  std::shared_ptr<const Checkpoint> checkpoint_;
+  DType dtype_;
+  std::string what_;
+  std::vector<WeightTensor> tensors_;
+  std::vector<Stored> stored_;  // of each tensor
+  std::optional<Stored> repeated_head_;
+  std::vector<std::string> notices_;
+};
+
+}  // namespace poise

@@ -1,0 +1,129 @@
+#include "loader/dummy_source.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <span>
+
+#include "common/trouble.h"
+#include "loader/conversion.h"
+#include "loader/opt_tensors.h"
+
+namespace poise {
+namespace {
+
+constexpr float kMatrixDeviation = 0.02F;
+constexpr float kBiasDeviation = 0.01F;
+// Of the sum of four independent uniform integers 0 … 255: sqrt(4 · (256² - 1) / 12), mean 510.
+constexpr float kSumDeviation = 147.8005F;
+constexpr std::int32_t kSumMean = 510;
+
+float deviation_of(const WeightTensor& tensor, std::int32_t layers) {
+  switch (tensor.weight) {
+    case Weight::final_norm_weight:
+    case Weight::attention_norm_weight:
+    case Weight::mlp_norm_weight:
+      return 0;
+    case Weight::w_o:
+    case Weight::fc2:
+      return kMatrixDeviation / std::sqrt(2.0F * static_cast<float>(layers));
+    default:
+      return tensor.shape.size() > 1 ? kMatrixDeviation : kBiasDeviation;
+  }
+}
+
+constexpr std::uint64_t scramble(std::uint64_t x) {
+  x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdull;
+  x = (x ^ (x >> 29)) * 0xc4ceb9fe1a85ec53ull;
+  return x ^ (x >> 32);
+}
+
+// Two keyed rounds of multiply and xor-shift: every bit of the index and of both keys reaches every
+// byte of the result, which is all that is asked of it here.
+inline float element(std::uint32_t index, std::uint32_t key, std::uint32_t other_key, float scale) {
+  std::uint32_t x = (index ^ key) * 0x9e3779b1u;
+  x = ((x ^ (x >> 15)) + other_key) * 0x85ebca77u;
+  x = (x ^ (x >> 13)) * 0xc2b2ae3du;
+  x ^= x >> 16;
+  const std::uint32_t pairs = (x & 0x00ff00ffu) + ((x >> 8) & 0x00ff00ffu);
+  const auto sum = static_cast<std::int32_t>((pairs & 0xffffu) + (pairs >> 16));
+  return static_cast<float>(sum - kSumMean) * scale;
+}
+
+inline void fill_run(std::uint32_t index, std::uint32_t key, std::uint32_t other_key, float scale,
+                     float* out, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    out[i] = element(index + static_cast<std::uint32_t>(i), key, other_key, scale);
+  }
+}
+
+#if defined(__x86_64__)
+// The same loop, for the compiler to make wide; integers and one exact product, so that the results
+// are the same.
+__attribute__((target("avx2"))) void fill_run_wide(std::uint32_t index, std::uint32_t key,
+                                                   std::uint32_t other_key, float scale, float* out,
+                                                   std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    out[i] = element(index + static_cast<std::uint32_t>(i), key, other_key, scale);
+  }
+}
+#endif
+
+using Run = void (*)(std::uint32_t, std::uint32_t, std::uint32_t, float, float*, std::size_t);
+
+Run fastest_run() {
+#if defined(__x86_64__)
+  static const bool wide = __builtin_cpu_supports("avx2") != 0;
+  if (wide) {
+    return fill_run_wide;
+  }
+#endif
+  return fill_run;
+}
+
+}  // namespace
+
+void fill_bell_shaped(std::uint64_t seed, std::uint64_t stream, std::int64_t first, float deviation,
+                      std::span<float> out) {
+  const float scale = deviation / kSumDeviation;
+  const Run run = fastest_run();
+  for (std::size_t done = 0; done < out.size();) {
+    // Indices beyond 32 bits go into the keys.
+    const std::uint64_t at = static_cast<std::uint64_t>(first) + done;
+    const std::uint64_t high = at >> 32;
+    const std::uint64_t keys = scramble(seed + scramble(stream + scramble(high + 1)));
+    const std::uint64_t until_next = (std::uint64_t{1} << 32) - (at & 0xffffffffu);
+    const auto count =
+        static_cast<std::size_t>(std::min<std::uint64_t>(until_next, out.size() - done));
+    run(static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(keys),
+        static_cast<std::uint32_t>(keys >> 32), scale, out.data() + done, count);
+    done += count;
+  }
+}
+
+DummySource::DummySource(const WeightLayout& layout, DType dtype, std::uint64_t seed)
+    : tensors_(opt_tensors(layout, "model.decoder.")), dtype_(dtype), seed_(seed) {
+  for (const WeightTensor& tensor : tensors_) {
+    deviation_.push_back(deviation_of(tensor, layout.layers));
+  }
+}
+
+void DummySource::fill(std::size_t tensor, std::int64_t first, std::span<std::byte> out) const {
+  std::array<float, 4096> piece;
+  const auto element = static_cast<std::size_t>(size_of(dtype_).n);
+  check(out.size() % element == 0, "only whole elements are filled");
+  while (!out.empty()) {
+    const std::size_t count = std::min(piece.size(), out.size() / element);
+    const std::span<float> values(piece.data(), count);
+    if (deviation_[tensor] == 0) {
+      std::ranges::fill(values, 1.0F);
+    } else {
+      fill_bell_shaped(seed_, tensor, first, deviation_[tensor], values);
+    }
+    convert(DType::float32, std::as_bytes(values), dtype_, out.first(count * element));
+    out = out.subspan(count * element);
+    first += static_cast<std::int64_t>(count);
+  }
+}
+
+}  // namespace poise

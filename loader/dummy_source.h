@@ -1,0 +1,36 @@
+#pragma once
+// Weights for runs that only need a model's shape (`--load-format dummy`): seeded random numbers of
+// the right scale, so that activations and logits stay in the range real ones have through any
+// number of layers. An element is a function of seed, tensor and index alone: the same on every
+// machine, with any number of threads, and in every dtype but for its rounding.
+//
+// Matrices: bell-shaped, standard deviation 0.02, those that write to the residual stream (W_O,
+// fc2) 0.02 / sqrt(2 · layers), as GPT-2 starts. Biases: 0.01. Norms: weight 1, bias 0.01.
+
+#include <vector>
+
+#include "loader/weight_source.h"
+
+namespace poise {
+
+class DummySource final : public WeightSource {
+ public:
+  DummySource(const WeightLayout& layout, DType dtype, std::uint64_t seed);
+
+  const std::vector<WeightTensor>& tensors() const override { return tensors_; }
+  void fill(std::size_t tensor, std::int64_t first, std::span<std::byte> out) const override;
+  void check_after(std::span<const std::byte>) const override {}
+
+ private:
+  std::vector<WeightTensor> tensors_;
+  std::vector<float> deviation_;  // of each tensor; 0: all ones
+  DType dtype_;
+  std::uint64_t seed_;
+};
+
+// Elements `first` … `first + out.size()` of the stream that `seed` and `stream` name: independent,
+// bell-shaped (a sum of four uniform numbers), mean 0, the given standard deviation.
+void fill_bell_shaped(std::uint64_t seed, std::uint64_t stream, std::int64_t first, float deviation,
+                      std::span<float> out);
+
+}  // namespace poise

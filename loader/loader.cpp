@@ -1,0 +1,213 @@
+#include "loader/loader.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "common/regular_file.h"
+#include "common/trouble.h"
+
+namespace poise {
+namespace {
+
+constexpr const char* kSocket = "loader.sock";
+constexpr const char* kCard = "loader.json";
+constexpr Seconds kWaitWhileBusy{0.005};
+constexpr Seconds kWait{0.05};
+
+// Options that cannot be are refused before the model is looked at.
+LoaderOptions checked(const LoaderOptions& options) {
+  const bool hex = std::ranges::all_of(
+      options.run_id, [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+  if (!hex || options.run_id.empty() || options.run_id.size() >= sizeof(ControlSegment::run_id)) {
+    fail("--run-id must be 1 to {} lower-case hexadecimal digits, not \"{}\"",
+         sizeof(ControlSegment::run_id) - 1, shown(options.run_id));
+  }
+  struct stat status {};
+  const std::string home = shown(options.home.string(), 300);
+  if (stat(options.home.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) {
+    fail("--home {} is no directory", home);
+  }
+  if (status.st_uid != geteuid() || (status.st_mode & 077) != 0) {
+    fail("--home {} is open to other users: chmod 700 it", home);
+  }
+  return options;
+}
+
+HostBudget checked_budget(const ModelOnDisk& model, std::optional<Bytes> asked) {
+  HostBudget budget = host_budget(asked, available_host_memory());
+  check_weights_fit(model.layout.total(), budget);
+  return budget;
+}
+
+void write_all(int descriptor, std::string_view text, const std::string& path) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(descriptor, text.data(), text.size());
+    if (written < 0) {
+      fail("{} cannot be written: {}", path, std::strerror(errno));
+    }
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+}
+
+// Whole, or not at all.
+void write_private_file(const std::filesystem::path& path, std::string_view text) {
+  const std::string fresh = path.string() + ".new";
+  const int descriptor = ::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (descriptor < 0) {
+    fail("{} cannot be written: {}", fresh, std::strerror(errno));
+  }
+  try {
+    write_all(descriptor, text, fresh);
+  } catch (...) {
+    ::close(descriptor);
+    throw;
+  }
+  ::close(descriptor);
+  std::filesystem::rename(fresh, path);
+}
+
+}  // namespace
+
+Loader::Loader(const LoaderOptions& options)
+    : options_(checked(options)),
+      model_(open_model(options.model, options.dtype, options.load_format, options.seed)),
+      budget_(checked_budget(model_, options.host_memory)),
+      control_name_{segment_name(options.run_id, "control")},
+      control_(Control::create(options.run_id, model_.layout.hash())),
+      channel_(serve((options.home / kSocket).string(),
+                     {.run_id = options.run_id, .layout_hash = model_.layout.hash()})),
+      weights_(control_, model_),
+      pools_(control_, budget_) {
+  control_->loader_epoch = 1;
+  for (const std::string& notice : model_.notices) {
+    spdlog::warn("{}", notice);
+  }
+  if (budget_.notice) {
+    spdlog::warn("{}", *budget_.notice);
+  }
+  spdlog::info("run {}: {} of {} layers as {}, weights {}, host memory {}", options_.run_id,
+               model_.config.architecture, model_.config.shape.num_hidden_layers,
+               name_of(model_.dtype), gib_text(model_.layout.total()), gib_text(budget_.cap));
+}
+
+Loader::~Loader() {
+  control_->loader_state.store(static_cast<std::uint32_t>(LoaderState::draining),
+                               std::memory_order_release);
+  std::error_code ignored;
+  for (const char* name : {kCard, kSocket}) {
+    std::filesystem::remove(options_.home / name, ignored);
+  }
+}
+
+bool Loader::step() {
+  bool moved = weights_.advance();
+  if (moved && weights_.sealed()) {
+    write_card();
+  }
+  // A pool is made only beside the weights' memory, so that what is available is known.
+  if (weights_.has_segment() && pools_.busy()) {
+    if (auto grant = pools_.advance()) {
+      moved = true;
+      if (!send(*channel_, std::move(*grant))) {
+        spdlog::warn("the planner that claimed a block pool is gone");
+      }
+    }
+  }
+  const std::optional<Received> message = receive();
+  // Reserving memory takes the kernel seconds for many GiB, and shows nowhere while it does.
+  const bool reserving = !weights_.has_segment() || pools_.busy();
+  if (moved || message || reserving) {
+    control_->progress[static_cast<int>(Process::loader)].steps.fetch_add(
+        1, std::memory_order_release);
+  }
+  return !message || handle(**message);
+}
+
+// A peer that sends what cannot be read is told so and no longer listened to until it says Hello
+// again: a loader that is kept must survive its planners.
+std::optional<Received> Loader::receive() {
+  const bool busy = !weights_.sealed() || pools_.busy();
+  try {
+    return channel_->receive(busy ? kWaitWhileBusy : kWait);
+  } catch (const Failure& failure) {
+    spdlog::error("{}", failure.what());
+    send(*channel_, messages::StopT{.reason = failure.what()});
+    return std::nullopt;
+  }
+}
+
+bool Loader::handle(const messages::Message& message) {
+  switch (message.body_type()) {
+    case messages::Body::Hello:
+      greet(*message.body_as_Hello());
+      return true;
+    case messages::Body::PoolClaim: {
+      const auto* claim = message.body_as_PoolClaim();
+      pools_.claim({.region_bytes = claim->region_bytes(),
+                    .act_blocks = claim->act_blocks(),
+                    .kv_blocks = claim->kv_blocks()});
+      return true;
+    }
+    case messages::Body::PoolPartitionChange: {
+      const auto* change = message.body_as_PoolPartitionChange();
+      send(*channel_, pools_.move_border(change->act_blocks(), change->kv_blocks()));
+      return true;
+    }
+    case messages::Body::PoolRelease:
+      send(*channel_, pools_.release());
+      return true;
+    case messages::Body::Stop: {
+      const auto* reason = message.body_as_Stop()->reason();
+      spdlog::info("told to stop: {}", reason != nullptr ? shown(reason->string_view(), 300) : "");
+      return false;
+    }
+    default:
+      spdlog::warn("a {} is no message for a loader; it is passed over",
+                   messages::EnumNameBody(message.body_type()));
+      return true;
+  }
+}
+
+void Loader::greet(const messages::Hello& hello) {
+  pools_.forget_claim();
+  const auto* fingerprint = hello.fingerprint();
+  if (fingerprint != nullptr && fingerprint->size() > 0 && weights_.sealed() &&
+      !std::equal(fingerprint->begin(), fingerprint->end(), std::begin(control_->fingerprint),
+                  std::end(control_->fingerprint))) {
+    send(*channel_, messages::StopT{.reason = "the loader holds another model than this run's"});
+    return;
+  }
+  spdlog::info("process {} says hello", hello.pid());
+  messages::LoaderReplyT reply;
+  reply.loader_epoch = control_->loader_epoch;
+  reply.sealed = weights_.sealed();
+  send(*channel_, std::move(reply));
+}
+
+// What a later run needs to know of a kept loader before it attaches.
+void Loader::write_card() const {
+  const nlohmann::json card{
+      {"pid", getpid()},
+      {"run_id", options_.run_id},
+      {"model", std::filesystem::absolute(options_.model).string()},
+      {"dtype", name_of(model_.dtype)},
+      {"load_format", options_.load_format == LoadFormat::dummy ? "dummy" : "auto"},
+      {"seed", options_.seed},
+      {"weights_bytes", model_.layout.total().n},
+      {"host_memory", budget_.cap.n},
+      {"fingerprint", to_hex(std::to_array(control_->fingerprint))},
+      {"state", "sealed"}};
+  write_private_file(options_.home / kCard,
+                     card.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+}
+
+}  // namespace poise

@@ -1,0 +1,70 @@
+#pragma once
+// Process 1: owns host memory. It reads a model into the sealed weight segment, and makes and
+// re-partitions the block pool for the planner that is connected, over HOME/loader.sock. It outlives
+// planners and executors, and takes its segments with it when it ends. One thread calls `step`;
+// weights and pools arrive in threads of their own, so that a step never takes long.
+//
+//   segment                        is there
+//   poise-UID-RUN-control          from construction to destruction
+//   poise-UID-RUN-weights          from state `loading` on; sealed once every byte is there
+//   poise-UID-RUN-blocks-EPOCH     from a granted PoolClaim to the next claim, PoolRelease or the end
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/channel.h"
+#include "common/shared_memory.h"
+#include "loader/host_budget.h"
+#include "loader/model_on_disk.h"
+#include "loader/pool_keeper.h"
+#include "loader/weight_loading.h"
+
+namespace poise {
+
+struct LoaderOptions {
+  std::filesystem::path model;
+  std::filesystem::path home;  // of loader.sock and loader.json; this user's alone
+  std::string run_id;          // lower-case hex
+  std::optional<DType> dtype;  // nothing: auto
+  LoadFormat load_format = LoadFormat::from_files;
+  std::uint64_t seed = 0;  // of dummy weights
+  std::optional<Bytes> host_memory;
+};
+
+class Loader {
+ public:
+  // What is wrong with the options, the model or the memory fails here, before memory is taken.
+  explicit Loader(const LoaderOptions& options);
+  ~Loader();
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  // Handles what has arrived, waiting a moment if nothing has. False once a peer said Stop. Throws
+  // where the weights could not be loaded.
+  bool step();
+
+ private:
+  // A name in shared memory that goes when this does.
+  struct Unlinked {
+    std::string name;
+    ~Unlinked() { unlink_segment(name); }
+  };
+
+  std::optional<Received> receive();
+  bool handle(const messages::Message& message);
+  void greet(const messages::Hello& hello);
+  void write_card() const;
+
+  LoaderOptions options_;
+  ModelOnDisk model_;
+  HostBudget budget_;
+  Unlinked control_name_;
+  Control control_;
+  std::unique_ptr<Channel> channel_;
+  WeightLoading weights_;
+  PoolKeeper pools_;
+};
+
+}  // namespace poise

@@ -1,0 +1,38 @@
+#pragma once
+// Everything about a model directory that can be known without reading weights: config, dtype,
+// layout, and a source that has found every tensor. What is wrong with the directory fails here,
+// within a second, before any memory is taken.
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/model_config.h"
+#include "common/sha256.h"
+#include "common/weight_layout.h"
+#include "loader/weight_source.h"
+
+namespace poise {
+
+enum class LoadFormat { from_files, dummy };
+
+struct ModelOnDisk {
+  ModelConfig config;
+  DType dtype;
+  WeightLayout layout;
+  std::unique_ptr<WeightSource> source;
+  std::vector<std::string> notices;
+};
+
+ModelOnDisk open_model(const std::filesystem::path& directory, std::optional<DType> dtype,
+                       LoadFormat format, std::uint64_t seed);
+
+// What names this model in HELLO and manifests: SHA-256 over shape, dtype, special tokens and the
+// digest of the weights' bytes.
+Digest model_fingerprint(const ModelConfig& config, DType dtype, const Digest& weights);
+
+}  // namespace poise

@@ -1,0 +1,143 @@
+#include "loader/pool_keeper.h"
+
+#include <spdlog/spdlog.h>
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "common/trouble.h"
+
+namespace poise {
+namespace {
+
+messages::PoolGrantT refusal(std::string sentence) {
+  spdlog::warn("a block pool was refused: {}", sentence);
+  messages::PoolGrantT grant;
+  grant.granted = false;
+  grant.sentence = std::move(sentence);
+  return grant;
+}
+
+}  // namespace
+
+PoolKeeper::PoolKeeper(Control& control, const HostBudget& budget)
+    : control_(control),
+      budget_(budget),
+      sizes_(block_sizes(control->shape, control->dtype)),
+      layers_(control->shape.num_hidden_layers) {}
+
+PoolKeeper::~PoolKeeper() {
+  stop_ = true;
+  if (coming_.valid()) {
+    coming_.wait();
+  }
+}
+
+void PoolKeeper::claim(const PoolPartition& partition) {
+  claimed_ = partition;
+  if (coming_.valid()) {
+    wanted_ = false;
+    stop_ = true;
+  }
+}
+
+void PoolKeeper::forget_claim() {
+  claimed_.reset();
+  if (coming_.valid()) {
+    wanted_ = false;
+    stop_ = true;
+  }
+}
+
+std::optional<messages::PoolGrantT> PoolKeeper::advance() {
+  if (coming_.valid()) {
+    if (coming_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+      return std::nullopt;
+    }
+    if (wanted_) {
+      return finish();
+    }
+    try {
+      coming_.get();  // and let go
+    } catch (const Failure& failure) {
+      spdlog::warn("a block pool nobody waits for was not made: {}", failure.what());
+    }
+  }
+  return claimed_ ? begin() : std::nullopt;
+}
+
+std::optional<messages::PoolGrantT> PoolKeeper::begin() {
+  making_ = *std::exchange(claimed_, std::nullopt);
+  blocks_.reset();
+  publish(0, {});
+  if (const auto reason = why_no_partition(making_, sizes_, layers_)) {
+    return refusal(*reason);
+  }
+  const Bytes size{static_cast<std::int64_t>(making_.region_bytes) * layers_};
+  const Bytes weights{static_cast<std::int64_t>(control_->weights_bytes)};
+  if (const auto reason = why_no_pool(size, weights, budget_, available_host_memory())) {
+    return refusal(*reason);
+  }
+  ++epoch_;
+  stop_ = false;
+  wanted_ = true;
+  coming_ = std::async(std::launch::async, [this, size] {
+    return std::make_unique<BlocksSegment>(
+        segment_name(control_.run_id(), fmt::format("blocks-{}", epoch_)), size, stop_);
+  });
+  return std::nullopt;
+}
+
+messages::PoolGrantT PoolKeeper::finish() {
+  try {
+    blocks_ = coming_.get();
+  } catch (const Failure& failure) {
+    return refusal(failure.what());
+  }
+  publish(epoch_, making_);
+  spdlog::info("block pool {}: {}, {} ACT and {} KV blocks in each of {} layers", epoch_,
+               gib_text(blocks_->size()), making_.act_blocks, making_.kv_blocks, layers_);
+  return grant();
+}
+
+messages::PoolGrantT PoolKeeper::move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks) {
+  if (!blocks_ || busy()) {
+    return refusal("there is no block pool whose border could move: claim one first");
+  }
+  PoolPartition moved = control_->pool;
+  moved.act_blocks = act_blocks;
+  moved.kv_blocks = kv_blocks;
+  if (const auto reason = why_no_partition(moved, sizes_, layers_)) {
+    return refusal(*reason);
+  }
+  publish(epoch_, moved);
+  return grant();
+}
+
+messages::PoolGrantT PoolKeeper::release() {
+  forget_claim();
+  blocks_.reset();
+  publish(0, {});
+  return grant();
+}
+
+messages::PoolGrantT PoolKeeper::grant() const {
+  messages::PoolGrantT grant;
+  grant.granted = true;
+  grant.pool_epoch = control_->pool_epoch.load(std::memory_order_acquire);
+  grant.region_bytes = control_->pool.region_bytes;
+  grant.act_blocks = control_->pool.act_blocks;
+  grant.kv_blocks = control_->pool.kv_blocks;
+  return grant;
+}
+
+void PoolKeeper::publish(std::uint64_t epoch, const PoolPartition& partition) {
+  if (epoch == 0) {
+    control_->pool_epoch.store(0, std::memory_order_release);
+  }
+  control_->pool = partition;
+  control_->pool_epoch.store(epoch, std::memory_order_release);
+}
+
+}  // namespace poise

@@ -1,0 +1,55 @@
+#pragma once
+// The block pool and its partition, as planners ask for them. There is one pool at a time; a claim
+// gives up the one before it (its planner is gone, or wants another), then makes the new one in a
+// thread, and is answered by `advance` when it is there. The loader's one thread calls; nobody else
+// writes the control segment's pool fields.
+
+#include <atomic>
+#include <future>
+#include <memory>
+#include <optional>
+
+#include "common/messages_generated.h"
+#include "common/shared_memory.h"
+#include "loader/blocks_segment.h"
+#include "loader/host_budget.h"
+
+namespace poise {
+
+class PoolKeeper {
+ public:
+  // `control` outlives it; its shape and dtype are written already.
+  PoolKeeper(Control& control, const HostBudget& budget);
+  ~PoolKeeper();
+  PoolKeeper(const PoolKeeper&) = delete;
+  PoolKeeper& operator=(const PoolKeeper&) = delete;
+
+  void claim(const PoolPartition& partition);
+  // Whoever claimed is gone: nobody waits for that answer any more.
+  void forget_claim();
+  messages::PoolGrantT move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks);
+  messages::PoolGrantT release();
+  // The answer to a claim, once there is one.
+  std::optional<messages::PoolGrantT> advance();
+  bool busy() const { return claimed_.has_value() || coming_.valid(); }
+
+ private:
+  std::optional<messages::PoolGrantT> begin();
+  messages::PoolGrantT finish();
+  messages::PoolGrantT grant() const;
+  void publish(std::uint64_t epoch, const PoolPartition& partition);
+
+  Control& control_;
+  HostBudget budget_;
+  BlockSizes sizes_;
+  std::int32_t layers_;
+  std::uint64_t epoch_ = 0;               // of the newest pool
+  std::optional<PoolPartition> claimed_;  // waits to be begun
+  PoolPartition making_{};
+  bool wanted_ = false;  // what is being made
+  std::atomic<bool> stop_{false};
+  std::future<std::unique_ptr<BlocksSegment>> coming_;
+  std::unique_ptr<BlocksSegment> blocks_;
+};
+
+}  // namespace poise

@@ -1,0 +1,104 @@
+#include "loader/weight_fill.h"
+
+#include <algorithm>
+
+#include "common/trouble.h"
+
+namespace poise {
+
+std::size_t fill_threads() {
+  return std::clamp<std::size_t>(std::thread::hardware_concurrency(), 2, 64);
+}
+
+WeightFill::WeightFill(const WeightSource& source, std::span<std::byte> segment, DType dtype,
+                       std::size_t threads, std::atomic<std::uint64_t>& loaded)
+    : source_(source),
+      segment_(segment),
+      element_(static_cast<std::size_t>(size_of(dtype).n)),
+      loaded_(loaded) {
+  cut_into_pieces();
+  for (std::size_t i = 0; i < threads; ++i) {
+    threads_.emplace_back([this] { work(); });
+  }
+}
+
+WeightFill::~WeightFill() {
+  stop_ = true;
+  for (std::thread& thread : threads_) {
+    thread.join();
+  }
+}
+
+void WeightFill::cut_into_pieces() {
+  const auto leaf = kDigestLeaf.n / static_cast<std::int64_t>(element_);
+  std::uint32_t leaves = 0;
+  for (std::uint32_t number = 0; number < source_.tensors().size(); ++number) {
+    const WeightTensor& tensor = source_.tensors()[number];
+    const auto bytes = static_cast<std::uint64_t>(tensor.elements) * element_;
+    check(tensor.offset + bytes <= segment_.size(), "a tensor lies in the weight segment");
+    total_.n += static_cast<std::int64_t>(bytes);
+    for (std::int64_t first = 0; first < tensor.elements; first += 2 * leaf) {
+      const std::int64_t count = std::min(2 * leaf, tensor.elements - first);
+      pieces_.push_back({.tensor = number, .leaf = leaves, .first = first, .count = count});
+      leaves += static_cast<std::uint32_t>(ceil_div(count, leaf));
+    }
+  }
+  leaves_.resize(leaves);
+}
+
+void WeightFill::work() {
+  try {
+    while (!stop_) {
+      const std::size_t number = next_++;
+      if (number >= pieces_.size()) {
+        return;
+      }
+      fill(pieces_[number]);
+      if (++filled_ == pieces_.size()) {  // the last one sees what all others wrote
+        source_.check_after(segment_);
+        checked_ = true;
+      }
+    }
+  } catch (...) {
+    stop_ = true;
+    const std::lock_guard lock(failure_mutex_);
+    failure_ = failure_ ? failure_ : std::current_exception();
+  }
+}
+
+void WeightFill::fill(const Piece& piece) {
+  const WeightTensor& tensor = source_.tensors()[piece.tensor];
+  const std::size_t begin = tensor.offset + static_cast<std::size_t>(piece.first) * element_;
+  const std::span<std::byte> out =
+      segment_.subspan(begin, static_cast<std::size_t>(piece.count) * element_);
+  source_.fill(piece.tensor, piece.first, out);
+  const auto leaf = static_cast<std::size_t>(kDigestLeaf.n);
+  if (out.size() == 2 * leaf) {
+    const std::array<Digest, 2> pair = sha256_pair(out.first(leaf), out.last(leaf));
+    std::ranges::copy(pair, leaves_.begin() + piece.leaf);
+  } else {
+    const std::size_t first = std::min(leaf, out.size());
+    leaves_[piece.leaf] = sha256(out.first(first));
+    if (out.size() > first) {
+      leaves_[piece.leaf + 1] = sha256(out.subspan(first));
+    }
+  }
+  loaded_.fetch_add(out.size(), std::memory_order_release);
+}
+
+bool WeightFill::done() {
+  {
+    const std::lock_guard lock(failure_mutex_);
+    if (failure_) {
+      std::rethrow_exception(failure_);
+    }
+  }
+  return checked_;
+}
+
+Digest WeightFill::digest() const {
+  check(checked_, "a digest is taken of weights that are all there");
+  return sha256(std::as_bytes(std::span(leaves_)));
+}
+
+}  // namespace poise

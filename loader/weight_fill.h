@@ -1,0 +1,71 @@
+#pragma once
+// Fills the weight segment from a source with all cores, in the order the DMA will read it, and
+// takes the digest of what it wrote while it is still in the cache: a tree, its leaves 512 KiB of one
+// tensor each, its root over all leaves in order. The digest depends on the bytes and their layout,
+// not on threads or on how the checkpoint was split. The threads run from construction to
+// destruction, which waits for them (each ends after its current piece).
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "common/sha256.h"
+#include "loader/weight_source.h"
+
+namespace poise {
+
+inline constexpr Bytes kDigestLeaf = kKiB * 512;
+
+class WeightFill {
+ public:
+  // `source` and `segment` outlive it. `loaded` counts bytes as they arrive.
+  WeightFill(const WeightSource& source, std::span<std::byte> segment, DType dtype,
+             std::size_t threads, std::atomic<std::uint64_t>& loaded);
+  ~WeightFill();
+  WeightFill(const WeightFill&) = delete;
+  WeightFill& operator=(const WeightFill&) = delete;
+
+  // Whether every byte is there and checked; throws what a thread failed with.
+  bool done();
+  // The root. REQUIRES: done().
+  Digest digest() const;
+  Bytes total() const { return total_; }
+
+ private:
+  // A piece of a tensor: at most two leaves.
+  struct Piece {
+    std::uint32_t tensor;
+    std::uint32_t leaf;  // number of its first leaf
+    std::int64_t first;  // element
+    std::int64_t count;
+  };
+  void cut_into_pieces();
+  void work();
+  void fill(const Piece& piece);
+
+  const WeightSource& source_;
+  std::span<std::byte> segment_;
+  std::size_t element_;
+  std::atomic<std::uint64_t>& loaded_;
+  Bytes total_{};
+  std::vector<Piece> pieces_;
+  std::vector<Digest> leaves_;
+  std::atomic<std::size_t> next_{0};
+  std::atomic<std::size_t> filled_{0};
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> checked_{false};
+  std::mutex failure_mutex_;
+  std::exception_ptr failure_;
+  std::vector<std::thread> threads_;
+};
+
+// As many as there are cores, and a few more than one where there are few: reading waits.
+std::size_t fill_threads();
+
+}  // namespace poise

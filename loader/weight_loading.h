@@ -1,0 +1,50 @@
+#pragma once
+// The weight segment from its creation to its seal. The segment is reserved in a thread of its own,
+// then filled by all cores (weight_fill.h); `advance` is called again and again by the loader's one
+// thread and moves the loader's state in the control segment: creating → loading (the segment is
+// there) → sealed (every byte and the fingerprint are). Destroyed, the segment's name goes.
+
+#include <chrono>
+#include <future>
+#include <optional>
+#include <string>
+
+#include "common/shared_memory.h"
+#include "loader/model_on_disk.h"
+#include "loader/weight_fill.h"
+
+namespace poise {
+
+class WeightLoading {
+ public:
+  // `control` and `model` outlive it. The control segment's shape, dtype and sizes are written here.
+  WeightLoading(Control& control, const ModelOnDisk& model);
+  ~WeightLoading();
+  WeightLoading(const WeightLoading&) = delete;
+  WeightLoading& operator=(const WeightLoading&) = delete;
+
+  // True where something moved since the last call. Throws what went wrong in the threads.
+  bool advance();
+  bool has_segment() const { return segment_.has_value(); }
+  bool sealed() const { return sealed_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void begin_filling();
+  void seal();
+  void tell_progress();
+
+  Control& control_;
+  const ModelOnDisk& model_;
+  std::string name_;
+  std::future<Segment> coming_;
+  std::optional<Segment> segment_;
+  std::optional<WeightFill> fill_;  // until sealed
+  bool sealed_ = false;
+  std::uint64_t seen_bytes_ = 0;
+  Clock::time_point began_;
+  Clock::time_point told_;
+};
+
+}  // namespace poise

@@ -1,0 +1,60 @@
+#pragma once
+// The answers under way: what an iteration brought is added to each, and those that are finished
+// leave as result lines. Between the executor's results and the scheduler's outcomes; pure
+// bookkeeping, one thread. Requests outlive the book.
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "common/messages_generated.h"
+#include "planner/answer.h"
+#include "planner/schedule.h"
+
+namespace poise {
+
+// A finished request.
+struct ResultLine {
+  RequestId request;
+  bool error;
+  std::string text;  // without its newline
+};
+
+class AnswerBook {
+ public:
+  // `tokenizer` may be null (--skip-tokenizer-init). All arguments outlive the book.
+  AnswerBook(const Tokenizer* tokenizer, const std::vector<TokenId>& eos,
+             const std::string& model_name);
+
+  struct Progress {
+    std::vector<Outcome> outcomes;   // for the scheduler
+    std::vector<ResultLine> lines;   // of requests that are finished
+    std::int64_t prompt_tokens = 0;  // of prompts that ran to their end for the first time
+    std::int64_t generated_tokens = 0;
+    std::int64_t saved_tokens = 0;  // of max_tokens, by requests that ended before
+  };
+  // `results`: one for each sample of the iteration whose parts these are. Fails (Exit::interrupted)
+  // where they are not. `created`: seconds since 1970, for the result lines.
+  Progress apply(std::span<const Part> parts, const messages::IterationDone& results,
+                 std::int64_t created);
+
+ private:
+  struct UnderWayAnswer {
+    Answer answer;
+    std::vector<TokenValue> prompt_values;  // until the prompt has run
+    bool prompt_ran = false;
+  };
+
+  void add(const Part& part, const messages::SampleResult* result, UnderWayAnswer& under_way,
+           Progress& progress);
+
+  const Tokenizer* tokenizer_;
+  const std::vector<TokenId>* eos_;
+  const std::string* model_name_;
+  std::unordered_map<std::uint32_t, UnderWayAnswer> answers_;  // by request
+};
+
+}  // namespace poise

@@ -1,0 +1,75 @@
+#pragma once
+// Where each request's context lies: CAPTURE's unified block table (section IV, Figure 6). Per
+// request a list of (kind, place, number) in position order, one entry for 16 tokens, taken when
+// the tokens come and not before. Pure bookkeeping, one thread. The pools are those of the loader's
+// partition; ids given back are taken again at once, so a request's blocks are given back only when
+// no order that reads or writes them is under way.
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "common/blocks.h"
+#include "common/units.h"
+#include "planner/block_pool.h"
+
+namespace poise {
+
+// Where a block's bytes lie between iterations.
+enum class Place : std::uint8_t { host = 0, gpu = 1 };
+
+struct BlockRef {
+  BlockKind kind;
+  Place place;
+  BlockId number;
+
+  friend bool operator==(const BlockRef&, const BlockRef&) = default;
+};
+
+// The host's free blocks of both kinds.
+class HostPools {
+ public:
+  HostPools(std::uint32_t act_blocks, std::uint32_t kv_blocks);
+
+  // A block of the kind asked for; of the other kind where that one is exhausted (a request's tokens
+  // do not depend on it, README section 8); nothing where both are.
+  std::optional<BlockRef> take(BlockKind wanted);
+  void give_back(const BlockRef& block);
+
+  const BlockPool& pool(BlockKind kind) const { return pools_[index(kind)]; }
+  std::int64_t free() const;
+  std::int64_t total() const;
+
+ private:
+  static std::size_t index(BlockKind kind) { return static_cast<std::size_t>(kind); }
+  std::array<BlockPool, 2> pools_;
+};
+
+// One request's context. Owns its entries but not the pools: give_back_all() before it ends.
+class ContextBlocks {
+ public:
+  const std::vector<BlockRef>& blocks() const { return blocks_; }
+  std::int32_t count(BlockKind kind) const { return counts_[static_cast<std::size_t>(kind)]; }
+  std::int32_t size() const { return static_cast<std::int32_t>(blocks_.size()); }
+  // Tokens whose rows are in the blocks, in every layer.
+  std::int32_t stored() const { return stored_; }
+  // Tokens the blocks have room for.
+  std::int32_t room() const { return size() * kBlockTokens; }
+
+  void append(const BlockRef& block);
+  // REQUIRES: stored() + tokens <= room().
+  void mark_stored(std::int32_t tokens);
+  void give_back_all(HostPools& host);
+
+ private:
+  std::vector<BlockRef> blocks_;
+  std::array<std::int32_t, 2> counts_{};
+  std::int32_t stored_ = 0;
+};
+
+constexpr std::int32_t blocks_for(std::int64_t tokens) {
+  return static_cast<std::int32_t>(ceil_div(tokens, kBlockTokens));
+}
+
+}  // namespace poise

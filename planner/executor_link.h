@@ -1,0 +1,88 @@
+#pragma once
+// The planner's side of the talk with the gpu_executor: it is greeted, configures the executor, and
+// sends one iteration at a time, the tables first and then a layer order for each stage, never more
+// of them undone than the executor gave credits. What is sent and what is reported back goes to the
+// order log. Steps do not block longer than they are told; one thread. Where the executor is gone,
+// refuses an order or breaks the protocol, a step fails.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/channel.h"
+#include "common/device_memory.h"
+#include "common/order_log.h"
+#include "planner/weight_stream.h"
+
+namespace poise {
+
+// What the executor reported since it was configured.
+struct ExecutorTotals {
+  std::uint64_t layer_orders = 0;
+  std::uint64_t weights = 0, kv = 0, act = 0, stores = 0;  // bytes over the link
+  std::uint64_t copy_in_busy_ns = 0, compute_busy_ns = 0, copy_out_busy_ns = 0;
+  std::uint64_t compute_wait_ns = 0;
+};
+
+class ExecutorLink {
+ public:
+  struct Greeting {
+    std::string device;  // "cpu, 2 threads"
+    Bytes memory;        // it could use at most
+  };
+
+  // `log` outlives this.
+  ExecutorLink(std::unique_ptr<Channel> channel, OrderLog& log, std::int32_t layers);
+
+  // Sends what credits allow and takes what has come, waiting at most `timeout` where nothing has.
+  // True where anything passed.
+  bool step(Seconds timeout);
+
+  const std::optional<Greeting>& greeting() const { return greeting_; }
+  // REQUIRES: greeted.
+  void configure(const DeviceLimits& limits, Bytes gpu_memory, const WeightLayout& layout);
+  bool ready() const { return credits_ > 0; }
+
+  // REQUIRES: ready, and no iteration is under way. `last`: none follows.
+  void begin(messages::IterationT tables, bool last);
+  bool busy() const { return iteration_.has_value(); }
+  // The results of the iteration that was under way, once they have come.
+  std::optional<Received> take_results();
+
+  // Asks the executor to end; nothing happens where it is gone.
+  void stop(const std::string& reason);
+
+  const ExecutorTotals& totals() const { return totals_; }
+  Seconds message_time() const { return message_time_; }  // spent on messages, waiting aside
+
+ private:
+  struct UnderWay {
+    std::uint64_t number;
+    std::uint32_t mini_batches;
+    bool last;
+    std::uint32_t next_stage = 0;
+    std::uint32_t undone = 0;  // layer orders sent and not done
+  };
+
+  template <typename Table>
+  void send_logged(Table&& table);
+  bool send_orders();
+  void take(Received message);
+  void take(const messages::Hello& hello, std::uint32_t epoch);
+  void take(const messages::LayerDone& done);
+
+  std::unique_ptr<Channel> channel_;
+  OrderLog* log_;
+  std::uint32_t last_stage_;  // the head
+  std::optional<Greeting> greeting_;
+  std::uint32_t credits_ = 0;
+  std::optional<WeightStream> weights_;
+  std::optional<UnderWay> iteration_;
+  std::optional<Received> results_;
+  ExecutorTotals totals_;
+  Seconds message_time_{};
+  std::vector<std::byte> sent_;
+};
+
+}  // namespace poise

@@ -1,0 +1,126 @@
+#include "planner/inspect.h"
+
+#include <fmt/core.h>
+
+#include <set>
+
+#include "common/trouble.h"
+
+namespace poise {
+namespace {
+
+double mib(std::uint64_t bytes) { return static_cast<double>(bytes) / static_cast<double>(kMiB.n); }
+double ms(std::uint64_t ns) { return static_cast<double>(ns) * 1e-6; }
+
+// What an iteration works on, in one line.
+std::string headline(const LoggedIteration& iteration) {
+  std::uint64_t sequences = 0, rows = 0, prompts = 0, context = 0, runs = 0;
+  std::uint64_t blocks[2] = {0, 0};
+  for (const auto& batch : iteration.tables.mini_batches) {
+    sequences += batch->sequences.size();
+    rows += batch->tokens.size();
+    runs += batch->loads.size();
+    for (const messages::Sequence& sequence : batch->sequences) {
+      context += sequence.context();
+      prompts += sequence.new_tokens() > 1 ? sequence.new_tokens() : 0;
+    }
+    for (const messages::BlockRun& run : batch->loads) {
+      blocks[static_cast<int>(run.kind())] += run.count();
+    }
+  }
+  return fmt::format(
+      "iteration {} at {:.3f} s{}: {} mini-batches, {} sequences, {} rows ({} of prompts), {} "
+      "tokens "
+      "of context; {} KV and {} ACT blocks to load in {} runs\n",
+      iteration.tables.iteration, iteration.sent,
+      iteration.done ? fmt::format(", {:.2f} ms", (*iteration.done - iteration.sent) * 1e3)
+                     : std::string(", not finished"),
+      iteration.tables.mini_batches.size(), sequences, rows, prompts, context,
+      blocks[static_cast<int>(messages::Kind::Kv)], blocks[static_cast<int>(messages::Kind::Act)],
+      runs);
+}
+
+std::string layer_text(const LoggedLayer& layer, const LogFacts& facts) {
+  std::string line = fmt::format("  {:<10}{:>10.3f}{:>12.3f}{:>10.3f}{:>10.3f}{:>11.3f}",
+                                 stage_name(layer.order.stage, facts.layers), layer.sent,
+                                 mib(layer.ordered.weights), mib(layer.ordered.kv),
+                                 mib(layer.ordered.act), mib(layer.ordered.stores));
+  if (!layer.done) {
+    return line + "  not done\n";
+  }
+  const auto busy = [](const std::unique_ptr<messages::StreamReport>& stream) {
+    return stream ? ms(stream->busy_ns()) : 0;
+  };
+  const auto& compute = layer.report.compute;
+  return line + fmt::format("{:>10.3f}{:>10.3f}{:>10.3f}{:>10.3f}{:>10.3f}\n", *layer.done,
+                            busy(layer.report.copy_in), busy(compute), busy(layer.report.copy_out),
+                            compute ? ms(compute->wait_ns()) : 0);
+}
+
+bool shown(const LoggedLayer& one, std::optional<std::uint32_t> layer) {
+  return !layer || one.order.stage == *layer + 1;
+}
+
+}  // namespace
+
+std::string iteration_text(const LoggedIteration& iteration, const LogFacts& facts,
+                           std::optional<std::uint32_t> layer) {
+  std::string text = headline(iteration);
+  text +=
+      "  stage        sent s weights MiB    KV MiB   ACT MiB stores MiB    done s   in ms  "
+      "compute ms  out ms   wait ms\n";
+  for (const LoggedLayer& one : iteration.layers) {
+    if (poise::shown(one, layer)) {
+      text += layer_text(one, facts);
+    }
+  }
+  return text;
+}
+
+void inspect(const InspectOptions& options, std::FILE* out) {
+  LogDigest log(options.log);
+  const LogFacts& facts = log.facts();
+  if (options.layer && *options.layer >= static_cast<std::uint32_t>(facts.layers)) {
+    fail("--layer {}: the model has layers 0 to {}", *options.layer, facts.layers - 1);
+  }
+  if (options.json) {
+    fmt::print(out, "{}\n", facts.header);
+  } else {
+    fmt::print(out, "{}: {}\n", options.log.string(), facts.header);
+  }
+  std::uint64_t iterations = 0, shown = 0;
+  log.read(
+      [&](const LoggedIteration& iteration) {
+        ++iterations;
+        if (options.iteration && iteration.tables.iteration != *options.iteration) {
+          return;
+        }
+        ++shown;
+        fmt::print(out, "{}",
+                   options.json ? iteration_json(iteration, facts, options.layer)
+                                : iteration_text(iteration, facts, options.layer));
+      },
+      [&](const messages::ConfigureT& configure, double time) {
+        if (options.json) {
+          fmt::print(out, "{}", configure_json(configure, time));
+          return;
+        }
+        fmt::print(
+            out,
+            "configured at {:.3f} s: {} layers resident, {} rows ({} in a mini-batch), {} ACT "
+            "and {} KV slots\n",
+            time, configure.resident_layers, configure.max_rows, configure.max_mini_batch_rows,
+            configure.act_slots, configure.kv_slots);
+      });
+  if (options.iteration && shown == 0) {
+    fail("--iteration {}: not in this log of {} iterations", *options.iteration, iterations);
+  }
+  if (!options.json) {
+    fmt::print(out, "{} iterations, {} records{}\n", iterations, log.records(),
+               log.torn_tail().n > 0
+                   ? fmt::format("; the last {} bytes are torn off", log.torn_tail().n)
+                   : std::string());
+  }
+}
+
+}  // namespace poise

@@ -1,0 +1,21 @@
+#pragma once
+// `poise inspect`: a log of orders as a table to be read, or as JSON, one object a line. Prompts and
+// answers are not shown. Writes to `out`; fails where the log cannot be read.
+
+#include <cstdio>
+
+#include "planner/log_digest.h"
+#include "planner/options.h"
+
+namespace poise {
+
+void inspect(const InspectOptions& options, std::FILE* out);
+
+// One iteration, as the two forms show it; of `layer` alone where it is given.
+std::string iteration_text(const LoggedIteration& iteration, const LogFacts& facts,
+                           std::optional<std::uint32_t> layer);
+std::string iteration_json(const LoggedIteration& iteration, const LogFacts& facts,
+                           std::optional<std::uint32_t> layer);
+std::string configure_json(const messages::ConfigureT& configure, double time);
+
+}  // namespace poise

@@ -1,0 +1,61 @@
+#include "planner/loader_link.h"
+
+#include "common/trouble.h"
+
+namespace poise {
+
+LoaderLink::LoaderLink(std::unique_ptr<Channel> channel, messages::HelloT hello)
+    : channel_(std::move(channel)), hello_(std::move(hello)) {}
+
+bool LoaderLink::step(Seconds timeout) {
+  if (hello_ && channel_->connected() && send(*channel_, messages::HelloT(*hello_))) {
+    hello_.reset();
+  }
+  const auto message = channel_->receive(timeout);
+  if (!message) {
+    return false;
+  }
+  if ((*message)->body_type() == messages::Body::LoaderReply) {
+    greeted_ = true;
+  } else if (const auto* grant = (*message)->body_as_PoolGrant()) {
+    take(*grant);
+  } else if (const auto* stop = (*message)->body_as_Stop()) {
+    fail(Exit::interrupted, "the loader ends: {}",
+         stop->reason() != nullptr ? stop->reason()->str() : "it gave no reason");
+  }
+  return true;
+}
+
+void LoaderLink::claim(std::uint64_t region_bytes, const Allocation& host) {
+  check(greeted_, "a pool is claimed of a loader that is there");
+  claim_.region_bytes = region_bytes;
+  claim_.act_blocks = host.act_blocks;
+  claim_.kv_blocks = host.kv_blocks;
+  if (!send(*channel_, messages::PoolClaimT(claim_))) {
+    fail(Exit::interrupted, "the loader is gone");
+  }
+}
+
+void LoaderLink::take(const messages::PoolGrant& grant) {
+  if (!grant.granted()) {
+    fail("{}", grant.sentence() != nullptr && grant.sentence()->size() > 0
+                   ? grant.sentence()->str()
+                   : "the loader refuses the block pool without a reason");
+  }
+  if (grant.act_blocks() != claim_.act_blocks || grant.kv_blocks() != claim_.kv_blocks ||
+      grant.region_bytes() < claim_.region_bytes) {
+    fail(Exit::interrupted, "the loader granted another block pool than was claimed");
+  }
+  grant_ = Grant{.pool_epoch = grant.pool_epoch(),
+                 .partition = {.region_bytes = grant.region_bytes(),
+                               .act_blocks = grant.act_blocks(),
+                               .kv_blocks = grant.kv_blocks()}};
+}
+
+void LoaderLink::release() {
+  if (grant_) {
+    send(*channel_, messages::PoolReleaseT{});
+  }
+}
+
+}  // namespace poise

@@ -1,0 +1,76 @@
+#pragma once
+// A log of orders, gathered by iteration and layer for whoever wants to look at it: what was ordered
+// (with the bytes that follows from it), when it was sent, and what the executor reported back.
+// Reads one log from beginning to end, one iteration in memory at a time.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/blocks.h"
+#include "common/messages_generated.h"
+#include "common/order_log.h"
+
+namespace poise {
+
+// What crosses the link.
+struct LinkSum {
+  std::uint64_t weights = 0, kv = 0, act = 0, stores = 0;
+};
+
+struct LoggedLayer {
+  messages::LayerOrderT order;
+  double sent = 0;  // seconds since the log began
+  LinkSum ordered;
+  std::optional<double> done;
+  messages::LayerDoneT report;  // once done
+};
+
+struct LoggedIteration {
+  messages::IterationT tables;
+  double sent = 0;
+  std::vector<LoggedLayer> layers;  // by stage, as far as they were ordered
+  std::optional<double> done;
+  std::size_t results = 0;
+};
+
+// What of a log's header the digest needs.
+struct LogFacts {
+  std::string header;  // as it stands
+  BlockSizes sizes{};
+  std::int32_t layers = 0;
+  std::vector<std::uint64_t> piece_bytes;  // of a layer's weights
+};
+
+class LogDigest {
+ public:
+  explicit LogDigest(const std::filesystem::path& path);
+
+  const LogFacts& facts() const { return facts_; }
+  // Calls for each iteration, in the log's order, once all that is known of it was read.
+  void read(const std::function<void(const LoggedIteration&)>& on_iteration,
+            const std::function<void(const messages::ConfigureT&, double)>& on_configure);
+  std::uint64_t records() const { return records_; }
+  Bytes torn_tail() const { return reader_.torn_tail(); }
+
+ private:
+  void take(const LoggedMessage& record);
+  LinkSum ordered_bytes(const messages::LayerOrderT& order,
+                        const messages::IterationT& tables) const;
+
+  OrderLogReader reader_;
+  LogFacts facts_;
+  std::map<std::uint64_t, LoggedIteration> open_;  // by number; one, as a rule
+  std::uint64_t records_ = 0;
+  std::function<void(const LoggedIteration&)> on_iteration_;
+  std::function<void(const messages::ConfigureT&, double)> on_configure_;
+};
+
+// "embedding", "layer 3", "head".
+std::string stage_name(std::uint32_t stage, std::int32_t layers);
+
+}  // namespace poise

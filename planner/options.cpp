@@ -1,0 +1,241 @@
+#include "planner/options.h"
+
+#include <algorithm>
+#define CXXOPTS_NO_REGEX  // compiles in half the time, and without warnings under sanitizers
+#include <cxxopts.hpp>
+#include <vector>
+
+#include "common/trouble.h"
+
+namespace poise {
+namespace {
+
+constexpr std::int64_t kMostOf = 1 << 24;  // of sequences, rows or tokens
+
+// "--host_memory=3" becomes "--host-memory=3"; what stands behind "--" or "=" is left alone.
+std::vector<std::string> normalised(int argc, const char* const* argv) {
+  std::vector<std::string> words(argv, argv + argc);
+  for (std::string& word : words) {
+    if (word == "--") {
+      break;
+    }
+    if (word.starts_with("--")) {
+      const auto end = std::find(word.begin(), word.end(), '=');
+      std::replace(word.begin(), end, '_', '-');
+    }
+  }
+  return words;
+}
+
+cxxopts::ParseResult parsed(cxxopts::Options& options, const std::vector<std::string>& words) {
+  std::vector<const char*> argv;
+  for (const std::string& word : words) {
+    argv.push_back(word.c_str());
+  }
+  try {
+    return options.parse(static_cast<int>(argv.size()), argv.data());
+  } catch (const cxxopts::exceptions::exception& problem) {
+    fail("{} (options: {} --help)", problem.what(), options.program());
+  }
+}
+
+// A whole number as people write one: digits alone.
+std::uint64_t number(const cxxopts::ParseResult& given, const std::string& name,
+                     std::uint64_t least, std::uint64_t most) {
+  const auto text = given[name].as<std::string>();
+  std::uint64_t value = 0;
+  bool good = !text.empty() && text.size() <= 20;
+  for (const char digit : text) {
+    good = good && digit >= '0' && digit <= '9' && !__builtin_mul_overflow(value, 10, &value) &&
+           !__builtin_add_overflow(value, static_cast<std::uint64_t>(digit - '0'), &value);
+  }
+  if (!good || value < least || value > most) {
+    fail("--{} {}: a whole number from {} to {} is wanted", name, text, least, most);
+  }
+  return value;
+}
+
+template <typename T>
+void take_number(const cxxopts::ParseResult& given, const std::string& name, std::uint64_t least,
+                 std::uint64_t most, T& into) {
+  if (given.count(name) != 0) {
+    into = static_cast<T>(number(given, name, least, most));
+  }
+}
+
+void take_bytes(const cxxopts::ParseResult& given, const std::string& name,
+                std::optional<Bytes>& into) {
+  if (given.count(name) != 0) {
+    into = Bytes{static_cast<std::int64_t>(number(given, name, 1, INT64_MAX))};
+  }
+}
+
+double share(const cxxopts::ParseResult& given, const std::string& name) {
+  const auto text = given[name].as<std::string>();
+  std::size_t used = 0;
+  double value = -1;
+  try {
+    value = std::stod(text, &used);
+  } catch (const std::exception&) {
+    used = 0;
+  }
+  if (used != text.size() || used == 0 || !(value >= 0 && value <= 1)) {
+    fail("--{} {}: a number from 0 to 1 is wanted", name, text);
+  }
+  return value;
+}
+
+std::string required(const cxxopts::ParseResult& given, const std::string& name) {
+  if (given.count(name) == 0 || given[name].as<std::string>().empty()) {
+    fail("--{} is missing", name);
+  }
+  return given[name].as<std::string>();
+}
+
+void add_input(cxxopts::Options& options) {
+  options.add_options()("model", "a HuggingFace model directory", cxxopts::value<std::string>())(
+      "i,input-file", "requests, one OpenAI batch line each", cxxopts::value<std::string>())(
+      "max-model-len", "tokens of prompt and answer together", cxxopts::value<std::string>())(
+      "seed", "of requests that name none", cxxopts::value<std::string>())(
+      "skip-tokenizer-init", "prompts are token ids; text stays empty")("h,help", "this text");
+}
+
+InputOptions input_of(const cxxopts::ParseResult& given) {
+  InputOptions input;
+  input.model = required(given, "model");
+  input.input = required(given, "input-file");
+  if (given.count("max-model-len") != 0) {
+    input.max_model_len = static_cast<std::int32_t>(number(given, "max-model-len", 1, kMostOf));
+  }
+  take_number(given, "seed", 0, UINT64_MAX, input.seed);
+  input.skip_tokenizer_init = given.count("skip-tokenizer-init") != 0;
+  return input;
+}
+
+void refuse_positional(const cxxopts::ParseResult& given) {
+  if (!given.unmatched().empty()) {
+    fail("there is no argument {}", given.unmatched().front());
+  }
+}
+
+PlannerCommand run_command(const std::vector<std::string>& words) {
+  cxxopts::Options options("poise-planner",
+                           "Decides which request runs when and where its context lies.\n"
+                           "Also: poise-planner policies | inspect LOG | validate");
+  add_input(options);
+  const auto text = [] { return cxxopts::value<std::string>(); };
+  options.add_options()("o,output-file", "results", text())("run-dir", "state of the run", text())(
+      "run-id", "of the control segment, hex", text())("loader-socket", "to connect to", text())(
+      "executor-socket", "to bind", text())("dtype", "as the loader was told", text())(
+      "policy", "one of `poise-planner policies`", text())(
+      "act-share", "share of ACT blocks, for hybrid", text())(
+      "max-num-seqs", "requests under way at a time", text())("mini-batch-tokens",
+                                                              "context of a mini-batch", text())(
+      "prefill-tokens", "rows of prompts in an iteration", text())(
+      "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
+      "served-model-name", "`model` of results", text())("resume", "go on with the run directory")(
+      "overwrite", "replace an existing output")("log", "file", text())(
+      "death-fd", "pipe that the supervisor holds", text());
+  const auto given = parsed(options, words);
+  if (given.count("help") != 0) {
+    return HelpOptions{options.help()};
+  }
+  refuse_positional(given);
+  RunOptions run;
+  run.input = input_of(given);
+  run.output = required(given, "output-file");
+  run.run_dir = required(given, "run-dir");
+  run.run_id = required(given, "run-id");
+  run.loader_socket = required(given, "loader-socket");
+  run.executor_socket = required(given, "executor-socket");
+  if (given.count("dtype") != 0) {
+    run.dtype = required(given, "dtype");
+  }
+  if (given.count("policy") != 0) {
+    run.policy = required(given, "policy");
+  }
+  if (given.count("act-share") != 0) {
+    run.policy_options.act_share = share(given, "act-share");
+  }
+  if (run.policy || run.policy_options.act_share) {
+    make_policy(run.policy.value_or("hybrid"), run.policy_options);  // refuses what cannot be
+  }
+  take_number(given, "max-num-seqs", 1, kMostOf, run.batch.max_num_seqs);
+  take_number(given, "mini-batch-tokens", kBlockTokens, kMostOf, run.batch.mini_batch_tokens);
+  take_number(given, "prefill-tokens", 1, kMostOf, run.batch.prefill_tokens);
+  take_bytes(given, "gpu-memory", run.gpu_memory);
+  take_bytes(given, "host-memory", run.host_memory);
+  run.served_model_name = given.count("served-model-name") != 0
+                              ? required(given, "served-model-name")
+                              : run.input.model.string();
+  run.resume = given.count("resume") != 0;
+  run.overwrite = given.count("overwrite") != 0;
+  if (given.count("log") != 0) {
+    run.log = required(given, "log");
+  }
+  take_number(given, "death-fd", 0, 1 << 20, run.death_descriptor);
+  return run;
+}
+
+PlannerCommand inspect_command(const std::vector<std::string>& words) {
+  cxxopts::Options options("poise-planner inspect", "Shows a log of orders.");
+  options.add_options()("log", "the log", cxxopts::value<std::string>())(
+      "json", "one JSON object a line")("iteration", "this one alone",
+                                        cxxopts::value<std::string>())(
+      "layer", "this one alone, from 0", cxxopts::value<std::string>())("h,help", "this text");
+  options.parse_positional({"log"});
+  options.positional_help("LOG");
+  const auto given = parsed(options, words);
+  if (given.count("help") != 0) {
+    return HelpOptions{options.help()};
+  }
+  refuse_positional(given);
+  InspectOptions inspect;
+  inspect.log = required(given, "log");
+  inspect.json = given.count("json") != 0;
+  if (given.count("iteration") != 0) {
+    inspect.iteration = number(given, "iteration", 0, UINT64_MAX);
+  }
+  if (given.count("layer") != 0) {
+    inspect.layer = static_cast<std::uint32_t>(number(given, "layer", 0, kMostOf));
+  }
+  return inspect;
+}
+
+PlannerCommand validate_command(const std::vector<std::string>& words) {
+  cxxopts::Options options("poise-planner validate", "Checks every line of a file of requests.");
+  add_input(options);
+  const auto given = parsed(options, words);
+  if (given.count("help") != 0) {
+    return HelpOptions{options.help()};
+  }
+  refuse_positional(given);
+  return ValidateOptions{input_of(given)};
+}
+
+PlannerCommand policies_command(const std::vector<std::string>& words) {
+  cxxopts::Options options("poise-planner policies", "Lists the policies.");
+  options.add_options()("json", "one JSON object a line")("h,help", "this text");
+  const auto given = parsed(options, words);
+  if (given.count("help") != 0) {
+    return HelpOptions{options.help()};
+  }
+  refuse_positional(given);
+  return PoliciesOptions{given.count("json") != 0};
+}
+
+}  // namespace
+
+PlannerCommand parse_planner_arguments(int argc, const char* const* argv) {
+  std::vector<std::string> words = normalised(argc, argv);
+  const std::string command = words.size() > 1 ? words[1] : "";
+  if (command == "inspect" || command == "validate" || command == "policies") {
+    words.erase(words.begin() + 1);
+    return command == "inspect"    ? inspect_command(words)
+           : command == "validate" ? validate_command(words)
+                                   : policies_command(words);
+  }
+  return run_command(words);
+}
+
+}  // namespace poise

@@ -1,0 +1,70 @@
+#pragma once
+// The planner's command line: one run, or one of the small commands that need no other process.
+// What is wrong with it fails before anything is opened. `_` may stand for `-` in option names.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "common/units.h"
+#include "planner/policy.h"
+#include "planner/sizes.h"
+
+namespace poise {
+
+// Where a run's answers come from; also all that `validate` needs.
+struct InputOptions {
+  std::filesystem::path model;
+  std::filesystem::path input;
+  std::optional<std::int32_t> max_model_len;  // tokens of prompt and answer together
+  std::uint64_t seed = 0;
+  bool skip_tokenizer_init = false;
+};
+
+struct RunOptions {
+  InputOptions input;
+  std::filesystem::path output;
+  std::filesystem::path run_dir;
+  std::string run_id;
+  std::filesystem::path loader_socket;
+  std::filesystem::path executor_socket;
+  std::string dtype = "auto";  // as the loader was told; what it became stands in shared memory
+  std::optional<std::string> policy;  // nothing: by the device
+  PolicyOptions policy_options;
+  BatchOptions batch;
+  std::optional<Bytes> gpu_memory;
+  std::optional<Bytes> host_memory;
+  std::string served_model_name;
+  bool resume = false;
+  bool overwrite = false;
+  std::string log;
+  int death_descriptor = -1;
+};
+
+struct InspectOptions {
+  std::filesystem::path log;
+  bool json = false;
+  std::optional<std::uint64_t> iteration;
+  std::optional<std::uint32_t> layer;
+};
+
+struct ValidateOptions {
+  InputOptions input;
+};
+
+struct PoliciesOptions {
+  bool json = false;
+};
+
+struct HelpOptions {
+  std::string text;
+};
+
+using PlannerCommand =
+    std::variant<RunOptions, InspectOptions, ValidateOptions, PoliciesOptions, HelpOptions>;
+
+PlannerCommand parse_planner_arguments(int argc, const char* const* argv);
+
+}  // namespace poise

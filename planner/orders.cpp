@@ -1,0 +1,236 @@
+#include "planner/orders.h"
+
+#include <algorithm>
+#include <bit>
+#include <memory>
+
+#include "common/trouble.h"
+
+namespace poise {
+namespace {
+
+messages::Kind wire(BlockKind kind) {
+  return kind == BlockKind::kv ? messages::Kind::Kv : messages::Kind::Act;
+}
+messages::Place wire(Place place) {
+  return place == Place::host ? messages::Place::Host : messages::Place::Gpu;
+}
+std::size_t index(BlockKind kind) { return static_cast<std::size_t>(kind); }
+std::uint32_t unsigned_of(std::int64_t n) { return static_cast<std::uint32_t>(n); }
+
+}  // namespace
+
+// One mini-batch's tables while its sequences are added one by one.
+class MiniBatchBuilder {
+ public:
+  MiniBatchBuilder(std::uint32_t id, std::span<const PackItem> items, const MiniBatchItems& batch,
+                   std::array<OrderTables::LoadedBlocks, 2>& loaded)
+      : loaded_(loaded) {
+    tables_ = std::make_unique<messages::MiniBatchT>();
+    tables_->id = id;
+    std::int64_t entries = 0, rows = 0;
+    for (const std::int32_t i : batch) {
+      const PackItem& item = items[static_cast<std::size_t>(i)];
+      next_new_slot_[index(BlockKind::act)] += unsigned_of(item.act_loads);
+      next_new_slot_[index(BlockKind::kv)] += unsigned_of(item.kv_loads);
+      entries += item.act_slots + item.kv_slots;
+      rows += item.rows;
+    }
+    tables_->entries.reserve(static_cast<std::size_t>(entries));
+    tables_->tokens.reserve(static_cast<std::size_t>(rows));
+    tables_->sequences.reserve(batch.size());
+  }
+
+  void add(const Part& part) {
+    check(part.new_tokens > 0 &&
+              part.request->context.size() == blocks_for(part.context + part.new_tokens),
+          "a part's blocks are those its rows need");
+    const auto sequence = unsigned_of(static_cast<std::int64_t>(tables_->sequences.size()));
+    const auto first_row = unsigned_of(static_cast<std::int64_t>(tables_->tokens.size()));
+    tables_->sequences.emplace_back(
+        part.request->request->id.n, unsigned_of(part.context), unsigned_of(part.new_tokens),
+        first_row, unsigned_of(static_cast<std::int64_t>(tables_->entries.size())));
+    const auto first_token = part.request->tokens.begin() + part.context;
+    tables_->tokens.insert(tables_->tokens.end(), first_token, first_token + part.new_tokens);
+    add_entries(part);
+    add_stores(part, first_row);
+    add_sample(part, sequence);
+  }
+
+  std::unique_ptr<messages::MiniBatchT> finish() {
+    // ACT first: regeneration works on them while the KV blocks arrive.
+    if (const std::uint32_t count = add_loads(BlockKind::act); count > 0) {
+      tables_->regenerate.emplace_back(0, count);
+    }
+    add_loads(BlockKind::kv);
+    return std::move(tables_);
+  }
+
+ private:
+  void add_entries(const Part& part) {
+    const auto& blocks = part.request->context.blocks();
+    const std::int32_t loaded = blocks_for(part.context);
+    for (std::int32_t i = 0; i < static_cast<std::int32_t>(blocks.size()); ++i) {
+      const BlockRef& block = blocks[static_cast<std::size_t>(i)];
+      std::uint32_t slot = 0;  // of a loaded block: once all are known
+      if (i < loaded) {
+        loaded_[index(block.kind)].add(
+            block.number, unsigned_of(static_cast<std::int64_t>(tables_->entries.size())),
+            std::min(part.context - i * kBlockTokens, kBlockTokens));
+      } else {
+        slot = next_new_slot_[index(block.kind)]++;
+      }
+      tables_->entries.emplace_back(
+          block.kind == BlockKind::kv ? messages::Where::LoadedKv : messages::Where::RegeneratedKv,
+          wire(block.kind), wire(block.place), 0, slot, block.number.n);
+    }
+  }
+
+  // Gives the loaded blocks of a kind their slots, and joins neighbours into runs; a block that is
+  // not full ends its run. Returns how many there are.
+  std::uint32_t add_loads(BlockKind kind) {
+    auto& runs = tables_->loads;
+    std::uint32_t slot = 0;
+    bool open = false;  // the last run may go on
+    loaded_[index(kind)].take_all(
+        [&](std::uint32_t block, std::uint32_t entry, std::uint32_t tokens) {
+          const messages::AttentionEntry& at = tables_->entries[entry];
+          tables_->entries[entry] =
+              messages::AttentionEntry(at.where(), at.kind(), at.place(), 0, slot, at.block());
+          const auto tail = static_cast<std::uint16_t>(tokens);
+          if (open && runs.back().first_block() + runs.back().count() == block) {
+            const messages::BlockRun& last = runs.back();
+            runs.back() = messages::BlockRun(last.kind(), last.place(), tail, last.count() + 1,
+                                             last.first_block(), last.first_slot());
+          } else {
+            runs.emplace_back(at.kind(), at.place(), tail, 1, block, slot);
+          }
+          open = tokens == static_cast<std::uint32_t>(kBlockTokens);
+          ++slot;
+        });
+    return slot;
+  }
+
+  void add_stores(const Part& part, std::uint32_t first_row) {
+    const auto& blocks = part.request->context.blocks();
+    const std::int32_t end = part.context + part.new_tokens;
+    for (std::int32_t position = part.context; position < end;) {
+      const BlockRef& block = blocks[static_cast<std::size_t>(position / kBlockTokens)];
+      const std::int32_t token = position % kBlockTokens;
+      const std::int32_t count = std::min(kBlockTokens - token, end - position);
+      tables_->stores.emplace_back(
+          wire(block.kind), wire(block.place), static_cast<std::uint16_t>(token),
+          unsigned_of(count), first_row + unsigned_of(position - part.context), block.number.n);
+      position += count;
+    }
+  }
+
+  void add_sample(const Part& part, std::uint32_t sequence) {
+    const SamplingParams& sampling = part.request->request->sampling;
+    auto targets = prompt_targets(part);
+    if (!part.generates() && targets.empty()) {
+      return;
+    }
+    auto sample = std::make_unique<messages::SampleT>();
+    sample->sequence = sequence;
+    sample->generate = part.generates();
+    sample->temperature = sampling.temperature;
+    sample->top_p = sampling.top_p;
+    sample->top_k = sampling.top_k;
+    sample->seed = sampling.seed;
+    sample->step = static_cast<std::uint64_t>(part.request->answered());
+    sample->logprobs = sampling.logprobs;
+    sample->prompt_logprobs = !targets.empty();
+    sample->prompt_targets = std::move(targets);
+    tables_->samples.push_back(std::move(sample));
+  }
+
+  // The prompt token after each row, for rows whose values were not reported before; empty where no
+  // row has one.
+  static std::vector<TokenId> prompt_targets(const Part& part) {
+    const std::int32_t first = std::max(part.context, part.request->prompt_values);
+    const std::int32_t end =
+        std::min(part.context + part.new_tokens, part.request->prompt_size() - 1);
+    if (!part.request->request->sampling.prompt_logprobs() || first >= end) {
+      return {};
+    }
+    std::vector<TokenId> targets(static_cast<std::size_t>(part.new_tokens), -1);
+    for (std::int32_t position = first; position < end; ++position) {
+      targets[static_cast<std::size_t>(position - part.context)] =
+          part.request->tokens[static_cast<std::size_t>(position) + 1];
+    }
+    return targets;
+  }
+
+  std::array<OrderTables::LoadedBlocks, 2>& loaded_;  // by kind
+  std::unique_ptr<messages::MiniBatchT> tables_;
+  std::array<std::uint32_t, 2> next_new_slot_{};  // behind all loaded blocks of the mini-batch
+};
+
+OrderTables::LoadedBlocks::LoadedBlocks(std::uint32_t blocks)
+    : bits_(static_cast<std::size_t>(ceil_div(blocks, 64))), uses_(blocks) {}
+
+void OrderTables::LoadedBlocks::add(BlockId block, std::uint32_t entry, std::int32_t tokens) {
+  std::uint64_t& word = bits_.at(block.n / 64);
+  if (word == 0) {
+    words_.push_back(block.n / 64);
+  }
+  word |= std::uint64_t{1} << (block.n % 64);
+  uses_[block.n] = {.entry = entry, .tokens = unsigned_of(tokens)};
+}
+
+template <typename Take>
+void OrderTables::LoadedBlocks::take_all(const Take& take) {
+  std::ranges::sort(words_);
+  for (const std::uint32_t word : words_) {
+    for (std::uint64_t left = std::exchange(bits_[word], 0); left != 0; left &= left - 1) {
+      const std::uint32_t block = 64 * word + static_cast<std::uint32_t>(std::countr_zero(left));
+      take(block, uses_[block].entry, uses_[block].tokens);
+    }
+  }
+  words_.clear();
+}
+
+OrderTables::OrderTables(const Allocation& host)
+    : loaded_{LoadedBlocks(host.kv_blocks), LoadedBlocks(host.act_blocks)} {
+  static_assert(static_cast<int>(BlockKind::kv) == 0 && static_cast<int>(BlockKind::act) == 1);
+}
+
+std::vector<PackItem> pack_items(std::span<const Part> parts) {
+  std::vector<PackItem> items;
+  items.reserve(parts.size());
+  for (const Part& part : parts) {
+    const ContextBlocks& context = part.request->context;
+    PackItem item{.act_slots = context.count(BlockKind::act),
+                  .kv_slots = context.count(BlockKind::kv),
+                  .act_loads = context.count(BlockKind::act),
+                  .kv_loads = context.count(BlockKind::kv),
+                  .rows = part.new_tokens};
+    for (std::int32_t i = blocks_for(part.context); i < context.size(); ++i) {
+      --(context.blocks()[static_cast<std::size_t>(i)].kind == BlockKind::act ? item.act_loads
+                                                                              : item.kv_loads);
+    }
+    items.push_back(item);
+  }
+  return items;
+}
+
+messages::IterationT OrderTables::build(std::uint64_t iteration, std::uint64_t pool_epoch,
+                                        std::span<const Part> parts,
+                                        std::span<const PackItem> items,
+                                        std::span<const MiniBatchItems> batches) {
+  messages::IterationT tables;
+  tables.iteration = iteration;
+  tables.pool_epoch = pool_epoch;
+  for (const MiniBatchItems& batch : batches) {
+    MiniBatchBuilder builder(unsigned_of(static_cast<std::int64_t>(tables.mini_batches.size())),
+                             items, batch, loaded_);
+    for (const std::int32_t i : batch) {
+      builder.add(parts[static_cast<std::size_t>(i)]);
+    }
+    tables.mini_batches.push_back(builder.finish());
+  }
+  return tables;
+}
+
+}  // namespace poise

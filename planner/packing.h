@@ -1,0 +1,31 @@
+#pragma once
+// How policies form mini-batches (CAPTURE section IV-C.3). Pure functions; each gives every item to
+// exactly one mini-batch within the limits, in an order that depends on the arguments alone.
+
+#include <span>
+#include <vector>
+
+#include "planner/policy.h"
+
+namespace poise {
+
+// First fit, in the items' order.
+std::vector<MiniBatchItems> pack_plainly(std::span<const PackItem> items, const PackLimits& limits);
+
+// The greedy rule on F_b = max(balance, 1 / balance), balance = T_kv_gen(#ACT) / T_load_kv(#KV)
+// (Eq. 6, 7): an item joins the mini-batch being filled if it fits and lowers F_b. Taken literally
+// that rule closes a mini-batch as soon as it is balanced, however empty it is; so an item joins too
+// where F_b afterwards is no worse than that of all that is left to pack. Times are taken in units
+// in which the host's whole split is balanced, as Algorithm 1 makes it: T_kv_gen(ACT_host) =
+// T_load_kv(KV_host).
+std::vector<MiniBatchItems> pack_balanced(const Allocation& host, std::span<const PackItem> items,
+                                          const PackLimits& limits);
+
+// The F_b of so many blocks; infinite where one side has nothing to do and the other has, 1 where
+// both have nothing.
+double imbalance(const Allocation& host, std::int64_t act_blocks, std::int64_t kv_blocks);
+
+// Whether one mini-batch may hold exactly these items.
+bool within(const PackLimits& limits, std::span<const PackItem> items, const MiniBatchItems& batch);
+
+}  // namespace poise

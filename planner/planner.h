@@ -1,0 +1,98 @@
+#pragma once
+// Process 2: decides. It reads requests, claims a block pool from the loader, configures the
+// executor, plans iteration after iteration and writes answers as they are finished. One object, one
+// thread, one `step` at a time; every decision is made by the parts it holds (sizes.h, schedule.h,
+// policy.h, orders.h), none here.
+//
+//   phase        waits for
+//   loading      the loader's weights to be sealed
+//   greeting     loader and executor to say Hello
+//   claiming     the pool
+//   configuring  the executor to be Ready
+//   running      the iteration under way, again and again
+//   over         nothing: see outcome()
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "common/channel.h"
+#include "common/shared_memory.h"
+#include "common/trouble.h"
+#include "planner/answer_book.h"
+#include "planner/executor_link.h"
+#include "planner/loader_link.h"
+#include "planner/options.h"
+#include "planner/orders.h"
+#include "planner/results_file.h"
+#include "planner/run_input.h"
+#include "planner/schedule.h"
+#include "planner/status.h"
+
+namespace poise {
+
+class Planner {
+ public:
+  // Fails where run directory, output, model or input are not what they must be. The loader's
+  // control segment must be there.
+  explicit Planner(RunOptions options);
+  ~Planner();
+
+  // Does what can be done now, or waits a moment for it. False when the run is over.
+  bool step();
+  // How it ended; REQUIRES: step() returned false.
+  Exit outcome() const { return outcome_; }
+  // "200 results …": what the last line of output says.
+  std::string summary() const;
+
+ private:
+  enum class Phase { loading, greeting, claiming, configuring, running, over };
+
+  bool load();
+  void open_results_and_take_stock();
+  void begin_greeting();
+  bool greet();
+  void decide_sizes();
+  bool configure();
+  void begin_running();
+  bool run();
+  void plan_iteration();
+  void take_results(const Received& results);
+  void write_lines(const std::vector<ResultLine>& lines);
+  bool give_up();
+  void finish();
+  void interrupt();
+  void leave(const std::string& reason);
+  void report(bool always = false);
+
+  RunOptions options_;
+  RunInput input_;
+  Control control_;
+  Phase phase_ = Phase::loading;
+  Exit outcome_ = Exit::interrupted;
+
+  std::optional<ResultsFile> results_;
+  std::vector<RequestId> input_lines_;
+  std::vector<const Request*> to_do_;
+  std::unique_ptr<OrderLog> order_log_;
+  std::unique_ptr<LoaderLink> loader_;
+  std::unique_ptr<ExecutorLink> executor_;
+
+  std::unique_ptr<Policy> policy_;
+  Demand demand_;
+  Allocation host_;
+  DeviceLimits device_limits_;
+  PackLimits pack_limits_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<OrderTables> order_tables_;
+  std::unique_ptr<AnswerBook> answers_;
+  std::vector<Part> parts_;  // of the iteration under way
+  std::uint64_t iteration_ = 0;
+
+  StatusFile status_file_;
+  RunStatus status_;
+  std::optional<Seconds> running_since_;
+  std::optional<Seconds> stopping_since_;
+};
+
+}  // namespace poise

@@ -1,0 +1,212 @@
+// Planner's phases before the first iteration: what is to be done, with whom, and how large
+// everything is made.
+
+#include <fmt/core.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "common/sha256.h"
+#include "common/trouble.h"
+#include "planner/clock.h"
+#include "planner/planner.h"
+#include "planner/result_line.h"
+#include "planner/results_directory.h"
+#include "planner/results_start.h"
+
+namespace poise {
+namespace {
+
+constexpr Seconds kShortWait{0.005};  // where two sockets, or memory, are looked at in turn
+
+// Grows with each planner of this machine's uptime, in steps of 10 ms.
+std::uint32_t planner_epoch() { return static_cast<std::uint32_t>(monotonic_now().n * 100) + 1; }
+
+double mib(Bytes bytes) { return static_cast<double>(bytes.n) / static_cast<double>(kMiB.n); }
+
+std::string fingerprint_of(const ControlSegment& control) {
+  return to_hex(std::to_array(control.fingerprint));
+}
+
+std::string log_header(const ControlSegment& control, const std::string& run_id) {
+  const BlockSizes sizes = block_sizes(control.shape, control.dtype);
+  const WeightLayout layout = weight_layout(control.shape, control.dtype);
+  nlohmann::ordered_json header{{"run_id", run_id},
+                                {"build", build_id()},
+                                {"model", fingerprint_of(control)},
+                                {"dtype", std::string(name_of(control.dtype))},
+                                {"layers", control.shape.num_hidden_layers},
+                                {"hidden_size", control.shape.hidden_size},
+                                {"kv_row_bytes", sizes.kv_row.n},
+                                {"act_row_bytes", sizes.act_row.n}};
+  for (const WeightPiece& piece : layout.layer.pieces) {
+    header["piece_bytes"].push_back(piece.bytes.n);
+  }
+  return header.dump();
+}
+
+}  // namespace
+
+bool Planner::load() {
+  const auto state =
+      static_cast<LoaderState>(control_->loader_state.load(std::memory_order_acquire));
+  if (state == LoaderState::draining) {
+    fail(Exit::interrupted, "the loader ended before the model was loaded");
+  }
+  if (state != LoaderState::sealed ||
+      control_->fingerprint_ready.load(std::memory_order_acquire) == 0) {
+    usleep(static_cast<useconds_t>(kShortWait.n * 1e6));
+    return false;
+  }
+  open_results_and_take_stock();
+  return true;
+}
+
+void Planner::open_results_and_take_stock() {
+  const bool goes_on = run_state(options_.run_dir) == RunState::unfinished;
+  const InputOptions& input = options_.input;
+  results_ = open_results(
+      options_.run_dir, options_.resume,
+      {.build = build_id(),
+       .input = input_.requests.digest,
+       .model = fingerprint_of(*control_),
+       .options = {{"--dtype", std::string(name_of(control_->dtype))},
+                   {"--seed", std::to_string(input.seed)},
+                   {"--max-model-len", input.max_model_len ? std::to_string(*input.max_model_len)
+                                                           : std::string("the model's")},
+                   {"--served-model-name", options_.served_model_name},
+                   {"--skip-tokenizer-init", input.skip_tokenizer_init ? "yes" : "no"}}},
+      input_lines_);
+  if (!results_) {
+    spdlog::info("the run is finished already");
+    status_.done = status_.requests;
+    outcome_ = Exit::done;
+    phase_ = Phase::over;
+    return;
+  }
+  for (const RequestError& error : input_.requests.errors) {
+    if (!results_->is_done(error.line)) {
+      results_->append(error.line, true, error_line(error), monotonic_now());
+    }
+  }
+  for (const Request& request : input_.requests.requests) {
+    if (!results_->is_done(request.id)) {
+      to_do_.push_back(&request);
+      status_.tokens_left += request.sampling.max_tokens;
+    }
+  }
+  spdlog::info("{} requests to do, {} lines done", to_do_.size(), results_->counts().lines());
+  if (to_do_.empty()) {
+    finish();
+    return;
+  }
+  if (!goes_on) {  // the orders of an earlier run, if any, are not this one's
+    std::filesystem::remove(options_.run_dir / "orders.log");
+  }
+  begin_greeting();
+}
+
+void Planner::begin_greeting() {
+  const Identity identity{.run_id = options_.run_id, .layout_hash = control_->layout_hash};
+  order_log_ = std::make_unique<OrderLog>(options_.run_dir / "orders.log",
+                                          log_header(*control_, options_.run_id));
+  const Epochs epochs{.planner = planner_epoch(), .executor = 0};
+  auto executor = serve(options_.executor_socket.string(), identity);
+  executor->set_epochs(epochs);
+  executor_ = std::make_unique<ExecutorLink>(std::move(executor), *order_log_,
+                                             control_->shape.num_hidden_layers);
+  auto loader = connect(options_.loader_socket.string(), identity);
+  loader->set_epochs(epochs);
+  messages::HelloT hello;
+  hello.protocol = kProtocol;
+  hello.build = build_id();
+  hello.layout_hash = control_->layout_hash;
+  hello.fingerprint.assign(std::begin(control_->fingerprint), std::end(control_->fingerprint));
+  hello.process = static_cast<std::uint32_t>(Process::planner);
+  hello.pid = static_cast<std::uint32_t>(getpid());
+  loader_ = std::make_unique<LoaderLink>(std::move(loader), std::move(hello));
+  status_.state = "preparing";
+  phase_ = Phase::greeting;
+}
+
+bool Planner::greet() {
+  const bool loader_moved = loader_->step(loader_->greeted() ? Seconds{0} : kShortWait);
+  const bool executor_moved = executor_->step(executor_->greeting() ? Seconds{0} : kShortWait);
+  if (loader_->greeted() && executor_->greeting()) {
+    decide_sizes();
+  }
+  report();
+  return loader_moved || executor_moved;
+}
+
+void Planner::decide_sizes() {
+  const ExecutorLink::Greeting& device = *executor_->greeting();
+  const ModelShape& shape = control_->shape;
+  const DType dtype = control_->dtype;
+  const bool device_is_host = device.device.starts_with("cpu");
+  // On the CPU device nothing hides the making of keys and values: they are kept.
+  const bool share_given = options_.policy_options.act_share.has_value();
+  const std::string policy =
+      options_.policy.value_or(device_is_host && !share_given ? "kv-only" : "hybrid");
+  policy_ = make_policy(policy, options_.policy_options);
+  demand_ = demand_of(to_do_, options_.batch.max_num_seqs);
+  const Bytes cap = std::min(device.memory, options_.gpu_memory.value_or(device.memory));
+  BlockBudget budget{.weights = {static_cast<std::int64_t>(control_->weights_bytes)},
+                     .available = available_host_memory(),
+                     .host_memory = options_.host_memory};
+  for (int round = 0; round < (device_is_host ? 2 : 1); ++round) {
+    host_ = allocate_host(*policy_, shape, dtype, demand_, budget);
+    device_limits_ =
+        choose_device_limits(shape, dtype, demand_, host_, options_.batch, Bytes{0}, cap);
+    budget.device_in_host = plan_device_memory(shape, dtype, device_limits_, Bytes{0}).total;
+  }
+  pack_limits_ = pack_limits(options_.batch, device_limits_);
+  const std::uint64_t region = region_bytes(block_sizes(shape, dtype), host_);
+  const DeviceMemoryPlan plan = plan_device_memory(shape, dtype, device_limits_, Bytes{0});
+  status_.policy = policy;
+  status_.device = device.device;
+  status_.act_blocks = host_.act_blocks;
+  status_.kv_blocks = host_.kv_blocks;
+  status_.layers = shape.num_hidden_layers;
+  status_.resident_layers = device_limits_.resident_layers;
+  status_.host_pool = {static_cast<std::int64_t>(region) * shape.num_hidden_layers};
+  status_.device_memory = plan.total;
+  const std::string text = fmt::format(
+      "policy {}: up to {} requests at a time, {} ACT and {} KV blocks, {:.1f} MiB of host memory; "
+      "device {}:\n{}",
+      policy, demand_.sequences, host_.act_blocks, host_.kv_blocks, mib(status_.host_pool),
+      device.device, to_text(plan));
+  fmt::print("{}", text);
+  std::fflush(stdout);
+  spdlog::info("{}", text);
+  loader_->claim(region, host_);
+  phase_ = Phase::claiming;
+}
+
+bool Planner::configure() {
+  executor_->configure(device_limits_,
+                       std::min(executor_->greeting()->memory,
+                                options_.gpu_memory.value_or(executor_->greeting()->memory)),
+                       weight_layout(control_->shape, control_->dtype));
+  phase_ = Phase::configuring;
+  return true;
+}
+
+void Planner::begin_running() {
+  scheduler_ =
+      std::make_unique<Scheduler>(*policy_, host_, schedule_limits(demand_, device_limits_));
+  for (const Request* request : to_do_) {
+    scheduler_->add(*request);
+  }
+  order_tables_ = std::make_unique<OrderTables>(host_);
+  answers_ = std::make_unique<AnswerBook>(input_.tokenizer.get(), input_.model.eos,
+                                          options_.served_model_name);
+  running_since_ = monotonic_now();
+  status_.state = "running";
+  phase_ = Phase::running;
+  report(true);
+}
+
+}  // namespace poise

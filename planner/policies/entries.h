@@ -1,0 +1,15 @@
+#pragma once
+// One function for each policy's file, so that the registry can list them.
+
+#include "planner/policy.h"
+
+namespace poise {
+
+PolicyEntry kv_only_entry();
+PolicyEntry act_only_entry();
+PolicyEntry hybrid_entry();
+
+// Fails where --act-share was given to a policy that takes none.
+void refuse_act_share(std::string_view policy, const PolicyOptions& options);
+
+}  // namespace poise

@@ -1,0 +1,36 @@
+#include <algorithm>
+#include <array>
+
+#include "common/trouble.h"
+#include "planner/policies/entries.h"
+
+namespace poise {
+
+std::span<const PolicyEntry> policies() {
+  static const std::array<PolicyEntry, 3> entries{hybrid_entry(), act_only_entry(),
+                                                  kv_only_entry()};
+  return entries;
+}
+
+std::unique_ptr<Policy> make_policy(std::string_view name, const PolicyOptions& options) {
+  const auto all = policies();
+  const auto found = std::ranges::find(all, name, &PolicyEntry::name);
+  if (found == all.end()) {
+    std::string names;
+    for (const PolicyEntry& entry : all) {
+      names += names.empty() ? "" : ", ";
+      names += entry.name;
+    }
+    fail("--policy {}: there is no such policy; there are {}", name, names);
+  }
+  return found->make(options);
+}
+
+void refuse_act_share(std::string_view policy, const PolicyOptions& options) {
+  if (options.act_share) {
+    fail("--act-share {}: the policy {} takes no share; use --policy hybrid", *options.act_share,
+         policy);
+  }
+}
+
+}  // namespace poise

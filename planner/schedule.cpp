@@ -1,0 +1,167 @@
+#include "planner/schedule.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "common/trouble.h"
+
+namespace poise {
+
+Scheduler::Scheduler(const Policy& policy, const Allocation& host, const ScheduleLimits& limits)
+    : policy_(&policy), host_(host), limits_(limits), blocks_(host.act_blocks, host.kv_blocks) {
+  check(limits.max_num_seqs > 0 && limits.prefill_rows > 0 && limits.sequence_rows > 0,
+        "an iteration has room for a request");
+}
+
+void Scheduler::add(const Request& request) {
+  check(!request.prompt.empty() && blocks_for(request.most_context()) <= blocks_.total(),
+        "the pool holds the largest request");
+  fresh_.push_back(&request);
+}
+
+std::span<const Part> Scheduler::next() {
+  check(parts_.empty(), "an iteration is completed before the next is made");
+  prefill_left_ = limits_.prefill_rows;
+  const std::int64_t preemptions_before = preemptions_;
+  bool all_went_on = true;
+  for (std::size_t i = 0; i < running_.size(); ++i) {  // preemption shortens it from its end
+    all_went_on = schedule(i) && all_went_on;
+  }
+  if (all_went_on && preemptions_ == preemptions_before) {
+    most_blocks_ = known_blocks_ = 0;
+    for (const auto& request : running_) {
+      most_blocks_ += most_blocks(*request);
+      known_blocks_ += blocks_for(request->known()) + 1;
+    }
+    while (admit()) {
+      schedule(running_.size() - 1);
+    }
+  }
+  check(!parts_.empty() || idle(), "the oldest request always goes on");
+  return parts_;
+}
+
+bool Scheduler::schedule(std::size_t index) {
+  UnderWay& request = *running_[index];
+  const std::int32_t stored = request.context.stored();
+  const std::int32_t left = request.known() - stored;
+  // A single row, the rule while generating, is outside the wave: there is room for one a request.
+  std::int32_t rows = left;
+  if (left > 1) {
+    rows = std::min({left, prefill_left_, limits_.sequence_rows});
+    if (rows == 0) {
+      return true;  // the wave is full; it waits for its turn, not for blocks
+    }
+  }
+  make_room(index, stored + rows);
+  rows = std::min(rows, request.context.room() - stored);
+  if (rows == 0) {
+    return false;
+  }
+  if (left > 1) {
+    prefill_left_ -= rows;
+  }
+  parts_.push_back({.request = &request, .context = stored, .new_tokens = rows});
+  return true;
+}
+
+void Scheduler::make_room(std::size_t index, std::int32_t tokens) {
+  UnderWay& request = *running_[index];
+  while (request.context.room() < tokens) {
+    const BlockKind kind =
+        policy_->next_block(host_, {.act_blocks = request.context.count(BlockKind::act),
+                                    .kv_blocks = request.context.count(BlockKind::kv),
+                                    .most_blocks = most_blocks(request)});
+    if (const auto block = blocks_.take(kind)) {
+      request.context.append(*block);
+    } else if (index + 1 < running_.size()) {
+      preempt_youngest();
+    } else {
+      return;
+    }
+  }
+}
+
+void Scheduler::preempt_youngest() {
+  running_.back()->context.give_back_all(blocks_);
+  resumed_.push_front(std::move(running_.back()));
+  running_.pop_back();
+  ++preemptions_;
+}
+
+std::int32_t Scheduler::most_blocks(const UnderWay& request) const {
+  return blocks_for(request.request->most_context());
+}
+
+bool Scheduler::admit() {
+  if (running() >= limits_.max_num_seqs || waiting() == 0 || prefill_left_ == 0) {
+    return false;
+  }
+  if (resumed_.empty()) {
+    resumed_.push_back(std::make_unique<UnderWay>(*fresh_.front()));
+    fresh_.pop_front();
+  }
+  if (!may_begin(*resumed_.front())) {
+    return false;
+  }
+  most_blocks_ += most_blocks(*resumed_.front());
+  known_blocks_ += blocks_for(resumed_.front()->known()) + 1;
+  running_.push_back(std::move(resumed_.front()));
+  resumed_.pop_front();
+  return true;
+}
+
+// Surely: all that run could grow to their ends beside it. Likely: there is room for what is known
+// of every request and one more block each; answers often end before max_tokens.
+bool Scheduler::may_begin(const UnderWay& request) const {
+  return running_.empty() || most_blocks_ + most_blocks(request) <= blocks_.total() ||
+         known_blocks_ + blocks_for(request.known()) + 1 <= blocks_.total();
+}
+
+void Scheduler::complete(std::span<const Outcome> outcomes) {
+  std::unordered_map<std::uint32_t, const Outcome*> by_request;
+  by_request.reserve(outcomes.size());
+  for (const Outcome& outcome : outcomes) {
+    by_request.emplace(outcome.request.n, &outcome);
+  }
+  std::size_t used = 0, part = 0, kept = 0;
+  for (auto& running : running_) {
+    bool finished = false;
+    if (part < parts_.size() && parts_[part].request == running.get()) {
+      const auto found = by_request.find(running->request->id.n);
+      const Outcome* outcome = found == by_request.end() ? nullptr : found->second;
+      used += outcome != nullptr ? 1 : 0;
+      finished = outcome != nullptr && !outcome->token;
+      go_on(*running, parts_[part++], outcome);
+    }
+    if (finished) {
+      running->context.give_back_all(blocks_);
+    } else {
+      std::swap(running_[kept++], running);
+    }
+  }
+  check(part == parts_.size() && used == outcomes.size(), "outcomes are those of the iteration");
+  running_.resize(kept);
+  parts_.clear();
+}
+
+void Scheduler::go_on(UnderWay& request, const Part& ran, const Outcome* outcome) {
+  check(ran.complete() ? outcome != nullptr : outcome == nullptr || !outcome->token,
+        "a request that ran to its end has an outcome, another may only be finished");
+  request.context.mark_stored(ran.new_tokens);
+  request.prompt_values =
+      std::max(request.prompt_values, std::min(request.context.stored(), request.prompt_size()));
+  if (outcome != nullptr && outcome->token) {
+    request.tokens.push_back(*outcome->token);
+  }
+}
+
+bool Scheduler::last_iteration() const {
+  return waiting() == 0 && parts_.size() == running_.size() &&
+         std::ranges::all_of(parts_, [](const Part& part) {
+           const std::int32_t answered = part.request->answered() + (part.generates() ? 1 : 0);
+           return part.complete() && answered >= part.request->request->sampling.max_tokens;
+         });
+}
+
+}  // namespace poise

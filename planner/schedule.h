@@ -1,0 +1,117 @@
+#pragma once
+// Which requests run in the next iteration, and how many of their tokens. Continuous batching, first
+// come first served: requests of any length run together, a finished one leaves at once and the next
+// waiting one takes its place. A prompt runs in chunks, a wave of at most `prefill_rows` prompt
+// tokens in an iteration beside one token of each request that generates. A request that finds no
+// free block waits with what it has; where an older one finds none, the youngest gives all its
+// blocks back and is recomputed later, prompt and answer so far as one prompt, its next token
+// sampled with the same seed and step. So the oldest always goes on, and every request ends.
+//
+// A function of the calls made: no clock, socket or log; one thread. Requests outlive the scheduler.
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "planner/block_table.h"
+#include "planner/policy.h"
+#include "planner/request.h"
+
+namespace poise {
+
+struct ScheduleLimits {
+  std::int32_t max_num_seqs = 0;   // requests under way
+  std::int32_t prefill_rows = 0;   // rows of prompts in an iteration
+  std::int32_t sequence_rows = 0;  // rows of one request in an iteration: it lies in one mini-batch
+};
+
+// A request that has begun: what is known of its text and where its context lies.
+struct UnderWay {
+  explicit UnderWay(const Request& r) : request(&r), tokens(r.prompt) {}
+
+  const Request* request;
+  std::vector<TokenId> tokens;  // the prompt, then the answer so far
+  ContextBlocks context;
+  std::int32_t prompt_values =
+      0;  // prompt rows whose values were reported; they survive preemption
+
+  std::int32_t known() const { return static_cast<std::int32_t>(tokens.size()); }
+  std::int32_t prompt_size() const { return static_cast<std::int32_t>(request->prompt.size()); }
+  std::int32_t answered() const { return known() - prompt_size(); }
+};
+
+// One request's part of an iteration. Its blocks have room for context + new_tokens.
+struct Part {
+  const UnderWay* request;
+  std::int32_t context;     // tokens in blocks when the iteration begins
+  std::int32_t new_tokens;  // rows: tokens[context .. context + new_tokens)
+
+  // All that is known of the request will have run; what follows it may be sampled.
+  bool complete() const { return context + new_tokens == request->known(); }
+  bool generates() const { return complete() && request->request->sampling.max_tokens > 0; }
+};
+
+// What an iteration brought for a request that was `complete`; or that a request is finished before
+// it came so far, because something broke.
+struct Outcome {
+  RequestId request;
+  std::optional<TokenId> token;  // goes on with this one; nothing: the request is finished
+};
+
+class Scheduler {
+ public:
+  // `policy` outlives this.
+  Scheduler(const Policy& policy, const Allocation& host, const ScheduleLimits& limits);
+
+  // To the end of the queue. REQUIRES: alone it fits into the pool.
+  void add(const Request& request);
+
+  // The parts of the next iteration, oldest request first; empty when no request is left. Valid
+  // until the next call. REQUIRES: the parts before were completed.
+  std::span<const Part> next();
+  // The iteration ran: its rows are stored. One outcome for each part that was complete, in any
+  // order.
+  void complete(std::span<const Outcome> outcomes);
+
+  // Whether no iteration follows the one under way, whatever it brings.
+  bool last_iteration() const;
+  bool idle() const { return running_.empty() && waiting() == 0; }
+  std::int64_t running() const { return static_cast<std::int64_t>(running_.size()); }
+  std::int64_t waiting() const {
+    return static_cast<std::int64_t>(resumed_.size() + fresh_.size());
+  }
+  std::int64_t preemptions() const { return preemptions_; }
+  const HostPools& blocks() const { return blocks_; }
+
+ private:
+  std::int32_t most_blocks(const UnderWay& request) const;
+  // Takes the oldest waiting request in, if there is a place and there are blocks for it.
+  bool admit();
+  bool may_begin(const UnderWay& request) const;
+  // Schedules request `index` for as many of its tokens as budget and blocks allow; false where it
+  // must wait for blocks.
+  bool schedule(std::size_t index);
+  void make_room(std::size_t index, std::int32_t tokens);
+  void preempt_youngest();
+  static void go_on(UnderWay& request, const Part& ran, const Outcome* outcome);
+
+  const Policy* policy_;
+  Allocation host_;
+  ScheduleLimits limits_;
+  HostPools blocks_;
+  std::vector<std::unique_ptr<UnderWay>> running_;  // oldest first; older than all that wait
+  std::deque<std::unique_ptr<UnderWay>> resumed_;   // gave their blocks back; older than `fresh_`
+  std::deque<const Request*> fresh_;
+  std::vector<Part> parts_;
+  std::int32_t prefill_left_ = 0;  // of this iteration's wave
+  // Blocks of all running requests, once they have grown to their ends, and once they have one more
+  // than what is known of them needs.
+  std::int64_t most_blocks_ = 0;
+  std::int64_t known_blocks_ = 0;
+  std::int64_t preemptions_ = 0;
+};
+
+}  // namespace poise

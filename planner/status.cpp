@@ -1,0 +1,94 @@
+#include "planner/status.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+namespace poise {
+namespace {
+
+constexpr double kInterval = 0.5;
+
+double rounded(double value) { return std::round(value * 1e4) / 1e4; }
+
+double share(double part, double whole) { return whole > 0 ? rounded(part / whole) : 0; }
+
+double busy(std::uint64_t ns, Seconds elapsed) {
+  return share(static_cast<double>(ns) * 1e-9, elapsed.n);
+}
+
+}  // namespace
+
+std::string to_json(const RunStatus& status) {
+  const double seconds = status.elapsed.n;
+  const double rate = seconds > 0 ? static_cast<double>(status.generated_tokens) / seconds : 0;
+  nlohmann::ordered_json json{
+      {"state", status.state},
+      {"requests", status.requests},
+      {"done", status.done},
+      {"errors", status.errors},
+      {"prompt_tokens", status.prompt_tokens},
+      {"generated_tokens", status.generated_tokens},
+      {"elapsed_seconds", rounded(seconds)},
+      {"tokens_per_second", rounded(rate)},
+      {"running", status.running},
+      {"waiting", status.waiting},
+      {"preemptions", status.preemptions},
+      {"iteration", status.iteration},
+      {"policy", status.policy},
+      {"device", status.device},
+      {"blocks",
+       {{"act", status.act_blocks}, {"kv", status.kv_blocks}, {"free", status.free_blocks}}},
+      {"layers", status.layers},
+      {"resident_layers", status.resident_layers},
+      {"host_pool_bytes", status.host_pool.n},
+      {"device_bytes", status.device_memory.n},
+      {"link_bytes",
+       {{"weights", status.executor.weights},
+        {"kv", status.executor.kv},
+        {"act", status.executor.act},
+        {"stores", status.executor.stores}}},
+      {"busy",
+       {{"copy_in", busy(status.executor.copy_in_busy_ns, status.elapsed)},
+        {"compute", busy(status.executor.compute_busy_ns, status.elapsed)},
+        {"copy_out", busy(status.executor.copy_out_busy_ns, status.elapsed)}}},
+      {"planner",
+       {{"planning_share", share(status.planning_time.n, seconds)},
+        {"messages_share", share(status.message_time.n, seconds)},
+        {"answers_share", share(status.answer_time.n, seconds)}}},
+  };
+  if (status.state == "running" && rate > 0) {
+    json["seconds_left"] = rounded(static_cast<double>(status.tokens_left) / rate);
+  }
+  return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+StatusFile::StatusFile(const std::filesystem::path& run_dir)
+    : path_(run_dir / "status.json"), fresh_(run_dir / "status.json.new") {}
+
+bool StatusFile::due(Seconds now) const { return last_.n < 0 || now.n - last_.n >= kInterval; }
+
+void StatusFile::write(const RunStatus& status, Seconds now, bool always) {
+  if (!always && !due(now)) {
+    return;
+  }
+  last_ = now;
+  const std::string text = to_json(status);
+  const int descriptor =
+      open(fresh_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (descriptor < 0) {
+    return;
+  }
+  const bool whole =
+      ::write(descriptor, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  close(descriptor);
+  if (whole) {
+    std::rename(fresh_.c_str(), path_.c_str());
+  }
+}
+
+}  // namespace poise

@@ -1,0 +1,49 @@
+#pragma once
+// How far a run is: RUN/status.json, replaced whole (a reader never sees half of one) and not more
+// often than twice a second, so that it costs nothing. Read by `poise status` and the progress line.
+// One thread; the file is a convenience, so a disk that does not take it is no trouble.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "common/units.h"
+#include "planner/executor_link.h"
+
+namespace poise {
+
+struct RunStatus {
+  std::string state = "starting";  // starting, loading, preparing, running, done, interrupted
+  std::uint64_t requests = 0, done = 0, errors = 0;
+  std::int64_t prompt_tokens = 0, generated_tokens = 0;  // of this attempt
+  std::int64_t running = 0, waiting = 0, preemptions = 0;
+  std::uint64_t iteration = 0;
+  std::string policy, device;
+  std::uint32_t act_blocks = 0, kv_blocks = 0;
+  std::int64_t free_blocks = 0;
+  std::int32_t layers = 0, resident_layers = 0;
+  Bytes host_pool, device_memory;
+  Seconds elapsed{};             // since the first iteration began
+  Seconds planning_time{};       // schedules, mini-batches, tables
+  Seconds message_time{};        // packing, sending, taking, logging
+  Seconds answer_time{};         // text and result lines
+  std::int64_t tokens_left = 0;  // at most, of all requests that are not done
+  ExecutorTotals executor;
+};
+
+// One JSON object.
+std::string to_json(const RunStatus& status);
+
+class StatusFile {
+ public:
+  explicit StatusFile(const std::filesystem::path& run_dir);
+  // Writes unless it did so less than half a second ago; `always` writes in any case.
+  void write(const RunStatus& status, Seconds now, bool always = false);
+  bool due(Seconds now) const;
+
+ private:
+  std::filesystem::path path_, fresh_;
+  Seconds last_{-1};
+};
+
+}  // namespace poise

@@ -1,0 +1,121 @@
+#include "planner/tokenizer/added_token_finder.h"
+
+#include "planner/tokenizer/unicode.h"
+
+namespace poise {
+namespace {
+
+std::uint64_t edge(std::uint32_t node, char byte) {
+  return std::uint64_t{node} << 8 | static_cast<unsigned char>(byte);
+}
+
+// Of the character that ends at `end`, its first byte.
+std::size_t before(std::string_view text, std::size_t end) {
+  do {
+    --end;
+  } while (is_continuation(text[end]));
+  return end;
+}
+
+bool stands_alone(std::string_view text, std::size_t begin, std::size_t end) {
+  const bool joined_left = begin > 0 && is_word(code_point_at(text, before(text, begin)).value);
+  const bool joined_right = end < text.size() && is_word(code_point_at(text, end).value);
+  return !joined_left && !joined_right;
+}
+
+}  // namespace
+
+void AddedTokenFinder::Tree::add(const AddedToken& token) {
+  first_bytes_.set(static_cast<unsigned char>(token.content.front()));
+  std::uint32_t node = 0;
+  for (const char byte : token.content) {
+    const auto [child, fresh] =
+        children_.try_emplace(edge(node, byte), static_cast<std::uint32_t>(ends_.size()));
+    if (fresh) {
+      ends_.push_back(nullptr);
+    }
+    node = child->second;
+  }
+  ends_[node] = &token;
+}
+
+const AddedToken* AddedTokenFinder::Tree::longest_at(std::string_view text, std::size_t at) const {
+  const AddedToken* longest = nullptr;
+  std::uint32_t node = 0;
+  for (; at < text.size(); ++at) {
+    const auto child = children_.find(edge(node, text[at]));
+    if (child == children_.end()) {
+      break;
+    }
+    node = child->second;
+    if (ends_[node] != nullptr) {
+      longest = ends_[node];
+    }
+  }
+  return longest;
+}
+
+void AddedTokenFinder::Tree::split(std::string_view text, std::vector<Piece>& pieces) const {
+  std::size_t done = 0;  // what lies before it is in `pieces`
+  std::size_t at = 0;
+  while (at < text.size()) {
+    const AddedToken* token =
+        first_bytes_[static_cast<unsigned char>(text[at])] ? longest_at(text, at) : nullptr;
+    if (token == nullptr) {
+      ++at;
+      continue;
+    }
+    std::size_t begin = at;
+    std::size_t end = at + token->content.size();
+    at = end;  // also where it does not count: what it covers is not looked at again
+    if (token->single_word && !stands_alone(text, begin, end)) {
+      continue;
+    }
+    if (token->lstrip) {
+      while (begin > done) {
+        const std::size_t left = before(text, begin);
+        if (left < done || !is_space(code_point_at(text, left).value)) {
+          break;
+        }
+        begin = left;
+      }
+    }
+    while (token->rstrip && end < text.size()) {
+      const CodePoint c = code_point_at(text, end);
+      if (!is_space(c.value)) {
+        break;
+      }
+      end += c.bytes;
+    }
+    if (begin > done) {
+      pieces.push_back({text.substr(done, begin - done), nullptr});
+    }
+    pieces.push_back({text.substr(begin, end - begin), token});
+    // White space that this token took can be an added token too, and is then found once more.
+    done = end;
+  }
+  if (done < text.size()) {
+    pieces.push_back({text.substr(done), nullptr});
+  }
+}
+
+AddedTokenFinder::AddedTokenFinder(const std::vector<AddedToken>& tokens) {
+  for (const AddedToken& token : tokens) {
+    (token.normalized ? normalized_ : plain_).add(token);
+  }
+}
+
+std::vector<AddedTokenFinder::Piece> AddedTokenFinder::split(std::string_view text) const {
+  std::vector<Piece> coarse, pieces;
+  plain_.split(text, coarse);
+  for (const Piece& piece : coarse) {
+    if (piece.token != nullptr) {
+      pieces.push_back(piece);
+    } else {
+      normalized_.split(piece.text, pieces);
+    }
+  }
+  return pieces;
+}
+
+}  // namespace poise

@@ -1,0 +1,168 @@
+#include "planner/tokenizer/tokenizer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/regular_file.h"
+#include "common/trouble.h"
+#include "planner/tokenizer/added_token_finder.h"
+#include "planner/tokenizer/bpe.h"
+#include "planner/tokenizer/byte_alphabet.h"
+#include "planner/tokenizer/description.h"
+#include "planner/tokenizer/pre_tokenizer.h"
+#include "planner/tokenizer/unicode.h"
+
+namespace poise {
+namespace {
+
+constexpr const char* kRemedy =
+    "fetch the model again, or give prompts as token ids with --skip-tokenizer-init";
+
+TokenizerDescription read_description(const std::filesystem::path& directory) {
+  // A broken symbolic link is there: opening it says what is wrong with it.
+  auto there = [&](const char* name) {
+    std::error_code error;
+    const auto kind = std::filesystem::symlink_status(directory / name, error).type();
+    return kind != std::filesystem::file_type::not_found &&
+           kind != std::filesystem::file_type::none;
+  };
+  if (there("tokenizer.json")) {
+    return read_tokenizer_json(directory);
+  }
+  const bool vocabulary = there("vocab.json");
+  const bool merges = there("merges.txt");
+  const std::string name = shown(directory.string(), 300);
+  if (!vocabulary && !merges) {
+    fail("{} holds neither tokenizer.json nor vocab.json and merges.txt; {}", name, kRemedy);
+  }
+  if (!vocabulary || !merges) {
+    fail("{} holds {} but not {}; {}", name, vocabulary ? "vocab.json" : "merges.txt",
+         vocabulary ? "merges.txt" : "vocab.json", kRemedy);
+  }
+  return read_vocabulary_files(directory);
+}
+
+}  // namespace
+
+struct Tokenizer::Parts {
+  explicit Parts(TokenizerDescription description, std::int64_t model_rows);
+
+  std::vector<AddedToken> added;
+  AddedTokenFinder finder;
+  PreTokenizer pre_tokenizer;
+  Bpe bpe;
+  std::vector<TokenId> before, after;
+  std::optional<TokenId> bos, eos;
+  std::vector<std::string> bytes;  // by id; empty where there is no token
+  std::vector<bool> special;       // by id
+};
+
+Tokenizer::Parts::Parts(TokenizerDescription description, std::int64_t model_rows)
+    : added(std::move(description.added)),
+      finder(added),
+      pre_tokenizer(std::move(description.pre_tokenizer)),
+      bpe(description.bpe),
+      before(std::move(description.before)),
+      after(std::move(description.after)) {
+  const auto& vocabulary = description.bpe.vocabulary;
+  check(!vocabulary.empty(), "a vocabulary is not empty");
+  if (vocabulary.front().second >= model_rows) {
+    fail(
+        "{}: the smallest token id is {}, but the model has {} rows; these files do not belong "
+        "together",
+        description.source, vocabulary.front().second, model_rows);
+  }
+  for (const std::vector<TokenId>* around : {&before, &after}) {
+    for (const TokenId id : *around) {
+      if (id >= model_rows) {
+        fail(
+            "{}: the special token {} is put around every prompt, but the model has {} rows; these "
+            "files do not belong together",
+            description.source, id, model_rows);
+      }
+    }
+  }
+  TokenId largest = vocabulary.back().second;
+  for (const AddedToken& token : added) {
+    largest = std::max(largest, token.id);
+  }
+  bytes.resize(static_cast<std::size_t>(largest) + 1);
+  special.resize(bytes.size());
+  auto set_bytes = [&](TokenId id, const std::string& token) {
+    bytes[static_cast<std::size_t>(id)] = alphabet_to_bytes(token).value_or(token);
+  };
+  for (const auto& [token, id] : vocabulary) {
+    set_bytes(id, token);
+  }
+  for (const AddedToken& token : added) {
+    set_bytes(token.id, token.content);
+    special[static_cast<std::size_t>(token.id)] = token.special;
+  }
+  auto if_in_model = [&](std::optional<TokenId> id) {
+    return id && *id < model_rows ? id : std::nullopt;
+  };
+  bos = if_in_model(description.bos);
+  eos = if_in_model(description.eos);
+}
+
+Tokenizer Tokenizer::load(const std::filesystem::path& model_directory, std::int64_t model_rows) {
+  return Tokenizer(std::make_shared<const Parts>(read_description(model_directory), model_rows));
+}
+
+std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+  if (const std::optional<std::size_t> at = invalid_utf8_at(text)) {
+    fail("the text is not UTF-8 at byte {}", *at);
+  }
+  std::vector<TokenId> ids;
+  ids.reserve(text.size() / 4 + parts_->before.size() + parts_->after.size());
+  if (add_special_tokens) {
+    ids = parts_->before;
+  }
+  for (const AddedTokenFinder::Piece& piece : parts_->finder.split(text)) {
+    if (piece.token != nullptr) {
+      ids.push_back(piece.token->id);
+    } else {
+      parts_->pre_tokenizer.cut(piece.text,
+                                [&](std::string_view word) { parts_->bpe.encode(word, ids); });
+    }
+  }
+  if (add_special_tokens) {
+    ids.insert(ids.end(), parts_->after.begin(), parts_->after.end());
+  }
+  return ids;
+}
+
+std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special_tokens) const {
+  std::string bytes;
+  for (const TokenId id : ids) {
+    if (!skip_special_tokens || !is_special(id)) {
+      bytes += token_bytes(id);
+    }
+  }
+  std::string text;
+  append_lossy(text, bytes, false);
+  return text;
+}
+
+std::string Tokenizer::token_text(TokenId id) const {
+  std::string text;
+  append_lossy(text, token_bytes(id), false);
+  return text;
+}
+
+std::string_view Tokenizer::token_bytes(TokenId id) const {
+  const bool known = id >= 0 && static_cast<std::size_t>(id) < parts_->bytes.size();
+  return known ? std::string_view(parts_->bytes[static_cast<std::size_t>(id)]) : "";
+}
+
+bool Tokenizer::is_special(TokenId id) const {
+  const bool known = id >= 0 && static_cast<std::size_t>(id) < parts_->special.size();
+  return known && parts_->special[static_cast<std::size_t>(id)];
+}
+
+std::optional<TokenId> Tokenizer::bos() const { return parts_->bos; }
+std::optional<TokenId> Tokenizer::eos() const { return parts_->eos; }
+bool Tokenizer::adds_bos() const { return !parts_->before.empty(); }
+std::int64_t Tokenizer::size() const { return static_cast<std::int64_t>(parts_->bytes.size()); }
+
+}  // namespace poise

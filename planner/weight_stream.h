@@ -1,0 +1,44 @@
+#pragma once
+// Which pieces of weights each order of an iteration fetches ahead (README section 4). Resident
+// layers (common/device_memory.h says which) stay on the device; the others pass through two
+// buffers in turn, so that a layer can be fetched once the layer two uses before it was computed.
+// Its pieces are spread, by their bytes, over the mini-batches of all orders from then until it is
+// used: the link is given what it carries evenly, between the loads of blocks. While an iteration
+// ends and the next is not planned yet, the first two streamed layers of the next are fetched. Two
+// streamed layers or fewer stay in the two buffers.
+
+#include <cstdint>
+#include <vector>
+
+#include "common/device_memory.h"
+#include "common/messages_generated.h"
+#include "common/weight_layout.h"
+
+namespace poise {
+
+class WeightStream {
+ public:
+  WeightStream(const WeightLayout& layout, const DeviceLimits& limits);
+
+  // What the order of `stage` fetches (0 embeds, 1 .. L are layers, L + 1 is the head). Call once
+  // for each stage of an iteration, in order. `last_iteration`: nothing is needed behind it.
+  std::vector<messages::WeightFetch> next(std::uint32_t stage, std::uint32_t mini_batches,
+                                          bool last_iteration);
+
+ private:
+  struct Piece {
+    std::uint32_t layer, piece;
+    double place;         // within the order's mini-batches, 0 .. 1
+    bool next_iteration;  // needed only if there is one
+  };
+
+  // All pieces of a layer, spread over the orders of stages first .. last.
+  void spread(std::uint32_t layer, std::uint32_t first, std::uint32_t last, bool next_iteration);
+
+  std::vector<double> piece_starts_;          // share of a layer's bytes before each piece
+  std::vector<std::uint32_t> streamed_;       // layers
+  std::vector<std::vector<Piece>> by_stage_;  // once the first two streamed layers are there
+  bool first_two_fetched_ = false;            // for the iteration that comes next
+};
+
+}  // namespace poise

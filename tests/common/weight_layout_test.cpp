@@ -1,0 +1,130 @@
+#include "common/weight_layout.h"
+
+#include <gtest/gtest.h>
+
+#include "common/blocks.h"
+
+namespace poise {
+namespace {
+
+ModelShape opt(std::int32_t layers, std::int32_t hidden, std::int32_t heads) {
+  return {.num_hidden_layers = layers,
+          .hidden_size = hidden,
+          .ffn_dim = 4 * hidden,
+          .num_attention_heads = heads,
+          .num_key_value_heads = heads,
+          .head_dim = hidden / heads,
+          .vocab_size = 50272,
+          .max_position_embeddings = 2048,
+          .position_offset = 2,
+          .word_embed_proj_dim = hidden,
+          .activation_function = Activation::relu,
+          .layer_norm_epsilon = 1e-5f,
+          .do_layer_norm_before = 1,
+          .enable_bias = 1,
+          .layer_norm_elementwise_affine = 1,
+          .has_final_layer_norm = 1,
+          .tie_word_embeddings = 1};
+}
+
+void expect_sound(const Slab& slab) {
+  std::uint64_t end = 0;
+  std::uint64_t piece_end = 0;
+  for (const WeightPiece& piece : slab.pieces) {
+    EXPECT_EQ(piece.offset, piece_end);
+    piece_end += static_cast<std::uint64_t>(piece.bytes.n);
+  }
+  EXPECT_LE(piece_end, static_cast<std::uint64_t>(slab.bytes.n));
+  for (const WeightEntry& entry : slab.entries) {
+    EXPECT_EQ(entry.offset % 256, 0u) << name_of(entry.weight);
+    EXPECT_GE(entry.offset, end) << name_of(entry.weight);
+    end = entry.offset + static_cast<std::uint64_t>(entry.bytes.n);
+    const WeightPiece& piece = slab.pieces.at(static_cast<std::size_t>(entry.piece));
+    EXPECT_GE(entry.offset, piece.offset);
+    EXPECT_LE(end, piece.offset + static_cast<std::uint64_t>(piece.bytes.n));
+  }
+  EXPECT_EQ(slab.bytes.n % 4096, 0);
+}
+
+TEST(WeightLayoutTest, WeightsAreAlignedDisjointAndInsideTheirPiece) {
+  for (const std::int32_t hidden : {80, 96, 768, 7168}) {
+    const WeightLayout layout = weight_layout(opt(4, hidden, hidden / 16), DType::float16);
+    expect_sound(layout.outer);
+    expect_sound(layout.layer);
+  }
+}
+
+TEST(WeightLayoutTest, RegenerationNeedsTheFirstPieceAlone) {
+  const WeightLayout layout = weight_layout(opt(4, 768, 12), DType::float16);
+  EXPECT_EQ(layout.layer.find(Weight::w_kv)->piece, 0);
+  EXPECT_EQ(layout.layer.find(Weight::b_kv)->piece, 0);
+  EXPECT_EQ(layout.layer.find(Weight::w_kv)->rows, 2 * 768);
+  EXPECT_EQ(layout.layer.find(Weight::w_q)->piece, 1);
+}
+
+TEST(WeightLayoutTest, TheSizeIsThatOfTheParametersAndLittleMore) {
+  const ModelShape shape = opt(48, 7168, 56);  // OPT-30B
+  const Bytes bytes = weight_layout(shape, DType::float16).total();
+  const double parameters =
+      48.0 * (12.0 * 7168 * 7168 + 13.0 * 7168) + 50272.0 * 7168 + 2050.0 * 7168 + 2.0 * 7168;
+  EXPECT_NEAR(static_cast<double>(bytes.n), 2 * parameters, 2 * parameters * 1e-3);
+}
+
+TEST(WeightLayoutTest, WhatAModelLacksHasNoEntry) {
+  ModelShape shape = opt(2, 96, 3);
+  shape.enable_bias = 0;
+  shape.layer_norm_elementwise_affine = 0;
+  const WeightLayout layout = weight_layout(shape, DType::float32);
+  EXPECT_EQ(layout.layer.find(Weight::b_kv), nullptr);
+  EXPECT_EQ(layout.layer.find(Weight::mlp_norm_weight), nullptr);
+  EXPECT_EQ(layout.outer.find(Weight::final_norm_weight), nullptr);
+  EXPECT_EQ(layout.outer.find(Weight::head), nullptr);
+  EXPECT_EQ(layout.outer.find(Weight::project_in), nullptr);
+}
+
+TEST(WeightLayoutTest, TheHashTellsLayoutsApart) {
+  const ModelShape shape = opt(2, 96, 3);
+  ModelShape untied = shape;
+  untied.tie_word_embeddings = 0;
+  ModelShape deeper = shape;
+  deeper.num_hidden_layers = 3;
+  const std::uint64_t hash = weight_layout(shape, DType::float16).hash();
+  EXPECT_EQ(
+      hash,
+      weight_layout(shape, DType::bfloat16).hash());  // same places; the dtype stands beside it
+  EXPECT_NE(hash, weight_layout(shape, DType::float32).hash());
+  EXPECT_NE(hash, weight_layout(untied, DType::float16).hash());
+  EXPECT_NE(hash, weight_layout(deeper, DType::float16).hash());
+}
+
+TEST(BlocksTest, AnActBlockOfAMultiHeadModelIsHalfAKvBlock) {
+  const BlockSizes sizes = block_sizes(opt(2, 768, 12), DType::float16);
+  EXPECT_EQ(sizes.block(BlockKind::act) * 2, sizes.block(BlockKind::kv));
+}
+
+TEST(BlocksTest, WithGroupedQueriesAnActBlockMayBeTheLargerOne) {
+  ModelShape shape = opt(2, 4096, 32);  // Llama-3-8B's proportions
+  shape.num_key_value_heads = 8;
+  const BlockSizes sizes = block_sizes(shape, DType::float16);
+  EXPECT_EQ(sizes.block(BlockKind::act), sizes.block(BlockKind::kv) * 2);
+}
+
+TEST(BlocksTest, TheTwoEndsOfARegionNeverMeet) {
+  const BlockSizes sizes = block_sizes(opt(3, 96, 3), DType::float16);
+  PoolPartition pool{.region_bytes = 1 << 16, .act_blocks = 7, .kv_blocks = 0};
+  while (pool.fits(sizes)) {
+    ++pool.kv_blocks;
+  }
+  --pool.kv_blocks;
+  ASSERT_TRUE(pool.fits(sizes));
+  const LayerId layer{2};
+  const std::uint64_t act_end = pool.offset(sizes, layer, BlockKind::act, {6}) +
+                                static_cast<std::uint64_t>(sizes.block(BlockKind::act).n);
+  EXPECT_LE(act_end, pool.offset(sizes, layer, BlockKind::kv, {pool.kv_blocks - 1}));
+  EXPECT_EQ(pool.offset(sizes, layer, BlockKind::kv, {0}) +
+                static_cast<std::uint64_t>(sizes.block(BlockKind::kv).n),
+            3 * pool.region_bytes);
+}
+
+}  // namespace
+}  // namespace poise

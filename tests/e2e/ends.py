@@ -1,0 +1,347 @@
+#!/usr/bin/env python3
+"""How commands end: exit codes and the one line that says why, as launch/README.md promises them."""
+
+import ctypes
+import json
+import os
+import resource
+import shutil
+import signal
+import stat
+import time
+
+import harness
+from harness import DEMO, DEMO_MODEL, comparable, expect, expect_equal, request, test, wait_until
+from mixed_requests import good_request
+
+
+def without_roots_rights():
+    """Root, too, shall find closed doors: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH go with the next exec."""
+    if os.geteuid() == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        for capability in (1, 2):
+            if libc.prctl(24, capability, 0, 0, 0):
+                raise OSError(ctypes.get_errno(), "PR_CAPBSET_DROP")
+
+
+def refused(workspace, words, code, *fragments, **more):
+    """One line on stderr, and fast."""
+    ended = workspace.poise(*words, **more).expect(code, *fragments)
+    expect(len(ended.lines()) <= 2, f"one line wanted:\n{ended.err}")
+    expect(ended.seconds < 10, f"took {ended.seconds:.1f} s")
+    return ended
+
+
+@test
+def options_and_files_that_cannot_work_are_refused_in_one_line(workspace):
+    requests = workspace.write_requests("requests.jsonl", [request("a", "Once")])
+    existing = workspace / "existing.jsonl"
+    existing.write_text("precious\n")
+    (workspace / "folder").mkdir()
+    (workspace / "empty").mkdir()
+    (workspace / "notes").mkdir()
+    (workspace / "notes" / "diary.txt").write_text("mine")
+    os.link(requests, workspace / "hardlink.jsonl")
+    os.symlink(requests, workspace / "link.jsonl")
+    os.mkfifo(workspace / "fifo")
+    run = ["run", "--model", DEMO_MODEL, "-i", requests, "-o"]
+    out = workspace / "out.jsonl"
+    cases = [
+        ([], 2, "which command"),
+        (["frobnicate"], 2, "frobnicate"),
+        (["run"], 2, "--model"),
+        ([*run], 2, "-o"),
+        ([*run, out, "--modle", "x"], 2, "--modle", "did you mean --model"),
+        ([*run, out, "--gpu_memory", "lots"], 2, "--gpu-memory", "lots"),
+        ([*run, out, "--host-memory=0"], 2, "--host-memory", "0"),
+        ([*run, out, "--host-memory", "-5GiB"], 2, "--host-memory"),
+        ([*run, out, "--act-share", "1.5"], 2, "--act-share", "0 to 1"),
+        ([*run, out, "--act-share", "nan"], 2, "--act-share"),
+        ([*run, out, "--max-num-seqs", "0"], 2, "--max-num-seqs"),
+        ([*run, out, "--mini-batch-tokens", "many"], 2, "--mini-batch-tokens"),
+        ([*run, out, "--dtype", "float8"], 2, "--dtype", "float8"),
+        ([*run, out, "--policy", "guess"], 2, "--policy", "guess"),
+        ([*run, out, "--device", "tpu"], 2, "--device", "tpu"),
+        ([*run, out, "extra"], 2, "extra"),
+        (["run", "--model", workspace / "nowhere", "-i", requests, "-o", out], 2, "nowhere"),
+        (["run", "--model", workspace / "empty", "-i", requests, "-o", out], 2, "config.json"),
+        (["run", "--model", requests, "-i", requests, "-o", out], 2, "not a directory"),
+        (["run", "--model", DEMO_MODEL, "-i", workspace / "none.jsonl", "-o", out], 2, "none.jsonl"),
+        (["run", "--model", DEMO_MODEL, "-i", workspace / "folder", "-o", out], 2, "not a regular file"),
+        (["run", "--model", DEMO_MODEL, "-i", workspace / "fifo", "-o", out], 2, "not a regular file"),
+        ([*run, requests], 2, "input and output at once"),
+        ([*run, workspace / "hardlink.jsonl"], 2, "input and output at once"),
+        ([*run, workspace / "link.jsonl", "--overwrite"], 2, "input and output at once"),
+        ([*run, existing], 2, "exists already", "--overwrite"),
+        ([*run, workspace / "folder"], 2, "not a regular file"),
+        ([*run, workspace / "nowhere" / "out.jsonl"], 2, "not there"),
+        ([*run, ""], 2, "names no file"),
+        ([*run, out, "--run-dir", workspace / "notes"], 2, "holds other files"),
+        ([*run, out, "--run-dir", requests], 2, "not a directory"),
+        ([*run, out, "--run-dir", workspace / "a" / "b"], 2, "make it first"),
+        (["status", workspace / "nowhere"], 2, "no run"),
+        (["status", workspace / "folder"], 2, "holds no run"),
+        (["stop", workspace / "folder"], 2, "holds no run"),
+        (["inspect", workspace / "folder"], 2, "holds no run"),
+        (["inspect", workspace / "nowhere"], 2, "no such file"),
+        (["inspect", requests], 2, "requests.jsonl"),
+        (["help", "frobnicate"], 2, "frobnicate"),
+        (["load", "--model", workspace / "nowhere"], 2, "nowhere"),
+    ]
+    for words, code, *fragments in cases:
+        refused(workspace, words, code, *fragments)
+    expect_equal(existing.read_text(), "precious\n", "an existing output")
+    expect_equal(requests.read_bytes().count(b"\n"), 1, "lines of the input")
+    expect(not out.exists() and not (workspace / "out.jsonl.poise").exists(), "a refused run left something")
+    expect_equal(os.listdir(workspace / "notes"), ["diary.txt"], "a folder of others")
+
+
+@test
+def an_output_that_may_not_be_written_ends_with_73(workspace):
+    closed = workspace / "closed"
+    closed.mkdir(mode=0o555)
+    words = workspace.run_words(DEMO / "show.jsonl", closed / "out.jsonl", "--run-dir", workspace / "run")
+    refused(workspace, words, 73, "cannot be written", preexec_fn=without_roots_rights)
+
+
+@test
+def a_disk_that_fills_up_ends_with_73_and_nothing_finished_is_lost(workspace):
+    requests = long_requests(workspace, 60)
+    output = workspace / "out.jsonl"
+    run = workspace / "out.jsonl.poise"
+    oracle = workspace / "oracle.jsonl"
+    workspace.run(requests, oracle).expect(0)
+    process = workspace.start(*workspace.run_words(requests, output, *SLOWLY))
+    wait_for_results(run, 2)
+    room = (run / "results.jsonl.partial").stat().st_size + workspace.random.randrange(1, 2000)
+    # From now on the planner's files may not grow beyond this: a write stops halfway, the next one fails.
+    resource.prlimit(workspace.children(run)["planner"], resource.RLIMIT_FSIZE, (room, room))
+    ended = workspace.finish(process).expect(73, "--resume", "results are safe")
+    expect(not output.exists(), "half an output")
+    partial = (run / "results.jsonl.partial").read_bytes()
+    expect(partial.endswith(b"\n"), "a torn line was left in the results")
+    expect(ended.err.count("\n") < 20, f"too many words:\n{ended.err}")
+    workspace.run(requests, output, "--resume").expect(0)
+    expect_equal(comparable(output), comparable(oracle), "the resumed file")
+
+
+@test
+def a_full_shared_memory_is_refused_with_numbers(workspace):
+    """The pools and weights are reserved before anything is loaded: no SIGBUS later."""
+    shape = json.loads((DEMO_MODEL / "config.json").read_text())
+    model = workspace / "huge"
+    shutil.copytree(DEMO_MODEL, model)
+    shape |= {"hidden_size": 12288, "ffn_dim": 49152, "num_hidden_layers": 96, "num_attention_heads": 96}
+    shape |= {"word_embed_proj_dim": 12288}
+    (model / "config.json").write_text(json.dumps(shape))
+    words = workspace.run_words(DEMO / "show.jsonl", workspace / "out", "--load-format", "dummy", model=model)
+    refused(workspace, words, 2, "memory")
+
+
+@test
+def too_few_open_files_are_refused_or_raised(workspace):
+    """libzmq aborts a process that runs out of descriptors."""
+    words = workspace.run_words(DEMO / "show.jsonl", workspace / "out.jsonl")
+
+    def hard():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+    def soft():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))
+
+    refused(workspace, words, 2, "open files", preexec_fn=hard)
+    workspace.poise(*words, preexec_fn=soft).expect(0)
+
+
+@test
+def a_living_run_is_left_alone_by_a_second_one(workspace):
+    requests = long_requests(workspace)
+    output = workspace / "out.jsonl"
+    first = workspace.start(*workspace.run_words(requests, output, *SLOWLY))
+    run = f"{output}.poise"
+    wait_until(lambda: len(workspace.children(run)) == 3, "three processes")
+    for extra in ((), ("--resume",), ("--overwrite",)):
+        refused(workspace, workspace.run_words(requests, output, *extra), 74, "in use")
+    expect(first.poll() is None, "the first run ended")
+    expect(len(workspace.children(run)) == 3, "the first run lost a process")
+    status = json.loads(workspace.poise("status", run, "--json").expect(0).out)
+    expect_equal(status["state"], "running", "state")
+    workspace.poise("stop", run).expect(0, "has ended")
+    workspace.finish(first).expect(75, "--resume")
+
+
+@test
+def an_unfinished_run_is_not_started_over_by_accident(workspace):
+    requests, output = interrupted(workspace)
+    partial = workspace / "out.jsonl.poise" / "results.jsonl.partial"
+    before = partial.read_bytes()
+    refused(workspace, workspace.run_words(requests, output), 2, "--resume", "--run-dir")
+    refused(workspace, workspace.run_words(requests, output, "--overwrite"), 2, "--resume", "--run-dir")
+    expect_equal(partial.read_bytes(), before, "the unfinished run's results")
+
+
+@test
+def another_input_model_or_option_does_not_resume_a_run(workspace):
+    requests, output = interrupted(workspace)
+    text = requests.read_text()
+    requests.write_text(text.replace("Once", "Twice", 1))
+    refused(workspace, workspace.run_words(requests, output, "--resume"), 76, "another input")
+    requests.write_text(text)
+    refused(workspace, workspace.run_words(requests, output, "--resume", "--dtype", "float32"), 76, "--dtype")
+    model = workspace / "model"
+    shutil.copytree(DEMO_MODEL, model)
+    weights = model / "model.safetensors"
+    status = weights.stat()
+    content = bytearray(weights.read_bytes())
+    content[-2] ^= 1  # one bit of one weight; name, size and time stay
+    weights.write_bytes(content)
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    words = workspace.run_words(requests, output, "--resume", model=model)
+    refused(workspace, words, 76, "another model")
+    workspace.run(requests, output, "--resume").expect(0)
+
+
+@test
+def resume_with_nothing_to_resume_starts_anew(workspace):
+    output = workspace / "out.jsonl"
+    workspace.run(DEMO / "show.jsonl", output, "--resume").expect(0, "8 results")
+
+
+@test
+def resume_of_a_finished_run_leaves_the_output_alone(workspace):
+    output = workspace / "out.jsonl"
+    workspace.run(DEMO / "show.jsonl", output).expect(0)
+    before = (output.read_bytes(), output.stat().st_mtime_ns, output.stat().st_ino)
+    workspace.run(DEMO / "show.jsonl", output, "--resume").expect(0)
+    after = (output.read_bytes(), output.stat().st_mtime_ns, output.stat().st_ino)
+    expect_equal(after, before, "the output")
+    refused(workspace, workspace.run_words(DEMO / "show.jsonl", output), 2, "exists already")
+    workspace.run(DEMO / "show.jsonl", output, "--overwrite").expect(0)
+
+
+@test
+def an_interrupt_finishes_what_is_being_written(workspace):
+    for number in (signal.SIGTERM, signal.SIGINT):
+        folder = workspace / f"by-{number}"
+        folder.mkdir()
+        requests = long_requests(workspace)
+        output = folder / "out.jsonl"
+        process = workspace.start(*workspace.run_words(requests, output, *SLOWLY))
+        wait_for_results(f"{output}.poise", 2)
+        began = time.monotonic()
+        process.send_signal(number)
+        workspace.finish(process, timeout=40).expect(75, "--resume", "results are safe")
+        expect(time.monotonic() - began < 30, "took longer than 30 s")
+        expect(not output.exists(), "an unfinished output")
+
+
+@test
+def a_second_interrupt_ends_at_once(workspace):
+    requests = long_requests(workspace)
+    process = workspace.start(*workspace.run_words(requests, workspace / "out.jsonl", *SLOWLY))
+    wait_for_results(workspace / "out.jsonl.poise", 1)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    workspace.finish(process).expect(75, "--resume")
+    expect(time.monotonic() - began < 3, "did not end at once")
+
+
+@test
+def a_hangup_and_a_closed_terminal_do_not_end_a_run(workspace):
+    requests = workspace.write_requests("requests.jsonl", [request(i, "Once", max_tokens=24) for i in range(100)])
+    process = workspace.start(*workspace.run_words(requests, workspace / "out.jsonl", *SLOWLY))
+    wait_for_results(workspace / "out.jsonl.poise", 1)
+    for number in (signal.SIGHUP, signal.SIGPIPE):
+        process.send_signal(number)
+    workspace.finish(process).expect(0, "100 results")
+
+
+@test
+def others_cannot_look_into_a_run(workspace):
+    requests = long_requests(workspace)
+    old = os.umask(0)
+    try:
+        process = workspace.start(*workspace.run_words(requests, workspace / "out.jsonl", *SLOWLY))
+    finally:
+        os.umask(old)
+    run = workspace / "out.jsonl.poise"
+    wait_for_results(run, 1)
+    expect_equal(stat.S_IMODE(run.stat().st_mode), 0o700, "mode of the run directory")
+    run_id = json.loads((run / "run.json").read_text())["run_id"]
+    names = [name for name in os.listdir("/dev/shm") if run_id in name]
+    expect(len(names) >= 3, f"segments: {names}")
+    for name in names:
+        expect(stat.S_IMODE(os.stat(f"/dev/shm/{name}").st_mode) & 0o077 == 0, f"{name} is open to others")
+    for path in run.rglob("*"):
+        if path.is_file():
+            expect(stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 or path.name == "results.jsonl.partial", f"{path.name} is open")
+    process.send_signal(signal.SIGINT)
+    workspace.finish(process).expect(75)
+
+
+@test
+def a_run_directory_too_deep_for_sockets_works(workspace):
+    deep = workspace / ("d" * 100)
+    deep.mkdir()
+    output = deep / "out.jsonl"
+    workspace.run(DEMO / "show.jsonl", output).expect(0)
+    expect_equal(os.listdir(workspace.runtime / "poise"), [], "the short folder for sockets")
+
+
+@test
+def odd_names_and_relative_paths_work(workspace):
+    folder = workspace / "a folder; with 'odd' \n names é"
+    folder.mkdir()
+    shutil.copytree(DEMO_MODEL, folder / "the model")
+    shutil.copy(DEMO / "show.jsonl", folder / "-in put.jsonl")
+    words = ["run", "--model", "the model", "--input_file=-in put.jsonl", "--output_file=-out.jsonl", "--device=cpu"]
+    workspace.poise(*words, cwd=folder).expect(0)
+    expect((folder / "-out.jsonl").exists(), "no output")
+
+
+@test
+def memory_beyond_the_machine_is_clipped_and_said(workspace):
+    ended = workspace.run(
+        DEMO / "show.jsonl", workspace / "out.jsonl", "--host-memory", "900TiB", "--gpu-memory", "900TiB"
+    )
+    ended.expect(0, "--host-memory", "--gpu-memory")
+
+
+SLOWLY = ("--max-num-seqs", "3")
+
+
+def long_requests(workspace, count=400):
+    """With SLOWLY, work for half a minute: enough to be in the middle of it."""
+    lines = [good_request(workspace.random, i) for i in range(4)]
+    lines += [request(f"long{i}", "Once there was a clever wolf", max_tokens=100, ignore_eos=True) for i in range(count)]
+    return workspace.write_requests("requests.jsonl", lines)
+
+
+def wait_for_results(run, count):
+    partial = os.path.join(run, "results.jsonl.partial")
+
+    def enough():
+        try:
+            with open(partial, "rb") as file:
+                return file.read().count(b"\n") >= count
+        except OSError:
+            return False
+
+    wait_until(enough, f"{count} results", seconds=60)
+
+
+def interrupted(workspace):
+    """A run that was stopped in its middle: (requests, output)."""
+    requests = long_requests(workspace, 60)
+    output = workspace / "out.jsonl"
+    process = workspace.start(*workspace.run_words(requests, output, *SLOWLY))
+    wait_for_results(f"{output}.poise", 2)
+    process.send_signal(signal.SIGTERM)
+    workspace.finish(process).expect(75, "--resume")
+    return requests, output
+
+
+if __name__ == "__main__":
+    raise SystemExit(harness.main())

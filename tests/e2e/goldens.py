@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""`poise run` against HuggingFace: twelve tiny checkpoints, greedy tokens equal, logprobs within the stated tolerance.
+
+tests/golden/models/README.md says where the numbers and the tolerance come from.
+"""
+
+import json
+
+import harness
+from harness import ROOT, choice, comparable, expect, expect_equal, read_results, request
+
+MODELS = ROOT / "tests" / "golden" / "models"
+WAYS = (
+    ("--policy", "kv-only"),
+    ("--policy", "act-only", "--mini-batch-tokens", "64"),
+    ("--policy", "hybrid", "--act-share", "0.5", "--max-num-seqs", "3"),
+)
+
+
+def golden_requests(cases):
+    for number, case in enumerate(cases):
+        body = {"max_tokens": len(case["tokens"]), "logprobs": 5, "echo": True, "return_token_ids": True}
+        yield request(number, case["prompt"], ignore_eos=True, **body)
+
+
+def check_against(golden, results):
+    """The largest error of a logprob seen, as a share of what is allowed."""
+    allowed, worst = 2 * golden["tolerance"], 0.0
+    for number, case in enumerate(golden["cases"]):
+        answer = choice(results[str(number)])
+        expect_equal(answer["token_ids"], case["tokens"], f"greedy tokens after {len(case['prompt'])} ids")
+        got = answer["logprobs"]["token_logprobs"]
+        expect(got[0] is None, "the first token of a prompt has no logprob")
+        wanted = case["prompt_logprobs"] + [chosen_logprob(step) for step in zip(case["tokens"], case["steps"])]
+        expect_equal(len(got) - 1, len(wanted), "logprobs")
+        for position, (have, want) in enumerate(zip(got[1:], wanted), 1):
+            error = abs(have - want)
+            expect(error <= allowed, f"position {position} of case {number}: {have}, HuggingFace has {want} (± {allowed})")
+            worst = max(worst, error / allowed)
+    return worst
+
+
+def chosen_logprob(step):
+    token, logits = step
+    return logits["logits"][logits["ids"].index(token)] - logits["logsumexp"]
+
+
+def equals_huggingface(model):
+    def run(workspace):
+        golden = json.loads((model / "golden.json").read_text())
+        expect(len(golden["cases"]) >= 8, "fewer cases than there should be")
+        requests = workspace.write_requests("requests.jsonl", golden_requests(golden["cases"]))
+        for number, options in enumerate(WAYS):
+            output = workspace / f"{number}.out"
+            words = ("--skip-tokenizer-init", *options)
+            workspace.run(requests, output, *words, model=model).expect(0)
+            check_against(golden, read_results(output))
+            expect_equal(comparable(output), comparable(workspace / "0.out"), " ".join(options))
+
+    run.__name__ = f"{model.name}_equals_huggingface"
+    run.__module__ = "__main__"
+    return harness.test(run)
+
+
+if __name__ == "__main__":
+    for folder in sorted(MODELS.iterdir()):
+        if folder.is_dir():
+            equals_huggingface(folder)
+    raise SystemExit(harness.main())

@@ -1,0 +1,316 @@
+"""What the end-to-end tests share: a workspace for each test, `poise` as a user types it, and a look at what is left.
+
+A test is a function decorated with `test`, its name a sentence; it takes a Workspace. A script of tests ends with
+`harness.main()`: one line a test, then `N passed, N failed`. Random tests take `workspace.random`, whose seed is
+printed where they fail and set with --seed. POISE_BIN chooses the programs (a sanitizer's build, say).
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+POISE = ROOT / "launch" / "poise"
+DEMO = ROOT / "launch" / "demo"
+DEMO_MODEL = DEMO / "model"
+PROGRAMS = ("poise-loader", "poise-planner", "poise-gpu-executor")
+SHM = Path("/dev/shm")
+
+sys.path.insert(0, str(ROOT / "launch"))
+from supervisor import processes, segments  # noqa: E402
+
+_tests = []
+
+
+def bin_folder():
+    """Where the programs under test lie."""
+    return Path(os.environ.get("POISE_BIN") or ROOT / "build" / "release" / "bin")
+
+
+def test(function):
+    _tests.append(function)
+    return function
+
+
+class Failed(AssertionError):
+    """A test's complaint, with what poise said."""
+
+
+def expect(condition, complaint):
+    if not condition:
+        raise Failed(complaint)
+
+
+def expect_equal(got, wanted, what):
+    if got != wanted:
+        raise Failed(f"{what}: {got!r} instead of {wanted!r}")
+
+
+class Ended:
+    """A finished `poise`."""
+
+    def __init__(self, words, code, out, err, seconds):
+        self.words, self.code, self.out, self.err, self.seconds = words, code, out, err, seconds
+
+    def expect(self, code, *fragments):
+        """This exit code, these words on stderr, and no trace of a program's insides."""
+        told = f"`poise {' '.join(map(str, self.words))}` ended with {self.code} after {self.seconds:.1f} s:\n{self.err}"
+        expect(self.code == code, f"exit code {code} wanted; {told}")
+        for fragment in fragments:
+            expect(fragment in self.err, f"{fragment!r} wanted on stderr; {told}")
+        for trace in ("Traceback", "Aborted", "terminate called", "Assertion", "SIGKILL", "signal 9"):
+            expect(trace not in self.err, f"{trace!r} on stderr; {told}")
+        return self
+
+    def lines(self):
+        """stderr without progress."""
+        return [line for line in self.err.splitlines() if "] " not in line or "requests" not in line]
+
+
+class Workspace:
+    """A folder of its own for one test, with a private runtime folder for kept loaders."""
+
+    def __init__(self, seed):
+        self.folder = Path(tempfile.mkdtemp(prefix="poise-test-"))
+        self.runtime = self.folder / "runtime"
+        self.runtime.mkdir(mode=0o700)
+        self.seed = seed
+        self.random = random.Random(seed)
+        self._shm_before = set(_segments())
+        self._started = []
+
+    def __truediv__(self, name):
+        return self.folder / name
+
+    def environment(self, extra=None):
+        environment = {**os.environ, "XDG_RUNTIME_DIR": str(self.runtime), "POISE_COMMAND": "poise", **(extra or {})}
+        return environment
+
+    def poise(self, *words, timeout=120, env=None, cwd=None, **popen):
+        """Runs `poise WORDS` to its end."""
+        process = self.start(*words, env=env, cwd=cwd, **popen)
+        return self.finish(process, timeout)
+
+    def start(self, *words, env=None, cwd=None, **popen):
+        log = tempfile.TemporaryFile()
+        process = subprocess.Popen(
+            [sys.executable, "-s", str(ROOT / "launch" / "start.py"), *map(str, words)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=self.environment(env),
+            cwd=cwd or self.folder,
+            start_new_session=True,
+            **popen,
+        )
+        process.words, process.log, process.began = words, log, time.monotonic()
+        self._started.append(process)
+        return process
+
+    def finish(self, process, timeout=120):
+        try:
+            out, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise Failed(f"`poise {' '.join(map(str, process.words))}` did not end in {timeout} s:\n{said(process)}") from None
+        seconds = time.monotonic() - process.began
+        return Ended(process.words, process.returncode, out.decode("utf-8", "replace"), said(process), seconds)
+
+    def run(self, requests, output, *options, model=DEMO_MODEL, **more):
+        """`poise run` on the CPU device."""
+        return self.poise(*self.run_words(requests, output, *options, model=model), **more)
+
+    def run_words(self, requests, output, *options, model=DEMO_MODEL):
+        return ["run", "--model", model, "-i", requests, "-o", output, "--device", "cpu", *options]
+
+    def children(self, directory):
+        """The living processes of the run in `directory`, by plain name."""
+        found = {}
+        run_id = _json(Path(directory) / "run.json").get("run_id")
+        for process in processes.running():
+            if run_id and process.run_id == run_id:
+                found[process.program.removeprefix("poise-").replace("-", "_")] = process.pid
+        return found
+
+    def write_requests(self, name, requests):
+        """A request file: dicts become lines, strings and bytes stand as they are."""
+        path = self / name
+        with open(path, "wb") as file:
+            for request in requests:
+                if isinstance(request, dict):
+                    request = json.dumps(request)
+                file.write(request.encode() + b"\n" if isinstance(request, str) else request + b"\n")
+        return path
+
+    # ---- afterwards
+
+    def leftovers(self):
+        """What must not be there any more once every `poise` of the test has ended."""
+        found = []
+        for process in processes.running():
+            if any(str(self.folder) in argument for argument in process.arguments):
+                found.append(f"process {process.pid} ({process.program})")
+        new = [name for name in _segments() if name not in self._shm_before]
+        found += [f"shared memory {name}" for name in new if not _held(name)]
+        bound = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()]
+        return found + [f"socket {path}" for path in bound if path.startswith(str(self.folder))]
+
+    def sanitizer_reports(self):
+        for log in self.folder.rglob("*.stderr"):
+            text = log.read_text(errors="replace")
+            if "Sanitizer" in text or "runtime error:" in text:
+                yield f"{log.name}:\n{text[:4000]}"
+
+    def close(self):
+        for process in self._started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            process.log.close()
+            if process.stdout:
+                process.stdout.close()
+        patience = time.monotonic() + 15
+        while (left := self.leftovers()) and time.monotonic() < patience:
+            time.sleep(0.1)
+        reports = list(self.sanitizer_reports())
+        for process in processes.running():
+            if any(str(self.folder) in argument for argument in process.arguments):
+                os.kill(process.pid, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        expect(not left, f"left behind: {', '.join(left)}")
+        expect(not reports, "\n".join(reports))
+
+
+def said(process):
+    process.log.flush()
+    process.log.seek(0)
+    return process.log.read().decode("utf-8", "replace")
+
+
+def _segments():
+    return [name for name in os.listdir(SHM) if name.startswith(segments.prefix())]
+
+
+def _held(name):
+    """Whether a living process is attached: other people's tests run beside ours."""
+    try:
+        with open(SHM / name, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return True
+
+
+def _json(path):
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def wait_until(condition, what, seconds=30):
+    """What `condition` returns, once it is something."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise Failed(f"waited {seconds} s in vain: {what}")
+
+
+# ---- requests and results
+
+
+def request(custom_id, prompt, **body):
+    return {
+        "custom_id": str(custom_id),
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"prompt": prompt, **{"temperature": 0, "max_tokens": 8, **body}},
+    }
+
+
+def read_results(path):
+    """Result lines by custom_id."""
+    results = {}
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        result = json.loads(line)
+        expect(result["custom_id"] not in results, f"two results for {result['custom_id']!r}")
+        results[result["custom_id"]] = result
+    return results
+
+
+def comparable(path):
+    """All of a results file that must be the same each time: ids of results and times aside, in any order."""
+    lines = []
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        result = json.loads(line)
+        result.pop("id", None)
+        result["response"].pop("request_id", None)
+        for name in ("id", "created"):
+            result["response"]["body"].pop(name, None)
+        lines.append(json.dumps(result, sort_keys=True))
+    return sorted(lines)
+
+
+def choice(result):
+    return result["response"]["body"]["choices"][0]
+
+
+# ---- the runner
+
+
+def main():
+    options = argparse.ArgumentParser()
+    options.add_argument("names", nargs="*", help="run only tests whose name holds one of these")
+    options.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
+    options.add_argument("--list", action="store_true")
+    given = options.parse_args()
+    script = Path(sys.argv[0]).stem
+    own = [t for t in _tests if t.__module__ == "__main__"]  # a script may borrow from another
+    chosen = [t for t in own if not given.names or any(name in t.__name__ for name in given.names)]
+    if given.list:
+        print("\n".join(t.__name__ for t in chosen))
+        return 0
+    failed = 0
+    for number, function in enumerate(chosen):
+        failed += not _passes(function, script, given.seed + number if len(chosen) > 1 else given.seed)
+    print(f"{len(chosen) - failed} passed, {failed} failed", flush=True)
+    return 1 if failed or not chosen else 0
+
+
+def _passes(function, script, seed):
+    name = f"{script}: {function.__name__}"
+    began = time.monotonic()
+    workspace = Workspace(seed)
+    complaint = None
+    try:
+        function(workspace)
+    except Failed as problem:
+        complaint = str(problem)
+    except Exception:  # pylint: disable=broad-except
+        complaint = traceback.format_exc()
+    try:
+        workspace.close()
+    except Failed as problem:
+        complaint = f"{complaint}\n{problem}" if complaint else str(problem)
+    seconds = time.monotonic() - began
+    if complaint is None:
+        print(f"ok     {name} ({seconds:.1f} s)", flush=True)
+        return True
+    print(f"FAILED {name} ({seconds:.1f} s, --seed {seed})\n{complaint}", flush=True)
+    return False

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Loaders that are kept: used instead of loading again, never when the files changed, gone at `poise stop`."""
+
+import json
+import os
+import shutil
+import signal
+import time
+
+import harness
+from ends import SLOWLY, long_requests, wait_for_results
+from harness import DEMO, DEMO_MODEL, comparable, expect, expect_equal, test, wait_until
+
+
+def kept(workspace):
+    return json.loads(workspace.poise("status", "--json").expect(0).out)["kept_loaders"]
+
+
+@test
+def load_keeps_a_loader_that_later_runs_use(workspace):
+    workspace.poise("load", "--model", DEMO_MODEL).expect(0, "kept until")
+    loaders = kept(workspace)
+    expect_equal(len(loaders), 1, "kept loaders")
+    workspace.poise("load", "--model", DEMO_MODEL).expect(0, "loaded already")
+    for name in ("a", "b"):
+        workspace.run(DEMO / "show.jsonl", workspace / name).expect(0, "using the kept loader")
+        expect_equal(kept(workspace)[0]["pid"], loaders[0]["pid"], "the loader's pid")
+    workspace.run(DEMO / "show.jsonl", workspace / "c", "--dtype", "float32").expect(0)
+    expect_equal(comparable(workspace / "a"), comparable(workspace / "b"), "second run")
+    workspace.poise("stop").expect(0, "ended the loader")
+    expect_equal(kept(workspace), [], "kept loaders")
+    workspace.run(DEMO / "show.jsonl", workspace / "d").expect(0)
+    expect_equal(comparable(workspace / "d"), comparable(workspace / "a"), "with a loader of its own")
+
+
+@test
+def a_run_may_leave_its_loader_behind(workspace):
+    workspace.run(DEMO / "show.jsonl", workspace / "a", "--keep-loader").expect(0)
+    expect_equal(len(kept(workspace)), 1, "kept loaders")
+    workspace.run(DEMO / "show.jsonl", workspace / "b").expect(0, "using the kept loader")
+    workspace.poise("stop").expect(0, "ended the loader")
+    expect_equal(comparable(workspace / "a"), comparable(workspace / "b"), "second run")
+
+
+@test
+def changed_files_are_loaded_again(workspace):
+    model = workspace / "model"
+    shutil.copytree(DEMO_MODEL, model)
+    workspace.poise("load", "--model", model).expect(0)
+    before = kept(workspace)[0]["pid"]
+    os.utime(model / "model.safetensors")
+    ended = workspace.run(DEMO / "show.jsonl", workspace / "a", "--keep-loader", model=model)
+    ended.expect(0, "changed")
+    after = kept(workspace)
+    expect_equal(len(after), 1, "kept loaders")
+    expect(after[0]["pid"] != before, "the old loader is still used")
+    workspace.poise("stop").expect(0)
+
+
+@test
+def a_kept_loader_serves_one_run_at_a_time_and_survives_its_death(workspace):
+    workspace.poise("load", "--model", DEMO_MODEL).expect(0)
+    pid = kept(workspace)[0]["pid"]
+    requests = long_requests(workspace)
+    for number, victim in enumerate(("planner", "gpu_executor", "supervisor")):
+        output = workspace / f"{victim}.jsonl"
+        run = workspace / f"{victim}.jsonl.poise"
+        process = workspace.start(*workspace.run_words(requests, output, *SLOWLY))
+        wait_for_results(run, 1)
+        if number == 0:
+            workspace.run(DEMO / "show.jsonl", workspace / "beside").expect(0, "in use by another run")
+            workspace.poise("stop").expect(0, "in use")
+        children = workspace.children(run)
+        os.kill(process.pid if victim == "supervisor" else children[victim], signal.SIGKILL)
+        ended = workspace.finish(process)
+        if victim != "supervisor":
+            ended.expect(75, victim)
+        wait_until(lambda c=children: not any(alive(c[n]) for n in ("planner", "gpu_executor")), "both to end", 15)
+        expect(alive(pid), f"the kept loader died with the {victim}")
+        workspace.run(DEMO / "show.jsonl", workspace / f"after-{victim}").expect(0, "using the kept loader")
+    workspace.poise("stop").expect(0, "ended the loader")
+    wait_until(lambda: not alive(pid), "the loader to end")
+
+
+@test
+def a_kept_loader_that_dies_ends_its_run_and_leaves_nothing(workspace):
+    workspace.poise("load", "--model", DEMO_MODEL).expect(0)
+    pid = kept(workspace)[0]["pid"]
+    requests = long_requests(workspace, 40)
+    process = workspace.start(*workspace.run_words(requests, workspace / "out", *SLOWLY))
+    wait_for_results(workspace / "out.poise", 1)
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    workspace.finish(process).expect(75, "loader", "--resume")
+    expect(time.monotonic() - began < 10, "did not end in seconds")
+    workspace.run(requests, workspace / "out", "--resume").expect(0)
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    raise SystemExit(harness.main())

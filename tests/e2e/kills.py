@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""kill -9 of every process at random moments: the run ends in seconds with a sentence, nothing is left behind, and
+`--resume` gives the file an undisturbed run gives."""
+
+import os
+import signal
+import time
+
+import harness
+from harness import comparable, expect, expect_equal, request, test, wait_until
+from mixed_requests import BAD_LINES, good_request
+
+SLOWLY = ("--max-num-seqs", "3")  # some seconds of work, a few results at a time
+
+
+def work(workspace, count=100):
+    random = workspace.random
+    lines = [good_request(random, i) for i in range(count)]
+    lines += [request(f"long{i}", "Rosa lives in", max_tokens=100, ignore_eos=True) for i in range(40)]
+    lines += [make(random, f"bad{i}") for i, (make, _) in enumerate(BAD_LINES)]
+    random.shuffle(lines)
+    return workspace.write_requests("requests.jsonl", lines)
+
+
+def undisturbed(workspace, requests):
+    """The oracle, and how long it takes."""
+    ended = workspace.run(requests, workspace / "oracle.jsonl", *SLOWLY).expect(0)
+    return comparable(workspace / "oracle.jsonl"), ended.seconds
+
+
+def kill_one(workspace, process, run, victim, after):
+    """Kills `victim` (pid, or None where it had not started or had ended already) some time after the start."""
+    time.sleep(after)
+    if victim == "supervisor":
+        pid = process.pid if process.poll() is None else None
+    else:
+        pid = workspace.children(run).get(victim)
+    if pid is not None:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pid = None
+    return pid
+
+
+def everybody_gone(workspace, run, run_id):
+    def gone():
+        left = [name for name in os.listdir("/dev/shm") if run_id in name]
+        return not workspace.children(run) and not left
+
+    wait_until(gone, "the run's processes and shared memory to be gone", seconds=15)
+
+
+def killed_and_resumed(workspace, victim, moments):
+    requests = work(workspace)
+    oracle, seconds = undisturbed(workspace, requests)
+    output = workspace / "out.jsonl"
+    run = workspace / "out.jsonl.poise"
+    hits = 0
+    for _ in range(moments):
+        process = workspace.start(*workspace.run_words(requests, output, "--resume", *SLOWLY))
+        pid = kill_one(workspace, process, run, victim, workspace.random.uniform(0.05, 0.9 * seconds))
+        began = time.monotonic()
+        ended = workspace.finish(process, timeout=60)
+        if pid is None:
+            expect(ended.code in (0, 75), f"nobody was hit, yet: {ended.code}\n{ended.err}")
+        elif victim == "supervisor":
+            hits += 1
+            run_id = harness._json(run / "run.json").get("run_id", "never started")
+            everybody_gone(workspace, run, run_id)
+        elif ended.code != 0:  # it may have been killed after its work was done
+            hits += 1
+            expect(time.monotonic() - began < 10, "did not end in seconds")
+            ended.expect(75, victim, "killed", "--resume")
+        if output.exists():
+            break
+    workspace.run(requests, output, "--resume").expect(0)
+    expect_equal(comparable(output), oracle, "the resumed file")
+    return hits
+
+
+@test
+def a_killed_loader_ends_the_run_and_resume_completes_it(workspace):
+    expect(killed_and_resumed(workspace, "loader", 6) > 0, "never hit")
+
+
+@test
+def a_killed_planner_ends_the_run_and_resume_completes_it(workspace):
+    expect(killed_and_resumed(workspace, "planner", 6) > 0, "never hit")
+
+
+@test
+def a_killed_executor_ends_the_run_and_resume_completes_it(workspace):
+    expect(killed_and_resumed(workspace, "gpu_executor", 6) > 0, "never hit")
+
+
+@test
+def a_killed_supervisor_takes_everybody_with_it_and_resume_completes_the_run(workspace):
+    expect(killed_and_resumed(workspace, "supervisor", 5) > 0, "never hit")
+
+
+@test
+def all_killed_together_are_cleaned_up_by_the_next_run(workspace):
+    requests = work(workspace)
+    oracle, seconds = undisturbed(workspace, requests)
+    output, run = workspace / "out.jsonl", workspace / "out.jsonl.poise"
+    process = workspace.start(*workspace.run_words(requests, output, *SLOWLY))
+    wait_until(lambda: len(workspace.children(run)) == 3, "three processes")
+    time.sleep(workspace.random.uniform(0, seconds / 3))
+    children = workspace.children(run)
+    os.kill(process.pid, signal.SIGSTOP)  # so that it cannot tidy up between the kills
+    for pid in children.values():
+        os.kill(pid, signal.SIGKILL)
+    os.kill(process.pid, signal.SIGKILL)
+    workspace.finish(process)
+    run_id = harness._json(run / "run.json")["run_id"]
+    expect([name for name in os.listdir("/dev/shm") if run_id in name], "nothing to clean up: the test tests nothing")
+    workspace.run(requests, output, "--resume").expect(0)
+    expect(not [name for name in os.listdir("/dev/shm") if run_id in name], "the dead run's shared memory is still there")
+    expect_equal(comparable(output), oracle, "the resumed file")
+
+
+@test
+def doctor_and_stop_clean_up_after_the_dead(workspace):
+    requests = work(workspace)
+    for command in (["doctor"], ["stop"]):
+        output = workspace / f"{command[0]}.jsonl"
+        run = workspace / f"{command[0]}.jsonl.poise"
+        process = workspace.start(*workspace.run_words(requests, output, *SLOWLY))
+        wait_until(lambda run=run: len(workspace.children(run)) == 3, "three processes")
+        children = workspace.children(run)
+        os.kill(process.pid, signal.SIGSTOP)
+        # One is halted, so that it does not see that its supervisor is gone.
+        os.kill(children["gpu_executor"], signal.SIGSTOP)
+        for name in ("loader", "planner"):
+            os.kill(children[name], signal.SIGKILL)
+        os.kill(process.pid, signal.SIGKILL)
+        workspace.finish(process)
+        workspace.poise(*command).expect(0, "supervisor was gone", "shared memory")
+        everybody_gone(workspace, run, harness._json(run / "run.json")["run_id"])
+
+
+@test
+def a_halted_process_is_noticed_and_the_run_ends_resumable(workspace):
+    requests = work(workspace, 20)
+    for victim in ("gpu_executor", "planner"):
+        output = workspace / f"{victim}.jsonl"
+        run = workspace / f"{victim}.jsonl.poise"
+        process = workspace.start(*workspace.run_words(requests, output, "--stall-timeout", "3", *SLOWLY))
+        pid = wait_until(lambda run=run, v=victim: workspace.children(run).get(v), f"{victim} to start")
+        os.kill(pid, signal.SIGSTOP)
+        ended = workspace.finish(process, timeout=60)
+        ended.expect(75, victim, "stood still", "--resume")
+        expect(ended.seconds < 30, f"took {ended.seconds:.0f} s")
+        workspace.run(requests, output, "--resume").expect(0)
+
+
+@test
+def a_torn_last_line_is_computed_again(workspace):
+    requests = work(workspace, 60)
+    oracle, _ = undisturbed(workspace, requests)
+    output, run = workspace / "out.jsonl", workspace / "out.jsonl.poise"
+    partial = run / "results.jsonl.partial"
+    process = workspace.start(*workspace.run_words(requests, output, *SLOWLY))
+    wait_until(lambda: partial.exists() and partial.read_bytes().count(b"\n") > 5, "five results")
+    process.send_signal(signal.SIGTERM)
+    workspace.finish(process).expect(75)
+    content = partial.read_bytes()
+    partial.write_bytes(content[: len(content) - workspace.random.randrange(1, 100)])
+    workspace.run(requests, output, "--resume").expect(0)
+    expect_equal(comparable(output), oracle, "the resumed file")
+
+
+if __name__ == "__main__":
+    raise SystemExit(harness.main())

@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Requests in, results out: the whole path on the CPU device, with the model that has learned something."""
+
+import json
+import subprocess
+import sys
+
+import harness
+from harness import DEMO, choice, comparable, expect, expect_equal, read_results, request, test
+from mixed_requests import BAD_LINES, good_request, is_error, message
+
+
+@test
+def the_demo_model_answers_its_questions(workspace):
+    output = workspace / "answers.jsonl"
+    ended = workspace.run(DEMO / "questions.jsonl", output).expect(0)
+    score = subprocess.run(
+        [sys.executable, str(DEMO / "score.py"), str(output)], capture_output=True, text=True, check=False
+    )
+    expect(score.returncode == 0, f"{score.stdout}{score.stderr}")
+    expect("0 errors" in ended.err, f"no summary: {ended.err}")
+
+
+@test
+def demo_prints_prompts_and_answers(workspace):
+    ended = workspace.poise("demo", "--no-install", env={"POISE_BIN": str(harness.bin_folder())}).expect(0)
+    for line in (DEMO / "show.jsonl").read_text().splitlines():
+        prompt = json.loads(line)["body"]["prompt"].splitlines()[0]
+        expect(prompt in ended.out, f"{prompt!r} is not shown:\n{ended.out}")
+    expect("A: 85" in ended.out, f"47 + 38 is not 85:\n{ended.out}")
+
+
+@test
+def two_thousand_requests_with_a_hundred_bad_ones_give_two_thousand_results(workspace):
+    random = workspace.random
+    bad = {number: BAD_LINES[i % len(BAD_LINES)] for i, number in enumerate(random.sample(range(2000), 100))}
+    lines = []
+    for number in range(2000):
+        name = f"r{number}"
+        lines.append(bad[number][0](random, name) if number in bad else good_request(random, name, longest=12))
+    requests = workspace.write_requests("requests.jsonl", lines)
+    output = workspace / "results.jsonl"
+    workspace.run(requests, output, timeout=300).expect(0, "2000 results", "100 errors")
+    results = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    expect_equal(len(results), 2000, "result lines")
+    errors = [result for result in results if is_error(result)]
+    expect_equal(len(errors), 100, "error lines")
+    by_name = {result["custom_id"]: result for result in results if result["custom_id"]}
+    for number, (_, word) in bad.items():
+        result = by_name.get(f"r{number}")
+        if result is None:  # its custom_id could not be read: the message names the line
+            found = [error for error in errors if f"line {number + 1}" in message(error)]
+            expect_equal(len(found), 1, f"error lines that name line {number + 1}")
+            result = found[0]
+        expect(is_error(result), f"line {number + 1} was answered: {lines[number]}")
+        expect(word in message(result), f"line {number + 1}: {word!r} is not in {message(result)!r}")
+    for number in set(range(2000)) - set(bad):
+        result = by_name[f"r{number}"]
+        expect(not is_error(result), f"line {number + 1}: {json.dumps(lines[number])} got {result}")
+
+
+@test
+def every_field_of_an_answer_is_there(workspace):
+    requests = workspace.write_requests(
+        "requests.jsonl",
+        [request("a", "Q: 47 + 38 = ?\nA:", stop="\n", logprobs=3, echo=True, return_token_ids=True, max_tokens=8)],
+    )
+    output = workspace / "results.jsonl"
+    workspace.run(requests, output).expect(0)
+    result = read_results(output)["a"]
+    body = result["response"]["body"]
+    answer = choice(result)
+    expect_equal(result["response"]["status_code"], 200, "status_code")
+    expect_equal(body["object"], "text_completion", "object")
+    expect_equal(answer["text"], "Q: 47 + 38 = ?\nA: 85", "text with echo")
+    expect_equal(answer["finish_reason"], "stop", "finish_reason")
+    prompt, generated = len(answer["prompt_token_ids"]), len(answer["token_ids"])
+    usage = {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+    expect_equal({name: body["usage"][name] for name in usage}, usage, "usage")
+    logprobs = answer["logprobs"]
+    expect(logprobs["token_logprobs"][0] is None, "the first token of a prompt has no logprob")
+    expect(len(logprobs["tokens"]) >= prompt, "echo reports the prompt's tokens")
+    for value, top in list(zip(logprobs["token_logprobs"], logprobs["top_logprobs"]))[1:]:
+        expect(value <= max(top.values()), "the best of top_logprobs is no worse than the chosen one")
+
+
+@test
+def blank_lines_crlf_and_a_byte_order_mark_are_no_requests(workspace):
+    one, two = (json.dumps(request(name, "Once there was")) for name in ("one", "two"))
+    path = workspace / "requests.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + f"{one}\r\n\r\n   \n{two}".encode())
+    output = workspace / "results.jsonl"
+    workspace.run(path, output).expect(0)
+    expect_equal(sorted(read_results(output)), ["one", "two"], "results")
+
+
+@test
+def an_empty_input_gives_an_empty_output(workspace):
+    path = workspace / "requests.jsonl"
+    path.write_bytes(b"")
+    output = workspace / "results.jsonl"
+    workspace.run(path, output).expect(0)
+    expect_equal(output.read_bytes(), b"", "output")
+
+
+@test
+def the_same_run_twice_gives_the_same_results(workspace):
+    random = workspace.random
+    requests = workspace.write_requests("requests.jsonl", [good_request(random, i) for i in range(60)])
+    for name in ("a", "b"):
+        workspace.run(requests, workspace / name).expect(0)
+    expect_equal(comparable(workspace / "a"), comparable(workspace / "b"), "second run")
+
+
+@test
+def inspect_shows_the_orders_of_a_run(workspace):
+    output = workspace / "answers.jsonl"
+    workspace.run(DEMO / "show.jsonl", output).expect(0)
+    run = f"{output}.poise"
+    table = workspace.poise("inspect", run).expect(0)
+    expect(len(table.out.splitlines()) > 5, f"no table:\n{table.out}")
+    shown = workspace.poise("inspect", f"{run}/orders.log", "--json").expect(0)
+    records = [json.loads(line) for line in shown.out.splitlines()]
+    expect(len(records) > 5, "few records")
+    status = json.loads(workspace.poise("status", run, "--json").expect(0).out)
+    expect_equal(status["state"], "finished", "state")
+    expect_equal(status["done"], 8, "done")
+
+
+if __name__ == "__main__":
+    raise SystemExit(harness.main())

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""The policy changes the time, never the tokens: bit-equal results however the work is cut, kept, ordered or threaded."""
+
+import json
+
+import harness
+from harness import DEMO_MODEL, comparable, expect, expect_equal, test
+from mixed_requests import good_request
+
+ROUNDS = 14
+WEIGHTS = (DEMO_MODEL / "model.safetensors").stat().st_size
+
+
+def work(random, count):
+    """Requests whose answers do not hang on their line: sampled ones carry a seed."""
+    lines = []
+    for number in range(count):
+        line = good_request(random, number, longest=random.choice((3, 30, 60)))
+        if random.random() < 0.5:
+            line["body"] |= {"max_tokens": random.randrange(30, 150), "ignore_eos": True}
+        if line["body"].get("temperature"):
+            line["body"]["seed"] = random.randrange(1 << 31)
+        lines.append(line)
+    return lines
+
+
+def way_to_run(random, round_number, width):
+    """`width`: of a stored value, in those of the checkpoint."""
+    if round_number == 0:
+        return []
+    if round_number == 1:  # pools and device as small as the longest request allows
+        memory = ["--host-memory", str(int((WEIGHTS + 1.1 * (1 << 20)) * width)), "--gpu-memory", str(WEIGHTS * width)]
+        return ["--policy", "kv-only", *memory]
+    policy = random.choice(("kv-only", "act-only", "hybrid", "hybrid"))
+    options = ["--policy", policy]
+    if policy == "hybrid":
+        options += ["--act-share", random.choice(("0", "0.1", "0.25", "0.5", "0.75", "0.9", "1"))]
+    if random.random() < 0.7:
+        options += ["--mini-batch-tokens", str(random.choice((64, 128, 500, 2048, 8192)))]
+    if random.random() < 0.7:
+        options += ["--max-num-seqs", str(random.choice((1, 2, 7, 16, 64, 256)))]
+    if random.random() < 0.7:
+        options += ["--threads", str(random.randint(1, 4))]
+    if random.random() < 0.6:  # small pools: requests wait, and give their blocks back
+        options += ["--host-memory", str(int(WEIGHTS * width + random.choice((1.1, 1.4, 2, 5)) * width * (1 << 20)))]
+    if random.random() < 0.6:  # a small device: weights stream, prompts and mini-batches are cut
+        options += ["--gpu-memory", str(int(WEIGHTS * width * random.choice((1, 1.3, 1.8, 4))))]
+    return options
+
+
+def same_however(workspace, dtype):
+    random = workspace.random
+    lines = work(random, 40)
+    oracle, preemptions, streamed = None, 0, 0
+    for round_number in range(ROUNDS // 2 if dtype else ROUNDS):
+        shuffled = lines[:]
+        if round_number:
+            random.shuffle(shuffled)
+        requests = workspace.write_requests(f"{round_number}.jsonl", shuffled)
+        output = workspace / f"{round_number}.out"
+        options = way_to_run(random, round_number, 2 if dtype == "float32" else 1)
+        options += ["--dtype", dtype] if dtype else []
+        workspace.run(requests, output, *options).expect(0)
+        status = json.loads(workspace.poise("status", f"{output}.poise", "--json").expect(0).out)
+        preemptions += status["preemptions"]
+        streamed += status["resident_layers"] < status["layers"]
+        results = comparable(output)
+        oracle = oracle or results
+        if results != oracle:
+            pairs = ((a, b) for a, b in zip(oracle, results) if a != b)
+            first, other = next(pairs, (f"{len(oracle)} results", f"{len(results)} results"))
+            expect_equal(json.loads(other), json.loads(first), f"with {' '.join(options)}")
+    expect(preemptions > 0, "no request ever gave its blocks back: the pools were too large to test anything")
+    expect(streamed > 0, "no weights were streamed: the device was too large to test anything")
+
+
+@test
+def tokens_text_and_logprobs_are_bit_equal_however_the_work_is_done(workspace):
+    same_however(workspace, None)
+
+
+@test
+def they_are_in_float32(workspace):
+    same_however(workspace, "float32")
+
+
+@test
+def they_are_in_bfloat16(workspace):
+    same_however(workspace, "bfloat16")
+
+
+if __name__ == "__main__":
+    raise SystemExit(harness.main())

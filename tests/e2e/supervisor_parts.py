@@ -1,0 +1,245 @@
+#!/usr/bin/env python3
+"""The supervisor's parts by themselves: sizes, options, locks, who is dead, who is to blame, what stands still."""
+
+import argparse
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from unittest import mock
+
+import harness
+from harness import SHM, expect, expect_equal, test
+from supervisor import children, options, places, processes, quantities, segments, watchdog
+from supervisor.locks import Lock, is_held
+from supervisor.pipeline import Pipeline
+from supervisor.trouble import INTERRUPTED, Refusal, brief, shown
+
+
+def refuses(function, *arguments, error=Refusal):
+    try:
+        value = function(*arguments)
+    except error as refusal:
+        return str(refusal)
+    raise harness.Failed(f"{function.__name__}{arguments} gave {value!r}")
+
+
+@test
+def sizes_read_as_people_write_them(_):
+    table = {
+        "8192": 8192,
+        "1B": 1,
+        "24GiB": 24 << 30,
+        "100GB": 100 * 10**9,
+        "1.5G": 3 << 29,
+        "2g": 2 * 10**9,
+        "64mib": 64 << 20,
+        "7 KiB": 7 << 10,
+        "0.5k": 500,
+        "1TiB": 1 << 40,
+    }
+    for text, wanted in table.items():
+        expect_equal(quantities.size(text), wanted, text)
+    for text in ("", "GiB", "-1", "0", "0GiB", "1e9", "12potato", "nan", "1.2.3GiB", "9" * 30, "16777216TiB", "٣"):
+        refuses(quantities.size, text, error=argparse.ArgumentTypeError)
+
+
+@test
+def counts_and_shares_are_strict(_):
+    expect_equal(quantities.count("12"), 12, "12")
+    for text in ("", "0", "-1", "1.0", "1_000", " 1", "٣", "2147483648"):
+        refuses(quantities.count, text, error=argparse.ArgumentTypeError)
+    for text in ("-0.1", "1.01", "nan", "inf", "half", ""):
+        refuses(quantities.share, text, error=argparse.ArgumentTypeError)
+
+
+@test
+def underscores_stand_for_hyphens_in_names_of_options_alone(_):
+    given = options.normalised(["--host_memory=a_b", "--run_dir", "x_y", "-i", "in_put", "--", "--a_b"])
+    expect_equal(given, ["--host-memory=a_b", "--run-dir", "x_y", "-i", "in_put", "--", "--a_b"], "normalised")
+
+
+@test
+def an_unknown_option_is_named_before_a_missing_one(_):
+    sentence = refuses(options.run_parser().parse_args, ["--modle", "x"])
+    expect("--modle" in sentence and "--model?" in sentence, sentence)
+
+
+@test
+def a_name_with_control_characters_stays_in_one_line(_):
+    expect_equal(shown("a\nb\x1b[31mc\udcff"), "a\\nb\\x1b[31mc\\udcff", "shown")
+    expect("\n" not in brief("x\ny"), "brief")
+
+
+@test
+def a_lock_is_held_until_its_last_holder_is_gone(workspace):
+    path = workspace / "lock"
+    lock = Lock.take(path)
+    expect(Lock.take(path) is None and is_held(path), "taken twice")
+    os.set_inheritable(lock.descriptor, True)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[lock.descriptor])
+    lock.give_back()
+    expect(is_held(path), "lost while the child lives")
+    child.kill()
+    child.communicate()
+    expect(not is_held(path), "held by the dead")
+    os.symlink(workspace / "elsewhere", workspace / "link")
+    refuses(Lock.take, workspace / "link")
+    expect(not (workspace / "elsewhere").exists(), "a link was followed")
+
+
+@test
+def a_pid_that_was_used_again_is_not_signalled(_):
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        started = processes.start_time(child.pid)
+        expect(processes.open_verified(child.pid, started - 1) is None, "another process was taken for the one noted")
+        descriptor = processes.open_verified(child.pid, started)
+        processes.send(descriptor, signal.SIGKILL)
+        expect(not processes.wait_gone([descriptor], 5), "it lives")
+        processes.send(descriptor, signal.SIGKILL)  # nothing happens
+        os.close(descriptor)
+    finally:
+        child.kill()
+        child.wait()
+    expect(processes.open_verified(child.pid, started) is None, "a dead process was found")
+
+
+@test
+def segments_of_the_dead_are_reaped_and_those_of_the_living_are_not(workspace):
+    dead, held, starting = (f"{workspace.random.getrandbits(64):016x}" for _ in range(3))
+    paths = {run: SHM / f"{segments.prefix()}{run}-control" for run in (dead, held, starting)}
+    for path in paths.values():
+        path.write_bytes(bytes(768))
+    blocks = SHM / f"{segments.prefix()}{dead}-blocks-1"
+    blocks.write_bytes(b"x" * 4096)
+    # A loader that is about to lock what it has just made is known by its command line.
+    process = subprocess.Popen(
+        ["poise-loader", "-c", "import time; time.sleep(60)", "--run-id", starting], executable=sys.executable
+    )
+    try:
+        with open(paths[held], "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            names, size = segments.reap()
+            expect(paths[held].exists(), "a held segment was removed")
+            expect(paths[starting].exists(), "a segment that is being made was removed")
+            expect(not paths[dead].exists() and not blocks.exists(), "the dead run's segments are still there")
+            expect(paths[dead].name in names and size >= 4096, f"reported: {names}, {size} bytes")
+    finally:
+        process.kill()
+        process.wait()
+    segments.reap()
+    expect(not paths[held].exists() and not paths[starting].exists(), "not reaped after their end")
+
+
+@test
+def a_private_folder_is_nobody_elses(workspace):
+    expect_equal((places.make_private(workspace / "new").stat().st_mode & 0o777), 0o700, "mode")
+    (workspace / "open").mkdir()
+    os.chmod(workspace / "open", 0o755)
+    os.symlink(workspace / "new", workspace / "link")
+    (workspace / "file").write_text("")
+    for name in ("open", "link", "file"):
+        refuses(places.make_private, workspace / name)
+    if os.geteuid() == 0:
+        (workspace / "others").mkdir(mode=0o700)
+        os.chown(workspace / "others", 65534, 65534)
+        refuses(places.make_private, workspace / "others")
+
+
+class _Ended:
+    """A child that has ended."""
+
+    def __init__(self, name, code, said=""):
+        self.name, self.plain_name, self._code, self._said = name, places.PLAIN_NAMES[name], code, said
+
+    def returncode(self):
+        return self._code
+
+    def said(self):
+        return self._said
+
+
+@test
+def the_root_of_a_failure_is_told_not_what_followed(_):
+    lost = _Ended(places.PLANNER, 75, "poise-planner: the executor is gone\n")
+    killed = _Ended(places.EXECUTOR, -9)
+    refused = _Ended(places.LOADER, 2, "poise-loader: warning: odd\npoise-loader: model.safetensors: torn\n")
+    crashed = _Ended(places.EXECUTOR, -11)
+    defect = _Ended(places.PLANNER, 70, "poise-planner: broken invariant: x\n")
+
+    def cause(*ended):
+        pipeline = Pipeline.__new__(Pipeline)
+        pipeline._oom_kills = 1 << 60
+        return pipeline._root_cause(list(ended))
+
+    expect_equal(cause(lost, killed), (INTERRUPTED, "gpu_executor was killed"), "killed")
+    expect_equal(cause(lost, refused), (2, "model.safetensors: torn"), "refused")
+    expect_equal(cause(lost), (75, "the executor is gone"), "lost")
+    expect("gpu_executor crashed" in cause(lost, crashed)[1], "crashed")
+    expect("broken invariant" in cause(lost, defect)[1] and cause(defect)[0] == INTERRUPTED, "a defect")
+    expect("signal" not in str(cause(lost, crashed)), "a signal's number")
+
+
+@test
+def stillness_is_noticed_where_nobody_computes_and_later_where_somebody_does(_):
+    clock = mock.Mock(return_value=1000.0)
+    work = mock.Mock(return_value=0.0)
+    child = mock.Mock(pid=1, plain_name="gpu_executor")
+    with (
+        mock.patch.object(watchdog.time, "monotonic", clock),
+        mock.patch.object(processes, "cpu_seconds", work),
+        mock.patch.object(processes, "is_stopped", mock.Mock(return_value=False)),
+    ):
+
+        def seconds_until_noticed(cores):
+            dog = watchdog.Watchdog(30)
+            dog.look((1,), [child])
+            for second in range(1, 5000):
+                clock.return_value += 1
+                work.return_value += cores
+                if dog.look((1,), [child]):
+                    return second
+            return None
+
+        expect_equal(seconds_until_noticed(0.0), 30, "idle")
+        expect_equal(seconds_until_noticed(1.0), 600, "busy")
+        dog = watchdog.Watchdog(30)
+        dog.look((1,), [child])
+        clock.return_value += 3600  # we slept ourselves: a laptop's lid, a debugger
+        expect(dog.look((1,), [child]) is None, "the watcher's own sleep was held against the run")
+        for step in range(100):
+            clock.return_value += 4
+            expect(dog.look((step + 2,), [child]) is None, "a run that moves was ended")
+
+
+@test
+def what_a_program_says_for_itself_is_found_among_other_words(_):
+    text = "libfoo: noise\npoise-loader: first\nnoise\npoise-loader: last: with colon\nmore noise"
+    expect_equal(children.own_sentence("poise-loader", text), "last: with colon", "sentence")
+    expect_equal(children.own_sentence("poise-planner", text), "", "of another program")
+
+
+@test
+def the_shell_part_says_what_is_missing_and_installs_nothing_unasked(workspace):
+    """With a PATH and include folders of a bare system: no compiler, no apt-get to be called by mistake."""
+    bare = workspace / "bin"
+    bare.mkdir()
+    for tool in ("readlink", "dirname", "cat", "mktemp", "tail", "rm", "id", "env"):
+        os.symlink(f"/usr/bin/{tool}", bare / tool)
+    calls = workspace / "calls"
+    (bare / "apt-get").write_text(f'#!/bin/sh\necho "$@" >> {calls}\nexit 1\n')
+    (bare / "apt-get").chmod(0o755)
+    environment = {"PATH": str(bare), "HOME": "/nonexistent"}
+    command = ["/bin/sh", str(harness.POISE), "setup", "--no-install"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    expect_equal(ended.returncode, 2, f"exit code ({ended.stderr})")
+    for word in ("cmake", "ninja-build", "flatbuffers-compiler", "--no-install", "apt-get install"):
+        expect(word in ended.stderr, f"{word!r} is not in {ended.stderr!r}")
+    expect(not calls.exists(), "apt-get was called in spite of --no-install")
+    expect_equal(ended.stderr.count("\n"), 1, "lines")
+
+
+if __name__ == "__main__":
+    raise SystemExit(harness.main())

@@ -1,0 +1,434 @@
+#include "gpu_executor/executor.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "common/process.h"
+#include "common/trouble.h"
+#include "tests/gpu_executor/loopback.h"
+#include "tests/gpu_executor/rehearsal.h"
+
+namespace poise::test {
+namespace {
+
+using messages::Body;
+using testing::HasSubstr;
+
+class ExecutorTest : public testing::Test {
+ protected:
+  ExecutorTest() {
+    open_log("test", "");  // nothing
+    plan_ = {.sequences = random_sequences(model_.shape, {37, 21, 50}, 7), .kind = mixed};
+    open(0);
+  }
+
+  void open(std::int64_t gpu_memory) {
+    auto device = open_cpu_device(setting_.device);
+    device_ = device.get();
+    executor_ = std::make_unique<Executor>(
+        ExecutorOptions{.run_id = loader_.run_id, .gpu_memory = {gpu_memory}}, std::move(device),
+        [this](const Identity& identity) {
+          EXPECT_EQ(identity.run_id, loader_.run_id);
+          EXPECT_EQ(identity.layout_hash, model_.layout.hash());
+          return std::make_unique<Loopback>(wires_);
+        });
+  }
+
+  // Steps until the executor says something; fails where it stays silent.
+  messages::MessageT next() {
+    for (int step = 0; step < 20'000; ++step) {
+      if (auto message = wires_->take()) {
+        return std::move(*message);
+      }
+      executor_->step();
+    }
+    ADD_FAILURE() << "the executor says nothing";
+    return {};
+  }
+  messages::MessageT next(Body type) {
+    messages::MessageT message = next();
+    EXPECT_EQ(message.body.type, type)
+        << messages::EnumNameBody(message.body.type)
+        << (message.body.type == Body::Rejected ? ": " + message.body.AsRejected()->sentence : "");
+    return message;
+  }
+  // … Acks aside.
+  messages::MessageT next_but_ack() {
+    messages::MessageT message = next();
+    while (message.body.type == Body::Ack) {
+      message = next();
+    }
+    return message;
+  }
+
+  messages::ConfigureT configure() const {
+    messages::ConfigureT configure;
+    configure.resident_layers = setting_.limits.resident_layers;
+    configure.max_rows = setting_.limits.max_rows;
+    configure.max_mini_batch_rows = setting_.limits.max_mini_batch_rows;
+    configure.max_sequences = setting_.limits.max_sequences;
+    configure.act_slots = setting_.limits.act_slots;
+    configure.kv_slots = setting_.limits.kv_slots;
+    configure.logits_rows = setting_.limits.logits_rows;
+    configure.max_context = setting_.limits.max_context;
+    return configure;
+  }
+
+  void make_ready() {
+    loader_.seal();
+    pool_ = loader_.make_pool(64, 64);
+    next(Body::Hello);
+    wires_->send(configure());
+    next(Body::Ready);
+    next(Body::Ack);
+  }
+
+  // Sends an iteration and its orders as credits allow; returns what was said of them.
+  struct Said {
+    std::vector<messages::LayerDoneT> layers;
+    messages::IterationDoneT iteration;
+  };
+  Said run(const Planned& planned) {
+    wires_->send(planned.tables);
+    Said said;
+    std::size_t sent = 0;
+    while (true) {
+      while (sent < planned.orders.size() && sent < said.layers.size() + 8) {
+        wires_->send(planned.orders[sent++]);
+      }
+      messages::MessageT message = next_but_ack();
+      if (message.body.type == Body::LayerDone) {
+        said.layers.push_back(std::move(*message.body.AsLayerDone()));
+      } else if (message.body.type == Body::IterationDone) {
+        said.iteration = std::move(*message.body.AsIterationDone());
+        return said;
+      } else {
+        ADD_FAILURE() << messages::EnumNameBody(message.body.type);
+        return said;
+      }
+    }
+  }
+
+  SmallPlanner planner() { return {plan_, model_.layout, setting_.limits, pool_}; }
+
+  const TinyModel model_{tiny_shape(), DType::float16, 21};
+  Setting setting_;
+  Plan plan_;
+  HandmadeLoader loader_{model_};
+  std::shared_ptr<Wires> wires_ = std::make_shared<Wires>();
+  PoolPartition pool_{};
+  CpuDevice* device_ = nullptr;
+  std::unique_ptr<Executor> executor_;
+};
+
+TEST_F(ExecutorTest, WaitsForTheWeightsThenGreets) {
+  for (int step = 0; step < 5; ++step) {
+    EXPECT_TRUE(executor_->step());
+  }
+  EXPECT_TRUE(wires_->to_planner.empty());
+  loader_.seal();
+  const messages::MessageT message = next(Body::Hello);
+  const messages::HelloT& hello = *message.body.AsHello();
+  EXPECT_EQ(hello.build, build_id());
+  EXPECT_EQ(hello.layout_hash, model_.layout.hash());
+  EXPECT_EQ(hello.process, static_cast<std::uint32_t>(Process::gpu_executor));
+  EXPECT_EQ(hello.device, "cpu, 1 thread");
+  EXPECT_EQ(hello.device_memory, static_cast<std::uint64_t>((kMiB * 64).n));
+  EXPECT_GT(message.executor_epoch, 0u);
+}
+
+TEST_F(ExecutorTest, ALoaderThatEndsFirstIsAnInterruption) {
+  loader_.control().loader_state.store(static_cast<std::uint32_t>(LoaderState::draining));
+  try {
+    executor_->step();
+    FAIL();
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::interrupted);
+  }
+}
+
+TEST_F(ExecutorTest, WeightsLaidOutOtherwiseAreForeign) {
+  loader_.control().layout_hash ^= 1;
+  loader_.seal();
+  EXPECT_THROW(executor_->step(), Failure);
+}
+
+TEST_F(ExecutorTest, SaysWhatItsBuffersTake) {
+  loader_.seal();
+  next(Body::Hello);
+  wires_->send(configure());
+  const messages::MessageT message = next(Body::Ready);
+  const messages::ReadyT& ready = *message.body.AsReady();
+  const auto planned = plan_device_memory(model_.shape, model_.dtype, setting_.limits, {0}).total;
+  EXPECT_EQ(ready.device_bytes, static_cast<std::uint64_t>(planned.n));
+  EXPECT_EQ(device_->in_use(), planned);
+  EXPECT_EQ(ready.credits, 8u);
+  // Configured again, the old buffers go first.
+  wires_->send(configure());
+  next(Body::Ack);
+  next(Body::Ready);
+  EXPECT_EQ(device_->peak(), planned);
+}
+
+TEST_F(ExecutorTest, BuffersThatDoNotFitAreRefusedAndThoseBeforeStay) {
+  make_ready();
+  messages::ConfigureT larger = configure();
+  larger.kv_slots = 1 << 20;
+  const std::uint64_t seq = wires_->send(larger);
+  messages::MessageT message = next(Body::Rejected);
+  EXPECT_EQ(message.body.AsRejected()->order, seq);
+  EXPECT_THAT(message.body.AsRejected()->sentence, HasSubstr("64.0 MiB are allowed"));
+  larger = configure();
+  larger.gpu_memory = 100'000;
+  wires_->send(larger);
+  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence, HasSubstr("0.1 MiB are allowed"));
+  larger.max_rows = -4;
+  wires_->send(larger);
+  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence, HasSubstr("max_rows is -4"));
+  SmallPlanner planner = this->planner();
+  EXPECT_EQ(run(planner.next()).layers.size(), 5u);
+}
+
+TEST_F(ExecutorTest, TheCommandLinesCapHoldsToo) {
+  executor_.reset();
+  open(200'000);
+  loader_.seal();
+  EXPECT_EQ(next(Body::Hello).body.AsHello()->device_memory, 200'000u);
+  wires_->send(configure());
+  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence, HasSubstr("0.2 MiB are allowed"));
+}
+
+TEST_F(ExecutorTest, RunsOrdersAndTellsWhatStraightRunsTell) {
+  make_ready();
+  const Outcome expected = rehearse(model_, plan_, setting_);
+  SmallPlanner planner = this->planner();
+  std::size_t compared = 0;
+  std::map<std::uint32_t, std::size_t> positions;
+  for (Planned planned = planner.next(); !planned.orders.empty(); planned = planner.next()) {
+    const Said said = run(planned);
+    EXPECT_EQ(said.layers.size(), 5u);
+    EXPECT_EQ(said.iteration.iteration, planned.tables.iteration);
+    for (const auto& result : said.iteration.results) {
+      for (const auto& row : result->prompt) {
+        EXPECT_EQ(bits_of(*row), expected.rows.at({result->request, ++positions[result->request]}));
+        ++compared;
+      }
+    }
+  }
+  EXPECT_EQ(compared, 37u + 21 + 50 - 3);
+}
+
+TEST_F(ExecutorTest, ReportsBytesCountsAndTimes) {
+  make_ready();
+  SmallPlanner planner = this->planner();
+  run(planner.next());
+  const Planned decode = planner.next();
+  const Said said = run(decode);
+  const BlockSizes sizes = block_sizes(model_.shape, model_.dtype);
+  std::uint64_t kv = 0, act = 0, stores = 0;
+  for (const auto& batch : decode.tables.mini_batches) {
+    for (const messages::BlockRun& load : batch->loads) {
+      const auto rows = (load.count() - 1) * 16 + load.tail_tokens();
+      (load.kind() == messages::Kind::Kv ? kv : act) +=
+          rows * static_cast<std::uint64_t>(sizes.row(static_cast<BlockKind>(load.kind())).n);
+    }
+    for (const messages::Store& store : batch->stores) {
+      stores += store.count() *
+                static_cast<std::uint64_t>(sizes.row(static_cast<BlockKind>(store.kind())).n);
+    }
+  }
+  for (std::size_t stage = 0; stage < said.layers.size(); ++stage) {
+    const messages::LayerDoneT& done = said.layers[stage];
+    const bool layer = stage >= 1 && stage <= 3;
+    EXPECT_EQ(done.stage, stage);
+    EXPECT_EQ(done.link->kv(), layer ? kv : 0);
+    EXPECT_EQ(done.link->act(), layer ? act : 0);
+    EXPECT_EQ(done.link->stores(), layer ? stores : 0);
+    // Layer 1 is fetched by stage 3 for the next iteration, layer 2 by stage 2.
+    const bool fetches = stage == 2 || stage == 3;
+    EXPECT_EQ(done.link->weights() > 0, fetches);
+    if (layer) {
+      EXPECT_EQ(done.copy_out->bytes(), stores);
+      EXPECT_GT(done.copy_in->bytes(), kv + act + done.link->weights());
+    }
+    EXPECT_GT(done.compute->busy_ns(), 0u);
+    ASSERT_EQ(done.mini_batches.size(), decode.tables.mini_batches.size());
+    std::uint64_t compute_ns = 0;
+    for (std::size_t i = 0; i < done.mini_batches.size(); ++i) {
+      const auto& loads = decode.tables.mini_batches[i]->loads;
+      std::uint32_t blocks = 0;
+      for (const messages::BlockRun& load : loads) {
+        blocks += load.count();
+      }
+      EXPECT_EQ(done.mini_batches[i].kv_blocks() + done.mini_batches[i].act_blocks(),
+                layer ? blocks : 0);
+      EXPECT_EQ(done.mini_batches[i].rows(), decode.tables.mini_batches[i]->tokens.size());
+      compute_ns += done.mini_batches[i].compute_ns();
+    }
+    EXPECT_EQ(compute_ns, done.compute->busy_ns());
+  }
+}
+
+TEST_F(ExecutorTest, ABadOrderIsRefusedNothingOfItRunsAndTheNextIterationDoes) {
+  make_ready();
+  SmallPlanner planner = this->planner();
+  Planned planned = planner.next();
+  wires_->send(planned.tables);
+  next(Body::Ack);
+  planned.orders[0].mini_batches = {9, 0};
+  const std::vector<std::byte> before(loader_.blocks().begin(), loader_.blocks().end());
+  const std::uint64_t seq = wires_->send(planned.orders[0]);
+  messages::MessageT message = next(Body::Rejected);
+  EXPECT_EQ(message.body.AsRejected()->order, seq);
+  EXPECT_THAT(message.body.AsRejected()->sentence, HasSubstr("mini-batch 9"));
+  // The iteration is over with it.
+  wires_->send(planned.orders[1]);
+  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence, HasSubstr("was refused"));
+  EXPECT_TRUE(std::ranges::equal(before, loader_.blocks()));
+
+  planned = this->planner().next();
+  planned.tables.iteration = 2;
+  for (auto& order : planned.orders) {
+    order.iteration = 2;
+  }
+  const Said said = run(planned);
+  EXPECT_EQ(said.iteration.iteration, 2u);
+  EXPECT_FALSE(std::ranges::equal(before, loader_.blocks()));
+}
+
+TEST_F(ExecutorTest, OrdersBeforeAnyConfigureAreRefused) {
+  loader_.seal();
+  pool_ = loader_.make_pool(64, 64);
+  next(Body::Hello);
+  const Planned planned = planner().next();
+  wires_->send(planned.tables);
+  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence, HasSubstr("before any Configure"));
+  wires_->send(planned.orders[0]);
+  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence, HasSubstr("before any Configure"));
+  wires_->send(messages::HelloT());
+  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence, HasSubstr("does not send Hello"));
+}
+
+TEST_F(ExecutorTest, BuffersAreNotChangedInTheMiddleOfAnIteration) {
+  make_ready();
+  const Planned planned = planner().next();
+  wires_->send(planned.tables);
+  wires_->send(planned.orders[0]);
+  wires_->send(configure());
+  EXPECT_THAT(next_but_ack().body.AsRejected()->sentence, HasSubstr("only between iterations"));
+}
+
+TEST_F(ExecutorTest, APoolMadeAnewIsMappedWhenAnOrderNamesIt) {
+  make_ready();
+  run(planner().next());
+  pool_ = loader_.make_pool(40, 90);
+  SmallPlanner planner = this->planner();
+  Planned planned = planner.next();
+  planned.tables.iteration = 2;
+  wires_->send(planned.tables);  // still of epoch 1
+  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence,
+              HasSubstr("pool epoch 1, the pool's epoch is 2"));
+  planned.tables.iteration = 3;
+  planned.tables.pool_epoch = 2;
+  for (auto& order : planned.orders) {
+    order.iteration = 3;
+  }
+  planned.orders[0].fetch.clear();  // layer 1 is there since the iteration before
+  EXPECT_EQ(run(planned).iteration.iteration, 3u);
+  EXPECT_TRUE(std::ranges::any_of(loader_.blocks(), [](std::byte b) { return b != std::byte{0}; }));
+}
+
+TEST_F(ExecutorTest, APoolWhoseHeaderLiesIsRefused) {
+  make_ready();
+  loader_.control().pool.kv_blocks = 1'000'000;
+  wires_->send(planner().next().tables);
+  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence,
+              HasSubstr("the pool in the control segment is none"));
+}
+
+TEST_F(ExecutorTest, AcksAreCumulative) {
+  make_ready();
+  const Planned planned = planner().next();
+  wires_->send(planned.tables);
+  wires_->send(planned.orders[0]);
+  const std::uint64_t last = wires_->send(planned.orders[1]);
+  EXPECT_EQ(next(Body::Ack).body.AsAck()->seq, last);
+}
+
+TEST_F(ExecutorTest, StopFinishesWhatIsQueued) {
+  make_ready();
+  const Planned planned = planner().next();
+  wires_->send(planned.tables);
+  for (const auto& order : planned.orders) {
+    wires_->send(order);
+  }
+  wires_->send(messages::StopT());
+  while (executor_->step()) {
+  }
+  std::vector<Body> said;
+  while (auto message = wires_->take()) {
+    said.push_back(message->body.type);
+  }
+  EXPECT_EQ(std::ranges::count(said, Body::LayerDone), 5);
+  EXPECT_EQ(said.back(), Body::IterationDone);
+  EXPECT_FALSE(executor_->step());
+}
+
+TEST_F(ExecutorTest, ANewPlannerIsGreetedAnewAndBeginsFromTheStart) {
+  make_ready();
+  const Planned planned = planner().next();
+  wires_->send(planned.tables);
+  wires_->send(planned.orders[0]);
+  wires_->send(planned.orders[1]);
+  next(Body::Ack);
+  wires_->connected = false;
+  for (int step = 0; step < 10; ++step) {
+    executor_->step();
+  }
+  wires_->to_planner.clear();
+  wires_->seq = 0;
+  wires_->connected = true;
+  next(Body::Hello);
+  wires_->send(configure(), 2);
+  next(Body::Ready);
+  const Said said = run(planner().next());
+  EXPECT_EQ(said.layers.size(), 5u);
+}
+
+TEST_F(ExecutorTest, ProgressIsSeenInTheControlSegment) {
+  const auto steps = [&] {
+    return loader_.control().progress[static_cast<int>(Process::gpu_executor)].steps.load(
+        std::memory_order_relaxed);
+  };
+  make_ready();
+  const std::uint64_t before = steps();
+  executor_->step();
+  EXPECT_EQ(steps(), before) << "nothing happened";
+  run(planner().next());
+  EXPECT_GT(steps(), before + 4);
+}
+
+TEST_F(ExecutorTest, ADeviceThatFailsEndsTheProcessWithASentence) {
+  make_ready();
+  std::vector<float> numbers(64);
+  device_->launch(Gemm{.out = {.data = numbers.data(), .stride = 1},
+                       .in = {.data = numbers.data(), .stride = 2},
+                       .weight = {.data = numbers.data(), .rows = 16, .cols = 2},
+                       .rows = 1});
+  const Planned planned = planner().next();
+  wires_->send(planned.tables);
+  wires_->send(planned.orders[0]);
+  try {
+    for (int step = 0; step < 10'000; ++step) {
+      executor_->step();
+    }
+    FAIL() << "it went on";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::interrupted);
+    EXPECT_THAT(failure.what(), HasSubstr("the device cpu, 1 thread failed"));
+  }
+}
+
+}  // namespace
+}  // namespace poise::test

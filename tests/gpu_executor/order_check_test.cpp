@@ -1,0 +1,626 @@
+#include "gpu_executor/order_check.h"
+
+#include <gmock/gmock.h>
+
+#include <functional>
+#include <limits>
+#include <string>
+
+#include "common/trouble.h"
+#include "tests/gpu_executor/rehearsal.h"
+
+namespace poise::test {
+namespace {
+
+using messages::AttentionEntry;
+using messages::BlockRun;
+using messages::IterationT;
+using messages::Kind;
+using messages::LayerOrderT;
+using messages::MiniBatchT;
+using messages::Place;
+using messages::Sequence;
+using messages::SlotRange;
+using messages::Store;
+using messages::WeightFetch;
+using messages::Where;
+using testing::HasSubstr;
+
+constexpr std::uint32_t kCredits = 8;
+
+// A decode step in two mini-batches of two sequences each, behind a prefill that was accepted, with
+// KV and ACT blocks of which some are not full.
+class OrderCheckTest : public testing::Test {
+ protected:
+  OrderCheckTest() : shape_(tiny_shape()), layout_(weight_layout(shape_, DType::float32)) {
+    plan_ = {.sequences = random_sequences(shape_, {45, 50, 55, 60}, 1), .kind = mixed};
+    plan_.prompt = 40;
+    SmallPlanner planner(plan_, layout_, limits_, pool_.partition);
+    prefill_ = planner.next();
+    decode_ = planner.next();
+    check_.emplace(shape_, layout_, limits_, kCredits);
+    accept_all(prefill_);
+  }
+
+  void accept_all(const Planned& planned) {
+    accept(planned.tables);
+    for (const LayerOrderT& order : planned.orders) {
+      accept(order);
+      check_->done();
+    }
+  }
+  StoreDependencies accept(const IterationT& tables) {
+    return check_->accept(*Packed<messages::Iteration>(tables), pool_);
+  }
+  void accept(const LayerOrderT& order) { check_->accept(*Packed<messages::LayerOrder>(order)); }
+
+  MiniBatchT& batch() { return *decode_.tables.mini_batches[0]; }
+
+  // The sentence something was refused with; empty where it was not.
+  template <typename Act>
+  static std::string refusal(Act&& act) {
+    try {
+      act();
+    } catch (const Failure& failure) {
+      EXPECT_EQ(failure.code(), Exit::cannot_start) << "the executor must live on";
+      return failure.what();
+    }
+    return {};
+  }
+  // … and behind it the right order is accepted as if nothing had been.
+  void expect_refused(const std::string& sentence) {
+    EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr(sentence));
+    EXPECT_TRUE(check_->between_iterations());
+    Planned right = again();
+    accept(right.tables);
+  }
+  void expect_order_refused(const LayerOrderT& order, const std::string& sentence) {
+    EXPECT_THAT(refusal([&] { accept(order); }), HasSubstr(sentence));
+  }
+  // The decode step as it was planned.
+  Planned again() {
+    SmallPlanner planner(plan_, layout_, limits_, pool_.partition);
+    planner.next();
+    return planner.next();
+  }
+
+  template <typename T>
+  static std::size_t index_where(const std::vector<T>& of, std::function<bool(const T&)> is) {
+    const auto found = std::ranges::find_if(of, is);
+    EXPECT_NE(found, of.end());
+    return static_cast<std::size_t>(found - of.begin());
+  }
+  AttentionEntry& entry(Where where) {
+    return batch().entries[index_where<AttentionEntry>(
+        batch().entries, [&](const auto& one) { return one.where() == where; })];
+  }
+  BlockRun& load(Kind kind) {
+    return batch().loads[index_where<BlockRun>(
+        batch().loads, [&](const auto& one) { return one.kind() == kind; })];
+  }
+
+  ModelShape shape_;
+  WeightLayout layout_;
+  DeviceLimits limits_ = Setting{}.limits;
+  PoolNow pool_{.epoch = 1,
+                .partition = {.region_bytes = 1 << 20, .act_blocks = 40, .kv_blocks = 50}};
+  Plan plan_;
+  Planned prefill_, decode_;
+  std::optional<OrderCheck> check_;
+};
+
+TEST_F(OrderCheckTest, WhatIsRightIsAcceptedToTheEnd) {
+  accept_all(decode_);
+  EXPECT_TRUE(check_->between_iterations());
+}
+
+// ---- iterations
+
+TEST_F(OrderCheckTest, AnIterationThatIsNotLater) {
+  decode_.tables.iteration = 1;
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("comes after iteration 1"));
+}
+
+TEST_F(OrderCheckTest, BlocksOfAnotherPoolEpoch) {
+  decode_.tables.pool_epoch = 2;
+  expect_refused("pool epoch 2, the pool's epoch is 1");
+}
+
+TEST_F(OrderCheckTest, BlocksWhileThereIsNoPool) {
+  pool_.epoch = 0;
+  decode_.tables.pool_epoch = 0;
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("pool epoch 0"));
+}
+
+TEST_F(OrderCheckTest, AnIterationWithoutMiniBatches) {
+  decode_.tables.mini_batches.clear();
+  expect_refused("no mini-batches");
+}
+
+TEST_F(OrderCheckTest, MiniBatchesWithOthersIds) {
+  batch().id = 1;
+  expect_refused("an id is its place");
+}
+
+TEST_F(OrderCheckTest, MoreRowsThanTheIterationMayHave) {
+  limits_.max_rows = 3;
+  check_.emplace(shape_, layout_, limits_, kCredits);
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("3 rows that max_rows allows"));
+}
+
+TEST_F(OrderCheckTest, MoreIterationsThanAreKept) {
+  for (std::uint64_t number = 2; number < 6; ++number) {
+    decode_.tables.iteration = number;
+    accept(decode_.tables);
+  }
+  decode_.tables.iteration = 6;
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("4 others are not finished"));
+}
+
+// ---- rows and sequences
+
+TEST_F(OrderCheckTest, AMiniBatchWithoutRows) {
+  batch().tokens.clear();
+  expect_refused("0 rows");
+}
+
+TEST_F(OrderCheckTest, AMiniBatchWithMoreRowsThanItsBuffers) {
+  batch().tokens.resize(static_cast<std::size_t>(limits_.max_mini_batch_rows) + 1);
+  expect_refused("129 rows, not 1 to 128");
+}
+
+TEST_F(OrderCheckTest, MoreSequencesThanConfigured) {
+  limits_.max_sequences = 1;
+  check_.emplace(shape_, layout_, limits_, kCredits);
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("2 sequences, not 1 to 1"));
+}
+
+TEST_F(OrderCheckTest, ATokenBeyondTheVocabulary) {
+  for (const std::int32_t token : {shape_.vocab_size, -1, std::numeric_limits<int>::min()}) {
+    decode_ = again();
+    batch().tokens[1] = token;
+    EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("of a vocabulary of 37"));
+  }
+}
+
+TEST_F(OrderCheckTest, PositionsBeyondTheModelOrTheConfiguredContext) {
+  auto& sequence = batch().sequences[0];
+  sequence = Sequence(0, 128, 1, 0, 0);
+  expect_refused("all are at most 128");
+  limits_.max_context = 40;
+  check_.emplace(shape_, layout_, limits_, kCredits);
+  decode_ = again();
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("all are at most 40"));
+}
+
+TEST_F(OrderCheckTest, AContextThatOverflows) {
+  batch().sequences[0] = Sequence(0, 0xffffffff, 1, 0, 0);
+  expect_refused("4294967295 tokens of context");
+}
+
+TEST_F(OrderCheckTest, ASequenceWithoutNewTokens) {
+  batch().sequences[0] = Sequence(0, 40, 0, 0, 0);
+  expect_refused("at least 1 is new");
+}
+
+TEST_F(OrderCheckTest, RowsThatOverlapOrLeaveGaps) {
+  auto& second = batch().sequences[1];
+  second = Sequence(second.request(), second.context(), 1, 0, second.first_entry());
+  expect_refused("starts at row 0");
+  decode_ = again();
+  batch().tokens.push_back(1);
+  EXPECT_THAT(refusal([&] {
+                decode_.tables.iteration = 3;
+                accept(decode_.tables);
+              }),
+              HasSubstr("have 2 rows of 3"));
+}
+
+TEST_F(OrderCheckTest, EntriesThatAreNotThere) {
+  auto& first = batch().sequences[0];
+  first = Sequence(first.request(), first.context(), first.new_tokens(), 0, 5);
+  expect_refused("has entries 5 to 8 of 6");
+  decode_ = again();
+  batch().sequences[0] = Sequence(0, 40, 1, 0, 0xfffffffe);
+  decode_.tables.iteration = 3;
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("has entries 4294967294"));
+}
+
+TEST_F(OrderCheckTest, MoreEntriesThanSlots) {
+  batch().entries.resize(49, batch().entries[0]);
+  expect_refused("49 attention entries, not 1 to 48");
+}
+
+// ---- loads
+
+TEST_F(OrderCheckTest, ALoadOfBlocksBeyondThePool) {
+  for (const Kind kind : {Kind::Kv, Kind::Act}) {
+    decode_ = again();
+    BlockRun& run = load(kind);
+    run = BlockRun(kind, Place::Host, 1, 1, kind == Kind::Kv ? 50 : 40, run.first_slot());
+    EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("the pool has"));
+    run = BlockRun(kind, Place::Host, 1, 2, 0xffffffff, run.first_slot());
+    EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("the pool has"));
+  }
+}
+
+TEST_F(OrderCheckTest, ALoadIntoSlotsBeyondTheBuffer) {
+  BlockRun& run = load(Kind::Kv);
+  run = BlockRun(Kind::Kv, Place::Host, 16, 2, 1, 23);
+  expect_refused("2 Kv slots from 23, the buffer has 24");
+}
+
+TEST_F(OrderCheckTest, ALoadWhoseCountOverflows) {
+  load(Kind::Act) = BlockRun(Kind::Act, Place::Host, 16, 0xffffffff, 1, 1);
+  expect_refused("4294967295 Act blocks from 1");
+}
+
+TEST_F(OrderCheckTest, ALoadWithoutBlocksOrWithAnImpossibleTail) {
+  for (const auto& [count, tail] : {std::pair{0, 16}, {1, 0}, {1, 17}, {1, 65535}}) {
+    decode_ = again();
+    BlockRun& run = load(Kind::Kv);
+    run = BlockRun(Kind::Kv, Place::Host, static_cast<std::uint16_t>(tail),
+                   static_cast<std::uint32_t>(count), run.first_block(), run.first_slot());
+    EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("tokens of 16"));
+  }
+}
+
+TEST_F(OrderCheckTest, TwoLoadsIntoOneSlot) {
+  batch().loads.push_back(batch().loads[0]);
+  expect_refused("which another load fills");
+}
+
+TEST_F(OrderCheckTest, BlocksOfNoKindOrKeptOnTheDevice) {
+  BlockRun& run = load(Kind::Kv);
+  run = BlockRun(static_cast<Kind>(2), Place::Host, 16, 1, 1, 1);
+  expect_refused("block kind 2, which is none");
+  decode_ = again();
+  load(Kind::Kv) = BlockRun(Kind::Kv, Place::Gpu, 16, 1, 1, 1);
+  decode_.tables.iteration = 3;
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("none are configured"));
+}
+
+// ---- regeneration
+
+TEST_F(OrderCheckTest, RegenerationBeyondTheBuffer) {
+  batch().regenerate[0] = SlotRange(23, 2);
+  expect_refused("2 slots from 23, the ACT buffer has 24");
+  decode_ = again();
+  batch().regenerate[0] = SlotRange(1, 0xffffffff);
+  decode_.tables.iteration = 3;
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("4294967295 slots from 1"));
+}
+
+TEST_F(OrderCheckTest, RegenerationOfWhatNothingLoads) {
+  std::vector<bool> loaded(24);
+  for (const BlockRun& run : batch().loads) {
+    for (std::uint32_t i = 0; i < run.count() && run.kind() == Kind::Act; ++i) {
+      loaded[run.first_slot() + i] = true;
+    }
+  }
+  const auto free = std::ranges::find(loaded, false) - loaded.begin();
+  batch().regenerate[0] = SlotRange(static_cast<std::uint32_t>(free), 1);
+  expect_refused("which nothing loads");
+}
+
+TEST_F(OrderCheckTest, RegenerationTwice) {
+  batch().regenerate.push_back(batch().regenerate[0]);
+  expect_refused("a second time");
+}
+
+// ---- attention
+
+TEST_F(OrderCheckTest, AttentionWhereThisDeviceHasNone) {
+  for (const Where where : {Where::Activation, Where::HostInPlace, static_cast<Where>(9)}) {
+    decode_ = again();
+    AttentionEntry& one = entry(Where::LoadedKv);
+    one = AttentionEntry(where, one.kind(), one.place(), 0, one.slot(), one.block());
+    EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("this device does not do"));
+  }
+}
+
+TEST_F(OrderCheckTest, ASlotThatIsNone) {
+  AttentionEntry& one = entry(Where::RegeneratedKv);
+  one = AttentionEntry(one.where(), one.kind(), one.place(), 0, 24, one.block());
+  expect_refused("is slot 24 of 24");
+}
+
+TEST_F(OrderCheckTest, ContextInASlotThatNothingLoaded) {
+  const BlockRun run = load(Kind::Kv);
+  std::erase_if(batch().loads, [&](const BlockRun& one) {
+    return one.kind() == Kind::Kv && one.first_slot() == run.first_slot();
+  });
+  expect_refused("are read that nothing loads");
+}
+
+TEST_F(OrderCheckTest, ContextWhoseBlockIsLoadedInPart) {
+  const std::size_t full = index_where<BlockRun>(batch().loads, [](const BlockRun& run) {
+    return run.kind() == Kind::Kv && run.tail_tokens() == 16;
+  });
+  const BlockRun run = batch().loads[full];
+  batch().loads[full] =
+      BlockRun(run.kind(), run.place(), 15, run.count(), run.first_block(), run.first_slot());
+  expect_refused("are read that nothing loads");
+}
+
+TEST_F(OrderCheckTest, ContextInASlotThatNothingMade) {
+  batch().regenerate.clear();
+  expect_refused("that nothing loads and makes");
+}
+
+TEST_F(OrderCheckTest, ContextOfAnotherBlockThanWasLoaded) {
+  const std::size_t old = index_where<AttentionEntry>(
+      batch().entries, [](const auto& one) { return one.where() == Where::LoadedKv; });
+  AttentionEntry& one = batch().entries[old];
+  one = AttentionEntry(one.where(), one.kind(), one.place(), 0, one.slot(), one.block() ^ 1);
+  expect_refused("holds Kv block");
+}
+
+TEST_F(OrderCheckTest, NewRowsOfTwoSequencesInOneSlot) {
+  const auto last_entry = [&](std::size_t sequence) -> AttentionEntry& {
+    const Sequence& one = batch().sequences[sequence];
+    return batch().entries[one.first_entry() + (one.context() + one.new_tokens() - 1) / 16];
+  };
+  last_entry(1) = last_entry(0);
+  expect_refused("are another's too");
+}
+
+// ---- stores
+
+TEST_F(OrderCheckTest, AStoreBeyondItsBlockItsRowsOrThePool) {
+  const Store right = batch().stores[0];
+  const auto refused = [&](const Store& store, const std::string& sentence) {
+    decode_ = again();
+    batch().stores[0] = store;
+    EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr(sentence));
+  };
+  const auto kind = right.kind();
+  refused(Store(kind, Place::Host, 16, 1, 0, right.block()), "1 rows from token 16");
+  refused(Store(kind, Place::Host, 15, 2, 0, right.block()), "2 rows from token 15");
+  refused(Store(kind, Place::Host, 8, 0, 0, right.block()), "0 rows from token 8");
+  refused(Store(kind, Place::Host, 8, 0xffffffff, 0, right.block()), "4294967295 rows");
+  refused(Store(kind, Place::Host, 8, 1, 2, right.block()), "1 rows from 2, there are 2");
+  refused(Store(kind, Place::Host, 8, 1, 0xffffffff, right.block()), "from 4294967295");
+  refused(Store(kind, Place::Host, right.token(), 1, 0, 50), "goes to");
+  refused(Store(kind, Place::Gpu, right.token(), 1, 0, right.block()), "none are configured");
+  refused(Store(static_cast<Kind>(77), Place::Host, 8, 1, 0, 1), "block kind 77");
+}
+
+TEST_F(OrderCheckTest, AStoreOfRowsThatAreNotItsBlocks) {
+  const Store right = batch().stores[0];
+  batch().stores[0] =
+      Store(right.kind(), right.place(), static_cast<std::uint16_t>((right.token() + 1) % 16), 1,
+            right.row(), right.block());
+  expect_refused("puts position 40 at token");
+  decode_ = again();
+  batch().stores[0] = Store(right.kind(), right.place(), right.token(), 2, 0, right.block());
+  decode_.tables.iteration = 3;
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("rows of two sequences"));
+  decode_ = again();
+  batch().stores[0] =
+      Store(right.kind(), right.place(), right.token(), 1, right.row(), right.block() ^ 1);
+  decode_.tables.iteration = 3;
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("its sequence has block"));
+}
+
+TEST_F(OrderCheckTest, TwoStoresOfTheSameRows) {
+  batch().stores.push_back(batch().stores[0]);
+  expect_refused("that are stored already");
+}
+
+TEST_F(OrderCheckTest, ALoadOfRowsThatALaterMiniBatchStores) {
+  const Store later = decode_.tables.mini_batches[1]->stores[0];
+  const std::uint32_t free_slot = [&] {
+    std::vector<bool> used(24);
+    for (const BlockRun& run : batch().loads) {
+      for (std::uint32_t i = 0; i < run.count() && run.kind() == later.kind(); ++i) {
+        used[run.first_slot() + i] = true;
+      }
+    }
+    return static_cast<std::uint32_t>(std::ranges::find(used, false) - used.begin());
+  }();
+  batch().loads.emplace_back(later.kind(), Place::Host, 16, 1, later.block(), free_slot);
+  expect_refused("that mini-batch 1 only stores");
+}
+
+// ---- samples
+
+TEST_F(OrderCheckTest, SamplesThatAskForTheImpossible) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const auto refused = [&](const std::function<void(messages::SampleT&)>& change,
+                           const std::string& sentence) {
+    decode_ = again();
+    change(*batch().samples[0]);
+    EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr(sentence));
+  };
+  refused([](auto& sample) { sample.sequence = 2; }, "of none such");
+  refused([](auto& sample) { sample.sequence = 1; }, "again");
+  refused([&](auto& sample) { sample.temperature = nan; }, "temperature nan");
+  refused([](auto& sample) { sample.temperature = -1; }, "temperature -1");
+  refused([&](auto& sample) { sample.top_p = nan; }, "top_p nan");
+  refused([](auto& sample) { sample.top_p = 0; }, "top_p 0");
+  refused([](auto& sample) { sample.top_k = -1; }, "top_k -1");
+  refused([](auto& sample) { sample.logprobs = 21; }, "wants 21 logprobs");
+  refused([](auto& sample) { sample.logprobs = -2; }, "wants -2 logprobs");
+  refused([](auto& sample) { sample.prompt_targets.push_back(1); }, "2 prompt targets for 1 rows");
+  refused([](auto& sample) { sample.prompt_logprobs = false; }, "1 prompt targets for 0 rows");
+  refused([](auto& sample) { sample.prompt_targets[0] = 37; }, "prompt target 37");
+  refused([](auto& sample) { sample.prompt_targets[0] = -2; }, "prompt target -2");
+}
+
+// ---- layer orders
+
+TEST_F(OrderCheckTest, AnOrderOfAnIterationNobodyBegan) {
+  expect_order_refused(decode_.orders[0], "iteration 2, which was not begun");
+  expect_order_refused(prefill_.orders.back(),
+                       "iteration 1, which was not begun, was refused or "
+                       "is over");
+}
+
+TEST_F(OrderCheckTest, StagesOutOfOrder) {
+  accept(decode_.tables);
+  expect_order_refused(decode_.orders[1], "is of stage 1, stage 0 is next");
+  accept(decode_.orders[0]);
+  expect_order_refused(decode_.orders[0], "is of stage 0, stage 1 is next");
+  decode_.orders[1].stage = 0xffffffff;
+  expect_order_refused(decode_.orders[1], "is of stage 4294967295");
+}
+
+TEST_F(OrderCheckTest, AnOrderAheadOfTheIterationBefore) {
+  accept(decode_.tables);
+  decode_.tables.iteration = 3;
+  accept(decode_.tables);
+  decode_.orders[0].iteration = 3;
+  expect_order_refused(decode_.orders[0], "while iteration 2 still lacks orders");
+}
+
+TEST_F(OrderCheckTest, MiniBatchesMissingTwiceOrUnknown) {
+  accept(decode_.tables);
+  LayerOrderT order = decode_.orders[0];
+  order.mini_batches = {0};
+  expect_order_refused(order, "names 1 of 2 mini-batches");
+  order.mini_batches = {};
+  expect_order_refused(order, "names 0 of 2 mini-batches");
+  order.mini_batches = {0, 0};
+  expect_order_refused(order, "names mini-batch 0 twice");
+  order.mini_batches = {0, 7};
+  expect_order_refused(order, "names mini-batch 7 of none such");
+}
+
+TEST_F(OrderCheckTest, AMiniBatchBeforeTheOneWhoseRowsItLoads) {
+  plan_.chunk = 13;
+  plan_.chunks_at_once = 2;
+  plan_.per_batch = 4;
+  SmallPlanner planner(plan_, layout_, limits_, pool_.partition);
+  Planned planned = planner.next();
+  check_.emplace(shape_, layout_, limits_, kCredits);
+  EXPECT_THAT(accept(planned.tables),
+              testing::ElementsAre(std::vector<std::uint32_t>{}, std::vector<std::uint32_t>{0}));
+  planned.orders[0].mini_batches = {1, 0};
+  expect_order_refused(planned.orders[0], "mini-batch 1 before 0, whose rows it loads");
+}
+
+TEST_F(OrderCheckTest, MoreOrdersThanCredits) {
+  check_.emplace(shape_, layout_, limits_, 2);
+  accept(prefill_.tables);
+  accept(prefill_.orders[0]);
+  accept(prefill_.orders[1]);
+  expect_order_refused(prefill_.orders[2], "beyond the 2 credits");
+  check_->done();
+  accept(prefill_.orders[2]);
+}
+
+TEST_F(OrderCheckTest, FetchesOfWhatIsNotStreamed) {
+  accept(decode_.tables);
+  const auto refused = [&](const WeightFetch& fetch, const std::string& sentence) {
+    LayerOrderT order = decode_.orders[0];
+    order.fetch = {fetch};
+    expect_order_refused(order, sentence);
+  };
+  refused(WeightFetch(0, 0, 0), "layer 0, which is resident");
+  refused(WeightFetch(3, 0, 0), "layer 3 of a model of 3");
+  refused(WeightFetch(0xffffffff, 0, 0), "layer 4294967295");
+  refused(WeightFetch(2, 4, 0), "piece 4 of layer 2, which it does not have");
+  refused(WeightFetch(2, 64, 0), "piece 64");
+  refused(WeightFetch(2, 0, 2), "after mini-batch 2 of 2");
+  // Layer 1 was fetched at the end of the iteration before.
+  refused(WeightFetch(1, 0, 0), "piece 0 of layer 1 a second time");
+}
+
+TEST_F(OrderCheckTest, FetchesThatNoBufferIsFreeFor) {
+  ModelShape shape = shape_;
+  shape.num_hidden_layers = 5;
+  layout_ = weight_layout(shape, DType::float32);
+  check_.emplace(shape, layout_, limits_, kCredits);
+  SmallPlanner planner(plan_, layout_, limits_, pool_.partition);
+  Planned planned = planner.next();
+  accept(planned.tables);
+  planned.orders[0].fetch = {WeightFetch(1, 0, 0), WeightFetch(2, 0, 0), WeightFetch(3, 0, 0)};
+  expect_order_refused(planned.orders[0], "both layer buffers hold layers not computed yet");
+}
+
+TEST_F(OrderCheckTest, ALayerWhoseWeightsAreNotThere) {
+  accept(decode_.tables);
+  accept(decode_.orders[0]);
+  accept(decode_.orders[1]);
+  LayerOrderT order = decode_.orders[2];
+  order.fetch.pop_back();  // of layer 2
+  accept(order);
+  expect_order_refused(decode_.orders[3], "computes layer 2, whose weights were not all fetched");
+}
+
+TEST_F(OrderCheckTest, AfterAnAbandonedIterationTheNextBeginsWithFreshFetches) {
+  accept(decode_.tables);
+  accept(decode_.orders[0]);
+  accept(decode_.orders[1]);
+  accept(decode_.orders[2]);  // fetched layer 2
+  check_->abandon();
+  expect_order_refused(decode_.orders[3], "iteration 2, which was not begun");
+  decode_.tables.iteration = 3;
+  accept(decode_.tables);
+  for (std::size_t stage = 0; stage < decode_.orders.size(); ++stage) {
+    LayerOrderT order = decode_.orders[stage];
+    order.iteration = 3;
+    if (stage == 0) {
+      order.fetch = prefill_.orders[0].fetch;
+    }
+    check_->done();
+    accept(order);
+  }
+}
+
+// ---- pools and buffers
+
+TEST_F(OrderCheckTest, APoolThatDoesNotFitItsSegment) {
+  const BlockSizes sizes = block_sizes(shape_, DType::float32);
+  PoolPartition pool = pool_.partition;
+  check_pool(pool, sizes, 3, {3 << 20});
+  EXPECT_THROW(check_pool(pool, sizes, 3, {(3 << 20) - 1}), Failure);
+  pool.act_blocks = 0xffffffff;
+  EXPECT_THROW(check_pool(pool, sizes, 3, {3 << 20}), Failure);
+  pool = pool_.partition;
+  pool.region_bytes = 0xffffffffffffffff;
+  EXPECT_THROW(check_pool(pool, sizes, 3, {3 << 20}), Failure);
+  pool.region_bytes = 0;
+  EXPECT_THROW(check_pool(pool, sizes, 3, {3 << 20}), Failure);
+}
+
+// ---- at random
+
+// Messages with fields changed at random are refused, or harmless: then they run, under the
+// sanitizers, over memory that holds nothing but what the tables may touch.
+TEST(OrderMutation, WhatIsAcceptedIsHarmless) {
+  const std::uint32_t seed = 20261121;
+  std::mt19937 random(seed);
+  const TinyModel model(tiny_shape(), DType::float32, 2);
+  Plan plan{.sequences = random_sequences(model.shape, {30, 37, 21, 45}, 3), .kind = mixed};
+  Setting setting;
+  setting.act_blocks = setting.kv_blocks = 16;
+  int refused = 0, ran = 0;
+  for (int round = 0; round < 300; ++round) {
+    plan.seed = random();
+    Rehearsal rehearsal(model, plan, setting);
+    rehearsal.mutate([&](std::span<std::uint32_t> words) {
+      if (random() % 60 != 0) {  // of about 170 messages
+        return;
+      }
+      const std::uint32_t interesting[] = {0,  1,  15,     16,         17,         23,
+                                           24, 25, 0xffff, 0x7fffffff, 0x80000000, 0xffffffff};
+      const std::size_t at = random() % words.size();
+      words[at] = random() % 2 == 0 ? interesting[random() % std::size(interesting)]
+                                    : words[at] + random() % 5 - 2;
+    });
+    try {
+      rehearsal.run();
+      ++ran;
+    } catch (const Failure& failure) {
+      EXPECT_EQ(failure.code(), Exit::cannot_start) << "seed " << seed << ": " << failure.what();
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 50) << "seed " << seed;
+  EXPECT_GT(ran, 10) << "seed " << seed;
+}
+
+}  // namespace
+}  // namespace poise::test

@@ -1,0 +1,232 @@
+#include "gpu_executor/pipeline.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/gpu_executor/rehearsal.h"
+
+namespace poise::test {
+namespace {
+
+Plan some_plan(const ModelShape& shape) {
+  return {.sequences = random_sequences(shape, {37, 21, 1, 50, 16, 33}, 7), .kind = all_kv};
+}
+
+// Every logprob that was told, and every best token, against straight loops in double.
+void expect_as_plain(const TinyModel& model, const Plan& plan, const Outcome& outcome,
+                     double tolerance) {
+  PlainForward plain(model);
+  std::size_t compared = 0;
+  for (std::uint32_t request = 0; request < plan.sequences.size(); ++request) {
+    const auto& tokens = plan.sequences[request];
+    const auto logits = plain.logits(tokens);
+    for (std::size_t position = 1; position <= tokens.size(); ++position) {
+      const auto& row = outcome.rows.at({request, position});
+      const auto& expected = logits[position - 1];
+      double total = 0;
+      for (const double logit : expected) {
+        total += std::exp(logit);
+      }
+      const auto logprob = [&](std::uint32_t token) { return expected[token] - std::log(total); };
+      for (std::size_t i = 0; i < row.size(); i += 2) {
+        EXPECT_NEAR(std::bit_cast<float>(row[i + 1]), logprob(row[i]), tolerance)
+            << "request " << request << " position " << position;
+        ++compared;
+      }
+      if (position == tokens.size()) {
+        const auto best = std::ranges::max_element(expected) - expected.begin();
+        EXPECT_EQ(row[0], static_cast<std::uint32_t>(best));
+      }
+    }
+  }
+  EXPECT_GT(compared, 100u);
+}
+
+TEST(Pipeline, ComputesWhatStraightLoopsCompute) {
+  const TinyModel model(tiny_shape(), DType::float32, 3);
+  const Plan plan = some_plan(model.shape);
+  expect_as_plain(model, plan, rehearse(model, plan), 2e-4);
+}
+
+TEST(Pipeline, ComputesAPostNormModelWithProjectedEmbeddings) {
+  const TinyModel model(post_norm_shape(), DType::float32, 4);
+  const Plan plan = some_plan(model.shape);
+  expect_as_plain(model, plan, rehearse(model, plan), 2e-4);
+}
+
+TEST(Pipeline, ComputesModelsStoredInHalfPrecision) {
+  for (const DType dtype : {DType::float16, DType::bfloat16}) {
+    const TinyModel model(tiny_shape(), dtype, 5);
+    const Plan plan = some_plan(model.shape);
+    // A stored value may be rounded the other way where double and float32 disagree.
+    expect_as_plain(model, plan, rehearse(model, plan), dtype == DType::float16 ? 5e-3 : 4e-2);
+  }
+}
+
+TEST(Pipeline, ComputesModelsWithoutBiasAffineNormsOrTiedHeadAndWithSharedKeys) {
+  ModelShape shape = tiny_shape();
+  shape.enable_bias = 0;
+  shape.layer_norm_elementwise_affine = 0;
+  shape.tie_word_embeddings = 0;
+  shape.num_attention_heads = 4;
+  shape.num_key_value_heads = 2;
+  shape.activation_function = Activation::gelu_tanh;
+  const TinyModel model(shape, DType::float32, 6);
+  const Plan plan = some_plan(model.shape);
+  expect_as_plain(model, plan, rehearse(model, plan), 2e-4);
+}
+
+// So short an iteration that the next but one is queued while its head still waits.
+TEST(Pipeline, RunsAModelOfOneLayerAheadOfItself) {
+  ModelShape shape = tiny_shape();
+  shape.num_hidden_layers = 1;
+  const TinyModel model(shape, DType::float32, 8);
+  Plan plan = some_plan(shape);
+  plan.per_batch = 6;
+  Setting setting;
+  setting.device.synchronous = true;
+  const Outcome expected = rehearse(model, plan, setting);
+  setting.device.synchronous = false;
+  setting.hold = true;
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+    setting.device.jitter = seed;
+    EXPECT_TRUE(rehearse(model, plan, setting).rows == expected.rows) << "seed " << seed;
+  }
+}
+
+// With link and arithmetic slowed down until both take the same time, a run takes little more than
+// one of them: loads of the next mini-batch, layer and iteration pass behind the computation.
+TEST(Pipeline, CopiesAndComputationOverlapAcrossLayersAndIterations) {
+  const TinyModel model(tiny_shape(), DType::float32, 3);
+  Plan plan = some_plan(model.shape);
+  plan.prompt = 1;     // token by token: there is context to load from the second on
+  plan.per_batch = 6;  // one mini-batch: nothing but the next layer's loads can overlap
+  Setting setting;
+  setting.limits.resident_layers = 3;
+  setting.hold = true;
+  setting.device.link_bytes_per_s = 12e6;
+  setting.device.compute_flops = 40e6;
+  Rehearsal rehearsal(model, plan, setting);
+  const Outcome outcome = rehearsal.run();
+  double in = 0, compute = 0;
+  for (const messages::LayerDoneT& order : outcome.layers) {
+    in += static_cast<double>(order.copy_in->busy_ns()) * 1e-9;
+    compute += static_cast<double>(order.compute->busy_ns()) * 1e-9;
+  }
+  EXPECT_GT(in, 0.1);
+  EXPECT_GT(compute, 0.1);
+  EXPECT_LT(rehearsal.elapsed().n, 0.75 * (in + compute)) << in << " s and " << compute << " s";
+}
+
+// One model and plan, and the run all others must equal bit by bit: KV blocks only, everything
+// resident, one thread, nothing overlapping, one sequence in a mini-batch.
+class SameBits : public testing::TestWithParam<DType> {
+ protected:
+  SameBits() : model_(tiny_shape(), GetParam(), 11), plan_(some_plan(model_.shape)) {
+    Plan plan = plan_;
+    plan.per_batch = 1;
+    plan.seed = 0;
+    Setting setting;
+    setting.limits.resident_layers = 3;
+    setting.device.synchronous = true;
+    expected_ = rehearse(model_, plan, setting).rows;
+    EXPECT_EQ(expected_.size(), 37u + 21 + 1 + 50 + 16 + 33);
+  }
+
+  void expect_same(const Plan& plan, const Setting& setting = {}) {
+    EXPECT_TRUE(rehearse(model_, plan, setting).rows == expected_);
+  }
+
+  const TinyModel model_;
+  const Plan plan_;
+  decltype(Outcome::rows) expected_;
+};
+
+TEST_P(SameBits, WhateverTheBlocksHold) {
+  for (const auto& kind : {all_kv, all_act, mixed}) {
+    Plan plan = plan_;
+    plan.kind = kind;
+    expect_same(plan);
+  }
+}
+
+TEST_P(SameBits, HoweverMiniBatchesAreCut) {
+  for (const std::int32_t per_batch : {1, 3, 8}) {
+    for (const bool reversed : {false, true}) {
+      Plan plan = plan_;
+      plan.kind = mixed;
+      plan.per_batch = per_batch;
+      plan.reversed = reversed;
+      plan.seed = static_cast<std::uint32_t>(per_batch);
+      expect_same(plan);
+    }
+  }
+}
+
+TEST_P(SameBits, HoweverPromptsAreCut) {
+  for (const std::int32_t chunk : {1, 5, 16, 17}) {
+    for (const std::int32_t at_once : {1, 3}) {
+      Plan plan = plan_;
+      plan.kind = mixed;
+      plan.chunk = chunk;
+      plan.chunks_at_once = at_once;
+      expect_same(plan);
+    }
+  }
+}
+
+TEST_P(SameBits, WhereverTheWeightsAre) {
+  for (const std::int32_t resident : {0, 1, 2, 3}) {
+    for (const bool late : {false, true}) {
+      Setting setting;
+      setting.limits.resident_layers = resident;
+      setting.hold = true;
+      Plan plan = plan_;
+      plan.late_weights = late;
+      expect_same(plan, setting);
+    }
+  }
+}
+
+TEST_P(SameBits, HoweverManyThreadsAndLogitsRows) {
+  for (const int threads : {1, 2, 3}) {
+    Setting setting;
+    setting.device.threads = threads;
+    setting.limits.logits_rows = threads * 20 - 19;
+    expect_same(plan_, setting);
+  }
+}
+
+TEST_P(SameBits, WhateverOverlaps) {
+  Plan plan = plan_;
+  plan.kind = mixed;
+  plan.chunk = 7;
+  plan.chunks_at_once = 2;
+  for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+    Setting setting;
+    setting.limits.resident_layers = static_cast<std::int32_t>(seed % 3);
+    setting.device.jitter = seed;
+    setting.hold = seed % 2 == 0;
+    expect_same(plan, setting);
+  }
+}
+
+TEST_P(SameBits, OnALinkThatIsSlow) {
+  Plan plan = plan_;
+  plan.kind = mixed;
+  Setting setting;
+  setting.hold = true;
+  setting.device.link_bytes_per_s = 200e6;
+  expect_same(plan, setting);
+  setting.device.link_bytes_per_s = 0;
+  setting.device.compute_flops = 2e9;
+  expect_same(plan, setting);
+}
+
+INSTANTIATE_TEST_SUITE_P(Pipeline, SameBits,
+                         testing::Values(DType::float32, DType::float16, DType::bfloat16),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+}  // namespace
+}  // namespace poise::test

@@ -1,0 +1,249 @@
+#pragma once
+// A planner for tests: cuts sequences whose tokens are all known beforehand into parts, mini-batches
+// and iterations, gives them blocks and slots, and writes the orders. Because nothing waits for a
+// sampled token, every order of a run can be queued before the first is done.
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "common/blocks.h"
+#include "common/device_memory.h"
+#include "common/messages_generated.h"
+#include "common/weight_layout.h"
+
+namespace poise::test {
+
+struct Plan {
+  std::vector<std::vector<std::int32_t>> sequences;  // tokens, by request
+  std::function<BlockKind(std::uint32_t request, std::uint32_t block)> kind;
+  std::int32_t prompt = 20;         // tokens of each sequence that are a prompt …
+  std::int32_t chunk = 1000;        // … run so many at a time; the rest one by one
+  std::int32_t chunks_at_once = 1;  // chunks of one prompt in one iteration, each its own batch
+  std::int32_t per_batch = 2;       // sequences in a mini-batch
+  std::int32_t logprobs = 3;
+  bool late_weights = false;  // all but the first piece arrive while their layer computes
+  bool reversed = false;      // mini-batches computed from the last to the first
+  std::uint32_t seed = 1;     // of slots' and blocks' numbers; 0: in order
+};
+
+struct Part {
+  std::uint32_t request;
+  std::uint32_t context, count;
+};
+
+// One iteration as messages: its tables and one order a stage.
+struct Planned {
+  messages::IterationT tables;
+  std::vector<messages::LayerOrderT> orders;
+};
+
+class SmallPlanner {
+ public:
+  SmallPlanner(const Plan& plan, const WeightLayout& layout, const DeviceLimits& limits,
+               const PoolPartition& pool)
+      : plan_(plan), layout_(layout), limits_(limits), random_(plan.seed) {
+    for (const BlockKind kind : {BlockKind::kv, BlockKind::act}) {
+      auto& free = free_[static_cast<std::size_t>(kind)];
+      free.resize(pool.blocks(kind));
+      std::iota(free.rbegin(), free.rend(), 0u);
+      shuffle(free);
+    }
+    context_.resize(plan.sequences.size());
+    blocks_.resize(plan.sequences.size());
+  }
+
+  // Nothing more to do: an iteration without mini-batches.
+  Planned next() {
+    Planned planned;
+    planned.tables.iteration = ++iteration_;
+    planned.tables.pool_epoch = 1;
+    for (const std::vector<Part>& batch : cut()) {
+      planned.tables.mini_batches.push_back(
+          tables(batch, static_cast<std::uint32_t>(planned.tables.mini_batches.size())));
+    }
+    if (!planned.tables.mini_batches.empty()) {
+      for (std::int32_t stage = 0; stage <= layout_.layers + 1; ++stage) {
+        planned.orders.push_back(order(static_cast<std::uint32_t>(stage), planned.tables));
+      }
+    }
+    return planned;
+  }
+
+ private:
+  struct Block {
+    BlockKind kind;
+    std::uint32_t number;
+  };
+
+  void shuffle(std::vector<std::uint32_t>& numbers) {
+    if (plan_.seed != 0) {
+      std::ranges::shuffle(numbers, random_);
+    }
+  }
+
+  std::vector<std::vector<Part>> cut() {
+    std::vector<std::vector<Part>> batches;
+    std::vector<std::uint32_t> planned = context_;
+    for (std::int32_t round = 0; round < plan_.chunks_at_once; ++round) {
+      std::vector<Part> parts;
+      for (std::uint32_t request = 0; request < plan_.sequences.size(); ++request) {
+        const auto all = static_cast<std::uint32_t>(plan_.sequences[request].size());
+        const std::uint32_t prompt = std::min(all, static_cast<std::uint32_t>(plan_.prompt));
+        const std::uint32_t done = planned[request];
+        const bool in_prompt = done < prompt;
+        if (done == all || (round > 0 && !in_prompt)) {
+          continue;
+        }
+        const std::uint32_t count =
+            in_prompt ? std::min(prompt - done, static_cast<std::uint32_t>(plan_.chunk)) : 1;
+        parts.push_back({request, done, count});
+        planned[request] += count;
+      }
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        if (i % static_cast<std::size_t>(plan_.per_batch) == 0) {
+          batches.emplace_back();
+        }
+        batches.back().push_back(parts[i]);
+      }
+    }
+    context_ = planned;
+    return batches;
+  }
+
+  std::vector<std::uint32_t> slots(std::int32_t count) {
+    std::vector<std::uint32_t> numbers(static_cast<std::size_t>(count));
+    std::iota(numbers.rbegin(), numbers.rend(), 0u);
+    shuffle(numbers);
+    return numbers;
+  }
+
+  static std::uint32_t take(std::vector<std::uint32_t>& free) {
+    const std::uint32_t number = free.back();
+    free.pop_back();
+    return number;
+  }
+
+  std::unique_ptr<messages::MiniBatchT> tables(const std::vector<Part>& parts, std::uint32_t id) {
+    auto batch = std::make_unique<messages::MiniBatchT>();
+    batch->id = id;
+    std::vector<std::uint32_t> kv_slots = slots(limits_.kv_slots);
+    std::vector<std::uint32_t> act_slots = slots(limits_.act_slots);
+    for (const Part& part : parts) {
+      const auto& tokens = plan_.sequences[part.request];
+      const auto first_row = static_cast<std::uint32_t>(batch->tokens.size());
+      const std::uint32_t end = part.context + part.count;
+      batch->sequences.emplace_back(part.request, part.context, part.count, first_row,
+                                    static_cast<std::uint32_t>(batch->entries.size()));
+      batch->tokens.insert(batch->tokens.end(), tokens.begin() + part.context,
+                           tokens.begin() + end);
+      add_blocks(part, *batch, kv_slots, act_slots);
+      auto sample = std::make_unique<messages::SampleT>();
+      sample->sequence = static_cast<std::uint32_t>(batch->sequences.size()) - 1;
+      sample->temperature = 0;
+      sample->logprobs = plan_.logprobs;
+      sample->prompt_logprobs = true;
+      for (std::uint32_t at = part.context; at < end; ++at) {
+        sample->prompt_targets.push_back(at + 1 < tokens.size() ? tokens[at + 1] : -1);
+      }
+      batch->samples.push_back(std::move(sample));
+    }
+    return batch;
+  }
+
+  void add_blocks(const Part& part, messages::MiniBatchT& batch,
+                  std::vector<std::uint32_t>& kv_slots, std::vector<std::uint32_t>& act_slots) {
+    auto& blocks = blocks_[part.request];
+    const std::uint32_t end = part.context + part.count;
+    for (std::uint32_t j = 0; j * kBlockTokens < end; ++j) {
+      if (j == blocks.size()) {
+        const BlockKind kind = plan_.kind(part.request, j);
+        blocks.push_back({kind, take(free_[static_cast<std::size_t>(kind)])});
+      }
+      const Block& block = blocks[j];
+      const bool kv = block.kind == BlockKind::kv;
+      const std::uint32_t slot = take(kv ? kv_slots : act_slots);
+      const auto kind = static_cast<messages::Kind>(block.kind);
+      const std::uint32_t start = j * kBlockTokens;
+      const std::uint32_t old_rows =
+          std::min<std::uint32_t>(part.context - std::min(part.context, start), kBlockTokens);
+      if (old_rows > 0) {
+        add_load(batch, kind, block.number, slot, static_cast<std::uint16_t>(old_rows));
+        if (!kv) {
+          batch.regenerate.emplace_back(slot, 1);
+        }
+      }
+      batch.entries.emplace_back(kv ? messages::Where::LoadedKv : messages::Where::RegeneratedKv,
+                                 kind, messages::Place::Host, 0, slot, block.number);
+      const std::uint32_t until = std::min<std::uint32_t>(end - start, kBlockTokens);
+      if (until > old_rows) {
+        batch.stores.emplace_back(
+            kind, messages::Place::Host, static_cast<std::uint16_t>(old_rows), until - old_rows,
+            batch.sequences.back().first_row() + start + old_rows - part.context, block.number);
+      }
+    }
+  }
+
+  // Joins the run before, where blocks and slots are neighbours.
+  static void add_load(messages::MiniBatchT& batch, messages::Kind kind, std::uint32_t block,
+                       std::uint32_t slot, std::uint16_t tokens) {
+    if (!batch.loads.empty()) {
+      const messages::BlockRun last = batch.loads.back();
+      if (last.kind() == kind && last.tail_tokens() == kBlockTokens &&
+          last.first_block() + last.count() == block && last.first_slot() + last.count() == slot) {
+        batch.loads.back() =
+            messages::BlockRun(kind, messages::Place::Host, tokens, last.count() + 1,
+                               last.first_block(), last.first_slot());
+        return;
+      }
+    }
+    batch.loads.emplace_back(kind, messages::Place::Host, tokens, 1, block, slot);
+  }
+
+  // Each streamed layer is fetched while the streamed layer before it computes.
+  messages::LayerOrderT order(std::uint32_t stage, const messages::IterationT& tables) {
+    messages::LayerOrderT order;
+    order.iteration = tables.iteration;
+    order.stage = stage;
+    for (std::uint32_t id = 0; id < tables.mini_batches.size(); ++id) {
+      order.mini_batches.push_back(id);
+    }
+    if (plan_.reversed) {
+      std::ranges::reverse(order.mini_batches);
+    }
+    const auto resident = static_cast<std::uint32_t>(limits_.resident_layers);
+    const auto layers = static_cast<std::uint32_t>(layout_.layers);
+    const auto last = static_cast<std::uint32_t>(tables.mini_batches.size()) - 1;
+    const auto pieces = static_cast<std::uint32_t>(layout_.layer.pieces.size());
+    const std::uint32_t early = plan_.late_weights ? 1 : pieces;
+    const bool first = tables.iteration == 1 && stage == 0;
+    const bool streams = stage > resident && stage <= layers;
+    if (streams) {
+      for (std::uint32_t piece = early; piece < pieces; ++piece) {
+        order.fetch.emplace_back(stage - 1, piece, order.mini_batches[0]);
+      }
+    }
+    if (resident < layers && (first || streams)) {
+      const std::uint32_t next = first || stage == layers ? resident : stage;
+      for (std::uint32_t piece = 0; piece < early; ++piece) {
+        order.fetch.emplace_back(next, piece, std::min(piece, last));
+      }
+    }
+    return order;
+  }
+
+  const Plan& plan_;
+  const WeightLayout& layout_;
+  const DeviceLimits& limits_;
+  std::mt19937 random_;
+  std::vector<std::uint32_t> free_[2];  // blocks, by kind
+  std::vector<std::uint32_t> context_;  // by request
+  std::vector<std::vector<Block>> blocks_;
+  std::uint64_t iteration_ = 0;
+};
+
+}  // namespace poise::test

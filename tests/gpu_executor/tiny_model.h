@@ -1,0 +1,295 @@
+#pragma once
+// A small random OPT in host memory, laid out as the loader lays out the weights segment, and what
+// it computes by straight loops: no blocks, no batches, no device. The oracle of the pipeline.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "common/dtype.h"
+#include "common/model_shape.h"
+#include "common/weight_layout.h"
+
+namespace poise::test {
+
+inline ModelShape tiny_shape() {
+  return {.num_hidden_layers = 3,
+          .hidden_size = 24,
+          .ffn_dim = 40,
+          .num_attention_heads = 3,
+          .num_key_value_heads = 3,
+          .head_dim = 8,
+          .vocab_size = 37,
+          .max_position_embeddings = 128,
+          .position_offset = 2,
+          .word_embed_proj_dim = 24,
+          .activation_function = Activation::relu,
+          .layer_norm_epsilon = 1e-5f,
+          .do_layer_norm_before = 1,
+          .enable_bias = 1,
+          .layer_norm_elementwise_affine = 1,
+          .has_final_layer_norm = 1,
+          .tie_word_embeddings = 1};
+}
+
+// OPT-350m's ways: norms behind, projected embeddings, no final norm.
+inline ModelShape post_norm_shape() {
+  ModelShape shape = tiny_shape();
+  shape.do_layer_norm_before = 0;
+  shape.has_final_layer_norm = 0;
+  shape.word_embed_proj_dim = 12;
+  shape.activation_function = Activation::gelu;
+  return shape;
+}
+
+inline float read_number(const std::byte* from, DType dtype) {
+  if (dtype == DType::float32) {
+    float value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, from, sizeof bits);
+  return dtype == DType::float16 ? to_float(Half{bits}) : to_float(BFloat16{bits});
+}
+
+inline void write_number(std::byte* to, DType dtype, float value) {
+  if (dtype == DType::float32) {
+    std::memcpy(to, &value, sizeof value);
+    return;
+  }
+  const std::uint16_t bits =
+      dtype == DType::float16 ? to_half(value).bits : to_bfloat16(value).bits;
+  std::memcpy(to, &bits, sizeof bits);
+}
+
+inline float rounded(float value, DType dtype) {
+  std::byte bytes[4];
+  write_number(bytes, dtype, value);
+  return read_number(bytes, dtype);
+}
+
+class TinyModel {
+ public:
+  TinyModel(const ModelShape& model_shape, DType model_dtype, std::uint32_t seed)
+      : shape(model_shape), dtype(model_dtype), layout(weight_layout(model_shape, model_dtype)) {
+    bytes.resize(static_cast<std::size_t>(layout.total().n));
+    std::mt19937 random(seed);
+    fill(layout.outer, 0, random);
+    for (std::int32_t layer = 0; layer < layout.layers; ++layer) {
+      fill(layout.layer, layout.layer_offset({static_cast<std::uint32_t>(layer)}), random);
+    }
+  }
+
+  // A weight as numbers, row-major; empty where the model has none. Layer -1: the outer slab.
+  std::vector<float> weight(std::int32_t layer, Weight which) const {
+    const Slab& slab = layer < 0 ? layout.outer : layout.layer;
+    const WeightEntry* entry = slab.find(which);
+    if (entry == nullptr) {
+      return {};
+    }
+    const std::uint64_t start =
+        (layer < 0 ? 0 : layout.layer_offset({static_cast<std::uint32_t>(layer)})) + entry->offset;
+    std::vector<float> values;
+    for (std::int64_t i = 0; i < entry->bytes.n; i += size_of(dtype).n) {
+      values.push_back(read_number(bytes.data() + start + i, dtype));
+    }
+    return values;
+  }
+
+  ModelShape shape;
+  DType dtype;
+  WeightLayout layout;
+  std::vector<std::byte> bytes;
+
+ private:
+  void fill(const Slab& slab, std::uint64_t start, std::mt19937& random) {
+    for (const WeightEntry& entry : slab.entries) {
+      const bool gain = entry.weight == Weight::attention_norm_weight ||
+                        entry.weight == Weight::mlp_norm_weight ||
+                        entry.weight == Weight::final_norm_weight;
+      std::normal_distribution<float> values(gain ? 1.0f : 0.0f, entry.matrix() ? 0.25f : 0.1f);
+      for (std::int64_t i = 0; i < entry.bytes.n; i += size_of(dtype).n) {
+        write_number(bytes.data() + start + entry.offset + i, dtype, values(random));
+      }
+    }
+  }
+};
+
+// Logits of every position of one sequence, (tokens, vocab_size), in double.
+class PlainForward {
+ public:
+  explicit PlainForward(const TinyModel& model) : model_(model), shape_(model.shape) {}
+
+  std::vector<std::vector<double>> logits(std::span<const std::int32_t> tokens) {
+    Hidden hidden = embed(tokens);
+    for (std::int32_t layer = 0; layer < shape_.num_hidden_layers; ++layer) {
+      decoder_layer(layer, hidden);
+    }
+    for (Row& row : hidden) {
+      if (shape_.has_final_layer_norm != 0) {
+        row = norm(row, -1, Weight::final_norm_weight, Weight::final_norm_bias);
+      }
+      if (shape_.projects_embeddings()) {
+        row = times(row, -1, Weight::project_out, std::nullopt);
+      }
+      row = times(row, -1, shape_.tie_word_embeddings != 0 ? Weight::token_embedding : Weight::head,
+                  std::nullopt);
+    }
+    return hidden;
+  }
+
+ private:
+  using Row = std::vector<double>;
+  using Hidden = std::vector<Row>;
+
+  Row times(const Row& in, std::int32_t layer, Weight weight, std::optional<Weight> bias) const {
+    const std::vector<float> matrix = model_.weight(layer, weight);
+    const std::vector<float> added = bias ? model_.weight(layer, *bias) : std::vector<float>();
+    Row out(matrix.size() / in.size());
+    for (std::size_t n = 0; n < out.size(); ++n) {
+      for (std::size_t k = 0; k < in.size(); ++k) {
+        out[n] += in[k] * static_cast<double>(matrix[n * in.size() + k]);
+      }
+      out[n] += added.empty() ? 0.0 : static_cast<double>(added[n]);
+    }
+    return out;
+  }
+
+  Row norm(const Row& in, std::int32_t layer, Weight weight, Weight bias) const {
+    const std::vector<float> gain = model_.weight(layer, weight);
+    const std::vector<float> shift = model_.weight(layer, bias);
+    double mean = 0, variance = 0;
+    for (const double x : in) {
+      mean += x / static_cast<double>(in.size());
+    }
+    for (const double x : in) {
+      variance += (x - mean) * (x - mean) / static_cast<double>(in.size());
+    }
+    Row out;
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      const double x = (in[i] - mean) / std::sqrt(variance + shape_.layer_norm_epsilon);
+      out.push_back(x * (gain.empty() ? 1.0 : static_cast<double>(gain[i])) +
+                    (shift.empty() ? 0.0 : static_cast<double>(shift[i])));
+    }
+    return out;
+  }
+
+  // What is stored is rounded first.
+  Row stored(Row row) const {
+    for (double& x : row) {
+      x = static_cast<double>(rounded(static_cast<float>(x), model_.dtype));
+    }
+    return row;
+  }
+
+  static Row sum(const Row& a, const Row& b) {
+    Row out;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      out.push_back(a[i] + b[i]);
+    }
+    return out;
+  }
+
+  Hidden embed(std::span<const std::int32_t> tokens) const {
+    const std::vector<float> table = model_.weight(-1, Weight::token_embedding);
+    const std::vector<float> positions = model_.weight(-1, Weight::position_embedding);
+    const auto width = static_cast<std::size_t>(shape_.word_embed_proj_dim);
+    const auto h = static_cast<std::size_t>(shape_.hidden_size);
+    Hidden hidden;
+    for (std::size_t t = 0; t < tokens.size(); ++t) {
+      const float* start = table.data() + static_cast<std::size_t>(tokens[t]) * width;
+      Row row(start, start + width);
+      if (shape_.projects_embeddings()) {
+        row = times(row, -1, Weight::project_in, std::nullopt);
+      }
+      for (std::size_t i = 0; i < h; ++i) {
+        row[i] += static_cast<double>(
+            positions[(t + static_cast<std::size_t>(shape_.position_offset)) * h + i]);
+      }
+      hidden.push_back(row);
+    }
+    return hidden;
+  }
+
+  void decoder_layer(std::int32_t layer, Hidden& hidden) const {
+    const bool before = shape_.do_layer_norm_before != 0;
+    Hidden q, kv;
+    for (const Row& row : hidden) {
+      const Row act = stored(
+          before ? norm(row, layer, Weight::attention_norm_weight, Weight::attention_norm_bias)
+                 : row);
+      q.push_back(times(act, layer, Weight::w_q, Weight::b_q));
+      kv.push_back(stored(times(act, layer, Weight::w_kv, Weight::b_kv)));
+    }
+    for (std::size_t t = 0; t < hidden.size(); ++t) {
+      hidden[t] = sum(hidden[t], times(attend(q[t], kv, t), layer, Weight::w_o, Weight::b_o));
+      if (!before) {
+        hidden[t] =
+            norm(hidden[t], layer, Weight::attention_norm_weight, Weight::attention_norm_bias);
+      }
+      const Row in = before ? norm(hidden[t], layer, Weight::mlp_norm_weight, Weight::mlp_norm_bias)
+                            : hidden[t];
+      Row middle = times(in, layer, Weight::fc1, Weight::fc1_bias);
+      for (double& x : middle) {
+        x = activated(x);
+      }
+      hidden[t] = sum(hidden[t], times(middle, layer, Weight::fc2, Weight::fc2_bias));
+      if (!before) {
+        hidden[t] = norm(hidden[t], layer, Weight::mlp_norm_weight, Weight::mlp_norm_bias);
+      }
+    }
+  }
+
+  double activated(double x) const {
+    switch (shape_.activation_function) {
+      case Activation::relu:
+        return std::max(x, 0.0);
+      case Activation::gelu:
+        return x * 0.5 * std::erfc(-x / std::sqrt(2.0));
+      case Activation::gelu_tanh:
+        return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    }
+    return x;
+  }
+
+  Row attend(const Row& q, const Hidden& kv, std::size_t position) const {
+    const auto dim = static_cast<std::size_t>(shape_.head_dim);
+    const auto group =
+        static_cast<std::size_t>(shape_.num_attention_heads / shape_.num_key_value_heads);
+    const auto values = static_cast<std::size_t>(shape_.kv_dim());  // where V starts in a row
+    Row out(q.size());
+    for (std::size_t head = 0; head < static_cast<std::size_t>(shape_.num_attention_heads);
+         ++head) {
+      const std::size_t kv_head = head / group;
+      Row scores(position + 1);
+      for (std::size_t t = 0; t <= position; ++t) {
+        for (std::size_t i = 0; i < dim; ++i) {
+          scores[t] += q[head * dim + i] * kv[t][kv_head * dim + i];
+        }
+        scores[t] /= std::sqrt(static_cast<double>(dim));
+      }
+      const double maximum = *std::ranges::max_element(scores);
+      double total = 0;
+      for (double& score : scores) {
+        score = std::exp(score - maximum);
+        total += score;
+      }
+      for (std::size_t t = 0; t <= position; ++t) {
+        for (std::size_t i = 0; i < dim; ++i) {
+          out[head * dim + i] += scores[t] / total * kv[t][values + kv_head * dim + i];
+        }
+      }
+    }
+    return out;
+  }
+
+  const TinyModel& model_;
+  const ModelShape& shape_;
+};
+
+}  // namespace poise::test

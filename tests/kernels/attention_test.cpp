@@ -1,0 +1,294 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "tests/kernels/tensors.h"
+
+namespace poise::test {
+namespace {
+
+struct Heads {
+  std::int32_t heads, kv_heads, dim;
+};
+
+// One sequence's queries, keys and values, and any number of ways to lay them into slots.
+class Sequence {
+ public:
+  Sequence(Heads heads, std::int32_t tokens, DType dtype, std::uint32_t seed = 1)
+      : heads_(heads),
+        tokens_(tokens),
+        width_(heads.kv_heads * heads.dim),
+        q_(normal_values(seed, static_cast<std::size_t>(tokens * heads.heads * heads.dim), 2)),
+        kv_(dtype, normal_values(seed + 1, static_cast<std::size_t>(tokens * 2 * width_))) {}
+
+  // Attends tokens [context, end) in pieces of `piece`, blocks scattered over both buffers in an
+  // order of `placement`; everything that no token owns is not a number.
+  std::vector<float> run(std::int32_t context, std::int32_t end, std::int32_t piece,
+                         std::uint32_t placement, cpu::Workers& workers) const {
+    const std::int32_t blocks = (end + 15) / 16;
+    std::vector<std::uint32_t> slots(static_cast<std::size_t>(2 * blocks + 3));
+    std::iota(slots.begin(), slots.end(), 0u);
+    std::shuffle(slots.begin(), slots.end(), std::mt19937(placement));
+    const auto slot_numbers = static_cast<std::size_t>(16 * 2 * width_);
+    const std::vector<float> garbage(slots.size() * slot_numbers,
+                                     std::numeric_limits<float>::quiet_NaN());
+    Stored buffers[2] = {Stored(kv_.dtype(), garbage), Stored(kv_.dtype(), garbage)};
+    std::vector<ContextBlock> table(static_cast<std::size_t>(blocks));
+    for (std::size_t b = 0; b < table.size(); ++b) {
+      table[b] = {.slot = slots[b],
+                  .buffer = static_cast<std::uint8_t>((slots[b] + placement) % 2)};
+      for (std::size_t i = 0; i < slot_numbers; ++i) {
+        const std::size_t from = b * slot_numbers + i;
+        if (from < kv_.size() &&
+            from / static_cast<std::size_t>(2 * width_) < static_cast<std::size_t>(end)) {
+          buffers[table[b].buffer].set(slots[b] * slot_numbers + i, kv_[from]);
+        }
+      }
+    }
+    const auto row = static_cast<std::size_t>(heads_.heads * heads_.dim);
+    std::vector<float> out(static_cast<std::size_t>(end - context) * row, -7);
+    for (std::int32_t at = context; at < end; at += piece) {
+      const AttentionSequence sequence{.first_row = at - context,
+                                       .new_tokens = std::min(piece, end - at),
+                                       .context = at,
+                                       .first_block = 0};
+      cpu::attention({.out = out.data(),
+                      .q = q_.data() + static_cast<std::size_t>(context) * row,
+                      .slots = {buffers[0].data(), buffers[1].data()},
+                      .dtype = kv_.dtype(),
+                      .blocks = table.data(),
+                      .sequences = &sequence,
+                      .sequence_count = 1,
+                      .heads = heads_.heads,
+                      .kv_heads = heads_.kv_heads,
+                      .head_dim = heads_.dim,
+                      .scale = scale()},
+                     workers);
+    }
+    return out;
+  }
+
+  float scale() const { return 1.0f / std::sqrt(static_cast<float>(heads_.dim)); }
+
+  // Row `token` in float64; the largest weighted sum of magnitudes into `bound`.
+  std::vector<double> exact(std::int32_t token, std::int32_t head) const {
+    const std::int32_t kv_head = head / (heads_.heads / heads_.kv_heads);
+    const auto dim = static_cast<std::size_t>(heads_.dim);
+    std::vector<double> scores;
+    for (std::int32_t t = 0; t <= token; ++t) {
+      double score = 0;
+      for (std::size_t d = 0; d < dim; ++d) {
+        score += static_cast<double>(query(token, head, d)) *
+                 static_cast<double>(stored(t, 0, kv_head, d));
+      }
+      scores.push_back(score * static_cast<double>(scale()));
+    }
+    const double maximum = *std::max_element(scores.begin(), scores.end());
+    double denominator = 0;
+    std::vector<double> out(dim);
+    for (std::int32_t t = 0; t <= token; ++t) {
+      const double weight = std::exp(scores[static_cast<std::size_t>(t)] - maximum);
+      denominator += weight;
+      for (std::size_t d = 0; d < dim; ++d) {
+        out[d] += weight * static_cast<double>(stored(t, 1, kv_head, d));
+      }
+    }
+    for (double& x : out) {
+      x /= denominator;
+    }
+    return out;
+  }
+
+  void expect_right(const std::vector<float>& out, std::int32_t context, std::int32_t end) const {
+    // A score is a sum of head_dim products of some N(0, 2)·N(0, 1) and errs by about
+    // 2·√dim·dim·2⁻²⁴·scale; what it weighs errs by that share, and sums of values |v| < 6.
+    const double tolerance = 6 * (8.0 * heads_.dim + 2.0 * end) * 0x1p-24;
+    for (std::int32_t token = context; token < end; ++token) {
+      for (std::int32_t head = 0; head < heads_.heads; ++head) {
+        const std::vector<double> expected = exact(token, head);
+        for (std::size_t d = 0; d < expected.size(); ++d) {
+          const auto at =
+              static_cast<std::size_t>(((token - context) * heads_.heads + head) * heads_.dim) + d;
+          ASSERT_NEAR(static_cast<double>(out[at]), expected[d], tolerance)
+              << "token " << token << " head " << head << " at " << d;
+        }
+      }
+    }
+  }
+
+ private:
+  float query(std::int32_t token, std::int32_t head, std::size_t d) const {
+    return q_[static_cast<std::size_t>((token * heads_.heads + head) * heads_.dim) + d];
+  }
+  float stored(std::int32_t token, std::int32_t which, std::int32_t kv_head, std::size_t d) const {
+    return kv_[static_cast<std::size_t>((token * 2 + which) * width_ + kv_head * heads_.dim) + d];
+  }
+
+  Heads heads_;
+  std::int32_t tokens_, width_;
+  std::vector<float> q_;  // (tokens, heads, dim)
+  Stored kv_;             // (tokens, 2, kv_heads, dim)
+};
+
+TEST(Attention, IsSoftmaxOverWhatEachTokenMaySee) {
+  cpu::Workers workers(2);
+  for (const Heads heads : {Heads{1, 1, 1}, Heads{2, 2, 32}, Heads{3, 3, 64}, Heads{2, 2, 80},
+                            Heads{1, 1, 128}, Heads{1, 1, 256}, Heads{3, 1, 20}}) {
+    for (const DType dtype : kAllTypes) {
+      for (const std::int32_t tokens : {1, 2, 16, 17, 70, 140}) {
+        SCOPED_TRACE(testing::Message() << heads.heads << " heads of " << heads.dim << ", "
+                                        << tokens << " tokens of " << name_of(dtype));
+        const Sequence sequence(heads, tokens, dtype);
+        sequence.expect_right(sequence.run(0, tokens, tokens, 1, workers), 0, tokens);
+      }
+    }
+  }
+}
+
+TEST(Attention, SharesKeysAmongTheQueryHeadsOfAGroup) {
+  cpu::Workers workers(2);
+  for (const Heads heads : {Heads{8, 2, 16}, Heads{6, 1, 48}, Heads{71, 1, 8}}) {
+    const Sequence sequence(heads, 40, DType::float32);
+    sequence.expect_right(sequence.run(0, 40, 40, 2, workers), 0, 40);
+  }
+}
+
+TEST(Attention, OfOneNewTokenSeesItsWholeContext) {
+  cpu::Workers workers(2);
+  for (const std::int32_t context : {0, 1, 15, 16, 127, 128, 129, 500}) {
+    const Sequence sequence({2, 2, 64}, context + 1, DType::float16);
+    sequence.expect_right(sequence.run(context, context + 1, 1, 3, workers), context, context + 1);
+  }
+}
+
+TEST(AttentionBits, AreTheSameInPiecesOfAnySizeAndFromAnySlots) {
+  cpu::Workers workers(2);
+  for (const Heads heads : {Heads{2, 2, 64}, Heads{4, 2, 80}}) {
+    const Sequence sequence(heads, 301, DType::bfloat16);
+    const std::vector<float> whole = sequence.run(0, 301, 301, 1, workers);
+    std::uint32_t placement = 2;
+    for (const std::int32_t piece : {1, 2, 15, 16, 17, 33, 64, 65, 128, 200}) {
+      EXPECT_TRUE(same_bits(sequence.run(0, 301, piece, placement++, workers), whole)) << piece;
+    }
+  }
+}
+
+TEST(AttentionBits, AreTheSameOnEveryInstructionSetAndNumberOfWorkers) {
+  for (const DType dtype : kAllTypes) {
+    const Sequence sequence({4, 2, 72}, 270, dtype);
+    cpu::Workers one(1);
+    const std::vector<float> expected = sequence.run(0, 270, 270, 1, one);
+    for (const int threads : {2, 3}) {
+      cpu::Workers workers(threads);
+      for (const cpu::Isa isa : cpu::available_isas()) {
+        under(isa, [&] {
+          EXPECT_TRUE(same_bits(sequence.run(0, 270, 135, 4, workers), expected))
+              << cpu::name_of(isa) << ", " << name_of(dtype);
+        });
+      }
+    }
+  }
+}
+
+TEST(AttentionBits, OfASequenceDoNotDependOnTheOnesBesideIt) {
+  cpu::Workers workers(3);
+  constexpr Heads kHeads{2, 2, 32};
+  constexpr std::size_t kRow = 2 * 32;
+  // Sequences of many lengths, each in blocks of its own, new tokens last.
+  const std::vector<std::pair<std::int32_t, std::int32_t>> context_and_new = {
+      {0, 1}, {33, 1}, {0, 70}, {128, 5}, {15, 1}, {140, 0}, {16, 16}, {200, 1}};
+  std::vector<ContextBlock> blocks;
+  std::vector<AttentionSequence> sequences;
+  std::int32_t rows = 0;
+  for (const auto& [context, fresh] : context_and_new) {
+    sequences.push_back({rows, fresh, context, static_cast<std::int32_t>(blocks.size())});
+    for (std::int32_t b = 0; b < (context + fresh + 15) / 16; ++b) {
+      blocks.push_back({.slot = static_cast<std::uint32_t>(blocks.size())});
+    }
+    rows += fresh;
+  }
+  const std::vector<float> q = normal_values(1, static_cast<std::size_t>(rows) * kRow);
+  const std::vector<float> slots = normal_values(2, blocks.size() * 16 * 2 * kRow);
+  const auto attend = [&](const std::vector<AttentionSequence>& some, std::vector<float>* out) {
+    cpu::attention({.out = out->data(),
+                    .q = q.data(),
+                    .slots = {slots.data(), nullptr},
+                    .dtype = DType::float32,
+                    .blocks = blocks.data(),
+                    .sequences = some.data(),
+                    .sequence_count = static_cast<std::int32_t>(some.size()),
+                    .heads = kHeads.heads,
+                    .kv_heads = kHeads.kv_heads,
+                    .head_dim = kHeads.dim,
+                    .scale = 0.2f},
+                   workers);
+  };
+  std::vector<float> together(q.size());
+  attend(sequences, &together);
+  std::vector<float> apart(q.size());
+  for (const AttentionSequence& sequence : sequences) {
+    attend({sequence}, &apart);
+  }
+  EXPECT_TRUE(same_bits(together, apart));
+}
+
+TEST(Attention, OfMoreSequencesThanATableHoldsServesThemAll) {
+  cpu::Workers workers(2);
+  constexpr std::int32_t kSequences = 2500;
+  const std::vector<float> slot = normal_values(5, 16 * 2 * 16);
+  const std::vector<float> q(kSequences * 16, 1.0f);
+  std::vector<float> out(q.size(), 0);
+  const ContextBlock block{};
+  std::vector<AttentionSequence> sequences;
+  for (std::int32_t s = 0; s < kSequences; ++s) {
+    sequences.push_back({s, 1, s % 16, 0});
+  }
+  cpu::attention({.out = out.data(),
+                  .q = q.data(),
+                  .slots = {slot.data(), nullptr},
+                  .dtype = DType::float32,
+                  .blocks = &block,
+                  .sequences = sequences.data(),
+                  .sequence_count = kSequences,
+                  .heads = 1,
+                  .kv_heads = 1,
+                  .head_dim = 16,
+                  .scale = 1},
+                 workers);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    ASSERT_EQ(out[i], out[i % 256]);
+    ASSERT_NE(out[i], 0.0f);
+  }
+}
+
+// A value that overflowed must spoil the tokens that see it, and no other.
+TEST(Attention, KeepsWhatIsNotFiniteToTheTokensThatSeeIt) {
+  cpu::Workers workers(1);
+  std::vector<float> slot(16 * 2 * 8, 0.5f);
+  slot[(9 * 2 + 1) * 8 + 3] = std::numeric_limits<float>::infinity();
+  const std::vector<float> q(16 * 8, 0.25f);
+  std::vector<float> out(q.size());
+  const ContextBlock block{};
+  const AttentionSequence sequence{0, 16, 0, 0};
+  cpu::attention({.out = out.data(),
+                  .q = q.data(),
+                  .slots = {slot.data(), nullptr},
+                  .dtype = DType::float32,
+                  .blocks = &block,
+                  .sequences = &sequence,
+                  .sequence_count = 1,
+                  .heads = 1,
+                  .kv_heads = 1,
+                  .head_dim = 8,
+                  .scale = 1},
+                 workers);
+  for (std::size_t token = 0; token < 16; ++token) {
+    EXPECT_EQ(std::isfinite(out[token * 8 + 3]), token < 9) << token;
+    EXPECT_FLOAT_EQ(out[token * 8 + 4], 0.5f) << token;
+  }
+}
+
+}  // namespace
+}  // namespace poise::test

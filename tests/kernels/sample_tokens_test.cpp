@@ -1,0 +1,275 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "kernels/cpu/philox.h"
+#include "tests/kernels/tensors.h"
+
+namespace poise::test {
+namespace {
+
+SampledRow sample(const std::vector<float>& logits, SampleRow row) {
+  static cpu::Workers workers(1);
+  SampledRow out;
+  row.row = 0;
+  cpu::sample_tokens({&out, &row, logits.data(), 1, static_cast<std::int32_t>(logits.size())},
+                     workers);
+  return out;
+}
+
+constexpr SampleRow kGreedy{.temperature = 0, .top_p = 1, .logprobs = 0, .target = -1};
+
+// Ids by logit, best first, the lower id first among equals.
+std::vector<std::int32_t> ranking(const std::vector<float>& logits) {
+  std::vector<std::int32_t> ids(logits.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  std::stable_sort(ids.begin(), ids.end(), [&](std::int32_t a, std::int32_t b) {
+    return logits[static_cast<std::size_t>(a)] > logits[static_cast<std::size_t>(b)];
+  });
+  return ids;
+}
+
+double log_mass(const std::vector<float>& logits) {
+  const double maximum = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
+  double mass = 0;
+  for (const float x : logits) {
+    mass += std::exp(static_cast<double>(x) - maximum);
+  }
+  return maximum + std::log(mass);
+}
+
+TEST(SampleTokens, GreedyTakesTheLowestIdAmongEqualMaxima) {
+  for (const std::size_t vocabulary : {1, 2, 15, 16, 17, 509, 5000}) {
+    std::vector<float> logits = normal_values(1, vocabulary);
+    for (const std::size_t at : {vocabulary - 1, vocabulary / 2, std::size_t{0}}) {
+      logits[at] = 9;
+      EXPECT_EQ(sample(logits, kGreedy).token, static_cast<std::int32_t>(at));
+    }
+  }
+}
+
+TEST(SampleTokens, GreedyIsWhatAVanishingTemperatureMeans) {
+  SampleRow row = kGreedy;
+  row.temperature = 1e-6f;
+  EXPECT_EQ(sample({1, 3, 3, 2}, row).token, 1);
+}
+
+TEST(SampleTokens, ReportsLogprobsOfTheModelBestFirst) {
+  for (const std::size_t vocabulary : {1, 7, 100, 509, 50272}) {
+    std::vector<float> logits = normal_values(2, vocabulary, 4);
+    if (vocabulary > 50) {
+      logits[40] = logits[20] = logits[30];  // ties go by id
+      logits[41] = logits[21] = 30;
+    }
+    const std::vector<std::int32_t> ids = ranking(logits);
+    const double log_total = log_mass(logits);
+    for (const std::int32_t k : {0, 1, 5, 20}) {
+      SampleRow row = kGreedy;
+      row.logprobs = k;
+      row.temperature = 0.3f;  // does not change what is reported
+      const SampledRow out = sample(logits, row);
+      EXPECT_NEAR(static_cast<double>(out.logprob),
+                  static_cast<double>(logits[static_cast<std::size_t>(out.token)]) - log_total,
+                  1e-5);
+      ASSERT_EQ(out.top_count, std::min<std::int32_t>(k, static_cast<std::int32_t>(vocabulary)));
+      for (std::int32_t i = 0; i < out.top_count; ++i) {
+        const std::int32_t id = ids[static_cast<std::size_t>(i)];
+        EXPECT_EQ(out.top_token[i], id) << i;
+        EXPECT_NEAR(static_cast<double>(out.top_logprob[i]),
+                    static_cast<double>(logits[static_cast<std::size_t>(id)]) - log_total, 1e-5);
+      }
+    }
+  }
+}
+
+TEST(SampleTokens, ReportsATargetInsteadOfSampling) {
+  SampleRow row = kGreedy;
+  row.target = 2;
+  row.temperature = 1;
+  const SampledRow out = sample({0, 1, 2, 3}, row);
+  EXPECT_EQ(out.token, 2);
+  EXPECT_NEAR(out.logprob, 2 - log_mass({0, 1, 2, 3}), 1e-6);
+}
+
+TEST(SampleTokens, SaysMinusOneWhereALogitIsNotFinite) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float broken : {std::nanf(""), -std::nanf(""), kInfinity, -kInfinity}) {
+    for (const std::size_t at : {0, 17, 32}) {
+      for (const float temperature : {0.0f, 1.0f}) {
+        std::vector<float> logits = normal_values(3, 33);
+        logits[at] = broken;
+        SampleRow row = kGreedy;
+        row.temperature = temperature;
+        row.logprobs = 5;
+        EXPECT_EQ(sample(logits, row).token, -1);
+      }
+    }
+  }
+}
+
+TEST(SampleTokens, LeavesLogprobsOutWhereNobodyAsks) {
+  SampleRow row = kGreedy;
+  row.logprobs = -1;
+  const SampledRow out = sample({0, 5, 2}, row);
+  EXPECT_EQ(out.token, 1);
+  EXPECT_EQ(out.logprob, 0.0f);
+  EXPECT_EQ(out.top_count, 0);
+}
+
+// What may be drawn, and with which probability, by sorting: the definition.
+std::map<std::int32_t, double> distribution(const std::vector<float>& logits,
+                                            const SampleRow& row) {
+  const std::vector<std::int32_t> ids = ranking(logits);
+  const auto weight = [&](std::int32_t id) {
+    return std::exp(static_cast<double>(logits[static_cast<std::size_t>(id)] -
+                                        logits[static_cast<std::size_t>(ids[0])]) /
+                    static_cast<double>(row.temperature));
+  };
+  std::size_t kept = ids.size();
+  if (row.top_k > 0) {
+    kept = std::min(kept, static_cast<std::size_t>(row.top_k));
+  }
+  double total = 0;
+  for (std::size_t i = 0; i < kept; ++i) {
+    total += weight(ids[i]);
+  }
+  double mass = 0;
+  std::map<std::int32_t, double> result;
+  for (std::size_t i = 0; i < kept; ++i) {
+    if (i > 0 && row.top_p < 1 && mass >= static_cast<double>(row.top_p) * total) {
+      break;
+    }
+    mass += weight(ids[i]);
+    result[ids[i]] = weight(ids[i]);
+  }
+  for (auto& [id, share] : result) {
+    share /= mass;
+  }
+  return result;
+}
+
+TEST(SampleTokens, DrawsFromTheCutDistributionAsOftenAsItSays) {
+  struct Setting {
+    std::size_t vocabulary;
+    float temperature;
+    std::int32_t top_k;
+    float top_p;
+  };
+  for (const Setting& s :
+       {Setting{5, 1, 0, 1}, Setting{40, 0.7f, 0, 1}, Setting{40, 1.5f, 7, 1},
+        Setting{40, 1, 0, 0.8f}, Setting{600, 1, 30, 0.5f}, Setting{600, 2, 0, 0.999f},
+        Setting{40, 1, 1, 1}, Setting{40, 1, 0, 1e-6f}, Setting{40, 1, 400, 1}}) {
+    SCOPED_TRACE(testing::Message() << s.vocabulary << " tokens, temperature " << s.temperature
+                                    << ", top_k " << s.top_k << ", top_p " << s.top_p);
+    const std::vector<float> logits = normal_values(4, s.vocabulary, 2);
+    SampleRow row{.temperature = s.temperature,
+                  .top_p = s.top_p,
+                  .top_k = s.top_k,
+                  .seed = 7,
+                  .logprobs = -1,
+                  .target = -1};
+    const std::map<std::int32_t, double> expected = distribution(logits, row);
+    constexpr int kDraws = 4000;
+    std::map<std::int32_t, int> drawn;
+    std::vector<SampleRow> rows(kDraws, row);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      rows[i].step = i;
+    }
+    std::vector<SampledRow> out(kDraws);
+    cpu::Workers workers(2);
+    cpu::sample_tokens(
+        {out.data(), rows.data(), logits.data(), kDraws, static_cast<std::int32_t>(s.vocabulary)},
+        workers);
+    for (const SampledRow& one : out) {
+      ASSERT_TRUE(expected.count(one.token) == 1) << one.token;
+      ++drawn[one.token];
+    }
+    // Fixed seeds: these deviations are numbers, not chances. Five standard deviations.
+    for (const auto& [id, share] : expected) {
+      const double mean = share * kDraws;
+      EXPECT_NEAR(drawn[id], mean, 5 * std::sqrt(mean * (1 - share)) + 1) << id;
+    }
+  }
+}
+
+TEST(SampleTokens, KeepsTheLowerIdsAmongEqualsAtACut) {
+  const std::vector<float> logits = {1, 2, 2, 2, 2, 0};
+  std::set<std::int32_t> by_count;
+  std::set<std::int32_t> by_mass;
+  for (std::uint64_t step = 0; step < 200; ++step) {
+    SampleRow row = kGreedy;
+    row.temperature = 1;
+    row.step = step;
+    row.top_k = 3;
+    by_count.insert(sample(logits, row).token);
+    row.top_k = 0;
+    row.top_p = 0.4f;  // two of the four, each has 0.22
+    by_mass.insert(sample(logits, row).token);
+  }
+  EXPECT_EQ(by_count, (std::set<std::int32_t>{1, 2, 3}));
+  EXPECT_EQ(by_mass, (std::set<std::int32_t>{1, 2}));
+}
+
+TEST(SampleTokens, IsAFunctionOfItsRowSeedAndStepAlone) {
+  constexpr std::int32_t kVocabulary = 3001;
+  constexpr std::int32_t kRows = 24;
+  const std::vector<float> logits = normal_values(5, kRows * kVocabulary, 2);
+  std::vector<SampleRow> rows;
+  for (std::int32_t r = 0; r < kRows; ++r) {
+    rows.push_back({.row = kRows - 1 - r,
+                    .temperature = 0.2f * static_cast<float>(r % 7),
+                    .top_p = r % 3 == 0 ? 0.9f : 1.0f,
+                    .top_k = r % 2 == 0 ? 50 : 0,
+                    .seed = 100 + static_cast<std::uint64_t>(r),
+                    .step = static_cast<std::uint64_t>(r * r),
+                    .logprobs = r % 21,
+                    .target = -1});
+  }
+  const auto run = [&](cpu::Workers& workers, std::int32_t first, std::int32_t count) {
+    std::vector<SampledRow> out(static_cast<std::size_t>(count));
+    cpu::sample_tokens({out.data(), rows.data() + first, logits.data(), count, kVocabulary},
+                       workers);
+    return out;
+  };
+  cpu::Workers one(1);
+  const std::vector<SampledRow> expected = run(one, 0, kRows);
+  cpu::Workers workers(3);
+  for (const cpu::Isa isa : cpu::available_isas()) {
+    under(isa, [&] {
+      const std::vector<SampledRow> whole = run(workers, 0, kRows);
+      EXPECT_EQ(std::memcmp(whole.data(), expected.data(), sizeof(SampledRow) * kRows), 0)
+          << cpu::name_of(isa);
+      for (std::int32_t r = 0; r < kRows; ++r) {
+        EXPECT_EQ(run(workers, r, 1)[0].token, expected[static_cast<std::size_t>(r)].token);
+      }
+    });
+  }
+}
+
+// From the known-answer file that the authors of Random123 publish.
+TEST(Philox, GivesTheKnownAnswers) {
+  using Four = std::array<std::uint32_t, 4>;
+  EXPECT_EQ(cpu::philox({0, 0, 0, 0}, {0, 0}),
+            (Four{0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u}));
+  EXPECT_EQ(
+      cpu::philox({0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu}, {0xffffffffu, 0xffffffffu}),
+      (Four{0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu}));
+  EXPECT_EQ(
+      cpu::philox({0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u}, {0xa4093822u, 0x299f31d0u}),
+      (Four{0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u}));
+}
+
+TEST(Philox, UniformStaysBelowOne) {
+  for (std::uint64_t seed = 0; seed < 2000; ++seed) {
+    const double x = cpu::uniform(seed, seed << 33);
+    ASSERT_GE(x, 0.0);
+    ASSERT_LT(x, 1.0);
+  }
+}
+
+}  // namespace
+}  // namespace poise::test

@@ -1,0 +1,409 @@
+// The loader as its planner meets it: over a real socket and real shared memory, stepped by hand.
+
+#include "loader/loader.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "common/process.h"
+#include "common/trouble.h"
+#include "tests/support/model_files.h"
+
+namespace poise {
+namespace {
+
+using namespace testing_support;
+using ::testing::HasSubstr;
+
+std::string fresh_run_id() {
+  static int count = 0;
+  return fmt::format("{:x}{:04x}{:x}", getpid(), ++count,
+                     std::chrono::steady_clock::now().time_since_epoch().count() & 0xffffff);
+}
+
+bool exists(const std::string& segment) { return std::filesystem::exists("/dev/shm/" + segment); }
+
+class LoaderProcess : public ::testing::Test {
+ protected:
+  LoaderProcess() {
+    open_log("loader", "");
+    std::filesystem::create_directory(home_);
+    chmod(home_.c_str(), 0700);
+    std::filesystem::create_directory(model_);
+    write_model(model_, {.shape = tiny_shape()});
+  }
+
+  LoaderOptions options() const { return {.model = model_, .home = home_, .run_id = run_id_}; }
+
+  void start(const LoaderOptions& options) { loader_ = std::make_unique<Loader>(options); }
+  void start() { start(options()); }
+
+  // Steps the loader until `happened`; fails after a while.
+  void step_until(const std::function<bool()>& happened) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!happened()) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "it never happened";
+      running_ = running_ && loader_->step();
+      if (!running_) {
+        return;
+      }
+    }
+  }
+
+  std::string segment(const std::string& what) const { return segment_name(run_id_, what); }
+  Control control() const { return Control::attach(run_id_); }
+  LoaderState state() const { return static_cast<LoaderState>(control()->loader_state.load()); }
+  void wait_for_seal() {
+    step_until([&] { return state() == LoaderState::sealed; });
+  }
+
+  std::unique_ptr<Channel> connected_planner() {
+    auto planner = connect((home_ / "loader.sock").string(),
+                           {.run_id = run_id_, .layout_hash = control()->layout_hash});
+    step_until([&] {
+      planner->receive({0.001});
+      return planner->connected();
+    });
+    return planner;
+  }
+  messages::HelloT hello() const {
+    messages::HelloT hello;
+    hello.protocol = kProtocol;
+    hello.build = build_id();
+    hello.layout_hash = control()->layout_hash;
+    hello.process = static_cast<std::uint32_t>(Process::planner);
+    hello.pid = static_cast<std::uint32_t>(getpid());
+    return hello;
+  }
+  // What comes back after `body` was sent.
+  template <typename Table>
+  messages::MessageT ask(Channel& planner, Table body) {
+    EXPECT_TRUE(send(planner, std::move(body)));
+    std::optional<Received> answer;
+    step_until([&] {
+      answer = planner.receive({0.001});
+      return answer.has_value();
+    });
+    messages::MessageT message;
+    if (answer) {
+      (*answer)->UnPackTo(&message);
+    }
+    return message;
+  }
+  template <typename Table>
+  messages::PoolGrantT ask_for_pool(Channel& planner, Table body) {
+    const messages::MessageT answer = ask(planner, std::move(body));
+    const auto* grant = answer.body.AsPoolGrant();
+    return grant != nullptr ? *grant : messages::PoolGrantT{};
+  }
+  static messages::PoolClaimT claim(std::uint64_t region_bytes, std::uint32_t act,
+                                    std::uint32_t kv) {
+    messages::PoolClaimT claim;
+    claim.region_bytes = region_bytes;
+    claim.act_blocks = act;
+    claim.kv_blocks = kv;
+    return claim;
+  }
+
+  TempDirectory directory_;
+  std::filesystem::path home_ = directory_.path() / "home";
+  std::filesystem::path model_ = directory_.path() / "model";
+  std::string run_id_ = fresh_run_id();
+  std::unique_ptr<Loader> loader_;
+  bool running_ = true;
+};
+
+std::string complaint(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::cannot_start);
+    return failure.what();
+  }
+  return "nothing was refused";
+}
+
+TEST_F(LoaderProcess, WeightsAreSealedWithAFingerprintAndACard) {
+  start();
+  wait_for_seal();
+  const Control header = control();
+  EXPECT_TRUE(header->shape == tiny_shape());
+  EXPECT_EQ(header->dtype, DType::float32);
+  EXPECT_EQ(header->fingerprint_ready.load(), 1u);
+  EXPECT_NE(std::ranges::count(header->fingerprint, 0), 32);
+  const WeightLayout layout = weight_layout(tiny_shape(), DType::float32);
+  EXPECT_EQ(header->layout_hash, layout.hash());
+  EXPECT_EQ(header->weights_bytes, static_cast<std::uint64_t>(layout.total().n));
+
+  const Segment weights = Segment::attach(segment("weights"), Access::read_only);
+  EXPECT_EQ(weights.size(), layout.total());
+  struct stat status {};
+  ASSERT_EQ(stat(("/dev/shm/" + segment("weights")).c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777u, 0400u);
+
+  const auto card = nlohmann::json::parse(read_file(home_ / "loader.json"));
+  EXPECT_EQ(card["run_id"], run_id_);
+  EXPECT_EQ(card["dtype"], "float32");
+  EXPECT_EQ(card["state"], "sealed");
+  EXPECT_EQ(card["pid"], getpid());
+}
+
+TEST_F(LoaderProcess, NothingIsLeftWhenItEnds) {
+  start();
+  const auto planner = connected_planner();
+  ask(*planner, hello());
+  ASSERT_TRUE(ask_for_pool(*planner, claim(1 << 20, 10, 10)).granted);
+  ASSERT_TRUE(exists(segment("blocks-1")));
+  loader_.reset();
+  for (const char* what : {"control", "weights", "blocks-1"}) {
+    EXPECT_FALSE(exists(segment(what))) << what;
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(home_));
+}
+
+TEST_F(LoaderProcess, AHelloIsAnsweredAlsoWhileWeightsAreStillLoading) {
+  TinyModel large{.shape = tiny_shape()};
+  large.shape.hidden_size = 1024;
+  large.shape.word_embed_proj_dim = 1024;
+  large.shape.num_attention_heads = 16;
+  large.shape.ffn_dim = 4096;
+  large.shape.num_hidden_layers = 6;
+  write_file(model_ / "config.json", config_json(large.shape, "float32"));
+  LoaderOptions dummy = options();
+  dummy.load_format = LoadFormat::dummy;
+  start(dummy);
+  const auto planner = connected_planner();
+  const messages::MessageT answer = ask(*planner, hello());
+  ASSERT_NE(answer.body.AsLoaderReply(), nullptr);
+  EXPECT_EQ(answer.body.AsLoaderReply()->loader_epoch, 1u);
+  loader_.reset();  // in the middle of it, or just after
+  EXPECT_FALSE(exists(segment("weights")));
+}
+
+TEST_F(LoaderProcess, AHelloAfterTheSealSaysSo) {
+  start();
+  wait_for_seal();
+  const auto planner = connected_planner();
+  EXPECT_TRUE(ask(*planner, hello()).body.AsLoaderReply()->sealed);
+}
+
+TEST_F(LoaderProcess, APlannerOfAnotherModelIsTurnedAway) {
+  start();
+  wait_for_seal();
+  const auto planner = connected_planner();
+  messages::HelloT wrong = hello();
+  wrong.fingerprint.assign(32, 7);
+  try {
+    ask(*planner, wrong);
+    FAIL() << "another fingerprint was accepted";
+  } catch (const Failure& failure) {
+    EXPECT_THAT(failure.what(), HasSubstr("another model"));
+  }
+  messages::HelloT right = hello();
+  const Control header = control();
+  right.fingerprint.assign(std::begin(header->fingerprint), std::end(header->fingerprint));
+  const auto again = connected_planner();
+  EXPECT_NE(ask(*again, right).body.AsLoaderReply(), nullptr);
+}
+
+TEST_F(LoaderProcess, APoolIsMadeMovedReplacedAndReleased) {
+  start();
+  const auto planner = connected_planner();
+  ask(*planner, hello());
+  const BlockSizes sizes = block_sizes(tiny_shape(), DType::float32);
+  const auto act = static_cast<std::uint64_t>(sizes.block(BlockKind::act).n);
+  const auto kv = static_cast<std::uint64_t>(sizes.block(BlockKind::kv).n);
+  ASSERT_EQ(act, 2048u);
+  ASSERT_EQ(kv, 4096u);
+
+  messages::PoolGrantT grant = ask_for_pool(*planner, claim(40'960, 4, 8));
+  EXPECT_TRUE(grant.granted) << grant.sentence;
+  EXPECT_EQ(grant.pool_epoch, 1u);
+  EXPECT_EQ(control()->pool_epoch.load(), 1u);
+  EXPECT_EQ(control()->pool.act_blocks, 4u);
+  EXPECT_EQ(Segment::attach(segment("blocks-1"), Access::read_write).size(), Bytes{2 * 40'960});
+
+  messages::PoolPartitionChangeT change;
+  change.act_blocks = 8;
+  change.kv_blocks = 6;
+  grant = ask_for_pool(*planner, change);
+  EXPECT_TRUE(grant.granted) << grant.sentence;
+  EXPECT_EQ(grant.pool_epoch, 1u);
+  EXPECT_EQ(control()->pool.act_blocks, 8u);
+  change.kv_blocks = 7;
+  grant = ask_for_pool(*planner, change);
+  EXPECT_FALSE(grant.granted);
+  EXPECT_THAT(grant.sentence, HasSubstr("8 ACT blocks of 2048 bytes and 7 KV blocks of 4096 bytes "
+                                        "do not fit into a region of 40960 bytes"));
+  EXPECT_EQ(control()->pool.kv_blocks, 6u);
+
+  grant = ask_for_pool(*planner, claim(4096, 2, 0));
+  EXPECT_TRUE(grant.granted);
+  EXPECT_EQ(grant.pool_epoch, 2u);
+  EXPECT_FALSE(exists(segment("blocks-1")));
+  EXPECT_TRUE(exists(segment("blocks-2")));
+
+  grant = ask_for_pool(*planner, messages::PoolReleaseT{});
+  EXPECT_TRUE(grant.granted);
+  EXPECT_EQ(grant.pool_epoch, 0u);
+  EXPECT_EQ(control()->pool_epoch.load(), 0u);
+  EXPECT_FALSE(exists(segment("blocks-2")));
+  EXPECT_FALSE(ask_for_pool(*planner, change).granted);
+}
+
+TEST_F(LoaderProcess, APoolThatCannotBeIsRefusedWithAReason) {
+  LoaderOptions capped = options();
+  capped.host_memory = kMiB * 64;
+  start(capped);
+  const auto planner = connected_planner();
+  ask(*planner, hello());
+  const auto sentence = [&](const messages::PoolClaimT& wanted) {
+    const messages::PoolGrantT grant = ask_for_pool(*planner, wanted);
+    EXPECT_FALSE(grant.granted);
+    return grant.sentence;
+  };
+  EXPECT_THAT(sentence(claim(0, 0, 0)), HasSubstr("no multiple of 4096"));
+  EXPECT_THAT(sentence(claim(4097, 1, 0)), HasSubstr("no multiple of 4096"));
+  EXPECT_THAT(sentence(claim(4096, 1, 1)), HasSubstr("do not fit into a region"));
+  EXPECT_THAT(sentence(claim(4096, ~0u, ~0u)), HasSubstr("do not fit into a region"));
+  EXPECT_THAT(sentence(claim(~0ull << 12, 1, 1)), HasSubstr("more than any machine has"));
+  EXPECT_THAT(sentence(claim(1ull << 40, 1, 1)), HasSubstr("--host-memory allows 64.0 MiB"));
+  EXPECT_TRUE(ask_for_pool(*planner, claim(1 << 20, 1, 1)).granted);
+}
+
+TEST_F(LoaderProcess, APlannerThatComesBackIsServedAndItsClaimReplacesTheOldOne) {
+  start();
+  {
+    const auto first = connected_planner();
+    ask(*first, hello());
+    ASSERT_EQ(ask_for_pool(*first, claim(4096, 1, 0)).pool_epoch, 1u);
+  }
+  const auto second = connected_planner();
+  ask(*second, hello());
+  EXPECT_TRUE(exists(segment("blocks-1")));  // until somebody claims
+  EXPECT_EQ(ask_for_pool(*second, claim(4096, 1, 0)).pool_epoch, 2u);
+  EXPECT_FALSE(exists(segment("blocks-1")));
+}
+
+TEST_F(LoaderProcess, AClaimNobodyWaitsForAnyMoreLeavesNoPool) {
+  start();
+  wait_for_seal();
+  {
+    const auto first = connected_planner();
+    ask(*first, hello());
+    ASSERT_TRUE(send(*first, claim(32 << 20, 1, 1)));
+  }
+  const auto second = connected_planner();
+  ask(*second, hello());
+  const messages::PoolGrantT grant = ask_for_pool(*second, claim(4096, 1, 0));
+  EXPECT_TRUE(grant.granted);
+  EXPECT_EQ(grant.region_bytes, 4096u);
+  std::vector<std::string> pools;
+  for (const auto& file : std::filesystem::directory_iterator("/dev/shm")) {
+    if (file.path().filename().string().starts_with(segment("blocks-"))) {
+      pools.push_back(file.path().filename().string());
+    }
+  }
+  EXPECT_EQ(pools.size(), 1u);
+}
+
+TEST_F(LoaderProcess, StopEndsIt) {
+  start();
+  const auto planner = connected_planner();
+  ask(*planner, hello());
+  ASSERT_TRUE(send(*planner, messages::StopT{.reason = "done"}));
+  step_until([&] { return !running_; });
+  EXPECT_FALSE(running_);
+}
+
+TEST_F(LoaderProcess, MessagesThatAreNotForItAreSurvived) {
+  start();
+  const auto planner = connected_planner();
+  ask(*planner, hello());
+  ASSERT_TRUE(send(*planner, messages::AckT{.seq = 3}));
+  EXPECT_TRUE(ask_for_pool(*planner, claim(4096, 1, 0)).granted);
+}
+
+TEST_F(LoaderProcess, ProgressWordsMoveWithTheWork) {
+  start();
+  const Control header = control();
+  wait_for_seal();
+  const auto& word = header->progress[static_cast<int>(Process::loader)].steps;
+  EXPECT_GT(word.load(), 0u);
+  EXPECT_GT(header->loaded_bytes.load(), 0u);
+  const std::uint64_t before = word.load();
+  running_ = loader_->step();  // nothing to do: no progress is claimed
+  EXPECT_EQ(word.load(), before);
+}
+
+TEST_F(LoaderProcess, OptionsThatCannotBeAreRefusedBeforeMemoryIsTaken) {
+  const auto said = [&](const std::function<void(LoaderOptions&)>& change) {
+    LoaderOptions changed = options();
+    change(changed);
+    return complaint([&] { Loader{changed}; });
+  };
+  EXPECT_THAT(said([](auto& o) { o.run_id = "../x"; }), HasSubstr("--run-id must be"));
+  EXPECT_THAT(said([](auto& o) { o.run_id = ""; }), HasSubstr("--run-id must be"));
+  EXPECT_THAT(said([](auto& o) { o.run_id = std::string(40, 'a'); }), HasSubstr("--run-id must"));
+  EXPECT_THAT(said([](auto& o) { o.home = "/nowhere"; }), HasSubstr("is no directory"));
+  EXPECT_THAT(said([](auto& o) { o.host_memory = Bytes{0}; }), HasSubstr("more than 0"));
+  EXPECT_THAT(said([](auto& o) { o.host_memory = Bytes{1000}; }),
+              HasSubstr("--host-memory allows 0.0 MiB"));
+  EXPECT_THAT(said([](auto& o) { o.model = "/nowhere"; }), HasSubstr("is not there"));
+  chmod(home_.c_str(), 0755);
+  EXPECT_THAT(said([](auto&) {}), HasSubstr("chmod 700"));
+  EXPECT_FALSE(exists(segment("control")));
+}
+
+TEST_F(LoaderProcess, AModelLargerThanTheMachineIsRefusedInNumbers) {
+  ModelShape shape = tiny_shape();
+  shape.hidden_size = 12288;
+  shape.word_embed_proj_dim = 12288;
+  shape.num_attention_heads = 96;
+  shape.ffn_dim = 49152;
+  shape.num_hidden_layers = 1000;
+  write_file(model_ / "config.json", config_json(shape, "float16"));
+  LoaderOptions dummy = options();
+  dummy.load_format = LoadFormat::dummy;
+  EXPECT_THAT(complaint([&] { Loader{dummy}; }), HasSubstr("GiB of host memory, but this machine"));
+}
+
+TEST_F(LoaderProcess, WeightsThatTurnOutToBeWrongEndIt) {
+  std::string file = read_file(model_ / "model.safetensors");
+  start();
+  std::filesystem::resize_file(model_ / "model.safetensors", file.size() / 2);
+  const std::string said = complaint([&] { wait_for_seal(); });
+  if (said != "nothing was refused") {  // it may have been faster than the cut
+    EXPECT_THAT(said, HasSubstr("model.safetensors"));
+  }
+  loader_.reset();
+  EXPECT_FALSE(exists(segment("weights")));
+}
+
+TEST_F(LoaderProcess, DummyWeightsNeedNoFilesAndFollowTheSeed) {
+  std::filesystem::remove(model_ / "model.safetensors");
+  const auto fingerprint = [&](std::uint64_t seed) {
+    run_id_ = fresh_run_id();
+    LoaderOptions dummy = options();
+    dummy.load_format = LoadFormat::dummy;
+    dummy.seed = seed;
+    start(dummy);
+    wait_for_seal();
+    const Digest digest = std::to_array(control()->fingerprint);
+    loader_.reset();
+    return to_hex(digest);
+  };
+  const std::string first = fingerprint(1);
+  EXPECT_EQ(fingerprint(1), first);
+  EXPECT_NE(fingerprint(2), first);
+}
+
+}  // namespace
+}  // namespace poise

@@ -1,0 +1,143 @@
+#include "planner/options.h"
+
+#include <gtest/gtest.h>
+
+#include "common/trouble.h"
+
+namespace poise {
+namespace {
+
+const std::vector<std::string> kRun{"--run-dir",
+                                    "/r",
+                                    "--run-id",
+                                    "ab12",
+                                    "--loader-socket",
+                                    "/l",
+                                    "--executor-socket",
+                                    "/e",
+                                    "--model",
+                                    "/m",
+                                    "-i",
+                                    "/in",
+                                    "-o",
+                                    "/out"};
+
+PlannerCommand parse(std::vector<std::string> words) {
+  std::vector<const char*> argv{"poise-planner"};
+  for (const std::string& word : words) {
+    argv.push_back(word.c_str());
+  }
+  return parse_planner_arguments(static_cast<int>(argv.size()), argv.data());
+}
+
+RunOptions run(const std::vector<std::string>& more) {
+  std::vector<std::string> words = kRun;
+  words.insert(words.end(), more.begin(), more.end());
+  return std::get<RunOptions>(parse(words));
+}
+
+std::string complaint(const std::vector<std::string>& words) {
+  try {
+    parse(words);
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::cannot_start);
+    return failure.what();
+  }
+  ADD_FAILURE() << "accepted: " << testing::PrintToString(words);
+  return {};
+}
+
+TEST(PlannerOptions, ARunHasDefaults) {
+  const RunOptions options = run({});
+  EXPECT_EQ(options.run_dir, "/r");
+  EXPECT_EQ(options.input.input, "/in");
+  EXPECT_EQ(options.batch.mini_batch_tokens, 8192);
+  EXPECT_EQ(options.served_model_name, "/m");
+  EXPECT_FALSE(options.policy || options.gpu_memory || options.host_memory || options.resume);
+  EXPECT_EQ(options.death_descriptor, -1);
+}
+
+TEST(PlannerOptions, AreTakenWithHyphensAndUnderscores) {
+  const RunOptions options = run({"--host_memory=1000",
+                                  "--gpu-memory",
+                                  "2000",
+                                  "--policy=hybrid",
+                                  "--act_share",
+                                  "0.25",
+                                  "--max_num_seqs",
+                                  "7",
+                                  "--resume",
+                                  "--overwrite",
+                                  "--death-fd",
+                                  "9",
+                                  "--seed",
+                                  "18446744073709551615",
+                                  "--skip_tokenizer_init",
+                                  "--max-model-len",
+                                  "50",
+                                  "--served_model_name",
+                                  "my_model",
+                                  "--dtype",
+                                  "float16"});
+  EXPECT_EQ(options.host_memory, Bytes{1000});
+  EXPECT_EQ(options.gpu_memory, Bytes{2000});
+  EXPECT_EQ(options.policy, "hybrid");
+  EXPECT_EQ(options.policy_options.act_share, 0.25);
+  EXPECT_EQ(options.batch.max_num_seqs, 7);
+  EXPECT_TRUE(options.resume && options.overwrite && options.input.skip_tokenizer_init);
+  EXPECT_EQ(options.death_descriptor, 9);
+  EXPECT_EQ(options.input.seed, UINT64_MAX);
+  EXPECT_EQ(options.input.max_model_len, 50);
+  EXPECT_EQ(options.served_model_name, "my_model");
+}
+
+TEST(PlannerOptions, WhatIsWrongIsNamed) {
+  const struct {
+    std::vector<std::string> more;
+    const char* culprit;
+  } cases[] = {
+      {{"--max-num-seqs", "0"}, "--max-num-seqs 0"},
+      {{"--max-num-seqs", "-3"}, "--max-num-seqs -3"},
+      {{"--max-num-seqs", "12x"}, "--max-num-seqs 12x"},
+      {{"--max-num-seqs", "99999999999999999999999"}, "--max-num-seqs"},
+      {{"--mini-batch-tokens", "15"}, "--mini-batch-tokens 15"},
+      {{"--prefill-tokens", "1.5"}, "--prefill-tokens 1.5"},
+      {{"--gpu-memory", "0"}, "--gpu-memory 0"},
+      {{"--host-memory", "18446744073709551615"}, "--host-memory"},
+      {{"--seed", "18446744073709551616"}, "--seed"},
+      {{"--act-share", "1.01"}, "--act-share 1.01"},
+      {{"--act-share", "nan"}, "--act-share nan"},
+      {{"--act-share", "0.5 "}, "--act-share"},
+      {{"--act-share", "0.5", "--policy", "kv-only"}, "kv-only takes no share"},
+      {{"--policy", "best"}, "--policy best"},
+      {{"--policy", ""}, "--policy is missing"},
+      {{"--no-such-option"}, "no-such-option"},
+      {{"stray"}, "stray"},
+  };
+  for (const auto& c : cases) {
+    std::vector<std::string> words = kRun;
+    words.insert(words.end(), c.more.begin(), c.more.end());
+    EXPECT_NE(complaint(words).find(c.culprit), std::string::npos)
+        << c.culprit << ": " << complaint(words);
+  }
+  EXPECT_NE(complaint({"--model", "/m"}).find("is missing"), std::string::npos);
+  EXPECT_NE(complaint({}).find("is missing"), std::string::npos);
+}
+
+TEST(PlannerOptions, TheSmallCommandsHaveTheirOwn) {
+  const auto inspect = std::get<InspectOptions>(
+      parse({"inspect", "/log", "--json", "--iteration", "12", "--layer=3"}));
+  EXPECT_EQ(inspect.log, "/log");
+  EXPECT_TRUE(inspect.json);
+  EXPECT_EQ(inspect.iteration, 12u);
+  EXPECT_EQ(inspect.layer, 3u);
+  EXPECT_NE(complaint({"inspect"}).find("--log is missing"), std::string::npos);
+  const auto validate =
+      std::get<ValidateOptions>(parse({"validate", "-i", "/in", "--model", "/m"}));
+  EXPECT_EQ(validate.input.input, "/in");
+  EXPECT_FALSE(std::get<PoliciesOptions>(parse({"policies"})).json);
+  EXPECT_FALSE(std::get<HelpOptions>(parse({"--help"})).text.empty());
+}
+
+}  // namespace
+}  // namespace poise

@@ -1,0 +1,590 @@
+// The planner process as one object, over real sockets and shared memory, between a loader and an
+// executor that are threads here: the executor runs orders on symbols, so that every answer can be
+// foretold.
+
+#include "planner/planner.h"
+
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <deque>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
+
+#include "common/trouble.h"
+#include "common/weight_layout.h"
+#include "planner/inspect.h"
+#include "tests/planner/symbolic_executor.h"
+#include "tests/support/model_files.h"
+
+namespace poise {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kContext = 256;
+constexpr std::uint32_t kCredits = 3;
+
+ModelShape test_shape() {
+  ModelShape shape = testing_support::tiny_shape();
+  shape.vocab_size = kVocabulary;
+  shape.max_position_embeddings = kContext;
+  return shape;
+}
+
+std::string new_run_id() {
+  static std::atomic<int> count{0};
+  return fmt::format("{:x}{:x}", getpid() + 0x10000000, ++count);
+}
+
+// What the loader of a run has done: a sealed model, as far as a planner looks at it.
+class SealedModel {
+ public:
+  explicit SealedModel(const std::string& run_id)
+      : control_(Control::create(run_id, weight_layout(test_shape(), DType::float32).hash())) {
+    control_->shape = test_shape();
+    control_->dtype = DType::float32;
+    control_->weights_bytes =
+        static_cast<std::uint64_t>(weight_layout(test_shape(), DType::float32).total().n);
+    control_->fingerprint[0] = 7;
+    control_->fingerprint_ready.store(1);
+    control_->loader_state.store(static_cast<std::uint32_t>(LoaderState::sealed));
+  }
+  ~SealedModel() { unlink_segment(control_.segment().name()); }
+
+  Control& control() { return control_; }
+  Identity identity() { return {control_.run_id(), control_->layout_hash}; }
+
+ private:
+  Control control_;
+};
+
+// A peer in a thread of its own; ends with its object.
+class Peer {
+ public:
+  virtual ~Peer() = default;
+  void start() {
+    thread_ = std::jthread([this](const std::stop_token& stop) { serve_until(stop); });
+  }
+
+ protected:
+  virtual void serve_until(const std::stop_token& stop) = 0;
+  std::jthread thread_;
+};
+
+class FakeLoader final : public Peer {
+ public:
+  FakeLoader(std::string socket, Identity identity)
+      : socket_(std::move(socket)), identity_(std::move(identity)) {}
+  ~FakeLoader() override { thread_ = {}; }
+
+  std::atomic<bool> refuses{false};
+  Allocation granted() const {
+    const std::scoped_lock lock(mutex_);
+    return granted_;
+  }
+
+ private:
+  void serve_until(const std::stop_token& stop) override {
+    const auto channel = serve(socket_, identity_);
+    while (!stop.stop_requested()) {
+      const auto message = channel->receive({0.01});
+      if (!message) {
+        continue;
+      }
+      if ((*message)->body_type() == messages::Body::Hello) {
+        send(*channel, messages::LoaderReplyT{});
+      } else if (const auto* claim = (*message)->body_as_PoolClaim()) {
+        messages::PoolGrantT grant;
+        grant.granted = !refuses;
+        grant.sentence = refuses ? "no room for a pool" : "";
+        grant.pool_epoch = 5;
+        grant.region_bytes = claim->region_bytes();
+        grant.act_blocks = claim->act_blocks();
+        grant.kv_blocks = claim->kv_blocks();
+        const std::scoped_lock lock(mutex_);
+        granted_ = {.act_blocks = claim->act_blocks(), .kv_blocks = claim->kv_blocks()};
+        send(*channel, std::move(grant));
+      }
+    }
+  }
+
+  std::string socket_;
+  Identity identity_;
+  mutable std::mutex mutex_;
+  Allocation granted_;
+};
+
+class FakeExecutor final : public Peer {
+ public:
+  FakeExecutor(std::string socket, Identity identity, const FakeLoader& loader)
+      : socket_(std::move(socket)), identity_(std::move(identity)), loader_(loader) {}
+  ~FakeExecutor() override { thread_ = {}; }
+
+  std::atomic<int> refuses_iteration{-1};
+  std::atomic<std::uint32_t> breaks_request{0};  // its logits are not finite
+  std::atomic<int> iterations{0};
+  std::atomic<int> most_undone{0};
+  std::atomic<bool> told_to_stop{false};
+
+ private:
+  void serve_until(const std::stop_token& stop) override {
+    const auto channel = connect(socket_, identity_);
+    channel->set_epochs({.planner = 0, .executor = 77});
+    bool greeted = false;
+    while (!stop.stop_requested() && !told_to_stop) {
+      if (!greeted && channel->connected()) {
+        messages::HelloT hello;
+        hello.protocol = kProtocol;
+        hello.build = build_id();
+        hello.layout_hash = identity_.layout_hash;
+        hello.process = static_cast<std::uint32_t>(Process::gpu_executor);
+        hello.device = "cpu, of symbols";
+        hello.device_memory = std::uint64_t{1} << 30;
+        greeted = send(*channel, std::move(hello));
+      }
+      const auto message = channel->receive({undone_.empty() ? 0.01 : 0});
+      if (message) {
+        take(*channel, *message);
+      } else if (!undone_.empty()) {  // as late as it can be, so that credits are used up
+        const Received order = std::move(undone_.front());
+        undone_.pop_front();
+        run_order(*channel, *order->body_as_LayerOrder(), order->seq());
+      }
+    }
+  }
+
+  void take(Channel& channel, const Received& received) {
+    const messages::Message& message = *received;
+    if (const auto* configure = message.body_as_Configure()) {
+      limits_ = {.act_slots = configure->act_slots(),
+                 .kv_slots = configure->kv_slots(),
+                 .tokens = 1 << 24,
+                 .rows = configure->max_mini_batch_rows(),
+                 .sequences = configure->max_sequences()};
+      executor_ =
+          std::make_unique<SymbolicExecutor>(loader_.granted(), limits_, configure->max_rows());
+      send(channel, messages::ReadyT{.credits = kCredits});
+    } else if (const auto* iteration = message.body_as_Iteration()) {
+      EXPECT_EQ(iteration->pool_epoch(), 5u);
+      iteration->UnPackTo(&tables_);
+      next_stage_ = 0;
+      ++iterations;
+    } else if (message.body_type() == messages::Body::LayerOrder) {
+      undone_.push_back(received);
+      EXPECT_LE(undone_.size(), kCredits);
+      most_undone = std::max<int>(most_undone, static_cast<int>(undone_.size()));
+    } else if (message.body_type() == messages::Body::Stop) {
+      told_to_stop = true;
+    }
+  }
+
+  void run_order(Channel& channel, const messages::LayerOrder& order, std::uint64_t seq) {
+    if (iterations == refuses_iteration) {
+      send(channel, messages::RejectedT{.order = seq, .sentence = "it is not to be run"});
+      return;
+    }
+    EXPECT_EQ(order.iteration(), tables_.iteration);
+    EXPECT_EQ(order.stage(), next_stage_++);
+    EXPECT_EQ(order.mini_batches()->size(), tables_.mini_batches.size());
+    messages::LayerDoneT done;
+    done.iteration = order.iteration();
+    done.stage = order.stage();
+    done.order = seq;
+    done.copy_in = std::make_unique<messages::StreamReport>(100, 2'000'000, 3'000'000);
+    done.compute = std::make_unique<messages::StreamReport>(0, 4'000'000, 5'000'000);
+    done.copy_out = std::make_unique<messages::StreamReport>(10, 1'000'000, 0);
+    done.link = std::make_unique<messages::LinkBytes>(1, 2, 3, 4);
+    send(channel, std::move(done));
+    if (next_stage_ == static_cast<std::uint32_t>(test_shape().num_hidden_layers) + 2) {
+      send(channel, results());
+    }
+  }
+
+  messages::IterationDoneT results() {
+    std::map<std::uint32_t, const messages::SampleT*> samples;
+    for (const auto& batch : tables_.mini_batches) {
+      for (const auto& sample : batch->samples) {
+        samples[batch->sequences[sample->sequence].request()] = sample.get();
+      }
+    }
+    messages::IterationDoneT all;
+    all.iteration = tables_.iteration;
+    for (const auto& [request, result] : executor_->run(tables_)) {
+      auto one = std::make_unique<messages::SampleResultT>();
+      one->request = request;
+      one->finite = request != breaks_request;
+      one->token = result.token.value_or(-1);
+      if (samples.at(request)->logprobs >= 0 && result.token) {
+        one->chosen = std::make_unique<messages::LogprobRowT>();
+        one->chosen->token = *result.token;
+        one->chosen->logprob = -0.5F;
+      }
+      for (const auto& [position, target] : result.prompt_targets) {
+        auto row = std::make_unique<messages::LogprobRowT>();
+        row->token = target;
+        row->logprob = -static_cast<float>(position);
+        one->prompt.push_back(std::move(row));
+      }
+      all.results.push_back(std::move(one));
+    }
+    return all;
+  }
+
+  std::string socket_;
+  Identity identity_;
+  const FakeLoader& loader_;
+  PackLimits limits_;
+  std::unique_ptr<SymbolicExecutor> executor_;
+  messages::IterationT tables_;
+  std::uint32_t next_stage_ = 0;
+  std::deque<Received> undone_;  // orders
+};
+
+struct Line {
+  std::vector<TokenId> prompt;
+  int max_tokens;
+  std::uint64_t seed;
+  bool echo;  // with logprobs
+};
+
+std::vector<TokenId> foretold(const Line& line) {
+  std::vector<TokenId> text = line.prompt, answer;
+  for (int step = 0; step < line.max_tokens; ++step) {
+    answer.push_back(symbolic_token(text, line.seed ^ static_cast<std::uint64_t>(step)));
+    text.push_back(answer.back());
+  }
+  return answer;
+}
+
+// What an attempt does otherwise than all others.
+struct Change {
+  std::function<void(RunOptions&)> options = [](RunOptions&) {};
+  std::function<void(FakeLoader&, FakeExecutor&)> peers = [](FakeLoader&, FakeExecutor&) {};
+};
+
+class PlannerProcess : public testing::Test {
+ protected:
+  PlannerProcess() {
+    std::filesystem::create_directory(at("model"));
+    std::filesystem::create_directory(at("run"));
+    testing_support::write_file(at("model") / "config.json",
+                                testing_support::config_json(test_shape(), "float32"));
+  }
+
+  std::filesystem::path at(const std::string& name) const { return folder_.path() / name; }
+
+  // Requests of all lengths, one line each; some echo their prompt with its logprobs, some of these
+  // want nothing else.
+  void write_requests(std::uint32_t seed, int count, int longest_answer = 30) {
+    std::mt19937 random(seed);
+    std::string text;
+    for (int i = 0; i < count; ++i) {
+      Line line{
+          .prompt = std::vector<TokenId>(1 + random() % 90),
+          .max_tokens = 1 + static_cast<int>(random() % static_cast<unsigned>(longest_answer)),
+          .seed = random(),
+          .echo = i % 5 == 0};
+      line.max_tokens = i % 10 == 5 ? 0 : line.max_tokens;
+      for (TokenId& token : line.prompt) {
+        token = static_cast<TokenId>(random() % kVocabulary);
+      }
+      json body{{"prompt", line.prompt},   {"max_tokens", line.max_tokens},
+                {"seed", line.seed},       {"temperature", 1},
+                {"ignore_eos", true},      {"echo", line.echo},
+                {"return_token_ids", true}};
+      if (line.echo) {
+        body["logprobs"] = 1;
+      }
+      const std::string id = fmt::format("r{}", i);
+      text += json{{"custom_id", id},
+                   {"method", "POST"},
+                   {"url", "/v1/completions"},
+                   {"body", std::move(body)}}
+                  .dump() +
+              "\n";
+      lines_[id] = std::move(line);
+    }
+    testing_support::write_file(at("in.jsonl"), text);
+  }
+
+  RunOptions options(const std::string& run_id) const {
+    RunOptions run;
+    run.input = {.model = at("model"),
+                 .input = at("in.jsonl"),
+                 .max_model_len = {},
+                 .seed = 0,
+                 .skip_tokenizer_init = true};
+    run.output = at("out.jsonl");
+    run.run_dir = at("run");
+    run.run_id = run_id;
+    run.loader_socket = at("loader.sock");
+    run.executor_socket = at("executor.sock");
+    run.served_model_name = "tiny";
+    return run;
+  }
+
+  // One attempt, from start to end; throws what the planner throws.
+  Exit attempt(const Change& change = {}) {
+    SealedModel model(new_run_id());
+    FakeLoader loader(at("loader.sock"), model.identity());
+    FakeExecutor executor(at("executor.sock"), model.identity(), loader);
+    RunOptions run = options(model.control().run_id());
+    change.options(run);
+    change.peers(loader, executor);
+    loader.start();
+    executor.start();
+    Planner planner(run);
+    while (planner.step()) {
+    }
+    EXPECT_TRUE(executor.iterations == 0 || executor.most_undone == kCredits);
+    EXPECT_GT(model.control()->progress[static_cast<int>(Process::planner)].steps.load(), 0u);
+    return planner.outcome();
+  }
+
+  std::map<std::string, json> output() const {
+    std::map<std::string, json> by_id;
+    std::ifstream file(at("out.jsonl"));
+    for (std::string line; std::getline(file, line);) {
+      json value = json::parse(line);
+      const std::string id = value["custom_id"].is_null() ? "" : value["custom_id"];
+      EXPECT_TRUE(by_id.emplace(id, value).second) << "two lines for " << id;
+    }
+    return by_id;
+  }
+
+  void expect_foretold(const std::map<std::string, json>& results) const {
+    for (const auto& [id, line] : lines_) {
+      const auto found = results.find(id);
+      ASSERT_NE(found, results.end()) << id;
+      EXPECT_EQ(found->second["response"]["status_code"], 200) << found->second.dump();
+      const json& choice = found->second["response"]["body"]["choices"][0];
+      EXPECT_EQ(choice["token_ids"].get<std::vector<TokenId>>(), foretold(line)) << id;
+      if (line.echo) {
+        json values = json::array({nullptr});
+        for (std::size_t position = 0; position + 1 < line.prompt.size(); ++position) {
+          values.push_back(-static_cast<double>(position));
+        }
+        values.insert(values.end(), static_cast<std::size_t>(line.max_tokens), -0.5);
+        EXPECT_EQ(choice["logprobs"]["token_logprobs"], values) << id;
+      }
+    }
+  }
+
+  testing_support::TempDirectory folder_;
+  std::map<std::string, Line> lines_;
+};
+
+TEST_F(PlannerProcess, AnswersEveryLineUnderEachPolicy) {
+  write_requests(1, 40);
+  for (const char* policy : {"kv-only", "act-only", "hybrid"}) {
+    SCOPED_TRACE(policy);
+    std::filesystem::remove_all(at("run"));
+    std::filesystem::create_directory(at("run"));
+    EXPECT_EQ(attempt({.options =
+                           [&](RunOptions& run) {
+                             run.policy = policy;
+                             run.overwrite = true;
+                             run.batch.max_num_seqs = 12;
+                             run.batch.mini_batch_tokens = 320;
+                             run.batch.prefill_tokens = 70;
+                           }}),
+              Exit::done);
+    const auto results = output();
+    EXPECT_EQ(results.size(), lines_.size());
+    expect_foretold(results);
+    const json status = json::parse(testing_support::read_file(at("run") / "status.json"));
+    EXPECT_EQ(status["state"], "done");
+    EXPECT_EQ(status["done"], 40);
+    EXPECT_EQ(status["requests"], 40);
+    EXPECT_GT(status["link_bytes"]["stores"], 0);
+  }
+}
+
+TEST_F(PlannerProcess, ASmallPoolChangesNoAnswer) {
+  write_requests(10, 30, 150);
+  const Bytes weights = weight_layout(test_shape(), DType::float32).total();
+  const Bytes block = block_sizes(test_shape(), DType::float32).block(BlockKind::kv);
+  EXPECT_EQ(attempt({.options =
+                         [&](RunOptions& run) {
+                           run.policy = "hybrid";
+                           run.host_memory = weights + block * test_shape().num_hidden_layers * 18;
+                           run.batch.prefill_tokens = 40;
+                         }}),
+            Exit::done);
+  expect_foretold(output());
+  const json status = json::parse(testing_support::read_file(at("run") / "status.json"));
+  EXPECT_GT(status["preemptions"], 0);
+}
+
+TEST_F(PlannerProcess, ABadLineIsAnErrorLineAndTheOthersGoOn) {
+  write_requests(2, 6);
+  std::ofstream(at("in.jsonl"), std::ios::app)
+      << "this is no JSON\n"
+      << R"({"custom_id": "bad", "method": "POST", "url": "/v1/completions", "body": {}})"
+      << "\n";
+  EXPECT_EQ(attempt(), Exit::done);
+  const auto results = output();
+  EXPECT_EQ(results.size(), 8u);
+  expect_foretold(results);
+  EXPECT_EQ(results.at("bad")["response"]["status_code"], 400);
+  EXPECT_EQ(results.at("")["response"]["status_code"], 400);
+}
+
+TEST_F(PlannerProcess, OnlyBadLinesNeedNoExecutor) {
+  testing_support::write_file(at("in.jsonl"), "nothing here is a request\n");
+  EXPECT_EQ(attempt({.peers = [](FakeLoader& loader, FakeExecutor&) { loader.refuses = true; }}),
+            Exit::done);
+  EXPECT_EQ(output().size(), 1u);
+}
+
+TEST_F(PlannerProcess, EmptyInputGivesEmptyOutput) {
+  testing_support::write_file(at("in.jsonl"), "\n\n");
+  EXPECT_EQ(attempt(), Exit::done);
+  EXPECT_EQ(testing_support::read_file(at("out.jsonl")), "");
+}
+
+TEST_F(PlannerProcess, LogitsThatAreNotFiniteEndTheirRequestAlone) {
+  write_requests(3, 10);
+  EXPECT_EQ(attempt({.peers =
+                         [](FakeLoader&, FakeExecutor& executor) {
+                           executor.breaks_request = 4;  // line 4 is r3
+                         }}),
+            Exit::done);
+  auto results = output();
+  EXPECT_NE(results.at("r3")["response"]["status_code"], 200);
+  lines_.erase("r3");
+  expect_foretold(results);
+}
+
+TEST_F(PlannerProcess, WhatWasDoneBeforeAnEndIsNotDoneAgain) {
+  write_requests(4, 40);
+  const auto small = [](RunOptions& run) {
+    run.batch.max_num_seqs = 5;
+    run.policy = "hybrid";
+  };
+  try {
+    attempt({.options = small,
+             .peers = [](FakeLoader&, FakeExecutor& e) { e.refuses_iteration = 60; }});
+    FAIL() << "a refused order was passed over";
+  } catch (const Failure& failure) {
+    EXPECT_NE(std::string(failure.what()).find("it is not to be run"), std::string::npos);
+  }
+  EXPECT_FALSE(std::filesystem::exists(at("out.jsonl")));
+  std::ifstream partial(at("run") / "results.jsonl.partial");
+  const auto done = std::count(std::istreambuf_iterator<char>(partial), {}, '\n');
+  EXPECT_GT(done, 5);
+  EXPECT_LT(done, 40);
+
+  EXPECT_THROW(attempt({.options = small}), Failure) << "it begins anew without --resume";
+  EXPECT_EQ(attempt({.options =
+                         [&](RunOptions& run) {
+                           small(run);
+                           run.resume = true;
+                         }}),
+            Exit::done);
+  const auto results = output();
+  EXPECT_EQ(results.size(), lines_.size());
+  expect_foretold(results);
+  const json status = json::parse(testing_support::read_file(at("run") / "status.json"));
+  EXPECT_EQ(status["done"], 40);
+
+  // A finished run that is resumed leaves its output alone.
+  const std::string before = testing_support::read_file(at("out.jsonl"));
+  EXPECT_EQ(attempt({.options =
+                         [&](RunOptions& run) {
+                           small(run);
+                           run.resume = true;
+                         }}),
+            Exit::done);
+  EXPECT_EQ(testing_support::read_file(at("out.jsonl")), before);
+}
+
+TEST_F(PlannerProcess, AnInputThatChangedIsNotResumed) {
+  write_requests(5, 20);
+  EXPECT_THROW(attempt({.peers = [](FakeLoader&, FakeExecutor& e) { e.refuses_iteration = 10; }}),
+               Failure);
+  write_requests(6, 20);
+  try {
+    attempt({.options = [](RunOptions& run) { run.resume = true; }});
+    FAIL() << "it was resumed";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::foreign);
+  }
+}
+
+TEST_F(PlannerProcess, APoolThatIsRefusedEndsTheRunWithTheLoadersSentence) {
+  write_requests(7, 3);
+  try {
+    attempt({.peers = [](FakeLoader& loader, FakeExecutor&) { loader.refuses = true; }});
+    FAIL() << "it ran without a pool";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::cannot_start);
+    EXPECT_STREQ(failure.what(), "no room for a pool");
+  }
+}
+
+TEST_F(PlannerProcess, ARequestLargerThanHostMemoryIsRefusedWithNumbers) {
+  write_requests(8, 3);
+  const Bytes weights = weight_layout(test_shape(), DType::float32).total();
+  EXPECT_THROW(attempt({.options = [&](RunOptions& run) { run.host_memory = weights + kKiB; }}),
+               Failure);
+}
+
+TEST_F(PlannerProcess, TheLogOfItsOrdersCanBeInspected) {
+  write_requests(9, 8);
+  EXPECT_EQ(attempt({.options = [](RunOptions& run) { run.policy = "hybrid"; }}), Exit::done);
+  struct stat status {};
+  ASSERT_EQ(stat((at("run") / "orders.log").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0600u);
+
+  std::FILE* out = std::tmpfile();
+  inspect({.log = at("run") / "orders.log", .json = true, .iteration = {}, .layer = {}}, out);
+  std::rewind(out);
+  std::map<std::string, int> types;
+  std::uint64_t last_iteration = 0, rows = 0;
+  for (char buffer[1 << 16]; std::fgets(buffer, sizeof buffer, out) != nullptr;) {
+    const json line = json::parse(buffer);
+    ++types[line.value("type", "header")];
+    if (line.value("type", "") == "iteration") {
+      EXPECT_GT(line["iteration"].get<std::uint64_t>(), last_iteration);
+      last_iteration = line["iteration"];
+      for (const json& batch : line["mini_batches"]) {
+        rows += batch["rows"].get<std::uint64_t>();
+      }
+    } else if (line.value("type", "") == "layer") {
+      EXPECT_TRUE(line.contains("done_s")) << "reports are in the log too";
+      EXPECT_EQ(line["link_bytes"]["act"], 3);
+    }
+  }
+  std::fclose(out);
+  EXPECT_EQ(types["header"], 1);
+  EXPECT_EQ(types["configure"], 1);
+  EXPECT_EQ(types["layer"], types["iteration"] * (test_shape().num_hidden_layers + 2));
+  std::uint64_t wanted = 0;  // each prompt once, each token but the last of an answer
+  for (const auto& [id, line] : lines_) {
+    wanted += line.prompt.size() + static_cast<std::uint64_t>(std::max(line.max_tokens - 1, 0));
+  }
+  EXPECT_EQ(rows, wanted);
+
+  out = std::tmpfile();
+  inspect({.log = at("run") / "orders.log", .json = false, .iteration = 2, .layer = 1}, out);
+  std::string text(static_cast<std::size_t>(std::ftell(out)), ' ');
+  std::rewind(out);
+  ASSERT_EQ(std::fread(text.data(), 1, text.size(), out), text.size());
+  std::fclose(out);
+  EXPECT_NE(text.find("iteration 2 at"), std::string::npos) << text;
+  EXPECT_NE(text.find("layer 1 "), std::string::npos) << text;
+  EXPECT_EQ(text.find("layer 0 "), std::string::npos) << text;
+  EXPECT_EQ(text.find("iteration 3 at"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace poise

@@ -1,0 +1,91 @@
+// Planning must not be felt: an iteration of 1,024 requests with 2,048 tokens each is planned and
+// packed into a message within 5 ms (release; the best of several, since the machine is shared).
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "planner/orders.h"
+#include "planner/packing.h"
+#include "planner/schedule.h"
+
+namespace poise {
+namespace {
+
+#ifdef NDEBUG
+constexpr double kBoundMs = 5;
+constexpr std::uint64_t kIterations = 12;
+#else
+constexpr double kBoundMs = 500;  // without optimisation and with sanitizers
+constexpr std::uint64_t kIterations = 3;
+#endif
+
+double ms_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+      .count();
+}
+
+class PlanningTime : public testing::TestWithParam<const char*> {};
+
+TEST_P(PlanningTime, OfManyLongRequestsIsUnderTheBound) {
+  constexpr std::uint32_t kRequests = 1024;
+  constexpr std::size_t kTokens = 2048;
+  std::vector<Request> requests(kRequests);
+  for (std::uint32_t i = 0; i < kRequests; ++i) {
+    requests[i].id = {i + 1};
+    // Lengths differ a little, so that mini-batches and ratios do too.
+    requests[i].prompt.assign(kTokens - i % 64, 5);
+    requests[i].sampling.max_tokens = 100;
+  }
+  const auto policy = make_policy(GetParam(), {});
+  const std::uint32_t half = kRequests * (kTokens / kBlockTokens + 7) / 2;
+  const Allocation host{.act_blocks = half, .kv_blocks = half};
+  const std::int32_t wave = kRequests * static_cast<std::int32_t>(kTokens);
+  Scheduler scheduler(*policy, host,
+                      {.max_num_seqs = kRequests, .prefill_rows = wave, .sequence_rows = 2048});
+  const PackLimits limits{
+      .act_slots = 512, .kv_slots = 512, .tokens = 8192, .rows = 2048, .sequences = 1024};
+  for (const Request& request : requests) {
+    scheduler.add(request);
+  }
+  OrderTables order_tables(host);
+  double planning = 1e9, message = 1e9;
+  std::size_t batches_made = 0, bytes = 0;
+  for (std::uint64_t iteration = 1; iteration <= kIterations; ++iteration) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto parts = scheduler.next();
+    const auto items = pack_items(parts);
+    const auto batches = policy->pack(host, items, limits);
+    const messages::IterationT tables = order_tables.build(iteration, 1, parts, items, batches);
+    const double planned = ms_since(begin);
+    flatbuffers::FlatBufferBuilder builder;
+    builder.Finish(messages::Iteration::Pack(builder, &tables));
+    const double packed = ms_since(begin) - planned;
+    std::vector<Outcome> outcomes;
+    for (const Part& part : parts) {
+      outcomes.push_back({.request = part.request->request->id, .token = 3});
+    }
+    const auto middle = std::chrono::steady_clock::now();
+    scheduler.complete(outcomes);
+    if (iteration > 1) {  // the first is the prefill
+      planning = std::min(planning, planned + ms_since(middle));
+      message = std::min(message, packed);
+      batches_made = batches.size();
+      bytes = builder.GetSize();
+    }
+  }
+  std::cout << GetParam() << ": planning " << planning << " ms, message " << message << " ms, "
+            << bytes << " bytes, " << batches_made << " mini-batches\n";
+  EXPECT_LT(planning + message, kBoundMs);
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, PlanningTime, testing::Values("kv-only", "act-only", "hybrid"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace poise

@@ -1,0 +1,149 @@
+#include <gtest/gtest.h>
+
+#include "common/trouble.h"
+#include "planner/allocation.h"
+#include "planner/block_table.h"
+#include "planner/policy.h"
+
+namespace poise {
+namespace {
+
+constexpr BlockSizes kMultiHead{.kv_row = {8192}, .act_row = {4096}};
+constexpr BlockSizes kGroupedQueries{.kv_row = {2048}, .act_row = {8192}};
+
+AllocationInputs inputs(BlockSizes sizes, Bytes host, std::int64_t most_blocks) {
+  return {
+      .sizes = sizes, .layers = 4, .host = host, .most_blocks = most_blocks, .largest_request = 1};
+}
+
+Bytes bytes_of(const Allocation& split, const AllocationInputs& from) {
+  const Bytes one_layer = from.sizes.block(BlockKind::act) * split.act_blocks +
+                          from.sizes.block(BlockKind::kv) * split.kv_blocks;
+  return Bytes{round_up(one_layer.n, kRegionAlignment)} * from.layers;
+}
+
+TEST(Ratio, ThePapersExampleGoesOnWithAnActBlock) {
+  EXPECT_EQ(keep_ratio({.act_blocks = 300, .kv_blocks = 100}, {.act_blocks = 5, .kv_blocks = 2}),
+            BlockKind::act);
+}
+
+TEST(Ratio, KeepsToTheHostsAsARequestGrows) {
+  const struct {
+    std::uint32_t act, kv;
+    std::string kinds;  // of the first blocks
+  } cases[] = {
+      {1, 1, "AKAKAKAK"},  {3, 1, "AAKAAAKA"}, {1, 3, "KAKKKAKK"},
+      {2, 1, "AKAAKAAKA"}, {100, 0, "AAAA"},   {0, 100, "KKKK"},
+  };
+  for (const auto& c : cases) {
+    RequestSplit request;
+    std::string kinds;
+    while (kinds.size() < c.kinds.size()) {
+      const bool act =
+          keep_ratio({.act_blocks = c.act, .kv_blocks = c.kv}, request) == BlockKind::act;
+      kinds += act ? 'A' : 'K';
+      ++(act ? request.act_blocks : request.kv_blocks);
+    }
+    EXPECT_EQ(kinds, c.kinds) << c.act << ":" << c.kv;
+  }
+}
+
+TEST(Ratio, IsNeverOffByMoreThanABlock) {
+  for (std::uint32_t act = 0; act <= 20; ++act) {
+    RequestSplit request;
+    for (int n = 1; n <= 400; ++n) {
+      const BlockKind kind = keep_ratio({.act_blocks = act, .kv_blocks = 20 - act}, request);
+      ++(kind == BlockKind::act ? request.act_blocks : request.kv_blocks);
+      EXPECT_NEAR(request.act_blocks, n * act / 20.0, 0.5 + 1e-9) << act << " of 20, " << n;
+    }
+  }
+}
+
+TEST(HostSplit, TakesTheShareOfBlocksAndStaysWithinTheBytes) {
+  for (const BlockSizes& sizes : {kMultiHead, kGroupedQueries}) {
+    for (int twentieths = 0; twentieths <= 20; ++twentieths) {
+      const double share = twentieths / 20.0;
+      const AllocationInputs from = inputs(sizes, kMiB * 100, 1 << 20);
+      const Allocation split = split_host(from, share);
+      const double blocks = split.act_blocks + split.kv_blocks;
+      EXPECT_LE(bytes_of(split, from), from.host);
+      EXPECT_NEAR(split.act_blocks / blocks, share, 1 / blocks);
+      // No room is left for two more blocks.
+      const Bytes larger = std::max(sizes.block(BlockKind::act), sizes.block(BlockKind::kv));
+      EXPECT_GT(bytes_of(split, from) + larger * 2 * from.layers, from.host) << share;
+    }
+  }
+}
+
+TEST(HostSplit, TakesNoMoreThanTheRequestsCanFill) {
+  const Allocation split = split_host(inputs(kMultiHead, kGiB * 1000, 41), 0.5);
+  EXPECT_EQ(split.act_blocks + split.kv_blocks, 41u);
+}
+
+TEST(HostSplit, OfTooLittleIsNothing) {
+  EXPECT_EQ(split_host(inputs(kMultiHead, Bytes{4096}, 41), 0.5), Allocation{});
+  EXPECT_EQ(split_host(inputs(kMultiHead, Bytes{-1}, 41), 0.5), Allocation{});
+}
+
+TEST(Policies, TheTwoEndsAreTheHybridsWithShareNoneAndAll) {
+  const AllocationInputs from = inputs(kMultiHead, kMiB * 64, 1000);
+  const struct {
+    const char* name;
+    double share;
+  } cases[] = {{"kv-only", 0}, {"act-only", 1}};
+  for (const auto& c : cases) {
+    const auto end = make_policy(c.name, {});
+    const auto hybrid = make_policy("hybrid", {.act_share = c.share});
+    const Allocation split = end->allocate(from);
+    EXPECT_EQ(split, hybrid->allocate(from));
+    for (std::int32_t n = 0; n < 50; ++n) {
+      const RequestSplit request{
+          .act_blocks = c.share == 1 ? n : 0, .kv_blocks = c.share == 0 ? n : 0, .most_blocks = 50};
+      EXPECT_EQ(end->next_block(split, request), hybrid->next_block(split, request));
+    }
+  }
+}
+
+TEST(Policies, AreKnownByNameWithALineAndASource) {
+  for (const PolicyEntry& entry : policies()) {
+    EXPECT_NE(make_policy(entry.name, {}), nullptr);
+    EXPECT_FALSE(entry.description.empty());
+    EXPECT_FALSE(entry.source.empty());
+  }
+}
+
+TEST(Policies, RefuseWhatTheyDoNotKnow) {
+  EXPECT_THROW(make_policy("fastest", {}), Failure);
+  EXPECT_THROW(make_policy("kv-only", {.act_share = 0.5}), Failure);
+  EXPECT_THROW(make_policy("act-only", {.act_share = 1}), Failure);
+  for (const double share : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_THROW(make_policy("hybrid", {.act_share = share}), Failure);
+  }
+}
+
+TEST(HostPools, GiveTheOtherKindWhereOneIsExhausted) {
+  HostPools blocks(1, 2);
+  EXPECT_EQ(blocks.take(BlockKind::act)->kind, BlockKind::act);
+  EXPECT_EQ(blocks.take(BlockKind::act)->kind, BlockKind::kv);
+  EXPECT_EQ(blocks.take(BlockKind::kv)->kind, BlockKind::kv);
+  EXPECT_EQ(blocks.take(BlockKind::kv), std::nullopt);
+}
+
+TEST(ContextBlocks, GiveEverythingBack) {
+  HostPools host(4, 4);
+  ContextBlocks context;
+  for (int i = 0; i < 6; ++i) {
+    context.append(*host.take(i % 2 == 0 ? BlockKind::act : BlockKind::kv));
+  }
+  context.mark_stored(90);
+  EXPECT_EQ(context.room(), 96);
+  EXPECT_THROW(context.mark_stored(7), Defect);
+  EXPECT_EQ(context.count(BlockKind::act), 3);
+  context.give_back_all(host);
+  EXPECT_EQ(host.free(), 8);
+  EXPECT_EQ(context.stored(), 0);
+  EXPECT_EQ(context.size(), 0);
+}
+
+}  // namespace
+}  // namespace poise

@@ -1,0 +1,391 @@
+// Scheduler, policies, packing and orders together, run on symbols: whatever the policy, the pool,
+// the chunks and the mini-batches, every request ends and its answer is that of a model that reads
+// its text undisturbed.
+
+#include "planner/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+
+#include "common/trouble.h"
+#include "planner/orders.h"
+#include "planner/packing.h"
+#include "tests/planner/symbolic_executor.h"
+
+namespace poise {
+namespace {
+
+constexpr TokenId kEnd = 7;  // as an EOS: the answer ends with it
+
+Request request(std::uint32_t id, std::vector<TokenId> prompt, std::int32_t max_tokens) {
+  Request r;
+  r.id = {id};
+  r.prompt = std::move(prompt);
+  r.sampling.max_tokens = max_tokens;
+  r.sampling.seed = id * 77;
+  return r;
+}
+
+std::vector<Request> random_requests(std::mt19937& random, std::size_t count, int longest_prompt,
+                                     int longest_answer) {
+  std::vector<Request> requests;
+  for (std::size_t i = 0; i < count; ++i) {
+    std::vector<TokenId> prompt(1 + random() % static_cast<unsigned>(longest_prompt));
+    for (TokenId& token : prompt) {
+      token = static_cast<TokenId>(random() % kVocabulary);
+    }
+    Request r =
+        request(static_cast<std::uint32_t>(i + 1), std::move(prompt),
+                static_cast<std::int32_t>(random() % static_cast<unsigned>(longest_answer + 1)));
+    r.sampling.echo = random() % 4 == 0 || r.sampling.max_tokens == 0;
+    r.sampling.logprobs = r.sampling.echo ? 0 : -1;
+    requests.push_back(std::move(r));
+  }
+  return requests;
+}
+
+std::vector<TokenId> undisturbed_answer(const Request& request) {
+  std::vector<TokenId> text = request.prompt, answer;
+  while (static_cast<std::int32_t>(answer.size()) < request.sampling.max_tokens &&
+         (answer.empty() || answer.back() != kEnd)) {
+    answer.push_back(symbolic_token(text, request.sampling.seed ^ answer.size()));
+    text.push_back(answer.back());
+  }
+  return answer;
+}
+
+struct Setting {
+  const char* policy = "kv-only";
+  std::optional<double> act_share;
+  Allocation host;
+  ScheduleLimits schedule{.max_num_seqs = 16, .prefill_rows = 64, .sequence_rows = 32};
+  PackLimits pack{.act_slots = 64, .kv_slots = 64, .tokens = 512, .rows = 48, .sequences = 8};
+};
+
+struct Outcomes {
+  std::map<std::uint32_t, std::vector<TokenId>> answers;
+  std::map<std::uint32_t, std::vector<TokenId>> echoed;  // targets, by position
+  std::int64_t iterations = 0, preemptions = 0, most_running = 0, last_said = 0;
+};
+
+Outcomes run(const std::vector<Request>& requests, const Setting& setting) {
+  const auto policy = make_policy(setting.policy, {.act_share = setting.act_share});
+  Scheduler scheduler(*policy, setting.host, setting.schedule);
+  OrderTables order_tables(setting.host);
+  SymbolicExecutor executor(setting.host, setting.pack,
+                            setting.schedule.prefill_rows + setting.schedule.max_num_seqs);
+  std::map<std::uint32_t, const Request*> by_id;
+  for (const Request& r : requests) {
+    scheduler.add(r);
+    by_id[r.id.n] = &r;
+  }
+  Outcomes all;
+  while (!scheduler.idle() && !testing::Test::HasFatalFailure()) {
+    const auto parts = scheduler.next();
+    EXPECT_TRUE(std::ranges::is_sorted(parts, {}, [](const Part& part) {
+      return part.request->request->id;
+    })) << "a younger request was taken in before an older one";
+    const auto items = pack_items(parts);
+    const auto batches = policy->pack(setting.host, items, setting.pack);
+    for (const MiniBatchItems& batch : batches) {
+      EXPECT_TRUE(within(setting.pack, items, batch));
+    }
+    const auto results = executor.run(
+        order_tables.build(static_cast<std::uint64_t>(++all.iterations), 1, parts, items, batches));
+    std::vector<Outcome> outcomes;
+    for (const Part& part : parts) {
+      const Request& r = *part.request->request;
+      const auto result = results.find(r.id.n);
+      if (result != results.end()) {
+        for (const auto& [position, target] : result->second.prompt_targets) {
+          auto& echoed = all.echoed[r.id.n];
+          EXPECT_EQ(echoed.size(), position) << "each prompt value comes once and in order";
+          echoed.push_back(target);
+        }
+      }
+      if (!part.complete()) {
+        continue;
+      }
+      Outcome outcome{.request = r.id, .token = std::nullopt};
+      if (part.generates()) {
+        auto& answer = all.answers[r.id.n];
+        answer.push_back(result->second.token.value());
+        if (answer.back() != kEnd &&
+            static_cast<std::int32_t>(answer.size()) < r.sampling.max_tokens) {
+          outcome.token = answer.back();
+        }
+      } else {
+        all.answers[r.id.n];
+      }
+      outcomes.push_back(outcome);
+    }
+    all.most_running = std::max(all.most_running, scheduler.running());
+    const bool last = scheduler.last_iteration();
+    std::ranges::reverse(outcomes);  // the executor's order is its own
+    scheduler.complete(outcomes);
+    EXPECT_TRUE(!last || scheduler.idle()) << "an iteration followed the last";
+    all.last_said += last ? 1 : 0;
+    if (all.iterations > 100'000) {
+      ADD_FAILURE() << "the requests do not end";
+      break;
+    }
+  }
+  EXPECT_EQ(scheduler.blocks().free(), scheduler.blocks().total()) << "blocks were kept";
+  all.preemptions = scheduler.preemptions();
+  return all;
+}
+
+void expect_undisturbed(const std::vector<Request>& requests, const Outcomes& outcomes) {
+  for (const Request& r : requests) {
+    const auto answer = outcomes.answers.find(r.id.n);
+    ASSERT_NE(answer, outcomes.answers.end()) << "request " << r.id.n << " has no answer";
+    EXPECT_EQ(answer->second, undisturbed_answer(r)) << "request " << r.id.n;
+    const auto echoed = outcomes.echoed.find(r.id.n);
+    const std::vector<TokenId> targets =
+        echoed == outcomes.echoed.end() ? std::vector<TokenId>{} : echoed->second;
+    const std::vector<TokenId> wanted =
+        r.sampling.prompt_logprobs() ? std::vector<TokenId>(r.prompt.begin() + 1, r.prompt.end())
+                                     : std::vector<TokenId>{};
+    EXPECT_EQ(targets, wanted) << "request " << r.id.n;
+  }
+}
+
+std::int32_t largest(const std::vector<Request>& requests) {
+  std::int32_t blocks = 0;
+  for (const Request& r : requests) {
+    blocks = std::max(blocks, blocks_for(r.most_context()));
+  }
+  return blocks;
+}
+
+TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
+  std::int64_t preemptions = 0, hybrids = 0;
+  for (std::uint32_t seed = 1; seed <= 120; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937 random(seed);
+    const auto one_of = [&](std::uint32_t n) { return static_cast<std::int32_t>(random() % n); };
+    // Every other one: short prompts and long answers on a small pool, so that blocks run out.
+    const bool tight = seed % 2 == 0;
+    const auto requests = random_requests(random, 1 + random() % 30, 1 + one_of(tight ? 20 : 120),
+                                          tight ? 120 : one_of(60));
+    Setting setting;
+    const std::int32_t need = largest(requests);
+    const std::uint32_t pool = static_cast<std::uint32_t>(need + one_of(tight ? 10 : 40));
+    switch (one_of(3)) {
+      case 0:
+        setting.host = {.act_blocks = 0, .kv_blocks = pool};
+        break;
+      case 1:
+        setting.policy = "act-only";
+        setting.host = {.act_blocks = pool, .kv_blocks = 0};
+        break;
+      default: {
+        ++hybrids;
+        setting.policy = "hybrid";
+        setting.act_share = one_of(11) / 10.0;
+        const auto act = static_cast<std::uint32_t>(*setting.act_share * pool);
+        setting.host = {.act_blocks = act, .kv_blocks = pool - act};
+      }
+    }
+    setting.schedule = {.max_num_seqs = 1 + one_of(20),
+                        .prefill_rows = 1 + one_of(150),
+                        .sequence_rows = 1 + one_of(60)};
+    setting.pack = {.act_slots = need + one_of(20),
+                    .kv_slots = need + one_of(20),
+                    .tokens = 16 + one_of(600),
+                    .rows = setting.schedule.sequence_rows + one_of(60),
+                    .sequences = 1 + one_of(10)};
+    const Outcomes outcomes = run(requests, setting);
+    expect_undisturbed(requests, outcomes);
+    preemptions += outcomes.preemptions;
+  }
+  // The cases above are worth nothing if they never come to the hard part.
+  EXPECT_GT(preemptions, 50);
+  EXPECT_GT(hybrids, 20);
+}
+
+TEST(Schedule, ManyRequestsOnAPoolForOneAllEnd) {
+  std::mt19937 random(5);
+  const auto requests = random_requests(random, 60, 90, 40);
+  Setting setting;
+  setting.policy = "hybrid";
+  setting.host = {.act_blocks = 3, .kv_blocks = static_cast<std::uint32_t>(largest(requests)) - 3};
+  const Outcomes outcomes = run(requests, setting);
+  expect_undisturbed(requests, outcomes);
+}
+
+TEST(Schedule, WithRoomForAllNobodyIsPreempted) {
+  std::mt19937 random(6);
+  const auto requests = random_requests(random, 40, 90, 60);
+  Setting setting;
+  std::int64_t blocks = 0;
+  for (const Request& r : requests) {
+    blocks += blocks_for(r.most_context());
+  }
+  setting.host.kv_blocks = static_cast<std::uint32_t>(blocks);
+  setting.schedule.max_num_seqs = 40;
+  setting.schedule.prefill_rows = 4000;
+  setting.schedule.sequence_rows = setting.pack.rows = 200;
+  const Outcomes outcomes = run(requests, setting);
+  EXPECT_EQ(outcomes.preemptions, 0);
+  EXPECT_EQ(outcomes.most_running, 40);
+  expect_undisturbed(requests, outcomes);
+}
+
+TEST(Schedule, AFinishedRequestsPlaceIsTakenInTheNextIteration) {
+  std::vector<Request> requests;
+  for (std::uint32_t id = 1; id <= 3; ++id) {
+    requests.push_back(request(id, {1, 2, 3}, id == 1 ? 1 : 20));
+  }
+  const auto policy = make_policy("kv-only", {});
+  Scheduler scheduler(*policy, {.act_blocks = 0, .kv_blocks = 100},
+                      {.max_num_seqs = 2, .prefill_rows = 100, .sequence_rows = 100});
+  for (const Request& r : requests) {
+    scheduler.add(r);
+  }
+  ASSERT_EQ(scheduler.next().size(), 2u);
+  scheduler.complete(
+      std::vector<Outcome>{{.request = {1}, .token = std::nullopt}, {.request = {2}, .token = 4}});
+  const auto parts = scheduler.next();
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_EQ(parts[0].request->request->id, RequestId{2});
+  EXPECT_EQ(parts[0].new_tokens, 1);
+  EXPECT_EQ(parts[1].request->request->id, RequestId{3});
+  EXPECT_EQ(parts[1].new_tokens, 3);
+}
+
+TEST(Schedule, APromptLongerThanAWaveRunsInChunksBesideThoseThatGenerate) {
+  std::vector<Request> requests{request(1, {1, 2, 3}, 10),
+                                request(2, std::vector<TokenId>(250, 5), 4)};
+  const auto policy = make_policy("kv-only", {});
+  Scheduler scheduler(*policy, {.act_blocks = 0, .kv_blocks = 100},
+                      {.max_num_seqs = 8, .prefill_rows = 100, .sequence_rows = 80});
+  for (const Request& r : requests) {
+    scheduler.add(r);
+  }
+  std::vector<std::int32_t> chunks;
+  for (int i = 0; i < 4; ++i) {
+    std::vector<Outcome> outcomes;
+    for (const Part& part : scheduler.next()) {
+      if (part.request->request->id == RequestId{2}) {
+        chunks.push_back(part.new_tokens);
+      } else {
+        EXPECT_EQ(part.new_tokens, i == 0 ? 3 : 1);
+      }
+      if (part.complete()) {
+        outcomes.push_back({.request = part.request->request->id, .token = 9});
+      }
+    }
+    scheduler.complete(outcomes);
+  }
+  EXPECT_EQ(chunks, (std::vector<std::int32_t>{80, 80, 80, 10}));
+}
+
+TEST(Schedule, TheYoungestGivesItsBlocksBackAndTheOldestGoesOn) {
+  // Two requests of 16 + 17 tokens on five blocks: both begin, only one can have three blocks.
+  std::vector<Request> requests;
+  for (std::uint32_t id = 1; id <= 2; ++id) {
+    requests.push_back(request(id, std::vector<TokenId>(16, 3), 33));
+  }
+  Setting setting;
+  setting.host.kv_blocks = 5;
+  const Outcomes outcomes = run(requests, setting);
+  EXPECT_EQ(outcomes.most_running, 2);
+  EXPECT_EQ(outcomes.preemptions, 0) << "who finds no block waits while an older one can go on";
+  setting.host.kv_blocks = 4;
+  const Outcomes tighter = run(requests, setting);
+  EXPECT_EQ(tighter.preemptions, 1);
+  expect_undisturbed(requests, outcomes);
+  expect_undisturbed(requests, tighter);
+}
+
+TEST(Schedule, ARequestThatFitsNoPoolIsADefect) {
+  const auto policy = make_policy("kv-only", {});
+  Scheduler scheduler(*policy, {.act_blocks = 0, .kv_blocks = 2},
+                      {.max_num_seqs = 8, .prefill_rows = 100, .sequence_rows = 80});
+  const Request r = request(1, std::vector<TokenId>(32, 1), 2);
+  EXPECT_THROW(scheduler.add(r), Defect);
+}
+
+TEST(Schedule, TheLastIterationIsKnownWhereNoStopTokenComes) {
+  std::vector<Request> requests{request(1, {1, 2}, 5), request(2, {4}, 3)};
+  Setting setting;
+  setting.host.kv_blocks = 10;
+  EXPECT_EQ(run(requests, setting).last_said, 1);
+}
+
+TEST(Orders, NeighbouringBlocksAreLoadedAsOneRun) {
+  std::vector<Request> requests{request(1, std::vector<TokenId>(100, 5), 4)};
+  const auto policy = make_policy("kv-only", {});
+  Scheduler scheduler(*policy, {.act_blocks = 0, .kv_blocks = 100},
+                      {.max_num_seqs = 8, .prefill_rows = 200, .sequence_rows = 200});
+  scheduler.add(requests[0]);
+  scheduler.next();
+  scheduler.complete(std::vector<Outcome>{{.request = {1}, .token = 9}});
+  const auto parts = scheduler.next();
+  const auto tables = OrderTables({.act_blocks = 0, .kv_blocks = 100})
+                          .build(2, 1, parts, pack_items(parts), std::vector<MiniBatchItems>{{0}});
+  const auto& loads = tables.mini_batches.at(0)->loads;
+  ASSERT_EQ(loads.size(), 1u);
+  EXPECT_EQ(loads[0].count(), 7u);
+  EXPECT_EQ(loads[0].tail_tokens(), 4);
+  EXPECT_TRUE(tables.mini_batches[0]->regenerate.empty());
+}
+
+TEST(Orders, NeighboursAreOneRunWhosoeverTheyAre) {
+  // Each request's second block comes after all first ones: 0 1 2, then 3 4 5 beside one another.
+  std::vector<Request> requests;
+  std::vector<Outcome> outcomes;
+  for (std::uint32_t id = 1; id <= 3; ++id) {
+    requests.push_back(request(id, std::vector<TokenId>(16, 5), 40));
+    outcomes.push_back({.request = {id}, .token = 9});
+  }
+  const auto policy = make_policy("kv-only", {});
+  Scheduler scheduler(*policy, {.act_blocks = 0, .kv_blocks = 100},
+                      {.max_num_seqs = 8, .prefill_rows = 200, .sequence_rows = 200});
+  for (const Request& r : requests) {
+    scheduler.add(r);
+  }
+  for (int i = 0; i < 17; ++i) {
+    scheduler.next();
+    scheduler.complete(outcomes);
+  }
+  const auto parts = scheduler.next();
+  const auto tables =
+      OrderTables({.act_blocks = 0, .kv_blocks = 100})
+          .build(2, 1, parts, pack_items(parts), std::vector<MiniBatchItems>{{2, 0, 1}});
+  const auto& loads = tables.mini_batches.at(0)->loads;
+  ASSERT_EQ(loads.size(), 1u);
+  EXPECT_EQ(loads[0].count(), 6u);
+}
+
+TEST(Orders, WhatIsRegeneratedIsOneRange) {
+  std::vector<Request> requests;
+  for (std::uint32_t id = 1; id <= 4; ++id) {
+    requests.push_back(request(id, std::vector<TokenId>(16 * id, 5), 4));
+  }
+  const auto policy = make_policy("act-only", {});
+  Scheduler scheduler(*policy, {.act_blocks = 100, .kv_blocks = 0},
+                      {.max_num_seqs = 8, .prefill_rows = 200, .sequence_rows = 200});
+  std::vector<Outcome> outcomes;
+  for (const Request& r : requests) {
+    scheduler.add(r);
+    outcomes.push_back({.request = r.id, .token = 9});
+  }
+  scheduler.next();
+  scheduler.complete(outcomes);
+  const auto parts = scheduler.next();
+  const auto tables =
+      OrderTables({.act_blocks = 100, .kv_blocks = 0})
+          .build(2, 1, parts, pack_items(parts), std::vector<MiniBatchItems>{{0, 1, 2, 3}});
+  const auto& ranges = tables.mini_batches.at(0)->regenerate;
+  ASSERT_EQ(ranges.size(), 1u);
+  EXPECT_EQ(ranges[0].first_slot(), 0u);
+  EXPECT_EQ(ranges[0].count(), 10u);  // 1 + 2 + 3 + 4; the four new blocks hold nothing yet
+}
+
+}  // namespace
+}  // namespace poise

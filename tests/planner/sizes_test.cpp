@@ -1,0 +1,169 @@
+#include "planner/sizes.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "common/trouble.h"
+#include "planner/block_table.h"
+
+namespace poise {
+namespace {
+
+ModelShape small_shape() {
+  return {.num_hidden_layers = 6,
+          .hidden_size = 128,
+          .ffn_dim = 512,
+          .num_attention_heads = 4,
+          .num_key_value_heads = 4,
+          .head_dim = 32,
+          .vocab_size = 1000,
+          .max_position_embeddings = 2048,
+          .position_offset = 2,
+          .word_embed_proj_dim = 128,
+          .do_layer_norm_before = 1,
+          .enable_bias = 1,
+          .layer_norm_elementwise_affine = 1,
+          .has_final_layer_norm = 1,
+          .tie_word_embeddings = 1};
+}
+
+Request request(std::uint32_t line, std::size_t prompt, std::int32_t max_tokens) {
+  Request r;
+  r.id = {line};
+  r.prompt.assign(prompt, 1);
+  r.sampling.max_tokens = max_tokens;
+  return r;
+}
+
+Demand demand(const std::vector<Request>& requests, std::int32_t max_num_seqs) {
+  std::vector<const Request*> all;
+  for (const Request& r : requests) {
+    all.push_back(&r);
+  }
+  return demand_of(all, max_num_seqs);
+}
+
+BlockBudget roomy() { return {.weights = kMiB * 2, .available = kGiB * 8, .host_memory = {}}; }
+
+TEST(Demand, IsThatOfTheLargestRequestsUnderWayAtOnce) {
+  const std::vector<Request> requests{request(1, 16, 1), request(2, 100, 50), request(3, 33, 0),
+                                      request(4, 17, 16)};
+  const Demand two = demand(requests, 2);
+  EXPECT_EQ(two.sequences, 2);
+  EXPECT_EQ(two.longest_context, 149);
+  EXPECT_EQ(two.largest_request, 10);
+  EXPECT_EQ(two.largest, RequestId{2});
+  EXPECT_EQ(two.most_blocks, 10 + 3);
+  EXPECT_EQ(two.most_prompt_rows, 100 + 33);
+  EXPECT_EQ(demand(requests, 9).sequences, 4);
+  EXPECT_EQ(demand(requests, 9).most_blocks, 1 + 10 + 3 + 2);
+}
+
+TEST(BlockBudgets, AreTheLeastOfTheUsersCapAndTheMachine) {
+  BlockBudget budget{.weights = kGiB * 2, .available = kGiB * 4, .host_memory = kGiB * 3};
+  EXPECT_EQ(bytes_for_blocks(budget), kGiB);  // the cap counts the weights too
+  budget.host_memory = kGiB * 1000;
+  EXPECT_LT(bytes_for_blocks(budget), kGiB * 4);
+  EXPECT_GT(bytes_for_blocks(budget), kGiB * 3);
+  budget.device_in_host = kGiB * 3;
+  EXPECT_LT(bytes_for_blocks(budget), kGiB);
+  budget.host_memory = kGiB;
+  EXPECT_EQ(bytes_for_blocks(budget), Bytes{0});
+}
+
+TEST(HostAllocation, HoldsAllRequestsWhereThereIsRoom) {
+  const std::vector<Request> requests{request(1, 100, 50), request(2, 200, 50)};
+  const Demand of = demand(requests, 8);
+  for (const char* policy : {"kv-only", "act-only", "hybrid"}) {
+    const Allocation host =
+        allocate_host(*make_policy(policy, {}), small_shape(), DType::float16, of, roomy());
+    EXPECT_EQ(host.act_blocks + host.kv_blocks, of.most_blocks) << policy;
+  }
+}
+
+TEST(HostAllocation, FailsWithNumbersWhereTheLargestRequestDoesNotFit) {
+  const std::vector<Request> requests{request(7, 2000, 40)};
+  BlockBudget budget = roomy();
+  budget.host_memory = kMiB * 4;
+  try {
+    allocate_host(*make_policy("kv-only", {}), small_shape(), DType::float16, demand(requests, 8),
+                  budget);
+    FAIL() << "it was accepted";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::cannot_start);
+    EXPECT_NE(std::string(failure.what()).find("line 7"), std::string::npos) << failure.what();
+    EXPECT_NE(std::string(failure.what()).find("2039 tokens"), std::string::npos);
+  }
+}
+
+TEST(HostAllocation, FitsItsRegion) {
+  const BlockSizes sizes = block_sizes(small_shape(), DType::float16);
+  for (std::uint32_t act = 0; act < 30; act += 7) {
+    const Allocation host{.act_blocks = act, .kv_blocks = 31 - act};
+    const PoolPartition partition{.region_bytes = region_bytes(sizes, host),
+                                  .act_blocks = host.act_blocks,
+                                  .kv_blocks = host.kv_blocks};
+    EXPECT_TRUE(partition.fits(sizes));
+    EXPECT_EQ(partition.region_bytes % 4096, 0u);
+  }
+}
+
+TEST(DeviceBuffers, AreNoLargerThanTheRequestsCanUse) {
+  const std::vector<Request> requests{request(1, 20, 10), request(2, 30, 3)};
+  const Demand of = demand(requests, 256);
+  const DeviceLimits limits = choose_device_limits(
+      small_shape(), DType::float32, of, {.act_blocks = 0, .kv_blocks = 4}, {}, Bytes{0}, kGiB);
+  EXPECT_EQ(limits.resident_layers, 6);
+  EXPECT_EQ(limits.act_slots, 0);
+  EXPECT_EQ(limits.kv_slots, 4);
+  EXPECT_EQ(limits.max_rows, 50 + 2);
+  EXPECT_EQ(limits.max_context, 32);
+}
+
+TEST(DeviceBuffers, ShrinkUntilTheyFitAndHoldTheLargestRequestAlways) {
+  std::vector<Request> requests;
+  for (std::uint32_t i = 1; i <= 64; ++i) {
+    requests.push_back(request(i, 200 + i, 300));
+  }
+  const Demand of = demand(requests, 64);
+  const Allocation host{.act_blocks = 1000, .kv_blocks = 1000};
+  const auto with_cap = [&](Bytes cap) {
+    return choose_device_limits(small_shape(), DType::float32, of, host, {}, Bytes{0}, cap);
+  };
+  std::int32_t rows_before = 1 << 30;
+  bool failed = false;
+  for (Bytes cap = kMiB * 256; cap > kMiB; cap = cap * 3 / 4) {
+    DeviceLimits limits;
+    try {
+      limits = with_cap(cap);
+    } catch (const Failure&) {
+      failed = true;
+      continue;
+    }
+    EXPECT_FALSE(failed) << "a smaller cap succeeded where a larger one did not";
+    EXPECT_LE(plan_device_memory(small_shape(), DType::float32, limits, Bytes{0}).total, cap);
+    EXPECT_GE(limits.kv_slots, of.largest_request);
+    EXPECT_GE(limits.act_slots, of.largest_request);
+    EXPECT_LE(limits.max_mini_batch_rows, rows_before);
+    rows_before = limits.max_mini_batch_rows;
+    const ScheduleLimits schedule = schedule_limits(of, limits);
+    const PackLimits pack = pack_limits({}, limits);
+    EXPECT_LE(schedule.sequence_rows, pack.rows);
+    EXPECT_GT(schedule.prefill_rows, 0);
+    EXPECT_LE(schedule.prefill_rows + schedule.max_num_seqs, limits.max_rows);
+  }
+  EXPECT_TRUE(failed) << "no cap was too small";
+  EXPECT_LT(rows_before, with_cap(kGiB).max_mini_batch_rows);
+}
+
+TEST(DeviceBuffers, ResidentLayersAreThePolicysWhereItSaysSo) {
+  const std::vector<Request> requests{request(1, 20, 10)};
+  const DeviceLimits limits = choose_device_limits(
+      small_shape(), DType::float32, demand(requests, 4),
+      {.act_blocks = 0, .kv_blocks = 4, .resident_layers = 2}, {}, Bytes{0}, kGiB);
+  EXPECT_EQ(limits.resident_layers, 2);
+}
+
+}  // namespace
+}  // namespace poise
