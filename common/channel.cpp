@@ -175,8 +175,10 @@ class ServerChannel final : public CommonChannel {
     return message;
   }
 
+  // An executor that served an earlier planner of this run still names that one's epoch; only an
+  // older executor's Hello is none of ours.
   std::optional<Received> greet(const std::string& sender, Received message) {
-    if (stale(*message)) {
+    if (message->executor_epoch() != 0 && message->executor_epoch() < epochs_.executor) {
       return std::nullopt;
     }
     const messages::HelloT hello = hello_of(*message);
@@ -294,16 +296,19 @@ class ClientChannel final : public CommonChannel {
   bool connected() const override { return connected_; }
 
  private:
-  // A monitor event is two frames; the first starts with the event's number.
+  // A monitor event is two frames; the first starts with the event's number. Stops at the end of a
+  // connection: were the next one's beginning taken with it, nobody would see that the peer changed.
   void watch_connection() {
     zmq::message_t event, address;
-    while (monitor_.recv(event, zmq::recv_flags::dontwait)) {
+    bool ended = false;
+    while (!ended && monitor_.recv(event, zmq::recv_flags::dontwait)) {
       std::uint16_t number = 0;
       std::memcpy(&number, event.data(), sizeof number);
       if (event.more()) {
         static_cast<void>(monitor_.recv(address, zmq::recv_flags::none));
       }
       connected_ = number == ZMQ_EVENT_HANDSHAKE_SUCCEEDED;
+      ended = !connected_;
       sent_ = 0;  // a new connection counts anew on both sides
       received_ = 0;
     }

@@ -108,7 +108,10 @@ DeviceSizes device_sizes(const ModelShape& shape, DType dtype, const DeviceLimit
       .q = aligned(rows * shape.q_dim() * kFloat),
       .attended = aligned(rows * shape.q_dim() * kFloat),
       .normed = aligned(rows * width * kFloat),
-      .mlp = aligned(rows * shape.ffn_dim * kFloat),
+      .mlp = aligned(rows *
+                     (shape.projects_embeddings() ? std::max<std::int64_t>(shape.ffn_dim, width)
+                                                  : std::int64_t{shape.ffn_dim}) *
+                     kFloat),
       .head_rows = aligned(logits_rows * shape.hidden_size * kFloat),
       .head_normed = aligned(logits_rows * shape.hidden_size * kFloat),
       .head_projected = shape.projects_embeddings()

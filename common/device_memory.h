@@ -69,7 +69,7 @@ struct DeviceSizes {
   Bytes new_kv;            // of each of two: (max_mini_batch_rows, 2 · kv_dim)
   Bytes q, attended;       // (max_mini_batch_rows, q_dim)
   Bytes normed;            // (max_mini_batch_rows, max(hidden_size, word_embed_proj_dim))
-  Bytes mlp;               // (max_mini_batch_rows, ffn_dim)
+  Bytes mlp;               // (max_mini_batch_rows, ffn_dim), also projected embeddings' input
   Bytes head_rows;         // (logits_rows, hidden_size)
   Bytes head_normed;       // (logits_rows, hidden_size)
   Bytes head_projected;    // (logits_rows, word_embed_proj_dim), models that project

@@ -35,7 +35,7 @@ void Decoder::embed(const OuterWeights& weights, const EmbedInput& input) {
                              .rows = input.rows});
   if (shape_.projects_embeddings()) {
     device_.launch(Gemm{.out = float_rows(input.hidden, shape_.hidden_size),
-                        .in = float_rows(embedded, width),
+                        .in = gemm_input(embedded, width, mlp_, input.rows),
                         .weight = weights.project_in,
                         .bias = nullptr,
                         .residual = nullptr,
@@ -99,7 +99,7 @@ void Decoder::attention_block(const LayerWeights& weights, const LayerInput& inp
                       .rows = input.rows,
                       .epilogue = Epilogue::none});
   hooks.rows_made();
-  device_.launch(Gemm{.out = float_rows(floats(q_), shape_.q_dim()),
+  device_.launch(Gemm{.out = work_rows(q_, shape_.q_dim()),
                       .in = act,
                       .weight = weights.w_q,
                       .bias = weights.b_q,
@@ -119,10 +119,11 @@ void Decoder::attention_block(const LayerWeights& weights, const LayerInput& inp
   scatter(input.kv, input.kv_moves, input.kv_move_count);
   scatter(input.regenerated, input.regenerated_moves, input.regenerated_move_count);
 
-  device_.launch(Attention{.out = floats(attended_),
-                           .q = floats(q_),
+  device_.launch(Attention{.out = attended_.data(),
+                           .q = q_.data(),
                            .slots = {input.kv, input.regenerated},
                            .dtype = dtype_,
+                           .row_dtype = work_,
                            .blocks = input.blocks,
                            .sequences = input.sequences,
                            .sequence_count = input.sequence_count,
@@ -133,7 +134,7 @@ void Decoder::attention_block(const LayerWeights& weights, const LayerInput& inp
 
   float* sum = norm_before ? input.hidden : floats(normed_);
   device_.launch(Gemm{.out = float_rows(sum, h),
-                      .in = float_rows(floats(attended_), shape_.q_dim()),
+                      .in = work_rows(attended_, shape_.q_dim()),
                       .weight = weights.w_o,
                       .bias = weights.b_o,
                       .residual = input.hidden,
@@ -154,7 +155,7 @@ void Decoder::mlp_block(const LayerWeights& weights, const LayerInput& input,
   if (norm_before) {
     norm(in, input.hidden, weights.mlp_norm_weight, weights.mlp_norm_bias, input.rows);
   } else {
-    in = gemm_input(input.hidden, normed_, input.rows);
+    in = gemm_input(input.hidden, h, normed_, input.rows);
   }
   device_.launch(Gemm{.out = work_rows(mlp_, shape_.ffn_dim),
                       .in = in,
@@ -190,7 +191,7 @@ void Decoder::head(const OuterWeights& weights, const HeadInput& input) {
   if (shape_.has_final_layer_norm != 0) {
     norm(in, floats(head_rows_), weights.final_norm_weight, weights.final_norm_bias, input.rows);
   } else {
-    in = gemm_input(floats(head_rows_), head_normed_, input.rows);
+    in = gemm_input(floats(head_rows_), h, head_normed_, input.rows);
   }
   if (shape_.projects_embeddings()) {
     const Rows projected = work_rows(head_projected_, width);
@@ -229,13 +230,15 @@ void Decoder::norm(const Rows& out, const float* in, const void* weight, const v
                            .epsilon = shape_.layer_norm_epsilon});
 }
 
-// Hidden states as a Gemm reads them: themselves, or a copy in the type it wants.
-Rows Decoder::gemm_input(float* hidden, const Buffer& converted, std::int32_t rows) {
+// Rows of float32 as a Gemm reads them: themselves, or a copy in the type it wants.
+Rows Decoder::gemm_input(float* in, std::int64_t width, const Buffer& converted,
+                         std::int32_t rows) {
   if (work_ == DType::float32) {
-    return float_rows(hidden, shape_.hidden_size);
+    return float_rows(in, width);
   }
-  const Rows out = work_rows(converted, shape_.hidden_size);
-  device_.launch(Convert{.out = out, .in = hidden, .rows = rows, .dim = shape_.hidden_size});
+  const Rows out = work_rows(converted, width);
+  device_.launch(
+      Convert{.out = out, .in = in, .rows = rows, .dim = static_cast<std::int32_t>(width)});
   return out;
 }
 

@@ -74,7 +74,7 @@ class Decoder {
   void mlp_block(const LayerWeights& weights, const LayerInput& input, const LayerHooks& hooks);
   void norm(const Rows& out, const float* in, const void* weight, const void* bias,
             std::int32_t rows);
-  Rows gemm_input(float* hidden, const Buffer& converted, std::int32_t rows);
+  Rows gemm_input(float* in, std::int64_t width, const Buffer& converted, std::int32_t rows);
   Rows work_rows(const Buffer& buffer, std::int64_t width) const;
   Epilogue activation() const;
 

@@ -4,10 +4,11 @@
 // in kernels/cuda/ is fast, one test ties them. A launch owns nothing, allocates nothing and may
 // not throw once it was checked. Shapes stand outermost first.
 //
-// Types: the residual stream, queries and logits are float32 on the CPU device. What is kept
-// between layers or iterations (weights, K, V, attention input) is `DType`. A value that is stored
-// is rounded to that type *before* anything is computed from it, so that a key is the same bits
-// whether it was loaded or made again (README section 8).
+// Types: the residual stream and logits are float32; so is everything between operations on the CPU
+// device, while the CUDA device keeps it in `Device::work_type`. What is kept between layers or
+// iterations (weights, K, V, attention input) is `DType`. A value that is stored is rounded to that
+// type *before* anything is computed from it, so that a key is the same bits whether it was loaded
+// or made again (README section 8).
 //
 // Sums, on the CPU device: every output element is one chain of fused multiply-adds in a fixed
 // order of its own inputs, whatever the number of rows, of threads, or the instruction set; so
@@ -115,11 +116,12 @@ struct AttentionSequence {
 // out[r, a, :] = Σ_t softmax_t(q[r, a, :] · k[t, a', :] · scale) · v[t, a', :], a' = a / (heads /
 // kv_heads); new rows included
 struct Attention {
-  float* out;            // (rows, heads, head_dim)
-  const float* q;        // (rows, heads, head_dim)
+  void* out;             // (rows, heads, head_dim) of `row_dtype`
+  const void* q;         // (rows, heads, head_dim) of `row_dtype`
   const void* slots[2];  // KV buffer, regenerated buffer: (slots, block_tokens, 2, kv_heads,
                          // head_dim) of `dtype`
   DType dtype;
+  DType row_dtype = DType::float32;  // float32 on the CPU device
   const ContextBlock* blocks;
   const AttentionSequence* sequences;  // (sequence_count)
   std::int32_t sequence_count, heads, kv_heads, head_dim;

@@ -58,11 +58,11 @@ class AttentionRows {
   void pack_queries(std::int32_t first, int rows) {
     float* packed = queries_ + first * dim_;  // (head_dim, rows)
     if (slice_.heads == 1 && rows >= 4) {
-      pack_tile(packed, op_.q + row_offset(first), op_.heads * dim_, rows, dim_);
+      pack_tile(packed, queries() + row_offset(first), op_.heads * dim_, rows, dim_);
       return;
     }
     for (int i = 0; i < rows; ++i) {
-      const float* q = op_.q + row_offset(first + i);
+      const float* q = queries() + row_offset(first + i);
       for (std::int64_t d = 0; d < dim_; ++d) {
         packed[d * rows + i] = q[d];
       }
@@ -115,7 +115,7 @@ class AttentionRows {
   void write_out() {
     for (std::int32_t r = 0; r < rows_; ++r) {
       const Lanes denominator = Lanes::all(denominators_[r]);
-      float* out = op_.out + row_offset(r);
+      float* out = static_cast<float*>(op_.out) + row_offset(r);
       in_sixteens(dim_, [&](std::int64_t d, int some) {
         store_some(Lanes::load(sum_row(r) + d) / denominator, out + d, some);
       });
@@ -124,6 +124,7 @@ class AttentionRows {
 
  private:
   // Of a row's query in q, and of its output in out.
+  const float* queries() const { return static_cast<const float*>(op_.q); }
   std::int64_t row_offset(std::int32_t r) const {
     const std::int32_t kv_head = slice_.kv_head + r / rows_each_;
     const std::int32_t within = r % rows_each_;
