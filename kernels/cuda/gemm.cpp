@@ -1,0 +1,219 @@
+#include "kernels/cuda/gemm.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "common/trouble.h"
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/kernels_cuda.h"
+
+namespace poise::cuda {
+namespace {
+
+constexpr std::uint64_t kChoiceRows = 4096;
+// An algorithm must serve all of these; between them nothing changes that it could mind.
+constexpr std::array<std::uint64_t, 6> kRowsServed{1, 7, 16, 129, 1024, 8192};
+constexpr int kCandidates = 64;
+
+cudaDataType_t data_type(DType type) {
+  switch (type) {
+    case DType::float32:
+      return CUDA_R_32F;
+    case DType::float16:
+      return CUDA_R_16F;
+    case DType::bfloat16:
+      return CUDA_R_16BF;
+  }
+  return CUDA_R_32F;
+}
+
+// What every row of a matrix, and so every part of it that a Gemm is given, is aligned to.
+std::uint32_t row_alignment(DType type, std::int64_t stride) {
+  const std::int64_t bytes = stride * size_of(type).n;
+  return static_cast<std::uint32_t>(std::min<std::int64_t>(bytes & -bytes, 256));
+}
+
+lt::EpilogueKind epilogue_kind(bool bias, bool relu) {
+  if (bias) {
+    return relu ? lt::kEpilogueReluBias : lt::kEpilogueBias;
+  }
+  return relu ? lt::kEpilogueRelu : lt::kEpilogueDefault;
+}
+
+}  // namespace
+
+// cuBLAS's matrices are column-major: ours, row-major, is its transpose. outᵀ (outputs, rows) =
+// weight (as its A, transposed) · inᵀ.
+struct Gemms::Plan {
+  const lt::Functions& lt;
+  lt::MatmulDesc desc = nullptr;
+  lt::MatrixLayout weight = nullptr, in = nullptr, out = nullptr;
+  lt::Algo algo{};
+  std::uint64_t rows = 0;  // that the layouts say
+
+  explicit Plan(const lt::Functions& functions) : lt(functions) {}
+  ~Plan() {
+    for (const lt::MatrixLayout layout : {weight, in, out}) {
+      if (layout != nullptr) {
+        lt.layout_destroy(layout);
+      }
+    }
+    if (desc != nullptr) {
+      lt.desc_destroy(desc);
+    }
+  }
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+
+  template <typename Value>
+  void set(lt::MatmulDescAttribute attribute, const Value& value) {
+    lt::lt_check(lt.desc_set(desc, attribute, &value, sizeof value), "describing a product");
+  }
+  void set_rows(std::uint64_t count) {
+    if (count != rows) {
+      rows = count;
+      lt::lt_check(lt.layout_set(in, lt::kLayoutCols, &rows, sizeof rows), "naming the rows");
+      lt::lt_check(lt.layout_set(out, lt::kLayoutCols, &rows, sizeof rows), "naming the rows");
+    }
+  }
+};
+
+Gemms::Gemms() : lt_(lt::functions()) {
+  lt::lt_check(lt_.create(&handle_), "starting");
+  cuda_check(cudaMalloc(&workspace_, static_cast<std::size_t>(kWorkspace.n)), "cuBLAS's workspace");
+}
+
+Gemms::~Gemms() {
+  plans_.clear();
+  static_cast<void>(cudaFree(workspace_));
+  lt_.destroy(handle_);
+}
+
+void Gemms::run(const Gemm& op, cudaStream_t stream) {
+  if (op.rows == 0) {
+    return;
+  }
+  check(op.in.dtype == op.weight.dtype, "a product's factors are of one type");
+  const bool wide_out = op.out.dtype == DType::float32;
+  const bool mixed = wide_out && op.weight.dtype != DType::float32;
+  const bool relu = op.epilogue == Epilogue::relu;
+  const bool adds = op.residual != nullptr;
+  check(!adds || (wide_out && op.epilogue == Epilogue::none),
+        "a residual is float32, and nothing follows it");
+  // A bias of 16 bits cannot be added to float32 outputs within the product: it goes there first.
+  const bool bias_before = op.bias != nullptr && (mixed || adds);
+  const bool bias_within = op.bias != nullptr && !bias_before;
+  const bool relu_within = relu && !bias_before;
+
+  auto* out = static_cast<float*>(op.out.data);
+  const bool accumulate = adds || bias_before;
+  if (bias_before || (adds && op.residual != out)) {
+    add_bias(out, op.residual, op.bias, op.weight.dtype, op.rows, op.weight.rows, op.out.stride,
+             stream);
+  }
+  Plan& plan = plan_for({.outputs = op.weight.rows,
+                         .inputs = op.weight.cols,
+                         .in = op.in.dtype,
+                         .weight = op.weight.dtype,
+                         .out = op.out.dtype,
+                         .in_stride = op.in.stride,
+                         .out_stride = op.out.stride,
+                         .epilogue = epilogue_kind(bias_within, relu_within),
+                         .adds = accumulate});
+  plan.set_rows(static_cast<std::uint64_t>(op.rows));
+  if (bias_within) {
+    plan.set(lt::kBiasPointer, op.bias);
+  }
+  const float alpha = 1.0f;
+  const float beta = accumulate ? 1.0f : 0.0f;
+  lt::lt_check(lt_.matmul(handle_, plan.desc, &alpha, op.weight.data, plan.weight, op.in.data,
+                          plan.in, &beta, op.out.data, plan.out, op.out.data, plan.out, &plan.algo,
+                          workspace_, static_cast<std::size_t>(kWorkspace.n), stream),
+               "a product");
+  if (op.epilogue != Epilogue::none && !relu_within) {
+    activate(op.out, op.rows, op.weight.rows, op.epilogue, stream);
+  }
+}
+
+Gemms::Plan& Gemms::plan_for(const Key& key) {
+  auto& plan = plans_[key];
+  if (!plan) {
+    plan = make_plan(key);
+  }
+  return *plan;
+}
+
+std::unique_ptr<Gemms::Plan> Gemms::make_plan(const Key& key) const {
+  auto plan = std::make_unique<Plan>(lt_);
+  const bool full = key.weight == DType::float32;
+  lt::lt_check(
+      lt_.desc_create(&plan->desc, full ? lt::kCompute32FPedantic : lt::kCompute32F, CUDA_R_32F),
+      "describing a product");
+  plan->set(lt::kTransA, lt::kOpT);
+  plan->set(lt::kTransB, lt::kOpN);
+  plan->set(lt::kEpilogue, key.epilogue);
+  const bool bias = (key.epilogue & lt::kEpilogueBias) != 0;
+  if (bias) {
+    plan->set(lt::kBiasDataType, data_type(key.weight));
+    plan->set(lt::kBiasPointer, workspace_);  // any aligned address, for the choice
+  }
+  const auto outputs = static_cast<std::uint64_t>(key.outputs);
+  const auto inputs = static_cast<std::uint64_t>(key.inputs);
+  const auto layout = [&](lt::MatrixLayout* made, DType type, std::uint64_t rows,
+                          std::uint64_t cols, std::int64_t ld) {
+    lt::lt_check(lt_.layout_create(made, data_type(type), rows, cols, ld), "describing a matrix");
+  };
+  layout(&plan->weight, key.weight, inputs, outputs, key.inputs);
+  layout(&plan->in, key.in, inputs, kChoiceRows, key.in_stride);
+  layout(&plan->out, key.out, outputs, kChoiceRows, key.out_stride);
+  plan->rows = kChoiceRows;
+
+  lt::Preference preference = nullptr;
+  lt::lt_check(lt_.preference_create(&preference), "choosing an algorithm");
+  const auto prefer = [&](lt::PreferenceAttribute attribute, const auto& value) {
+    lt::lt_check(lt_.preference_set(preference, attribute, &value, sizeof value),
+                 "choosing an algorithm");
+  };
+  prefer(lt::kMaxWorkspaceBytes, static_cast<std::uint64_t>(kWorkspace.n));
+  prefer(lt::kReductionSchemeMask, std::uint32_t{0});
+  prefer(lt::kMinAlignmentA, row_alignment(key.weight, key.inputs));
+  prefer(lt::kMinAlignmentB, row_alignment(key.in, key.in_stride));
+  prefer(lt::kMinAlignmentC, row_alignment(key.out, key.out_stride));
+  prefer(lt::kMinAlignmentD, row_alignment(key.out, key.out_stride));
+  std::array<lt::Heuristic, kCandidates> candidates{};
+  int found = 0;
+  const lt::Status status =
+      lt_.heuristic(handle_, plan->desc, plan->weight, plan->in, plan->out, plan->out, preference,
+                    kCandidates, candidates.data(), &found);
+  lt_.preference_destroy(preference);
+  for (int i = 0; status == lt::kSuccess && i < found; ++i) {
+    const lt::Heuristic& candidate = candidates[static_cast<std::size_t>(i)];
+    if (candidate.state == lt::kSuccess && suits(*plan, candidate.algo)) {
+      plan->algo = candidate.algo;
+      return plan;
+    }
+  }
+  fail(Exit::interrupted,
+       "cuBLAS knows no algorithm for a product of ({}, {}) {} that serves any number of rows "
+       "alike (status {}, {} candidates)",
+       key.outputs, key.inputs, name_of(key.weight), status, found);
+}
+
+bool Gemms::suits(Plan& plan, const lt::Algo& algo) const {
+  std::int32_t splits = 1;
+  std::size_t written = 0;
+  if (lt_.algo_get(&algo, lt::kAlgoSplitK, &splits, sizeof splits, &written) == lt::kSuccess &&
+      splits > 1) {
+    return false;
+  }
+  return std::ranges::all_of(kRowsServed, [&](std::uint64_t rows) {
+    plan.set_rows(rows);
+    lt::Heuristic result{};
+    return lt_.algo_check(handle_, plan.desc, plan.weight, plan.in, plan.out, plan.out, &algo,
+                          &result) == lt::kSuccess &&
+           result.workspace <= static_cast<std::size_t>(kWorkspace.n);
+  });
+}
+
+}  // namespace poise::cuda
