@@ -5,6 +5,7 @@
 // process, at the first use; its functions may be called from any thread.
 
 #include <cuda_runtime_api.h>
+#include <library_types.h>
 
 #include <cstddef>
 #include <cstdint>
