@@ -3,6 +3,7 @@
 The layout is common/shared_layout.h's; its static_asserts hold the offsets used here.
 """
 
+import contextlib
 import fcntl
 import os
 import struct
@@ -54,41 +55,42 @@ def run_ids():
     return sorted({rest.partition("-")[0] for rest in mine})
 
 
-def _held(name):
+def _is_ours_alone(name, locks):
+    """Whether nobody is attached to a segment. It is then locked until `locks` is closed, so that nobody can be."""
     try:
         descriptor = os.open(FOLDER / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
     except OSError:
-        return True  # not ours to judge
+        return False  # gone just now, or not ours to judge
+    locks.callback(os.close, descriptor)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
     except OSError:
-        return True
-    finally:
-        os.close(descriptor)
+        return False
+    # Without a name: somebody else removed it, and what bears the name by now is another.
+    return os.fstat(descriptor).st_nlink > 0
 
 
 def reap():
     """Unlinks the segments of runs that nobody lives in any more; returns (names, bytes).
 
-    Dead is a run none of whose segments is held, and whose id no living process was started with: so a run whose
-    segments are being made at this moment is left alone.
+    Dead is a run none of whose segments is held, and whose id no living process was started with. Segments are looked
+    at first, processes second: whoever has made a segment that we see had started before we look for processes. Names
+    go while their segments are locked; who was about to lock one, too, finds it without a name and makes another.
     """
-    living = {process.run_id for process in processes.running()}
+    groups = {run_id: names_of(run_id) for run_id in run_ids()}
+    living = {process.run_id for process in processes.running()} if groups else set()
     names, size = [], 0
-    for run_id in run_ids():
-        group = names_of(run_id)
-        if run_id in living or any(_held(name) for name in group):
-            continue
-        for name in group:
-            try:
-                size += os.stat(FOLDER / name).st_blocks * 512
-                os.unlink(FOLDER / name)
-                names.append(name)
-            except OSError:
-                pass
+    for run_id, group in groups.items():
+        with contextlib.ExitStack() as locks:
+            if run_id in living or not all(_is_ours_alone(name, locks) for name in group):
+                continue
+            for name in group:
+                try:
+                    size += os.stat(FOLDER / name).st_blocks * 512
+                    os.unlink(FOLDER / name)
+                    names.append(name)
+                except OSError:
+                    pass
     return names, size
 
 

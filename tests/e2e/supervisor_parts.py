@@ -10,7 +10,7 @@ import sys
 from unittest import mock
 
 import harness
-from harness import SHM, expect, expect_equal, test
+from harness import expect, expect_equal, test, wait_until
 from supervisor import children, options, places, processes, quantities, segments, watchdog
 from supervisor.locks import Lock, is_held
 from supervisor.pipeline import Pipeline
@@ -106,31 +106,85 @@ def a_pid_that_was_used_again_is_not_signalled(_):
     expect(processes.open_verified(child.pid, started) is None, "a dead process was found")
 
 
+def in_a_folder_of_its_own(workspace):
+    """Segments that no `poise` beside this test sees."""
+    folder = workspace / "shm"
+    folder.mkdir()
+    return mock.patch.object(segments, "FOLDER", folder)
+
+
+def make_control(run_id):
+    path = segments.FOLDER / f"{segments.prefix()}{run_id}-control"
+    path.write_bytes(bytes(768))
+    return path
+
+
 @test
 def segments_of_the_dead_are_reaped_and_those_of_the_living_are_not(workspace):
     dead, held, starting = (f"{workspace.random.getrandbits(64):016x}" for _ in range(3))
-    paths = {run: SHM / f"{segments.prefix()}{run}-control" for run in (dead, held, starting)}
-    for path in paths.values():
-        path.write_bytes(bytes(768))
-    blocks = SHM / f"{segments.prefix()}{dead}-blocks-1"
-    blocks.write_bytes(b"x" * 4096)
     # A loader that is about to lock what it has just made is known by its command line.
     process = subprocess.Popen(
         ["poise-loader", "-c", "import time; time.sleep(60)", "--run-id", starting], executable=sys.executable
     )
     try:
-        with open(paths[held], "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH)
-            names, size = segments.reap()
-            expect(paths[held].exists(), "a held segment was removed")
-            expect(paths[starting].exists(), "a segment that is being made was removed")
-            expect(not paths[dead].exists() and not blocks.exists(), "the dead run's segments are still there")
-            expect(paths[dead].name in names and size >= 4096, f"reported: {names}, {size} bytes")
+        # The kernel lets the parent go on before the new command line can be read.
+        wait_until(lambda: starting in [found.run_id for found in processes.running()], "a process that is seen")
+        with in_a_folder_of_its_own(workspace):
+            paths = {run_id: make_control(run_id) for run_id in (dead, held, starting)}
+            blocks = segments.FOLDER / f"{segments.prefix()}{dead}-blocks-1"
+            blocks.write_bytes(b"x" * 4096)
+            with open(paths[held], "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
+                names, size = segments.reap()
+                expect(paths[held].exists(), "a held segment was removed")
+                expect(paths[starting].exists(), "a segment that is being made was removed")
+                expect(not paths[dead].exists() and not blocks.exists(), "the dead run's segments are still there")
+                expect_equal(names, [f"{segments.prefix()}{dead}-{what}" for what in ("blocks-1", "control")], "reported")
+                expect(size >= 4096, f"{size} bytes")
+            process.kill()
+            process.wait()
+            segments.reap()
+            expect(not paths[held].exists() and not paths[starting].exists(), "not reaped after their end")
     finally:
         process.kill()
         process.wait()
-    segments.reap()
-    expect(not paths[held].exists() and not paths[starting].exists(), "not reaped after their end")
+
+
+@test
+def a_run_that_begins_while_others_are_reaped_is_left_alone(workspace):
+    with in_a_folder_of_its_own(workspace):
+        dead = make_control("dead")
+        begun = []
+
+        def processes_of_a_moment_ago():
+            begun.append(make_control("begun"))  # its loader started after this look
+            return []
+
+        with mock.patch.object(processes, "running", processes_of_a_moment_ago):
+            names, _ = segments.reap()
+        expect_equal(names, [dead.name], "reaped")
+        expect(begun and begun[0].exists(), "the segment of a run that has just begun was removed")
+
+
+@test
+def a_segment_loses_its_name_only_while_nobody_can_attach_to_it(workspace):
+    with in_a_folder_of_its_own(workspace):
+        make_control("dead")
+        unlink, attached = os.unlink, []
+
+        def attach_then_unlink(path):
+            with open(path, "rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    attached.append(path)
+                except BlockingIOError:
+                    pass
+            unlink(path)
+
+        with mock.patch.object(segments.os, "unlink", attach_then_unlink):
+            names, _ = segments.reap()
+        expect_equal(len(names), 1, "reaped")
+        expect(not attached, "somebody attached to what was then removed")
 
 
 @test
