@@ -32,10 +32,12 @@ struct DeviceLimits {
   std::int64_t max_entries() const { return std::int64_t{act_slots} + kv_slots; }
 };
 
-// Which decoder layers' weights stay on the device: the first `resident_layers`. Whoever makes or
-// obeys orders asks here.
-inline bool is_resident(const DeviceLimits& limits, LayerId layer) {
-  return layer.n < static_cast<std::uint32_t>(limits.resident_layers);
+// Which of the model's `layers` decoder layers keep their weights on the device: `resident_layers`
+// of them, spread evenly, so that between two streamed layers the link has as much time as there is.
+// Whoever makes or obeys orders asks here.
+inline bool is_resident(const DeviceLimits& limits, LayerId layer, std::int32_t layers) {
+  const auto before = [&](std::int64_t n) { return ceil_div(n * limits.resident_layers, layers); };
+  return before(std::int64_t{layer.n} + 1) > before(layer.n);
 }
 
 // A slab as the device keeps it: the same weights in the same order, matrices with their rows

@@ -93,6 +93,7 @@ void Executor::greet() {
   hello.pid = static_cast<std::uint32_t>(getpid());
   hello.device = device_->name();
   hello.device_memory = static_cast<std::uint64_t>(cap(0).n);
+  hello.device_overhead = static_cast<std::uint64_t>(device_->overhead().n);
   greeted_ = send(*channel_, std::move(hello));
 }
 

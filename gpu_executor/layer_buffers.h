@@ -20,7 +20,7 @@ class LayerBuffers {
   // `pieces`: of each layer, at most 32.
   LayerBuffers(const DeviceLimits& limits, std::int32_t layers, std::int32_t pieces);
 
-  bool streamed(LayerId layer) const { return !is_resident(limits_, layer); }
+  bool streamed(LayerId layer) const { return !is_resident(limits_, layer, layers_); }
   // The buffer a piece goes to. Fails where the layer is resident, the piece was fetched already,
   // or both buffers hold layers that no order has computed yet.
   int fetch(LayerId layer, std::uint32_t piece);

@@ -5,9 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "common/trouble.h"
 #include "gpu_executor/cpu/cpu_device.h"
+#ifdef POISE_CUDA
+#include "gpu_executor/cuda/cuda_device.h"
+#endif
 
 namespace poise {
 namespace {
@@ -26,13 +30,19 @@ void check_speed(const char* name, double speed) {
   }
 }
 
+#ifdef POISE_CUDA
+std::optional<std::string> missing_cuda() { return cuda_is_missing(); }
+#else
+std::optional<std::string> missing_cuda() { return "this build has no CUDA"; }
+std::unique_ptr<Device> open_cuda_device() {
+  fail("--device cuda: this build has no CUDA; use --device cpu, or build where nvcc is found");
+}
+#endif
+
 }  // namespace
 
 std::unique_ptr<Device> open_device(const DeviceOptions& options) {
-  if (options.device == "cuda") {
-    fail("--device cuda: this build has no CUDA; use --device cpu, or build where nvcc is found");
-  }
-  if (options.device != "cpu" && options.device != "auto") {
+  if (options.device != "cpu" && options.device != "auto" && options.device != "cuda") {
     fail("--device must be auto, cpu or cuda, not {}", options.device);
   }
   if (options.threads < 0 || options.threads > kMostThreads) {
@@ -40,12 +50,17 @@ std::unique_ptr<Device> open_device(const DeviceOptions& options) {
   }
   check_speed("link-gbps", options.link_gbps);
   check_speed("compute-gflops", options.compute_gflops);
+  std::optional<std::string> why;
+  if (options.device == "cuda" || (options.device == "auto" && !(why = missing_cuda()))) {
+    std::unique_ptr<Device> device = open_cuda_device();
+    spdlog::info("device: {}", device->name());
+    return device;
+  }
   std::unique_ptr<Device> device = open_cpu_device(
       {.threads = options.threads > 0 ? options.threads : std::min(usable_cores(), kMostThreads),
        .link_bytes_per_s = options.link_gbps * 1e9,
        .compute_flops = options.compute_gflops * 1e9});
-  spdlog::info("device: {}{}", device->name(),
-               options.device == "auto" ? " (auto: this build has no CUDA)" : "");
+  spdlog::info("device: {}{}", device->name(), why ? fmt::format(" (auto: {})", *why) : "");
   return device;
 }
 

@@ -6,6 +6,14 @@
 #include "planner/clock.h"
 
 namespace poise {
+namespace {
+
+Bytes bytes_of(std::uint64_t number) {
+  return {static_cast<std::int64_t>(std::min<std::uint64_t>(number, INT64_MAX))};
+}
+
+}  // namespace
+
 ExecutorLink::ExecutorLink(std::unique_ptr<Channel> channel, OrderLog& log, std::int32_t layers)
     : channel_(std::move(channel)),
       log_(&log),
@@ -134,8 +142,8 @@ void ExecutorLink::take(const messages::Hello& hello, std::uint32_t epoch) {
     fail(Exit::interrupted, "another gpu_executor took the place of the one at work");
   }
   greeting_ = Greeting{.device = hello.device() != nullptr ? hello.device()->str() : "",
-                       .memory = {static_cast<std::int64_t>(
-                           std::min<std::uint64_t>(hello.device_memory(), INT64_MAX))}};
+                       .memory = bytes_of(hello.device_memory()),
+                       .overhead = bytes_of(hello.device_overhead())};
   channel_->set_epochs({.planner = channel_->epochs().planner, .executor = epoch});
 }
 

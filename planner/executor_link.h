@@ -30,6 +30,7 @@ class ExecutorLink {
   struct Greeting {
     std::string device;  // "cpu, 2 threads"
     Bytes memory;        // it could use at most
+    Bytes overhead;      // of it, taken beside buffers
   };
 
   // `log` outlives this.

@@ -159,12 +159,12 @@ void Planner::decide_sizes() {
   for (int round = 0; round < (device_is_host ? 2 : 1); ++round) {
     host_ = allocate_host(*policy_, shape, dtype, demand_, budget);
     device_limits_ =
-        choose_device_limits(shape, dtype, demand_, host_, options_.batch, Bytes{0}, cap);
+        choose_device_limits(shape, dtype, demand_, host_, options_.batch, device.overhead, cap);
     budget.device_in_host = plan_device_memory(shape, dtype, device_limits_, Bytes{0}).total;
   }
   pack_limits_ = pack_limits(options_.batch, device_limits_);
   const std::uint64_t region = region_bytes(block_sizes(shape, dtype), host_);
-  const DeviceMemoryPlan plan = plan_device_memory(shape, dtype, device_limits_, Bytes{0});
+  const DeviceMemoryPlan plan = plan_device_memory(shape, dtype, device_limits_, device.overhead);
   status_.policy = policy;
   status_.device = device.device;
   status_.act_blocks = host_.act_blocks;

@@ -15,7 +15,7 @@ WeightStream::WeightStream(const WeightLayout& layout, const DeviceLimits& limit
   }
   const auto layers = static_cast<std::uint32_t>(layout.layers);
   for (std::uint32_t layer = 0; layer < layers; ++layer) {
-    if (!is_resident(limits, LayerId{layer})) {
+    if (!is_resident(limits, LayerId{layer}, layout.layers)) {
       streamed_.push_back(layer);
     }
   }

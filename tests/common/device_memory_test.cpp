@@ -78,11 +78,22 @@ TEST(DeviceMemory, AnOddMatrixIsPaddedToWholePanelsAndAPositionTableIsNot) {
   EXPECT_EQ(slab.offsets[2] - slab.offsets[1], 2050u * 768 * 4);
 }
 
-TEST(DeviceMemory, TheFirstLayersAreTheResidentOnes) {
-  const DeviceLimits limits = some_limits();
-  EXPECT_TRUE(is_resident(limits, {0}));
-  EXPECT_TRUE(is_resident(limits, {2}));
-  EXPECT_FALSE(is_resident(limits, {3}));
+TEST(DeviceMemory, ResidentLayersAreAsManyAsSaidAndSpreadEvenly) {
+  for (std::int32_t layers = 1; layers <= 40; ++layers) {
+    for (std::int32_t resident = 0; resident <= layers; ++resident) {
+      SCOPED_TRACE(testing::Message() << resident << " of " << layers);
+      DeviceLimits limits = some_limits();
+      limits.resident_layers = resident;
+      std::int32_t count = 0;
+      for (std::int32_t layer = 0; layer < layers; ++layer) {
+        count += is_resident(limits, {static_cast<std::uint32_t>(layer)}, layers) ? 1 : 0;
+        const double even = static_cast<double>(layer + 1) * resident / layers;
+        EXPECT_GE(count, even);
+        EXPECT_LT(count, even + 1);
+      }
+      EXPECT_EQ(count, resident);
+    }
+  }
 }
 
 TEST(DeviceMemory, AsManyLayersAreResidentAsFitAndNotOneMore) {

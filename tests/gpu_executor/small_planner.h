@@ -215,20 +215,26 @@ class SmallPlanner {
     if (plan_.reversed) {
       std::ranges::reverse(order.mini_batches);
     }
-    const auto resident = static_cast<std::uint32_t>(limits_.resident_layers);
-    const auto layers = static_cast<std::uint32_t>(layout_.layers);
+    std::vector<std::uint32_t> streamed;
+    for (std::uint32_t layer = 0; layer < static_cast<std::uint32_t>(layout_.layers); ++layer) {
+      if (!is_resident(limits_, {layer}, layout_.layers)) {
+        streamed.push_back(layer);
+      }
+    }
+    const auto here = std::ranges::find(streamed, stage - 1);
     const auto last = static_cast<std::uint32_t>(tables.mini_batches.size()) - 1;
     const auto pieces = static_cast<std::uint32_t>(layout_.layer.pieces.size());
     const std::uint32_t early = plan_.late_weights ? 1 : pieces;
     const bool first = tables.iteration == 1 && stage == 0;
-    const bool streams = stage > resident && stage <= layers;
+    const bool streams = stage > 0 && here != streamed.end();
     if (streams) {
       for (std::uint32_t piece = early; piece < pieces; ++piece) {
         order.fetch.emplace_back(stage - 1, piece, order.mini_batches[0]);
       }
     }
-    if (resident < layers && (first || streams)) {
-      const std::uint32_t next = first || stage == layers ? resident : stage;
+    if (!streamed.empty() && (first || streams)) {
+      const std::uint32_t next =
+          first || here + 1 == streamed.end() ? streamed.front() : *(here + 1);
       for (std::uint32_t piece = 0; piece < early; ++piece) {
         order.fetch.emplace_back(next, piece, std::min(piece, last));
       }

@@ -92,13 +92,14 @@ TEST(WeightStream, EachStreamedLayerIsWholeInOneOfTwoBuffersWhenItIsComputed) {
         const std::uint32_t mini_batches = 1 + static_cast<std::uint32_t>(iteration) * 2;
         for (std::int32_t stage = 0; stage < layers + 2; ++stage) {
           const LayerId layer{static_cast<std::uint32_t>(stage - 1)};
-          const bool streamed = stage >= 1 && stage <= layers && !is_resident(limits, layer);
+          const bool streamed =
+              stage >= 1 && stage <= layers && !is_resident(limits, layer, layers);
           if (streamed) {
             buffers.begin(layer.n);
           }
           for (const auto& fetch :
                stream.next(static_cast<std::uint32_t>(stage), mini_batches, iteration == 3)) {
-            EXPECT_FALSE(is_resident(limits, LayerId{fetch.layer()}));
+            EXPECT_FALSE(is_resident(limits, LayerId{fetch.layer()}, layers));
             EXPECT_LT(fetch.after_mini_batch(), mini_batches);
             buffers.fetch(fetch.layer(), fetch.piece());
           }

@@ -1,0 +1,277 @@
+#include "gpu_executor/cuda/cuda_device.h"
+
+#include <cuda_runtime_api.h>
+#include <spdlog/spdlog.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "common/trouble.h"
+#include "gpu_executor/cuda/cuda_stream.h"
+#include "gpu_executor/cuda/gpu_memory.h"
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/kernels_cuda.h"
+
+namespace poise {
+namespace {
+
+using cuda::cuda_check;
+
+// Code of library kernels is loaded as they are first used; this much is set aside for it.
+constexpr Bytes kLaterCode = kMiB * 96;
+// What a context takes where nobody can say.
+constexpr Bytes kUsualContext = kMiB * 640;
+constexpr auto kPause = std::chrono::microseconds(20);
+
+int visible_gpus(cudaError_t* code) {
+  int count = 0;
+  *code = cudaGetDeviceCount(&count);
+  if (*code != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return 0;
+  }
+  return count;
+}
+
+std::string pci_bus_id() {
+  std::array<char, 32> id{};
+  cuda_check(cudaDeviceGetPCIBusId(id.data(), static_cast<int>(id.size()), 0), "naming the GPU");
+  return id.data();
+}
+
+// Neighbouring pieces become one; empty ones none.
+class Pieces {
+ public:
+  void add(void* to, const void* from, Bytes bytes) {
+    if (bytes.n == 0) {
+      return;
+    }
+    const auto size = static_cast<std::size_t>(bytes.n);
+    auto* destination = static_cast<std::byte*>(to);
+    const auto* source = static_cast<const std::byte*>(from);
+    if (!to_.empty() && static_cast<std::byte*>(to_.back()) + sizes_.back() == destination &&
+        static_cast<const std::byte*>(from_.back()) + sizes_.back() == source) {
+      sizes_.back() += size;
+    } else {
+      to_.push_back(destination);
+      from_.push_back(source);
+      sizes_.push_back(size);
+    }
+    total_ += bytes;
+  }
+
+  Bytes total() const { return total_; }
+
+  void queue(cudaStream_t stream) {
+    if (to_.size() == 1) {
+      cuda_check(cudaMemcpyAsync(to_[0], from_[0], sizes_[0], cudaMemcpyDefault, stream),
+                 "queueing a copy");
+      return;
+    }
+    cudaMemcpyAttributes attributes{};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+    std::size_t first = 0;
+    cuda_check(cudaMemcpyBatchAsync(to_.data(), from_.data(), sizes_.data(), to_.size(),
+                                    &attributes, &first, 1, stream),
+               "queueing copies");
+  }
+
+ private:
+  std::vector<void*> to_;
+  std::vector<const void*> from_;
+  std::vector<std::size_t> sizes_;
+  Bytes total_{};
+};
+
+class Opened final : public Device {
+ public:
+  Opened() : bus_(pci_bus_id()) {
+    const auto before = gpu_memory_in_use(bus_);
+    cuda_check(cudaSetDevice(0), "choosing the GPU");
+    cuda_check(cudaSetDeviceFlags(cudaDeviceScheduleYield), "setting up the GPU");
+    cuda_check(cudaFree(nullptr), "starting the GPU");
+    cuda_check(cudaGetDeviceProperties(&properties_, 0), "describing the GPU");
+    for (auto& stream : streams_) {
+      stream = std::make_unique<CudaStream>();
+    }
+    gemms_ = std::make_unique<cuda::Gemms>();
+    cuda_check(cudaDeviceSynchronize(), "starting the GPU");
+    const auto after = gpu_memory_in_use(bus_);
+    const bool known = before && after && *after > *before;
+    overhead_ = (known ? *after - *before : kUsualContext + cuda::Gemms::kWorkspace) + kLaterCode;
+    std::size_t free = 0, total = 0;
+    cuda_check(cudaMemGetInfo(&free, &total), "asking for free memory");
+    memory_ = Bytes{static_cast<std::int64_t>(free)} + overhead_ - kLaterCode;
+    spdlog::info(
+        "GPU {} at {}: {} multiprocessors, {} of {} bytes free, {} taken by context and libraries "
+        "({}), cuBLASLt {}",
+        properties_.name, bus_, properties_.multiProcessorCount, free, total, overhead_.n,
+        known ? "measured" : "assumed", gemms_->version());
+  }
+
+  ~Opened() override {
+    static_cast<void>(cudaDeviceSynchronize());
+    gemms_.reset();
+  }
+
+  std::string name() const override { return fmt::format("cuda: {}", properties_.name); }
+  Bytes memory() const override { return memory_; }
+  Bytes overhead() const override { return overhead_; }
+  DType work_type(DType stored) const override { return stored; }
+
+  std::unique_ptr<Event> make_event() override { return std::make_unique<CudaEvent>(); }
+  void record(Event& event, Stream stream) override {
+    stream_of(stream).record(static_cast<CudaEvent&>(event));
+  }
+  void wait(Stream stream, const Event& event) override {
+    stream_of(stream).wait(static_cast<const CudaEvent&>(event));
+  }
+
+  bool reached(const Event& event, Seconds timeout) override {
+    const auto& asked = static_cast<const CudaEvent&>(event);
+    if (!asked.recorded) {
+      return true;
+    }
+    const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout.n);
+    while (true) {
+      const cudaError_t code = cudaEventQuery(asked.point.get());
+      if (code == cudaSuccess) {
+        return true;
+      }
+      if (code != cudaErrorNotReady) {
+        cuda_check(code, "the work before an event");
+      }
+      if (std::chrono::steady_clock::now() >= until) {
+        return false;
+      }
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+
+  StreamTotals totals(const Event& event) override {
+    // What was asked for is kept in the event; that is no change anybody sees.
+    auto& asked = const_cast<CudaEvent&>(static_cast<const CudaEvent&>(event));
+    check(asked.recorded, "totals are asked of an event that was reached");
+    return asked.stream->totals(asked);
+  }
+
+  void finish() override { cuda_check(cudaDeviceSynchronize(), "the work that was queued"); }
+
+  void copy(Stream stream, std::span<const Copy> copies) override {
+    Pieces pieces;
+    for (const Copy& one : copies) {
+      pieces.add(one.to, one.from, one.bytes);
+    }
+    queue(stream, pieces);
+  }
+
+  void upload(Stream stream, std::span<const WeightCopy> weights) override {
+    Pieces pieces;
+    for (const WeightCopy& one : weights) {
+      pieces.add(one.to, one.from, one.bytes());
+    }
+    queue(stream, pieces);
+  }
+
+  void launch(const EmbedTokens& op) override { cuda::embed_tokens(op, compute()); }
+  void launch(const AddPositions& op) override { cuda::add_positions(op, compute()); }
+  void launch(const LayerNorm& op) override { cuda::layer_norm(op, compute()); }
+  void launch(const Convert& op) override { cuda::convert(op, compute()); }
+  void launch(const Gemm& op) override { gemms_->run(op, compute()); }
+  void launch(const ScatterRows& op) override { cuda::scatter_rows(op, compute()); }
+  void launch(const Attention& op) override { cuda::attention(op, compute()); }
+  void launch(const SampleTokens& op) override { cuda::sample_tokens(op, compute()); }
+
+  std::optional<std::string> failure() override {
+    return std::nullopt;
+  }  // calls fail by themselves
+
+ protected:
+  std::byte* take(Bytes size) override {
+    void* data = nullptr;
+    const cudaError_t code = cudaMalloc(&data, static_cast<std::size_t>(size.n));
+    if (code == cudaErrorMemoryAllocation) {
+      static_cast<void>(cudaGetLastError());
+      return nullptr;
+    }
+    cuda_check(code, "taking memory of the GPU");
+    return static_cast<std::byte*>(data);
+  }
+  void give(std::byte* data, Bytes) override { static_cast<void>(cudaFree(data)); }
+
+  std::byte* take_host(Bytes size) override {
+    void* data = nullptr;
+    const auto bytes = static_cast<std::size_t>(size.n);
+    if (cudaHostAlloc(&data, bytes, cudaHostAllocPortable) != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());
+      return nullptr;
+    }
+    return static_cast<std::byte*>(data);
+  }
+  void give_host(std::byte* data, Bytes) override { static_cast<void>(cudaFreeHost(data)); }
+
+  void pin(std::span<std::byte> memory, bool read_only) override {
+    const auto began = std::chrono::steady_clock::now();
+    const unsigned flags =
+        cudaHostRegisterPortable | (read_only ? cudaHostRegisterReadOnly : cudaHostRegisterDefault);
+    const cudaError_t code = cudaHostRegister(memory.data(), memory.size(), flags);
+    if (code != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());
+      fail(Exit::interrupted,
+           "{} bytes of host memory cannot be pinned for the GPU: {}; the limit on locked memory "
+           "(`ulimit -l`) or the machine's memory may be too small",
+           memory.size(), cudaGetErrorString(code));
+    }
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+    spdlog::info("pinned {} bytes{} in {:.2f} s", memory.size(), read_only ? ", read-only" : "",
+                 took.count());
+  }
+  void unpin(std::span<std::byte> memory) override {
+    static_cast<void>(cudaHostUnregister(memory.data()));
+  }
+
+ private:
+  CudaStream& stream_of(Stream stream) { return *streams_[static_cast<std::size_t>(stream)]; }
+  cudaStream_t compute() { return stream_of(Stream::compute).work(); }
+
+  void queue(Stream stream, Pieces& pieces) {
+    if (pieces.total().n > 0) {
+      pieces.queue(stream_of(stream).work(pieces.total()));
+    }
+  }
+
+  const std::string bus_;
+  cudaDeviceProp properties_{};
+  std::array<std::unique_ptr<CudaStream>, kStreams> streams_;
+  std::unique_ptr<cuda::Gemms> gemms_;
+  Bytes overhead_{}, memory_{};
+};
+
+}  // namespace
+
+std::optional<std::string> cuda_is_missing() {
+  // All our kernels are loaded with the context, so that their memory is counted from the start.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  cudaError_t code = cudaSuccess;
+  if (visible_gpus(&code) > 0) {
+    return std::nullopt;
+  }
+  return code == cudaSuccess ? "no GPU is visible"
+                             : fmt::format("no GPU can be used: {}", cudaGetErrorString(code));
+}
+
+std::unique_ptr<Device> open_cuda_device() {
+  if (const auto why = cuda_is_missing()) {
+    fail("--device cuda: {}; use --device cpu, or look at nvidia-smi and CUDA_VISIBLE_DEVICES",
+         *why);
+  }
+  return std::make_unique<Opened>();
+}
+
+}  // namespace poise
