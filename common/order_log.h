@@ -32,6 +32,8 @@ class OrderLog {
   // One write(2) a record, buffered in groups of at most 1 MiB; `flush` writes what is held back.
   void append(std::span<const std::byte> message);
   void flush();
+  // CLOCK_MONOTONIC when the records' time stood at 0.
+  std::uint64_t began_ns() const { return began_ns_; }
 
  private:
   int descriptor_ = -1;

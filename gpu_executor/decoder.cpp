@@ -66,6 +66,9 @@ void Decoder::attention_block(const LayerWeights& weights, const LayerInput& inp
   // KV Gen (Eq. 1): rows of ACT blocks to rows of KV blocks in the same slots. First, because it
   // needs nothing but the layer's first piece.
   hooks.need(Weight::w_kv);
+  if (!input.regenerate.empty()) {
+    hooks.begins(messages::SpanKind::KvGen);
+  }
   for (const Regenerate& range : input.regenerate) {
     const std::int64_t row = range.first_slot * kBlockTokens;
     device_.launch(Gemm{.out = {.data = static_cast<std::byte*>(input.regenerated) + row * kv_row,
@@ -84,6 +87,7 @@ void Decoder::attention_block(const LayerWeights& weights, const LayerInput& inp
 
   // The attention input, rounded as it will be stored: all that follows is made from that.
   hooks.need(Weight::w_q);
+  hooks.begins(messages::SpanKind::Qkv);
   const Rows act{.data = input.new_act, .dtype = dtype_, .stride = h};
   if (norm_before) {
     norm(act, input.hidden, weights.attention_norm_weight, weights.attention_norm_bias, input.rows);
@@ -119,6 +123,7 @@ void Decoder::attention_block(const LayerWeights& weights, const LayerInput& inp
   scatter(input.kv, input.kv_moves, input.kv_move_count);
   scatter(input.regenerated, input.regenerated_moves, input.regenerated_move_count);
 
+  hooks.begins(messages::SpanKind::Attention);
   device_.launch(Attention{.out = attended_.data(),
                            .q = q_.data(),
                            .slots = {input.kv, input.regenerated},
@@ -132,6 +137,7 @@ void Decoder::attention_block(const LayerWeights& weights, const LayerInput& inp
                            .head_dim = shape_.head_dim,
                            .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim))});
 
+  hooks.begins(messages::SpanKind::Projection);
   float* sum = norm_before ? input.hidden : floats(normed_);
   device_.launch(Gemm{.out = float_rows(sum, h),
                       .in = work_rows(attended_, shape_.q_dim()),
@@ -151,6 +157,7 @@ void Decoder::mlp_block(const LayerWeights& weights, const LayerInput& input,
   const std::int64_t h = shape_.hidden_size;
   const bool norm_before = shape_.do_layer_norm_before != 0;
   hooks.need(Weight::fc1);
+  hooks.begins(messages::SpanKind::Fc1);
   Rows in = work_rows(normed_, h);
   if (norm_before) {
     norm(in, input.hidden, weights.mlp_norm_weight, weights.mlp_norm_bias, input.rows);
@@ -165,6 +172,7 @@ void Decoder::mlp_block(const LayerWeights& weights, const LayerInput& input,
                       .rows = input.rows,
                       .epilogue = activation()});
   hooks.need(Weight::fc2);
+  hooks.begins(messages::SpanKind::Fc2);
   float* sum = norm_before ? input.hidden : floats(normed_);
   device_.launch(Gemm{.out = float_rows(sum, h),
                       .in = work_rows(mlp_, shape_.ffn_dim),

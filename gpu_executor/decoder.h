@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "common/device_memory.h"
+#include "common/messages_generated.h"
 #include "common/model_shape.h"
 #include "gpu_executor/device.h"
 #include "gpu_executor/weights_on_device.h"
@@ -47,8 +48,9 @@ struct LayerInput {
 
 // What the pipeline is told, and asked to wait for, while a layer is launched.
 struct LayerHooks {
-  std::function<void(Weight)> need;  // before the first launch that reads a weight
-  std::function<void()> rows_made;   // behind the launch that made new_act and new_kv
+  std::function<void(Weight)> need;                // before the first launch that reads a weight
+  std::function<void(messages::SpanKind)> begins;  // behind that, before a piece of the layer
+  std::function<void()> rows_made;                 // behind the launch that made new_act and new_kv
 };
 
 // Rows of one mini-batch whose logits are wanted, at most `logits_rows` of them.

@@ -8,6 +8,7 @@
 // nothing runs any more, all events complete, and `failure` tells it once. One thread uses a device
 // and all that came from it.
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -51,6 +52,7 @@ struct StreamTotals {
   std::int64_t bytes = 0;    // copied
   std::int64_t busy_ns = 0;  // at work
   std::int64_t wait_ns = 0;  // stood waiting for another stream
+  std::int64_t at_ns = 0;    // of the device's clock, when these were read
 };
 
 // A point in a stream; recorded anew as often as one likes, and then it means the last record. One
@@ -104,6 +106,10 @@ class Device {
   // How numbers are kept between operations where kernels.h leaves it open (Rows), for a model
   // stored as `stored`. Never wider than float32.
   virtual DType work_type(DType stored) const = 0;
+  // What the link carries from host to device at most, measured or set; 0: not known.
+  virtual double link_bytes_per_s() const { return 0; }
+  // When the device's clock (StreamTotals::at_ns) stood at 0.
+  std::chrono::steady_clock::time_point opened() const { return opened_; }
 
   // Memory on the device, aligned to 256 bytes and counted. Fails, with numbers, beyond the cap.
   Buffer allocate(Bytes size, std::string_view what);
@@ -139,6 +145,10 @@ class Device {
   virtual void launch(const Attention& op) = 0;
   virtual void launch(const SampleTokens& op) = 0;
 
+  // Names what is queued between the two, for a profiler that watches (NVTX). They nest.
+  virtual void range_push(const char* /*name*/) {}
+  virtual void range_pop() {}
+
   // The first thing that went wrong on a stream, as a sentence; once.
   virtual std::optional<std::string> failure() = 0;
 
@@ -149,6 +159,8 @@ class Device {
   virtual void give_host(std::byte* data, Bytes size) = 0;
   virtual void pin(std::span<std::byte> memory, bool read_only) = 0;
   virtual void unpin(std::span<std::byte> memory) = 0;
+  // The device's clock begins; without it, when this object was made.
+  void clock_begins() { opened_ = std::chrono::steady_clock::now(); }
 
  private:
   template <Memory kind>
@@ -157,6 +169,7 @@ class Device {
 
   Bytes cap_{INT64_MAX};
   Bytes in_use_{}, peak_{}, host_in_use_{};
+  std::chrono::steady_clock::time_point opened_ = std::chrono::steady_clock::now();
 };
 
 template <Memory kind>

@@ -162,13 +162,16 @@ void Executor::configure(const messages::Configure& configure) {
     pipeline_.reset();
   }
   check_.reset();
-  pipeline_.emplace(*device_, model, limits, allowed);
+  pipeline_.emplace(*device_, model, limits, allowed, configure.trace());
   check_.emplace(model.shape, model.layout, limits, kCredits);
   spdlog::info("device memory, of {} bytes allowed:\n{}", allowed.n, to_text(plan));
   messages::ReadyT ready;
   ready.device_bytes = static_cast<std::uint64_t>((device_->in_use() + device_->overhead()).n);
   ready.host_bytes = static_cast<std::uint64_t>(device_->host_in_use().n);
   ready.credits = kCredits;
+  ready.device_began_ns = static_cast<std::uint64_t>(
+      std::chrono::nanoseconds(device_->opened().time_since_epoch()).count());
+  ready.link_bytes_per_s = static_cast<std::uint64_t>(device_->link_bytes_per_s());
   tell(std::move(ready));
 }
 

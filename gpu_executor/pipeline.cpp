@@ -13,6 +13,14 @@ const Record* at(const std::byte* table, std::int64_t offset) {
   return reinterpret_cast<const Record*>(table + offset);
 }
 
+Bytes bytes_of(std::span<const Copy> copies) {
+  Bytes sum{};
+  for (const Copy& copy : copies) {
+    sum += copy.bytes;
+  }
+  return sum;
+}
+
 Device& with_cap(Device& device, const Model& model, const DeviceLimits& limits, Bytes cap) {
   check_fits(plan_device_memory(model.shape, model.dtype, limits, device.overhead()), cap);
   device.set_cap(cap);
@@ -21,13 +29,15 @@ Device& with_cap(Device& device, const Model& model, const DeviceLimits& limits,
 
 }  // namespace
 
-Pipeline::Pipeline(Device& device, const Model& model, const DeviceLimits& limits, Bytes cap)
+Pipeline::Pipeline(Device& device, const Model& model, const DeviceLimits& limits, Bytes cap,
+                   bool trace)
     : device_(with_cap(device, model, limits, cap)),
       model_(model),
       limits_(limits),
       sizes_(block_sizes(model.shape, model.dtype)),
       weights_(device, model.shape, model.dtype, model.layout, model.weights, limits),
       decoder_(device, model.shape, model.dtype, limits),
+      tracer_(device, trace),
       host_buffers_(device) {
   const DeviceSizes sizes = device_sizes(model.shape, model.dtype, limits);
   hidden_ = device.allocate(sizes.hidden, "hidden states");
@@ -93,6 +103,7 @@ void Pipeline::submit(const LayerOrderWork& order) {
     auto& end = running.ends[static_cast<std::size_t>(stream)] = take_event();
     device_.record(*end, stream);
   }
+  running.trace = tracer_.take();
   running_.push_back(std::move(running));
 }
 
@@ -100,7 +111,7 @@ void Pipeline::run_layer(Running& order, const LayerOrderWork& work, LayerId lay
   const LayerWeights& weights = weights_.begin(layer);
   std::vector<Visit> visits;
   for (const std::uint32_t id : work.mini_batches) {
-    visits.push_back({order.work->mini_batches[id], sides_[visits_++ % sides_.size()]});
+    visits.push_back({id, order.work->mini_batches[id], sides_[visits_++ % sides_.size()]});
   }
   const auto load_next = [&](std::size_t i) {
     load(order, visits[i], layer, i == 0);
@@ -134,7 +145,10 @@ void Pipeline::load(Running& order, const Visit& visit, LayerId layer, bool firs
                             .from = order.work->tables.data() + table.offset,
                             .bytes = table.bytes}};
   add_blocks(order, visit, layer, copies);
+  tracer_.begin(
+      {.kind = messages::SpanKind::Load, .stream = Stream::copy_in, .mini_batch = visit.id});
   device_.copy(Stream::copy_in, copies);
+  tracer_.end(bytes_of(copies));
   device_.record(*visit.side.loaded, Stream::copy_in);
 }
 
@@ -173,7 +187,15 @@ void Pipeline::add_blocks(Running& order, const Visit& visit, LayerId layer,
 void Pipeline::fetch_after(Running& order, const LayerOrderWork& work, std::uint32_t mini_batch) {
   for (const messages::WeightFetch& fetch : work.fetch) {
     if (fetch.after_mini_batch() == mini_batch) {
-      order.weights += weights_.fetch({fetch.layer()}, fetch.piece());
+      const Bytes bytes = weights_.fetch({fetch.layer()}, fetch.piece(), [&] {
+        tracer_.begin({.kind = messages::SpanKind::Weights,
+                       .stream = Stream::copy_in,
+                       .mini_batch = mini_batch,
+                       .layer = fetch.layer(),
+                       .weight_piece = static_cast<std::uint16_t>(fetch.piece())});
+      });
+      tracer_.end(bytes);
+      order.weights += bytes;
     }
   }
 }
@@ -184,24 +206,34 @@ void Pipeline::compute(Running& order, const Visit& visit, const LayerWeights& w
   const std::byte* table = visit.side.tables.data();
   const LayerTable& layer = visit.batch.layer;
   const RowMove* moves = at<RowMove>(table, layer.moves);
-  decoder_.layer(weights,
-                 {.hidden = hidden_of(visit.batch),
-                  .rows = visit.batch.rows,
-                  .new_act = visit.side.new_act.data(),
-                  .new_kv = visit.side.new_kv.data(),
-                  .act = visit.side.act.data(),
-                  .kv = visit.side.kv.data(),
-                  .regenerated = regenerated_.data(),
-                  .regenerate = visit.batch.regenerate,
-                  .kv_moves = moves,
-                  .regenerated_moves = moves + layer.kv_moves,
-                  .blocks = at<ContextBlock>(table, layer.blocks),
-                  .sequences = at<AttentionSequence>(table, layer.sequences),
-                  .kv_move_count = layer.kv_moves,
-                  .regenerated_move_count = layer.regenerated_moves,
-                  .sequence_count = layer.sequence_count},
-                 {.need = [this](Weight weight) { weights_.need(weight); },
-                  .rows_made = [&] { device_.record(*visit.side.made, Stream::compute); }});
+  decoder_.layer(
+      weights,
+      {.hidden = hidden_of(visit.batch),
+       .rows = visit.batch.rows,
+       .new_act = visit.side.new_act.data(),
+       .new_kv = visit.side.new_kv.data(),
+       .act = visit.side.act.data(),
+       .kv = visit.side.kv.data(),
+       .regenerated = regenerated_.data(),
+       .regenerate = visit.batch.regenerate,
+       .kv_moves = moves,
+       .regenerated_moves = moves + layer.kv_moves,
+       .blocks = at<ContextBlock>(table, layer.blocks),
+       .sequences = at<AttentionSequence>(table, layer.sequences),
+       .kv_move_count = layer.kv_moves,
+       .regenerated_move_count = layer.regenerated_moves,
+       .sequence_count = layer.sequence_count},
+      {.need =
+           [this](Weight weight) {
+             tracer_.end();
+             weights_.need(weight);
+           },
+       .begins =
+           [&](messages::SpanKind kind) {
+             tracer_.begin({.kind = kind, .stream = Stream::compute, .mini_batch = visit.id});
+           },
+       .rows_made = [&] { device_.record(*visit.side.made, Stream::compute); }});
+  tracer_.end();
   device_.record(*visit.side.computed, Stream::compute);
   end_mini_batch(order);
 }
@@ -219,18 +251,22 @@ void Pipeline::run_embedding(Running& order, const LayerOrderWork& work) {
   const Copy copy{.to = side.tables.data(),
                   .from = order.work->tables.data() + table.span.offset,
                   .bytes = table.span.bytes};
+  tracer_.begin({.kind = messages::SpanKind::Tables, .stream = Stream::copy_in});
   device_.copy(Stream::copy_in, {&copy, 1});
+  tracer_.end(copy.bytes);
   device_.record(*side.loaded, Stream::copy_in);
   device_.wait(Stream::compute, *side.loaded);
   for (const std::uint32_t id : work.mini_batches) {
     const MiniBatchWork& batch = order.work->mini_batches[id];
     fetch_after(order, work, id);
+    tracer_.begin({.kind = messages::SpanKind::Embed, .stream = Stream::compute, .mini_batch = id});
     decoder_.embed(
         weights_.outer(),
         {.tokens = at<std::int32_t>(side.tables.data(), table.tokens) + batch.first_row,
          .positions = at<std::int32_t>(side.tables.data(), table.positions) + batch.first_row,
          .hidden = hidden_of(batch),
          .rows = batch.rows});
+    tracer_.end();
     end_mini_batch(order);
   }
   device_.record(*side.computed, Stream::compute);
@@ -240,7 +276,7 @@ void Pipeline::run_head(Running& order, const LayerOrderWork& work) {
   IterationSide& side = iteration_sides_[order.work->side];
   for (const std::uint32_t id : work.mini_batches) {
     fetch_after(order, work, id);
-    compute_head(*order.work, order.work->mini_batches[id], side.tables.data());
+    compute_head(*order.work, id, side.tables.data());
     end_mini_batch(order);
   }
   device_.record(*side.computed, Stream::compute);
@@ -248,26 +284,31 @@ void Pipeline::run_head(Running& order, const LayerOrderWork& work) {
 
 // Chunk by chunk; results leave while the next chunk is computed. The two sides' buffers for
 // samples serve in turn.
-void Pipeline::compute_head(const IterationWork& work, const MiniBatchWork& batch,
-                            const std::byte* table) {
+void Pipeline::compute_head(const IterationWork& work, std::uint32_t id, const std::byte* table) {
+  const MiniBatchWork& batch = work.mini_batches[id];
   std::int64_t result = batch.head.first_result;
   std::size_t turn = 0;
   for (const HeadChunk& chunk : batch.head.chunks) {
     Side& side = sides_[turn++ % sides_.size()];
     auto* sampled = reinterpret_cast<SampledRow*>(side.sampled.data());
     device_.wait(Stream::compute, *side.sampled_taken);
+    tracer_.begin({.kind = messages::SpanKind::Head, .stream = Stream::compute, .mini_batch = id});
     decoder_.head(weights_.outer(), {.hidden = hidden_of(batch),
                                      .moves = at<RowMove>(table, chunk.moves),
                                      .sample_rows = at<SampleRow>(table, chunk.sample_rows),
                                      .sampled = sampled,
                                      .rows = chunk.rows,
                                      .sample_count = chunk.samples});
+    tracer_.end();
     device_.record(*side.sampled_made, Stream::compute);
     device_.wait(Stream::copy_out, *side.sampled_made);
     const Copy copy{.to = work.results.data() + result * kSampledRowBytes,
                     .from = sampled,
                     .bytes = {chunk.samples * kSampledRowBytes}};
+    tracer_.begin(
+        {.kind = messages::SpanKind::Results, .stream = Stream::copy_out, .mini_batch = id});
     device_.copy(Stream::copy_out, {&copy, 1});
+    tracer_.end(copy.bytes);
     device_.record(*side.sampled_taken, Stream::copy_out);
     result += chunk.samples;
   }
@@ -290,7 +331,10 @@ void Pipeline::store(Running& order, const Visit& visit, LayerId layer) {
     order.stores += copies.back().bytes;
   }
   device_.wait(Stream::copy_out, *visit.side.made);
+  tracer_.begin(
+      {.kind = messages::SpanKind::Store, .stream = Stream::copy_out, .mini_batch = visit.id});
   device_.copy(Stream::copy_out, copies);
+  tracer_.end(bytes_of(copies));
   device_.record(*visit.side.stored, Stream::copy_out);
   device_.record(*stored_[layer.n], Stream::copy_out);
 }
@@ -371,6 +415,7 @@ OrderDone Pipeline::report(Running order) {
   done.layer.copy_out = std::move(streams[2]);
   done.layer.link = std::make_unique<messages::LinkBytes>(
       number(order.weights.n), number(order.kv.n), number(order.act.n), number(order.stores.n));
+  done.layer.spans = tracer_.spans(std::move(order.trace));
 
   if (order.stage > 0 && !layer_of(order.stage)) {
     done.iteration = results_of(*order.work);

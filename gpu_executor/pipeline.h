@@ -30,6 +30,7 @@
 #include "common/messages_generated.h"
 #include "gpu_executor/decoder.h"
 #include "gpu_executor/device.h"
+#include "gpu_executor/tracer.h"
 #include "gpu_executor/weights_on_device.h"
 #include "gpu_executor/work.h"
 
@@ -51,8 +52,10 @@ struct OrderDone {
 
 class Pipeline {
  public:
-  // Fails, with the plan's numbers, where the buffers are more than `cap`.
-  Pipeline(Device& device, const Model& model, const DeviceLimits& limits, Bytes cap);
+  // Fails, with the plan's numbers, where the buffers are more than `cap`. `trace`: reports hold
+  // spans.
+  Pipeline(Device& device, const Model& model, const DeviceLimits& limits, Bytes cap,
+           bool trace = false);
   ~Pipeline();  // waits for what is queued
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
@@ -98,8 +101,10 @@ class Pipeline {
     Bytes weights{}, kv{}, act{}, stores{};  // that cross the link
     std::array<std::unique_ptr<Event>, kStreams> ends;
     std::vector<std::unique_ptr<Event>> batch_ends;  // on compute
+    OrderTrace trace;
   };
   struct Visit {  // a mini-batch in a layer
+    std::uint32_t id;
     MiniBatchWork& batch;
     Side& side;
   };
@@ -112,7 +117,7 @@ class Pipeline {
   void store(Running& order, const Visit& visit, LayerId layer);
   void run_embedding(Running& order, const LayerOrderWork& work);
   void run_head(Running& order, const LayerOrderWork& work);
-  void compute_head(const IterationWork& work, const MiniBatchWork& batch, const std::byte* table);
+  void compute_head(const IterationWork& work, std::uint32_t id, const std::byte* table);
   void end_mini_batch(Running& order);
   std::optional<LayerId> layer_of(std::uint32_t stage) const;
   float* hidden_of(const MiniBatchWork& batch) const;
@@ -126,6 +131,7 @@ class Pipeline {
   const BlockSizes sizes_;
   WeightsOnDevice weights_;
   Decoder decoder_;
+  Tracer tracer_;
   Buffer hidden_, regenerated_;
   std::array<Side, 2> sides_;
   std::array<IterationSide, 2> iteration_sides_;

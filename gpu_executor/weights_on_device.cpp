@@ -133,9 +133,11 @@ LayerWeights WeightsOnDevice::layer_at(std::byte* data) const {
           .mlp_norm_bias = layer.vector(Weight::mlp_norm_bias)};
 }
 
-Bytes WeightsOnDevice::fetch(LayerId layer, std::uint32_t piece) {
+Bytes WeightsOnDevice::fetch(LayerId layer, std::uint32_t piece,
+                             const std::function<void()>& begins) {
   Streamed& buffer = streamed_[static_cast<std::size_t>(ledger_.fetch(layer, piece))];
   device_.wait(Stream::copy_in, *buffer.computed);
+  begins();
   const Bytes bytes = upload(layout_.layer, placed_layer_, layout_.layer_offset(layer),
                              buffer.memory.data(), static_cast<std::int32_t>(piece));
   device_.record(*buffer.arrived[piece], Stream::copy_in);

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -55,7 +56,8 @@ class WeightsOnDevice {
   const OuterWeights& outer() const { return outer_; }
 
   // Queues a piece of a streamed layer on copy_in; returns its bytes. Fails as LayerBuffers does.
-  Bytes fetch(LayerId layer, std::uint32_t piece);
+  // `begins` is called when the wait for room is queued and the copy is not.
+  Bytes fetch(LayerId layer, std::uint32_t piece, const std::function<void()>& begins);
 
   // Between the two an order computes the layer; `need` makes the compute stream wait for the piece
   // a weight is in, whose fetch must have been queued.

@@ -32,7 +32,7 @@ bool ExecutorLink::step(Seconds timeout) {
 }
 
 void ExecutorLink::configure(const DeviceLimits& limits, Bytes gpu_memory,
-                             const WeightLayout& layout) {
+                             const WeightLayout& layout, bool trace) {
   check(greeting_.has_value() && !busy(), "an executor is configured between iterations");
   messages::ConfigureT configure;
   configure.gpu_memory = static_cast<std::uint64_t>(gpu_memory.n);
@@ -44,6 +44,8 @@ void ExecutorLink::configure(const DeviceLimits& limits, Bytes gpu_memory,
   configure.kv_slots = limits.kv_slots;
   configure.logits_rows = limits.logits_rows;
   configure.max_context = limits.max_context;
+  configure.trace = trace;
+  configure.log_began_ns = log_->began_ns();
   weights_.emplace(layout, limits);
   credits_ = 0;
   send_logged(std::move(configure));

@@ -42,7 +42,8 @@ class ExecutorLink {
 
   const std::optional<Greeting>& greeting() const { return greeting_; }
   // REQUIRES: greeted.
-  void configure(const DeviceLimits& limits, Bytes gpu_memory, const WeightLayout& layout);
+  void configure(const DeviceLimits& limits, Bytes gpu_memory, const WeightLayout& layout,
+                 bool trace);
   bool ready() const { return credits_ > 0; }
 
   // REQUIRES: ready, and no iteration is under way. `last`: none follows.

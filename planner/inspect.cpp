@@ -111,6 +111,14 @@ void inspect(const InspectOptions& options, std::FILE* out) {
             "and {} KV slots\n",
             time, configure.resident_layers, configure.max_rows, configure.max_mini_batch_rows,
             configure.act_slots, configure.kv_slots);
+      },
+      [&](const messages::ReadyT& ready, double time) {
+        if (options.json) {
+          fmt::print(out, "{}", ready_json(ready, time));
+          return;
+        }
+        fmt::print(out, "ready at {:.3f} s: {:.1f} MiB on the device, {:.1f} MiB of host memory\n",
+                   time, mib(ready.device_bytes), mib(ready.host_bytes));
       });
   if (options.iteration && shown == 0) {
     fail("--iteration {}: not in this log of {} iterations", *options.iteration, iterations);

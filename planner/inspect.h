@@ -17,5 +17,6 @@ std::string iteration_text(const LoggedIteration& iteration, const LogFacts& fac
 std::string iteration_json(const LoggedIteration& iteration, const LogFacts& facts,
                            std::optional<std::uint32_t> layer);
 std::string configure_json(const messages::ConfigureT& configure, double time);
+std::string ready_json(const messages::ReadyT& ready, double time);
 
 }  // namespace poise

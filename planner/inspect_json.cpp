@@ -1,5 +1,6 @@
 #include <fmt/core.h>
 
+#include <array>
 #include <nlohmann/json.hpp>
 
 #include "planner/inspect.h"
@@ -55,6 +56,24 @@ Json of(const messages::MiniBatchT& batch) {
           {"samples", batch.samples.size()}};
 }
 
+// Times as those of the log.
+Json of(const messages::Span& span, double clock) {
+  static constexpr std::array<const char*, 3> kStreams{"copy_in", "compute", "copy_out"};
+  Json json{{"kind", messages::EnumNameSpanKind(span.kind())},
+            {"stream", span.stream() < kStreams.size() ? kStreams[span.stream()] : "?"},
+            {"mini_batch", span.mini_batch()},
+            {"begin_s", clock + static_cast<double>(span.begin_ns()) * 1e-9},
+            {"end_s", clock + static_cast<double>(span.end_ns()) * 1e-9}};
+  if (span.kind() == messages::SpanKind::Weights) {
+    json["layer"] = span.layer();
+    json["piece"] = span.piece();
+  }
+  if (span.bytes() > 0) {
+    json["bytes"] = span.bytes();
+  }
+  return json;
+}
+
 Json of(const LoggedLayer& layer, const LogFacts& facts) {
   Json fetch = Json::array();
   for (const messages::WeightFetch& one : layer.order.fetch) {
@@ -92,6 +111,12 @@ Json of(const LoggedLayer& layer, const LogFacts& facts) {
          {"act_blocks", batch.act_blocks()},
          {"rows", batch.rows()},
          {"compute_ms", static_cast<double>(batch.compute_ns()) * 1e-6}});
+  }
+  if (!report.spans.empty()) {
+    json["spans"] = Json::array();
+    for (const messages::Span& span : report.spans) {
+      json["spans"].push_back(of(span, layer.clock));
+    }
   }
   return json;
 }
@@ -132,7 +157,18 @@ std::string configure_json(const messages::ConfigureT& configure, double time) {
                   {"act_slots", configure.act_slots},
                   {"kv_slots", configure.kv_slots},
                   {"logits_rows", configure.logits_rows},
-                  {"max_context", configure.max_context}};
+                  {"max_context", configure.max_context},
+                  {"trace", configure.trace}};
+  return json.dump() + "\n";
+}
+
+std::string ready_json(const messages::ReadyT& ready, double time) {
+  const Json json{{"type", "ready"},
+                  {"done_s", time},
+                  {"device_bytes", ready.device_bytes},
+                  {"host_bytes", ready.host_bytes},
+                  {"credits", ready.credits},
+                  {"link_bytes_per_s", ready.link_bytes_per_s}};
   return json.dump() + "\n";
 }
 

@@ -44,9 +44,11 @@ LogDigest::LogDigest(const std::filesystem::path& path)
     : reader_(path), facts_(facts_of(reader_.header_json(), path)) {}
 
 void LogDigest::read(const std::function<void(const LoggedIteration&)>& on_iteration,
-                     const std::function<void(const messages::ConfigureT&, double)>& on_configure) {
+                     const std::function<void(const messages::ConfigureT&, double)>& on_configure,
+                     const std::function<void(const messages::ReadyT&, double)>& on_ready) {
   on_iteration_ = on_iteration;
   on_configure_ = on_configure;
+  on_ready_ = on_ready;
   while (const auto record = reader_.next()) {
     ++records_;
     take(*record);
@@ -70,8 +72,14 @@ void LogDigest::take(const LoggedMessage& record) {
       on_iteration_(iteration);
     }
     open_.clear();
+    log_began_ns_ = configure->log_began_ns();
     on_configure_(messages::ConfigureT(*std::unique_ptr<messages::ConfigureT>(configure->UnPack())),
                   time);
+  } else if (const auto* ready = message.body_as_Ready()) {
+    device_clock_ = static_cast<double>(static_cast<std::int64_t>(ready->device_began_ns()) -
+                                        static_cast<std::int64_t>(log_began_ns_)) *
+                    1e-9;
+    on_ready_(messages::ReadyT(*std::unique_ptr<messages::ReadyT>(ready->UnPack())), time);
   } else if (const auto* tables = message.body_as_Iteration()) {
     LoggedIteration& iteration = open_[tables->iteration()];
     iteration = {};
@@ -94,6 +102,7 @@ void LogDigest::take(const LoggedMessage& record) {
       });
       if (layer != found->second.layers.end()) {
         layer->done = time;
+        layer->clock = device_clock_;
         done->UnPackTo(&layer->report);
       }
     }

@@ -28,6 +28,7 @@ struct LoggedLayer {
   LinkSum ordered;
   std::optional<double> done;
   messages::LayerDoneT report;  // once done
+  double clock = 0;             // seconds since the log began when the device's clock stood at 0
 };
 
 struct LoggedIteration {
@@ -53,7 +54,8 @@ class LogDigest {
   const LogFacts& facts() const { return facts_; }
   // Calls for each iteration, in the log's order, once all that is known of it was read.
   void read(const std::function<void(const LoggedIteration&)>& on_iteration,
-            const std::function<void(const messages::ConfigureT&, double)>& on_configure);
+            const std::function<void(const messages::ConfigureT&, double)>& on_configure,
+            const std::function<void(const messages::ReadyT&, double)>& on_ready);
   std::uint64_t records() const { return records_; }
   Bytes torn_tail() const { return reader_.torn_tail(); }
 
@@ -68,6 +70,9 @@ class LogDigest {
   std::uint64_t records_ = 0;
   std::function<void(const LoggedIteration&)> on_iteration_;
   std::function<void(const messages::ConfigureT&, double)> on_configure_;
+  std::function<void(const messages::ReadyT&, double)> on_ready_;
+  std::uint64_t log_began_ns_ = 0;  // CLOCK_MONOTONIC, as the last Configure said
+  double device_clock_ = 0;         // LoggedLayer::clock of what follows
 };
 
 // "embedding", "layer 3", "head".

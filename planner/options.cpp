@@ -134,7 +134,8 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
       "prefill-tokens", "rows of prompts in an iteration", text())(
       "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
       "served-model-name", "`model` of results", text())("resume", "go on with the run directory")(
-      "overwrite", "replace an existing output")("log", "file", text())(
+      "overwrite", "replace an existing output")(
+      "trace", "log what each stream did, piece by piece")("log", "file", text())(
       "death-fd", "pipe that the supervisor holds", text());
   const auto given = parsed(options, words);
   if (given.count("help") != 0) {
@@ -170,6 +171,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
                               : run.input.model.string();
   run.resume = given.count("resume") != 0;
   run.overwrite = given.count("overwrite") != 0;
+  run.trace = given.count("trace") != 0;
   if (given.count("log") != 0) {
     run.log = required(given, "log");
   }

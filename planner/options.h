@@ -39,6 +39,7 @@ struct RunOptions {
   std::string served_model_name;
   bool resume = false;
   bool overwrite = false;
+  bool trace = false;  // the executor reports what its streams did, piece by piece
   std::string log;
   int death_descriptor = -1;
 };

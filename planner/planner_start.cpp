@@ -189,7 +189,7 @@ bool Planner::configure() {
   executor_->configure(device_limits_,
                        std::min(executor_->greeting()->memory,
                                 options_.gpu_memory.value_or(executor_->greeting()->memory)),
-                       weight_layout(control_->shape, control_->dtype));
+                       weight_layout(control_->shape, control_->dtype), options_.trace);
   phase_ = Phase::configuring;
   return true;
 }

@@ -59,6 +59,7 @@ class Opened final : public CpuDevice {
   Bytes memory() const override { return memory_; }
   Bytes overhead() const override { return {0}; }
   DType work_type(DType) const override { return DType::float32; }
+  double link_bytes_per_s() const override { return options_.link_bytes_per_s; }
 
   std::unique_ptr<Event> make_event() override { return std::make_unique<CpuEvent>(); }
 
@@ -84,7 +85,9 @@ class Opened final : public CpuDevice {
     const std::lock_guard lock(record.state->mutex);
     check(record.recorded > 0 && record.state->reached == record.recorded,
           "totals are asked of an event that was reached");
-    return record.state->totals;
+    StreamTotals totals = record.state->totals;
+    totals.at_ns = std::chrono::nanoseconds(record.state->at - opened()).count();
+    return totals;
   }
 
   void finish() override {

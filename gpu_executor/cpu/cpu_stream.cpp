@@ -126,6 +126,7 @@ void CpuStream::run(Task& task) {
         const std::lock_guard lock(task.event->mutex);
         task.event->reached = task.record;
         task.event->totals = totals_;
+        task.event->at = Clock::now();
       }
       task.event->changed.notify_all();
       return;

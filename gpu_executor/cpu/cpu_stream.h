@@ -27,7 +27,8 @@ class CpuEvent final : public Event {
     std::mutex mutex;
     std::condition_variable changed;
     std::uint64_t reached = 0;  // guarded by mutex
-    StreamTotals totals;        // guarded by mutex; at the last record that was reached
+    StreamTotals totals;        // guarded by mutex; at the last record that was reached …
+    std::chrono::steady_clock::time_point at;  // … which was then; guarded by mutex
   };
 
   std::shared_ptr<State> state = std::make_shared<State>();

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <set>
 
 #include "tests/gpu_executor/rehearsal.h"
 
@@ -97,6 +99,46 @@ TEST(Pipeline, RunsAModelOfOneLayerAheadOfItself) {
 
 // With link and arithmetic slowed down until both take the same time, a run takes little more than
 // one of them: loads of the next mini-batch, layer and iteration pass behind the computation.
+TEST(Pipeline, ATraceAccountsForWhatEachStreamDid) {
+  const TinyModel model(tiny_shape(), DType::float32, 6);
+  const Plan plan{.sequences = random_sequences(model.shape, {37, 21, 60}, 7), .kind = mixed};
+  EXPECT_TRUE(rehearse(model, plan).layers.front().spans.empty()) << "nobody asked";
+  // At a set speed, so that what streams do is long beside what lies between.
+  const Outcome outcome = rehearse(
+      model, plan, {.device = {.memory = kMiB * 64, .link_bytes_per_s = 2e8}, .trace = true});
+  std::array<std::int64_t, kStreams> last{};
+  std::array<double, kStreams> spans{}, busy{};
+  for (const messages::LayerDoneT& order : outcome.layers) {
+    std::uint64_t weights = 0, stores = 0;
+    std::set<std::uint32_t> computed;
+    for (const messages::Span& span : order.spans) {
+      std::int64_t& end = last.at(span.stream());
+      EXPECT_LE(end, span.begin_ns()) << "pieces of one stream follow one another";
+      EXPECT_LE(span.begin_ns(), span.end_ns());
+      end = span.end_ns();
+      spans[span.stream()] += static_cast<double>(span.end_ns() - span.begin_ns());
+      weights += span.kind() == messages::SpanKind::Weights ? span.bytes() : 0;
+      stores += span.kind() == messages::SpanKind::Store ? span.bytes() : 0;
+      if (span.kind() == messages::SpanKind::Attention) {
+        computed.insert(span.mini_batch());
+      }
+    }
+    EXPECT_EQ(weights, order.link->weights());
+    EXPECT_EQ(stores, order.link->stores());
+    const bool layer = order.stage > 0 && order.stage <= 3;
+    EXPECT_EQ(computed.size(), layer ? order.mini_batches.size() : 0) << "stage " << order.stage;
+    const std::array streams{order.copy_in.get(), order.compute.get(), order.copy_out.get()};
+    for (std::size_t i = 0; i < streams.size(); ++i) {
+      busy[i] += static_cast<double>(streams[i]->busy_ns());
+    }
+  }
+  for (std::size_t i = 0; i < busy.size(); ++i) {
+    EXPECT_GE(spans[i], busy[i] * 0.999) << "stream " << i;
+  }
+  EXPECT_NEAR(spans[0], busy[0], busy[0] * 0.1);
+  EXPECT_NEAR(spans[2], busy[2], busy[2] * 0.1);
+}
+
 TEST(Pipeline, CopiesAndComputationOverlapAcrossLayersAndIterations) {
   const TinyModel model(tiny_shape(), DType::float32, 3);
   Plan plan = some_plan(model.shape);

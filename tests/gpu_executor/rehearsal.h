@@ -55,7 +55,8 @@ struct Setting {
                       .max_context = 128};
   CpuDeviceOptions device{.threads = 1, .memory = kMiB * 64, .poison = true};
   std::uint32_t act_blocks = 64, kv_blocks = 64;
-  bool hold = false;  // the streams begin when all orders are queued
+  bool hold = false;   // the streams begin when all orders are queued
+  bool trace = false;  // reports hold spans
 };
 
 struct Outcome {
@@ -90,7 +91,7 @@ class Rehearsal {
                    .dtype = model.dtype,
                    .layout = model.layout,
                    .weights = model.bytes},
-                  setting.limits, setting.device.memory),
+                  setting.limits, setting.device.memory, setting.trace),
         check_(model.shape, model.layout, setting.limits, 1'000'000),
         planner_(plan, model.layout, setting.limits, partition_) {}
 

@@ -567,6 +567,7 @@ TEST_F(PlannerProcess, TheLogOfItsOrdersCanBeInspected) {
   std::fclose(out);
   EXPECT_EQ(types["header"], 1);
   EXPECT_EQ(types["configure"], 1);
+  EXPECT_EQ(types["ready"], 1);
   EXPECT_EQ(types["layer"], types["iteration"] * (test_shape().num_hidden_layers + 2));
   std::uint64_t wanted = 0;  // each prompt once, each token but the last of an answer
   for (const auto& [id, line] : lines_) {
