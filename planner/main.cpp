@@ -1,12 +1,18 @@
 #include <fmt/core.h>
 
 #include <cstdio>
+#include <iostream>
 #include <nlohmann/json.hpp>
+#include <string>
 
+#include "common/json_file.h"
+#include "common/model_config.h"
 #include "common/process.h"
+#include "common/trouble.h"
 #include "planner/inspect.h"
 #include "planner/options.h"
 #include "planner/planner.h"
+#include "planner/tokenizer/tokenizer.h"
 
 namespace {
 
@@ -34,6 +40,20 @@ Exit run(const ValidateOptions& options) {
   }
   fmt::print("{} requests, {} lines that are none\n", input.requests.requests.size(),
              input.requests.errors.size());
+  return Exit::done;
+}
+
+Exit run(const EncodeOptions& options) {
+  const ModelConfig model = read_model_config(options.model);
+  const Tokenizer tokenizer = Tokenizer::load(options.model, model.shape.vocab_size);
+  for (std::string line; std::getline(std::cin, line);) {
+    const nlohmann::json text = parse_json(line, "a line of input");
+    if (!text.is_string()) {
+      fail("a line of input is no JSON string");
+    }
+    fmt::print("{}\n", nlohmann::json(tokenizer.encode(text.get<std::string>())).dump());
+    std::fflush(stdout);  // whoever asks may wait for it
+  }
   return Exit::done;
 }
 

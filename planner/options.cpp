@@ -121,7 +121,7 @@ void refuse_positional(const cxxopts::ParseResult& given) {
 PlannerCommand run_command(const std::vector<std::string>& words) {
   cxxopts::Options options("poise-planner",
                            "Decides which request runs when and where its context lies.\n"
-                           "Also: poise-planner policies | inspect LOG | validate");
+                           "Also: poise-planner policies | inspect LOG | validate | encode");
   add_input(options);
   const auto text = [] { return cxxopts::value<std::string>(); };
   options.add_options()("o,output-file", "results", text())("run-dir", "state of the run", text())(
@@ -215,6 +215,19 @@ PlannerCommand validate_command(const std::vector<std::string>& words) {
   return ValidateOptions{input_of(given)};
 }
 
+PlannerCommand encode_command(const std::vector<std::string>& words) {
+  cxxopts::Options options("poise-planner encode",
+                           "Token ids of texts: JSON strings in, JSON arrays out, one a line.");
+  options.add_options()("model", "a HuggingFace model directory", cxxopts::value<std::string>())(
+      "h,help", "this text");
+  const auto given = parsed(options, words);
+  if (given.count("help") != 0) {
+    return HelpOptions{options.help()};
+  }
+  refuse_positional(given);
+  return EncodeOptions{required(given, "model")};
+}
+
 PlannerCommand policies_command(const std::vector<std::string>& words) {
   cxxopts::Options options("poise-planner policies", "Lists the policies.");
   options.add_options()("json", "one JSON object a line")("h,help", "this text");
@@ -231,10 +244,12 @@ PlannerCommand policies_command(const std::vector<std::string>& words) {
 PlannerCommand parse_planner_arguments(int argc, const char* const* argv) {
   std::vector<std::string> words = normalised(argc, argv);
   const std::string command = words.size() > 1 ? words[1] : "";
-  if (command == "inspect" || command == "validate" || command == "policies") {
+  if (command == "inspect" || command == "validate" || command == "encode" ||
+      command == "policies") {
     words.erase(words.begin() + 1);
     return command == "inspect"    ? inspect_command(words)
            : command == "validate" ? validate_command(words)
+           : command == "encode"   ? encode_command(words)
                                    : policies_command(words);
   }
   return run_command(words);

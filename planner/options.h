@@ -55,6 +55,11 @@ struct ValidateOptions {
   InputOptions input;
 };
 
+// JSON strings to JSON arrays of token ids, one a line, from stdin to stdout.
+struct EncodeOptions {
+  std::filesystem::path model;
+};
+
 struct PoliciesOptions {
   bool json = false;
 };
@@ -63,8 +68,8 @@ struct HelpOptions {
   std::string text;
 };
 
-using PlannerCommand =
-    std::variant<RunOptions, InspectOptions, ValidateOptions, PoliciesOptions, HelpOptions>;
+using PlannerCommand = std::variant<RunOptions, InspectOptions, ValidateOptions, EncodeOptions,
+                                    PoliciesOptions, HelpOptions>;
 
 PlannerCommand parse_planner_arguments(int argc, const char* const* argv);
 

@@ -117,6 +117,7 @@ class Plan:
         words += ["--loader-socket", self.loader_socket, "--executor-socket", self.executor_socket]
         words += ["--model", given.model, "-i", given.input, "-o", given.output, *planner_arguments(given)]
         words += [f"--{name}" for name in ("resume", "overwrite") if getattr(given, name)]
+        words += ["--trace"] if given.trace is not None else []
         return words + self._logs("planner")
 
     def executor_arguments(self):

@@ -11,8 +11,10 @@ from .pipeline import Pipeline
 from .places import PROGRAMS, program
 from .plan import Plan, finished_as_it_stands
 from .progress import ProgressLine
+from .record import read_record
 from .run_directory import FINISHED, UNFINISHED, RunDirectory
 from .status import safe_text, summary
+from .timeline import write_trace
 from .trouble import CANNOT_START, DONE, FOREIGN, INTERRUPTED, OUTPUT, Refusal, brief, of_system, say
 
 
@@ -63,6 +65,8 @@ def _run_in(directory, given, words, interrupts):
     finally:
         line.clear()
         plan.end()
+    if given.trace is not None and outcome.code in (DONE, INTERRUPTED):
+        _write_trace(directory, given.trace or directory.path / "trace.json")
     if outcome.code == DONE:
         say(summary(directory, given.output))
     elif outcome.code in (INTERRUPTED, OUTPUT):
@@ -73,3 +77,14 @@ def _run_in(directory, given, words, interrupts):
         if outcome.code == CANNOT_START and before != UNFINISHED:
             directory.forget_what_did_not_start()
     return outcome.code
+
+
+def _write_trace(directory, path):
+    """What a traced run did. Its results stand whatever becomes of this."""
+    try:
+        write_trace(read_record(directory.path / "orders.log"), path, directory.status().get("device", ""))
+        say(f"the trace is {brief(path)}: open it in ui.perfetto.dev or chrome://tracing")
+    except Refusal as refusal:
+        say(f"no trace: {refusal.sentence}")
+    except OSError as problem:
+        say(f"no trace: {of_system(problem).sentence}")

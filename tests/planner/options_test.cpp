@@ -135,6 +135,8 @@ TEST(PlannerOptions, TheSmallCommandsHaveTheirOwn) {
   const auto validate =
       std::get<ValidateOptions>(parse({"validate", "-i", "/in", "--model", "/m"}));
   EXPECT_EQ(validate.input.input, "/in");
+  EXPECT_EQ(std::get<EncodeOptions>(parse({"encode", "--model", "/m"})).model, "/m");
+  EXPECT_NE(complaint({"encode"}).find("--model is missing"), std::string::npos);
   EXPECT_FALSE(std::get<PoliciesOptions>(parse({"policies"})).json);
   EXPECT_FALSE(std::get<HelpOptions>(parse({"--help"})).text.empty());
 }
