@@ -52,7 +52,6 @@ struct StreamTotals {
   std::int64_t bytes = 0;    // copied
   std::int64_t busy_ns = 0;  // at work
   std::int64_t wait_ns = 0;  // stood waiting for another stream
-  std::int64_t at_ns = 0;    // of the device's clock, when these were read
 };
 
 // A point in a stream; recorded anew as often as one likes, and then it means the last record. One
@@ -108,7 +107,7 @@ class Device {
   virtual DType work_type(DType stored) const = 0;
   // What the link carries from host to device at most, measured or set; 0: not known.
   virtual double link_bytes_per_s() const { return 0; }
-  // When the device's clock (StreamTotals::at_ns) stood at 0.
+  // When the device's clock (`time_of`) stood at 0.
   std::chrono::steady_clock::time_point opened() const { return opened_; }
 
   // Memory on the device, aligned to 256 bytes and counted. Fails, with numbers, beyond the cap.
@@ -130,6 +129,8 @@ class Device {
   virtual bool reached(const Event& event, Seconds timeout = {0}) = 0;
   // What the stream had done when it passed the event. REQUIRES: recorded and reached.
   virtual StreamTotals totals(const Event& event) = 0;
+  // When that was, in ns of the device's clock. REQUIRES: recorded and reached.
+  virtual std::int64_t time_of(const Event& event) = 0;
   virtual void finish() = 0;  // the caller waits until all streams have nothing left to do
 
   virtual void copy(Stream stream, std::span<const Copy> copies) = 0;

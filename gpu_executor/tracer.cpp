@@ -43,7 +43,7 @@ std::vector<messages::Span> Tracer::spans(OrderTrace trace) {
     spans.emplace_back(
         one.piece.kind, static_cast<std::uint8_t>(one.piece.stream), one.piece.weight_piece,
         one.piece.mini_batch, one.piece.layer, static_cast<std::uint64_t>(one.bytes.n),
-        device_.totals(*trace.marks[one.begin]).at_ns, device_.totals(*trace.marks[one.end]).at_ns);
+        device_.time_of(*trace.marks[one.begin]), device_.time_of(*trace.marks[one.end]));
   }
   for (auto& event : trace.marks) {
     spare_.push_back(std::move(event));

@@ -85,9 +85,15 @@ class Opened final : public CpuDevice {
     const std::lock_guard lock(record.state->mutex);
     check(record.recorded > 0 && record.state->reached == record.recorded,
           "totals are asked of an event that was reached");
-    StreamTotals totals = record.state->totals;
-    totals.at_ns = std::chrono::nanoseconds(record.state->at - opened()).count();
-    return totals;
+    return record.state->totals;
+  }
+
+  std::int64_t time_of(const Event& event) override {
+    const auto& record = static_cast<const CpuEvent&>(event);
+    const std::lock_guard lock(record.state->mutex);
+    check(record.recorded > 0 && record.state->reached == record.recorded,
+          "the time is asked of an event that was reached");
+    return std::chrono::nanoseconds(record.state->at - opened()).count();
   }
 
   void finish() override {

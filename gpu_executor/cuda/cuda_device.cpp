@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/trouble.h"
+#include "gpu_executor/cuda/cuda_clock.h"
 #include "gpu_executor/cuda/cuda_stream.h"
 #include "gpu_executor/cuda/gpu_memory.h"
 #include "kernels/cuda/check.h"
@@ -100,6 +101,8 @@ class Opened final : public Device {
     for (auto& stream : streams_) {
       stream = std::make_unique<CudaStream>();
     }
+    clock_ = std::make_unique<CudaClock>();
+    clock_begins();
     gemms_ = std::make_unique<cuda::Gemms>();
     cuda_check(cudaDeviceSynchronize(), "starting the GPU");
     const auto after = gpu_memory_in_use(bus_);
@@ -118,6 +121,7 @@ class Opened final : public Device {
   ~Opened() override {
     static_cast<void>(cudaDeviceSynchronize());
     gemms_.reset();
+    clock_.reset();
   }
 
   std::string name() const override { return fmt::format("cuda: {}", properties_.name); }
@@ -159,6 +163,10 @@ class Opened final : public Device {
     auto& asked = const_cast<CudaEvent&>(static_cast<const CudaEvent&>(event));
     check(asked.recorded, "totals are asked of an event that was reached");
     return asked.stream->totals(asked);
+  }
+
+  std::int64_t time_of(const Event& event) override {
+    return clock_->time_of(static_cast<const CudaEvent&>(event).point);
   }
 
   void finish() override { cuda_check(cudaDeviceSynchronize(), "the work that was queued"); }
@@ -249,6 +257,7 @@ class Opened final : public Device {
   const std::string bus_;
   cudaDeviceProp properties_{};
   std::array<std::unique_ptr<CudaStream>, kStreams> streams_;
+  std::unique_ptr<CudaClock> clock_;
   std::unique_ptr<cuda::Gemms> gemms_;
   Bytes overhead_{}, memory_{};
 };
