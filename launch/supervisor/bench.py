@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import bench_table, figures, inputs, machine
+from . import bench_table, build_facts, figures, inputs, machine
 from .bench_requests import make_requests, write_requests
 from .memory_watch import MemoryWatch
 from .options import bench_parser, normalised, run_words
@@ -213,26 +213,13 @@ def _work(given, requests):
 def _machine():
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": build_facts.commit(),
         "system": platform.platform(),
         "processor": _processor(),
         "cores": machine.cores(),
         "memory_bytes": machine.total_memory(),
         "gpus": machine.gpus(),
     }
-
-
-def _commit():
-    """Of the checkout, or what a bundle notes of it; None where neither is there."""
-    bundled = read_json(ROOT / "bundle.json").get("commit")
-    if bundled:
-        return bundled
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
 
 
 def _processor():

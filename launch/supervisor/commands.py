@@ -18,6 +18,7 @@ COMMANDS = {
     "load": ("load", "load", "loads a model and keeps it in memory for the runs to come"),
     "status": ("status", "status", "how far a run is; without RUN: what is running"),
     "stop": ("stop", "stop", "ends a run; without RUN: the kept loaders"),
+    "bundle": ("bundle", "bundle", "makes a directory of programs and libraries that runs on another machine"),
     "inspect": ("status", "inspect", "shows the orders of a run, as a table or as JSON"),
     "doctor": ("doctor", "doctor", "looks at the machine, removes leftovers; with --model: what it would take"),
     "version": ("doctor", "version", "prints the version"),

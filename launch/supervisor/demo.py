@@ -7,7 +7,7 @@ import tempfile
 
 from . import run
 from .options import normalised, parser
-from .places import ROOT, command_line
+from .places import ROOT, command_line, is_bundle
 from .setup import add_install_option, build_programs
 from .trouble import DONE, Refusal, brief, say, shown, tell
 
@@ -20,7 +20,7 @@ def demo(words):
     add_install_option(made)
     made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     given = made.parse_args(normalised(words))
-    if not os.environ.get("POISE_BIN"):
+    if not os.environ.get("POISE_BIN") and not is_bundle():
         build_programs()
     folder = tempfile.mkdtemp(prefix="poise-demo-")
     try:

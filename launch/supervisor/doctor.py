@@ -7,9 +7,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from . import inputs, machine, model_needs
+from . import build_facts, inputs, machine, model_needs
 from .options import add_loading, add_model, loader_arguments, normalised, parser
-from .places import LOADER, PROGRAMS, ROOT, binary_folder, command_line, program
+from .places import LOADER, PROGRAMS, binary_folder, command_line, is_bundle, program
 from .quantities import bytes_text
 from .stop import clean_up
 from .trouble import CANNOT_START, DONE, tell
@@ -82,6 +82,9 @@ def _devices(findings):
 
 
 def _programs(findings):
+    if is_bundle():
+        findings.note("programs", f"{binary_folder()}, in a bundle")
+        return
     missing = [tool for tool in ("g++", "cmake", "ninja", "flatc") if not shutil.which(tool)]
     findings.note("build tools", f"missing: {', '.join(missing)}" if missing else "all there")
     built = [name for name in PROGRAMS if os.access(binary_folder() / name, os.X_OK)]
@@ -129,10 +132,6 @@ def _needs(findings, given):
 
 def version(words):
     parser("version", "Prints the version.").parse_args(words)
-    text = (ROOT / "CMakeLists.txt").read_text()
-    number = re.search(r"project\(poise VERSION ([0-9.]+)", text)
-    commit = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True
-    ).stdout.strip() if shutil.which("git") else ""
-    tell(f"poise {number.group(1) if number else '?'}{f' ({commit})' if commit else ''}")
+    commit = build_facts.commit()
+    tell(f"poise {build_facts.version()}{f' ({commit})' if commit else ''}")
     return DONE

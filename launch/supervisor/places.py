@@ -9,6 +9,7 @@ from pathlib import Path
 from .trouble import Refusal, shown
 
 ROOT = Path(__file__).resolve().parents[2]
+BUNDLE = ROOT / "bundle.json"  # there in what `poise bundle` made, and nowhere else
 LOADER, PLANNER, EXECUTOR = "poise-loader", "poise-planner", "poise-gpu-executor"
 PROGRAMS = (LOADER, PLANNER, EXECUTOR)
 # What people call them: the names of the folders, and of `poise restart`.
@@ -27,13 +28,19 @@ def command_line(*words):
 
 
 def binary_folder():
-    return Path(os.environ.get("POISE_BIN") or ROOT / "build" / "release" / "bin")
+    ours = ROOT / "bin" if is_bundle() else ROOT / "build" / "release" / "bin"
+    return Path(os.environ.get("POISE_BIN") or ours)
+
+
+def is_bundle():
+    return BUNDLE.exists()
 
 
 def program(name):
     path = binary_folder() / name
     if not os.access(path, os.X_OK):
-        raise Refusal(f"{name} is not built (looked in {shown(path.parent)}): run {command_line('setup')}")
+        remedy = "make the bundle again" if is_bundle() else f"run {command_line('setup')}"
+        raise Refusal(f"{name} is not {'there' if is_bundle() else 'built'} (looked in {shown(path.parent)}): {remedy}")
     return path
 
 

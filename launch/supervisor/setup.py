@@ -8,7 +8,7 @@ import time
 
 from . import machine
 from .options import normalised, parser
-from .places import PROGRAMS, ROOT, command_line
+from .places import PROGRAMS, ROOT, command_line, is_bundle
 from .progress import ProgressLine
 from .quantities import duration
 from .trouble import DONE, Refusal, say, shown
@@ -42,6 +42,8 @@ def build_programs():
 
 def build(preset, targets=()):
     """Configures `preset` where that was not done, and builds it; refuses with the compiler's words if it fails."""
+    if is_bundle():
+        raise Refusal("this is a bundle: its programs are built already; `setup` and `test` are for a checkout of the sources")
     folder = ROOT / "build" / preset
     os.makedirs(folder, exist_ok=True)
     began = time.monotonic()

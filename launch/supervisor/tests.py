@@ -10,7 +10,7 @@ import time
 
 from . import setup
 from .options import normalised, parser
-from .places import PROGRAMS, ROOT
+from .places import PROGRAMS, ROOT, is_bundle
 from .quantities import duration
 from .trouble import DONE, Refusal, say, tell
 
@@ -35,6 +35,8 @@ def test(words):
     setup.add_install_option(made)
     made.add_argument("--only", action="append", choices=_PARTS, help="a part of them; may be given more than once")
     given = made.parse_args(normalised(words))
+    if is_bundle():
+        raise Refusal("this is a bundle: tests are for a checkout of the sources; bench/gpu_check.sh checks a bundle")
     parts = [part for part in _PARTS if not given.only or part in given.only]
     count = _Count()
     began = time.monotonic()

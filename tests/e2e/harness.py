@@ -2,7 +2,8 @@
 
 A test is a function decorated with `test`, its name a sentence; it takes a Workspace. A script of tests ends with
 `harness.main()`: one line a test, then `N passed, N failed`. Random tests take `workspace.random`, whose seed is
-printed where they fail and set with --seed. POISE_BIN chooses the programs (a sanitizer's build, say).
+printed where they fail and set with --seed. POISE_BIN chooses the programs (a sanitizer's build, say), POISE_DEVICE the
+device of runs.
 """
 
 import argparse
@@ -27,14 +28,14 @@ PROGRAMS = ("poise-loader", "poise-planner", "poise-gpu-executor")
 SHM = Path("/dev/shm")
 
 sys.path.insert(0, str(ROOT / "launch"))
-from supervisor import processes, segments  # noqa: E402
+from supervisor import places, processes, segments  # noqa: E402
 
 _tests = []
 
 
 def bin_folder():
     """Where the programs under test lie."""
-    return Path(os.environ.get("POISE_BIN") or ROOT / "build" / "release" / "bin")
+    return places.binary_folder()
 
 
 def test(function):
@@ -128,11 +129,12 @@ class Workspace:
         return Ended(process.words, process.returncode, out.decode("utf-8", "replace"), said(process), seconds)
 
     def run(self, requests, output, *options, model=DEMO_MODEL, **more):
-        """`poise run` on the CPU device."""
+        """`poise run` on the CPU device, or on the one that POISE_DEVICE names."""
         return self.poise(*self.run_words(requests, output, *options, model=model), **more)
 
     def run_words(self, requests, output, *options, model=DEMO_MODEL):
-        return ["run", "--model", model, "-i", requests, "-o", output, "--device", "cpu", *options]
+        device = os.environ.get("POISE_DEVICE") or "cpu"
+        return ["run", "--model", model, "-i", requests, "-o", output, "--device", device, *options]
 
     def children(self, directory):
         """The living processes of the run in `directory`, by plain name."""

@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "tests/kernels/tensors.h"
+#include "tests/support/source_folder.h"
 
 namespace poise::test {
 namespace {
@@ -227,8 +228,7 @@ class Forward {
 
 std::vector<std::string> model_names() {
   std::vector<std::string> names;
-  for (const auto& entry :
-       fs::directory_iterator(fs::path(POISE_SOURCE_DIR) / "tests/golden/models")) {
+  for (const auto& entry : fs::directory_iterator(source_folder() / "tests/golden/models")) {
     if (entry.is_directory()) {
       names.push_back(entry.path().filename());
     }
@@ -240,7 +240,7 @@ std::vector<std::string> model_names() {
 class WholeModel : public testing::TestWithParam<std::string> {};
 
 TEST_P(WholeModel, ComputesWhatHuggingFaceDoes) {
-  const fs::path directory = fs::path(POISE_SOURCE_DIR) / "tests/golden/models" / GetParam();
+  const fs::path directory = source_folder() / "tests/golden/models" / GetParam();
   const Checkpoint checkpoint(directory);
   const Json golden = read_json(directory / "golden.json");
   const double tolerance = golden["tolerance"];

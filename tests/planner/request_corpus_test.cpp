@@ -14,6 +14,7 @@
 #include "planner/request_file.h"
 #include "planner/result_line.h"
 #include "tests/planner/request_support.h"
+#include "tests/support/source_folder.h"
 
 namespace poise {
 namespace {
@@ -27,8 +28,7 @@ using testing::ScratchDirectory;
 constexpr std::int32_t kContext = 64;
 
 const json& corpus() {
-  static const json read =
-      read_json_file(fs::path(POISE_SOURCE_DIR) / "tests/e2e/hostile_requests.json");
+  static const json read = read_json_file(source_folder() / "tests/e2e/hostile_requests.json");
   return read["cases"];
 }
 

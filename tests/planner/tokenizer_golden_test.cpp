@@ -15,14 +15,14 @@
 #include "planner/tokenizer/detokenizer.h"
 #include "planner/tokenizer/tokenizer.h"
 #include "planner/tokenizer/unicode.h"
+#include "tests/support/source_folder.h"
 
 namespace poise {
 namespace {
 
 using Ids = std::vector<TokenId>;
 
-const std::filesystem::path kGolden =
-    std::filesystem::path(POISE_SOURCE_DIR) / "tests" / "golden" / "tokenizer";
+const std::filesystem::path kGolden = source_folder() / "tests" / "golden" / "tokenizer";
 
 const nlohmann::json& golden() {
   static const nlohmann::json json = nlohmann::json::parse(std::ifstream(kGolden / "golden.json"));
