@@ -27,6 +27,7 @@ struct DeviceLimits {
   std::int32_t kv_slots = 0;       // of each of the two KV buffers
   std::int32_t logits_rows = 0;
   std::int32_t max_context = 0;
+  std::int32_t gpu_act_blocks = 0;  // ACT blocks that stay on the device, in every layer
 
   // Attention entries in a mini-batch: one for each slot.
   std::int64_t max_entries() const { return std::int64_t{act_slots} + kv_slots; }
@@ -66,6 +67,7 @@ struct DeviceSizes {
   Bytes act_buffer;        // of each of two
   Bytes kv_buffer;         // of each of two
   Bytes regenerated;       // keys and values made from the ACT buffer
+  Bytes act_blocks;        // ACT blocks that stay: (layers, gpu_act_blocks)
   Bytes hidden;            // (max_rows, hidden_size), all rows of an iteration
   Bytes new_act;           // of each of two: (max_mini_batch_rows, hidden_size)
   Bytes new_kv;            // of each of two: (max_mini_batch_rows, 2 · kv_dim)
@@ -102,6 +104,9 @@ DeviceMemoryPlan plan_device_memory(const ModelShape& shape, DType dtype,
 // not even none fits.
 DeviceLimits with_resident_layers(const ModelShape& shape, DType dtype, DeviceLimits limits,
                                   Bytes overhead, Bytes cap);
+// As many ACT blocks on the device as `cap` allows beside the rest of `limits`, at most `wanted`.
+DeviceLimits with_gpu_act_blocks(const ModelShape& shape, DType dtype, DeviceLimits limits,
+                                 Bytes overhead, Bytes cap, std::int64_t wanted);
 
 // Fails, with every line's MiB in the sentence, where the plan is larger than `cap`.
 void check_fits(const DeviceMemoryPlan& plan, Bytes cap);

@@ -9,13 +9,16 @@ namespace poise {
 namespace {
 
 struct Stored {
-  std::uint64_t block;  // kind above number
+  std::uint64_t block;  // place above kind above number
   std::uint16_t rows;   // one bit each
   std::uint32_t mini_batch;
 };
 
-std::uint64_t key(messages::Kind kind, std::uint32_t block) {
-  return static_cast<std::uint64_t>(kind) << 32 | block;
+std::uint64_t key(messages::Kind kind, messages::Place place, std::uint32_t block) {
+  return static_cast<std::uint64_t>(place) << 40 | static_cast<std::uint64_t>(kind) << 32 | block;
+}
+const char* kind_of(std::uint64_t key) {
+  return messages::EnumNameKind(static_cast<messages::Kind>(key >> 32 & 0xff));
 }
 
 std::vector<Stored> all_stores(const messages::Iteration& iteration) {
@@ -26,7 +29,7 @@ std::vector<Stored> all_stores(const messages::Iteration& iteration) {
     }
     for (const messages::Store* store : *batch->stores()) {
       const std::uint32_t rows = ((1u << store->count()) - 1) << store->token();
-      stores.push_back({.block = key(store->kind(), store->block()),
+      stores.push_back({.block = key(store->kind(), store->place(), store->block()),
                         .rows = static_cast<std::uint16_t>(rows),
                         .mini_batch = batch->id()});
     }
@@ -41,8 +44,7 @@ void check_once(const std::vector<Stored>& stores) {
     rows = i > 0 && stores[i].block == stores[i - 1].block ? rows : 0;
     if ((rows & stores[i].rows) != 0) {
       fail("mini-batch {} stores rows of {} block {} that are stored already", stores[i].mini_batch,
-           messages::EnumNameKind(static_cast<messages::Kind>(stores[i].block >> 32)),
-           stores[i].block & UINT32_MAX);
+           kind_of(stores[i].block), stores[i].block & UINT32_MAX);
     }
     rows |= stores[i].rows;
   }
@@ -60,7 +62,7 @@ StoreDependencies check_block_hazards(const messages::Iteration& iteration) {
     }
     std::vector<std::uint32_t>& before = after[batch->id()];
     for (const messages::BlockRun* run : *batch->loads()) {
-      const std::uint64_t first = key(run->kind(), run->first_block());
+      const std::uint64_t first = key(run->kind(), run->place(), run->first_block());
       const std::uint64_t last = first + run->count() - 1;
       for (auto stored = std::ranges::lower_bound(stores, first, {}, &Stored::block);
            stored != stores.end() && stored->block <= last; ++stored) {

@@ -20,7 +20,8 @@ DeviceLimits limits_of(const messages::Configure& configure) {
           .act_slots = configure.act_slots(),
           .kv_slots = configure.kv_slots(),
           .logits_rows = configure.logits_rows(),
-          .max_context = configure.max_context()};
+          .max_context = configure.max_context(),
+          .gpu_act_blocks = configure.gpu_act_blocks()};
 }
 
 void check_pool(const PoolPartition& pool, const BlockSizes& sizes, std::int32_t layers,

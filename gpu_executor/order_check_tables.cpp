@@ -14,7 +14,8 @@ using messages::Where;
 
 // What a mini-batch does with one slot of the KV buffer, or of the ACT and regenerated buffers.
 struct Slot {
-  std::uint32_t block = 0;    // that was loaded into it
+  std::uint32_t block = 0;    // that was loaded into it …
+  Place place = Place::Host;  // … from there
   std::uint16_t loaded = 0;   // rows, one bit each, as below
   std::uint16_t read = 0;     // by a sequence as its context
   std::uint16_t written = 0;  // by new rows
@@ -122,14 +123,19 @@ class BatchCheck {
     if (kind != Kind::Kv && kind != Kind::Act) {
       refuse("{} {} is of block kind {}, which is none", what, i, static_cast<int>(kind));
     }
-    if (place != Place::Host) {
-      refuse("{} {} names a block on the device (place {}); none are configured", what, i,
-             static_cast<int>(place));
+    if (place != Place::Host && place != Place::Gpu) {
+      refuse("{} {} is of place {}, which is none", what, i, static_cast<int>(place));
+    }
+    if (place == Place::Gpu && kind != Kind::Act) {
+      refuse("{} {} names a KV block on the device; only ACT blocks stay there", what, i);
     }
   }
 
   std::vector<Slot>& slots(Kind kind) { return kind == Kind::Kv ? kv_ : act_; }
-  std::uint32_t pool_blocks(Kind kind) const {
+  std::uint32_t pool_blocks(Kind kind, Place place) const {
+    if (place == Place::Gpu) {
+      return static_cast<std::uint32_t>(limits_.gpu_act_blocks);
+    }
     return pool_.blocks(kind == Kind::Kv ? BlockKind::kv : BlockKind::act);
   }
 
@@ -141,9 +147,11 @@ class BatchCheck {
         refuse("load {} is of {} blocks, the last with {} tokens of {}", i, run.count(),
                run.tail_tokens(), kBlockTokens);
       }
-      if (std::uint64_t{run.first_block()} + run.count() > pool_blocks(run.kind())) {
-        refuse("load {} is of {} {} blocks from {}, the pool has {}", i, run.count(),
-               messages::EnumNameKind(run.kind()), run.first_block(), pool_blocks(run.kind()));
+      const std::uint32_t blocks = pool_blocks(run.kind(), run.place());
+      if (std::uint64_t{run.first_block()} + run.count() > blocks) {
+        refuse("load {} is of {} {} blocks from {}, the {} pool has {}", i, run.count(),
+               messages::EnumNameKind(run.kind()), run.first_block(),
+               messages::EnumNamePlace(run.place()), blocks);
       }
       auto& into = slots(run.kind());
       if (std::uint64_t{run.first_slot()} + run.count() > into.size()) {
@@ -159,6 +167,7 @@ class BatchCheck {
         const std::uint32_t tokens = j + 1 == run.count() ? run.tail_tokens() : kBlockTokens;
         slot.loaded = static_cast<std::uint16_t>(row_bits(0, tokens));
         slot.block = run.first_block() + j;
+        slot.place = run.place();
       }
     }
   }
@@ -240,10 +249,12 @@ class BatchCheck {
       refuse("sequence {}, block {}: rows of slot {} are read that nothing {}", index, j,
              entry.slot(), loaded ? "loads" : "loads and makes");
     }
-    if (entry.kind() != (loaded ? Kind::Kv : Kind::Act) || entry.block() != slot.block) {
-      refuse("sequence {}, block {} is {} block {}, slot {} holds {} block {}", index, j,
-             messages::EnumNameKind(entry.kind()), entry.block(), entry.slot(),
-             loaded ? "Kv" : "Act", slot.block);
+    if (entry.kind() != (loaded ? Kind::Kv : Kind::Act) || entry.block() != slot.block ||
+        entry.place() != slot.place) {
+      refuse("sequence {}, block {} is {} block {} ({}), slot {} holds {} block {} ({})", index, j,
+             messages::EnumNameKind(entry.kind()), entry.block(),
+             messages::EnumNamePlace(entry.place()), entry.slot(), loaded ? "Kv" : "Act",
+             slot.block, messages::EnumNamePlace(slot.place));
     }
   }
 
@@ -259,9 +270,11 @@ class BatchCheck {
         refuse("store {} is of {} rows from {}, there are {}", i, store.count(), store.row(),
                rows_);
       }
-      if (store.block() >= pool_blocks(store.kind())) {
-        refuse("store {} goes to {} block {}, the pool has {}", i,
-               messages::EnumNameKind(store.kind()), store.block(), pool_blocks(store.kind()));
+      const std::uint32_t blocks = pool_blocks(store.kind(), store.place());
+      if (store.block() >= blocks) {
+        refuse("store {} goes to {} block {}, the {} pool has {}", i,
+               messages::EnumNameKind(store.kind()), store.block(),
+               messages::EnumNamePlace(store.place()), blocks);
       }
       check_store_target(i, store);
     }
@@ -280,7 +293,8 @@ class BatchCheck {
     }
     const messages::AttentionEntry& entry =
         *batch_.entries()->Get(sequence.first_entry() + position / kBlockTokens);
-    if (entry.kind() == store.kind() && entry.block() != store.block()) {
+    if (entry.kind() == store.kind() && entry.place() == store.place() &&
+        entry.block() != store.block()) {
       refuse("store {} goes to {} block {}, its sequence has block {} there", i,
              messages::EnumNameKind(store.kind()), store.block(), entry.block());
     }

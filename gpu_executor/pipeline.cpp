@@ -42,6 +42,7 @@ Pipeline::Pipeline(Device& device, const Model& model, const DeviceLimits& limit
   const DeviceSizes sizes = device_sizes(model.shape, model.dtype, limits);
   hidden_ = device.allocate(sizes.hidden, "hidden states");
   regenerated_ = device.allocate(sizes.regenerated, "regenerated KV");
+  act_blocks_ = device.allocate(sizes.act_blocks, "ACT blocks");
   for (Side& side : sides_) {
     side = {.act = device.allocate(sizes.act_buffer, "ACT buffer"),
             .kv = device.allocate(sizes.kv_buffer, "KV buffer"),
@@ -50,6 +51,7 @@ Pipeline::Pipeline(Device& device, const Model& model, const DeviceLimits& limit
             .tables = device.allocate(sizes.batch_tables, "tables"),
             .sampled = device.allocate(sizes.sampled, "samples"),
             .loaded = device.make_event(),
+            .loaded_here = device.make_event(),
             .made = device.make_event(),
             .computed = device.make_event(),
             .stored = device.make_event(),
@@ -150,6 +152,35 @@ void Pipeline::load(Running& order, const Visit& visit, LayerId layer, bool firs
   device_.copy(Stream::copy_in, copies);
   tracer_.end(bytes_of(copies));
   device_.record(*visit.side.loaded, Stream::copy_in);
+  load_here(visit, layer);
+}
+
+std::byte* Pipeline::act_block(LayerId layer, std::uint32_t block) const {
+  return act_blocks_.data() +
+         sizes_.block(BlockKind::act).n * (std::int64_t{layer.n} * limits_.gpu_act_blocks + block);
+}
+
+// ACT blocks that stay on the device, into their slots.
+void Pipeline::load_here(const Visit& visit, LayerId layer) {
+  std::vector<Copy> copies;
+  for (const BlockLoad& run : visit.batch.loads) {
+    if (run.place == messages::Place::Gpu) {
+      const std::int64_t size = sizes_.block(BlockKind::act).n;
+      copies.push_back(
+          {.to = visit.side.act.data() + size * run.first_slot,
+           .from = act_block(layer, run.first_block),
+           .bytes = {size * (run.count - 1) + sizes_.row(BlockKind::act).n * run.tail_tokens}});
+    }
+  }
+  if (copies.empty()) {
+    return;
+  }
+  device_.wait(Stream::copy_out, *visit.side.computed);
+  tracer_.begin(
+      {.kind = messages::SpanKind::Load, .stream = Stream::copy_out, .mini_batch = visit.id});
+  device_.copy(Stream::copy_out, copies);
+  tracer_.end(bytes_of(copies));
+  device_.record(*visit.side.loaded_here, Stream::copy_out);
 }
 
 // A run of ACT blocks ascends in the pool and in the buffer; a run of KV blocks descends in both.
@@ -157,6 +188,9 @@ void Pipeline::add_blocks(Running& order, const Visit& visit, LayerId layer,
                           std::vector<Copy>& copies) {
   const HostBlocks& blocks = order.work->blocks;
   for (const BlockLoad& run : visit.batch.loads) {
+    if (run.place == messages::Place::Gpu) {
+      continue;  // load_here
+    }
     const std::int64_t size = sizes_.block(run.kind).n;
     const std::int64_t tail = sizes_.row(run.kind).n * run.tail_tokens;
     const auto host = [&](std::uint32_t i) {
@@ -202,6 +236,7 @@ void Pipeline::fetch_after(Running& order, const LayerOrderWork& work, std::uint
 
 void Pipeline::compute(Running& order, const Visit& visit, const LayerWeights& weights) {
   device_.wait(Stream::compute, *visit.side.loaded);
+  device_.wait(Stream::compute, *visit.side.loaded_here);
   device_.wait(Stream::compute, *visit.side.stored);
   const std::byte* table = visit.side.tables.data();
   const LayerTable& layer = visit.batch.layer;
@@ -323,12 +358,14 @@ void Pipeline::store(Running& order, const Visit& visit, LayerId layer) {
   for (const RowStore& store : visit.batch.stores) {
     const std::int64_t row = sizes_.row(store.kind).n;
     const Buffer& from = store.kind == BlockKind::kv ? visit.side.new_kv : visit.side.new_act;
-    copies.push_back({.to = blocks.data +
-                            blocks.partition.offset(sizes_, layer, store.kind, {store.block}) +
-                            row * store.token,
+    const bool here = store.place == messages::Place::Gpu;
+    std::byte* block =
+        here ? act_block(layer, store.block)
+             : blocks.data + blocks.partition.offset(sizes_, layer, store.kind, {store.block});
+    copies.push_back({.to = block + row * store.token,
                       .from = from.data() + row * store.row,
                       .bytes = {row * store.count}});
-    order.stores += copies.back().bytes;
+    order.stores += here ? Bytes{} : copies.back().bytes;
   }
   device_.wait(Stream::copy_out, *visit.side.made);
   tracer_.begin(

@@ -15,6 +15,8 @@
 //     iteration are read (a long prompt in pieces), for the stores of that mini-batch;
 //   - computation, for its loads, its weights' pieces, and for the stores of the rows it overwrites;
 //   - a store, for the launch that made its rows.
+// ACT blocks that stay on the device are moved into and out of the sides by copy_out, which has time
+// and, in order, sees its own stores; the link never waits for them.
 // `submit` only queues; `poll` tells what is finished. Orders come checked (order_check.h), in the
 // order they are to run. Owns all device memory of one Configure, exactly as planned.
 
@@ -81,6 +83,7 @@ class Pipeline {
   struct Side {
     Buffer act, kv, new_act, new_kv, tables, sampled;
     std::unique_ptr<Event> loaded;                       // copy_in: blocks and tables are there
+    std::unique_ptr<Event> loaded_here;                  // copy_out: blocks of the device, too
     std::unique_ptr<Event> made;                         // compute: new rows stand
     std::unique_ptr<Event> computed;                     // compute: nothing reads the side any more
     std::unique_ptr<Event> stored;                       // copy_out: new rows have left
@@ -112,6 +115,8 @@ class Pipeline {
   void run_layer(Running& order, const LayerOrderWork& work, LayerId layer);
   void load(Running& order, const Visit& visit, LayerId layer, bool first);
   void add_blocks(Running& order, const Visit& visit, LayerId layer, std::vector<Copy>& copies);
+  void load_here(const Visit& visit, LayerId layer);
+  std::byte* act_block(LayerId layer, std::uint32_t block) const;
   void fetch_after(Running& order, const LayerOrderWork& work, std::uint32_t mini_batch);
   void compute(Running& order, const Visit& visit, const LayerWeights& weights);
   void store(Running& order, const Visit& visit, LayerId layer);
@@ -132,7 +137,7 @@ class Pipeline {
   WeightsOnDevice weights_;
   Decoder decoder_;
   Tracer tracer_;
-  Buffer hidden_, regenerated_;
+  Buffer hidden_, regenerated_, act_blocks_;
   std::array<Side, 2> sides_;
   std::array<IterationSide, 2> iteration_sides_;
   std::uint64_t visits_ = 0, iterations_ = 0;   // sides are taken in turn

@@ -191,6 +191,7 @@ void add_copies(const messages::MiniBatch& batch, MiniBatchWork& work) {
       const auto kind = static_cast<BlockKind>(run->kind());
       (kind == BlockKind::kv ? work.kv_blocks : work.act_blocks) += run->count();
       work.loads.push_back({.kind = kind,
+                            .place = run->place(),
                             .first_block = run->first_block(),
                             .first_slot = run->first_slot(),
                             .count = run->count(),
@@ -205,6 +206,7 @@ void add_copies(const messages::MiniBatch& batch, MiniBatchWork& work) {
   if (batch.stores() != nullptr) {
     for (const messages::Store* store : *batch.stores()) {
       work.stores.push_back({.kind = static_cast<BlockKind>(store->kind()),
+                             .place = store->place(),
                              .block = store->block(),
                              .token = store->token(),
                              .row = store->row(),

@@ -61,11 +61,13 @@ struct HeadTable {
 
 struct BlockLoad {  // neighbouring blocks into neighbouring slots
   BlockKind kind;
+  messages::Place place;
   std::uint32_t first_block, first_slot, count, tail_tokens;
 };
 
 struct RowStore {  // new rows into one block
   BlockKind kind;
+  messages::Place place;
   std::uint32_t block, token, row, count;
 };
 

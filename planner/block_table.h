@@ -27,23 +27,30 @@ struct BlockRef {
   friend bool operator==(const BlockRef&, const BlockRef&) = default;
 };
 
-// The host's free blocks of both kinds.
-class HostPools {
- public:
-  HostPools(std::uint32_t act_blocks, std::uint32_t kv_blocks);
+// Which of the pools a block is of: KV on the host, ACT on the host, ACT on the device.
+inline constexpr std::size_t kPools = 3;
+constexpr std::size_t pool_index(BlockKind kind, Place place) {
+  return place == Place::gpu ? 2 : static_cast<std::size_t>(kind);
+}
 
-  // A block of the kind asked for; of the other kind where that one is exhausted (a request's tokens
-  // do not depend on it, README section 8); nothing where both are.
-  std::optional<BlockRef> take(BlockKind wanted);
+// The free blocks of both kinds, wherever they lie.
+class BlockPools {
+ public:
+  BlockPools(std::uint32_t act_blocks, std::uint32_t kv_blocks, std::uint32_t gpu_act_blocks = 0);
+
+  // A block of the kind and place asked for; elsewhere, then of the other kind, where that is
+  // exhausted (a request's tokens do not depend on it, README section 8); nothing where all are.
+  std::optional<BlockRef> take(BlockKind wanted, Place place = Place::host);
   void give_back(const BlockRef& block);
 
-  const BlockPool& pool(BlockKind kind) const { return pools_[index(kind)]; }
+  const BlockPool& pool(BlockKind kind, Place place = Place::host) const {
+    return pools_[pool_index(kind, place)];
+  }
   std::int64_t free() const;
   std::int64_t total() const;
 
  private:
-  static std::size_t index(BlockKind kind) { return static_cast<std::size_t>(kind); }
-  std::array<BlockPool, 2> pools_;
+  std::array<BlockPool, kPools> pools_;
 };
 
 // One request's context. Owns its entries but not the pools: give_back_all() before it ends.
@@ -51,6 +58,7 @@ class ContextBlocks {
  public:
   const std::vector<BlockRef>& blocks() const { return blocks_; }
   std::int32_t count(BlockKind kind) const { return counts_[static_cast<std::size_t>(kind)]; }
+  std::int32_t on_gpu() const { return on_gpu_; }
   std::int32_t size() const { return static_cast<std::int32_t>(blocks_.size()); }
   // Tokens whose rows are in the blocks, in every layer.
   std::int32_t stored() const { return stored_; }
@@ -60,11 +68,12 @@ class ContextBlocks {
   void append(const BlockRef& block);
   // REQUIRES: stored() + tokens <= room().
   void mark_stored(std::int32_t tokens);
-  void give_back_all(HostPools& host);
+  void give_back_all(BlockPools& pools);
 
  private:
   std::vector<BlockRef> blocks_;
   std::array<std::int32_t, 2> counts_{};
+  std::int32_t on_gpu_ = 0;
   std::int32_t stored_ = 0;
 };
 

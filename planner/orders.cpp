@@ -24,7 +24,7 @@ std::uint32_t unsigned_of(std::int64_t n) { return static_cast<std::uint32_t>(n)
 class MiniBatchBuilder {
  public:
   MiniBatchBuilder(std::uint32_t id, std::span<const PackItem> items, const MiniBatchItems& batch,
-                   std::array<OrderTables::LoadedBlocks, 2>& loaded)
+                   std::array<OrderTables::LoadedBlocks, kPools>& loaded)
       : loaded_(loaded) {
     tables_ = std::make_unique<messages::MiniBatchT>();
     tables_->id = id;
@@ -59,10 +59,11 @@ class MiniBatchBuilder {
 
   std::unique_ptr<messages::MiniBatchT> finish() {
     // ACT first: regeneration works on them while the KV blocks arrive.
-    if (const std::uint32_t count = add_loads(BlockKind::act); count > 0) {
+    const std::uint32_t from_host = add_loads(BlockKind::act, Place::host, 0);
+    if (const std::uint32_t count = add_loads(BlockKind::act, Place::gpu, from_host); count > 0) {
       tables_->regenerate.emplace_back(0, count);
     }
-    add_loads(BlockKind::kv);
+    add_loads(BlockKind::kv, Place::host, 0);
     return std::move(tables_);
   }
 
@@ -74,7 +75,7 @@ class MiniBatchBuilder {
       const BlockRef& block = blocks[static_cast<std::size_t>(i)];
       std::uint32_t slot = 0;  // of a loaded block: once all are known
       if (i < loaded) {
-        loaded_[index(block.kind)].add(
+        loaded_[pool_index(block.kind, block.place)].add(
             block.number, unsigned_of(static_cast<std::int64_t>(tables_->entries.size())),
             std::min(part.context - i * kBlockTokens, kBlockTokens));
       } else {
@@ -86,13 +87,12 @@ class MiniBatchBuilder {
     }
   }
 
-  // Gives the loaded blocks of a kind their slots, and joins neighbours into runs; a block that is
-  // not full ends its run. Returns how many there are.
-  std::uint32_t add_loads(BlockKind kind) {
+  // Gives the loaded blocks of a pool the slots from `slot` on, and joins neighbours into runs; a
+  // block that is not full ends its run. Returns the next slot.
+  std::uint32_t add_loads(BlockKind kind, Place place, std::uint32_t slot) {
     auto& runs = tables_->loads;
-    std::uint32_t slot = 0;
     bool open = false;  // the last run may go on
-    loaded_[index(kind)].take_all(
+    loaded_[pool_index(kind, place)].take_all(
         [&](std::uint32_t block, std::uint32_t entry, std::uint32_t tokens) {
           const messages::AttentionEntry& at = tables_->entries[entry];
           tables_->entries[entry] =
@@ -162,7 +162,7 @@ class MiniBatchBuilder {
     return targets;
   }
 
-  std::array<OrderTables::LoadedBlocks, 2>& loaded_;  // by kind
+  std::array<OrderTables::LoadedBlocks, kPools>& loaded_;  // by pool_index
   std::unique_ptr<messages::MiniBatchT> tables_;
   std::array<std::uint32_t, 2> next_new_slot_{};  // behind all loaded blocks of the mini-batch
 };
@@ -192,9 +192,8 @@ void OrderTables::LoadedBlocks::take_all(const Take& take) {
 }
 
 OrderTables::OrderTables(const Allocation& host)
-    : loaded_{LoadedBlocks(host.kv_blocks), LoadedBlocks(host.act_blocks)} {
-  static_assert(static_cast<int>(BlockKind::kv) == 0 && static_cast<int>(BlockKind::act) == 1);
-}
+    : loaded_{LoadedBlocks(host.kv_blocks), LoadedBlocks(host.act_blocks),
+              LoadedBlocks(host.gpu_act_blocks)} {}
 
 std::vector<PackItem> pack_items(std::span<const Part> parts) {
   std::vector<PackItem> items;

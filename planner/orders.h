@@ -55,7 +55,7 @@ class OrderTables {
     std::vector<Use> uses_;             // by block
   };
 
-  std::array<LoadedBlocks, 2> loaded_;  // by kind
+  std::array<LoadedBlocks, kPools> loaded_;  // by pool_index
 };
 
 }  // namespace poise

@@ -158,8 +158,14 @@ void Planner::decide_sizes() {
                      .host_memory = options_.host_memory};
   for (int round = 0; round < (device_is_host ? 2 : 1); ++round) {
     host_ = allocate_host(*policy_, shape, dtype, demand_, budget);
-    device_limits_ =
-        choose_device_limits(shape, dtype, demand_, host_, options_.batch, device.overhead, cap);
+    // Host memory in two places saves nothing: a CPU device holds blocks where it was given a size.
+    const Placement placement =
+        device_is_host && !options_.gpu_memory
+            ? Placement{host_, choose_device_limits(shape, dtype, demand_, host_, options_.batch,
+                                                    device.overhead, cap)}
+            : place_act_blocks(shape, dtype, demand_, host_, options_.batch, device.overhead, cap);
+    host_ = placement.host;
+    device_limits_ = placement.device;
     budget.device_in_host = plan_device_memory(shape, dtype, device_limits_, Bytes{0}).total;
   }
   pack_limits_ = pack_limits(options_.batch, device_limits_);
@@ -174,10 +180,10 @@ void Planner::decide_sizes() {
   status_.host_pool = {static_cast<std::int64_t>(region) * shape.num_hidden_layers};
   status_.device_memory = plan.total;
   const std::string text = fmt::format(
-      "policy {}: up to {} requests at a time, {} ACT and {} KV blocks, {:.1f} MiB of host memory; "
-      "device {}:\n{}",
+      "policy {}: up to {} requests at a time, {} ACT and {} KV blocks on the host, {:.1f} MiB, "
+      "and {} ACT blocks on the device; {}:\n{}",
       policy, demand_.sequences, host_.act_blocks, host_.kv_blocks, mib(status_.host_pool),
-      device.device, to_text(plan));
+      host_.gpu_act_blocks, device.device, to_text(plan));
   fmt::print("{}", text);
   std::fflush(stdout);
   spdlog::info("{}", text);

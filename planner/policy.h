@@ -34,6 +34,7 @@ struct AllocationInputs {
 struct Allocation {
   std::uint32_t act_blocks = 0;                 // on the host
   std::uint32_t kv_blocks = 0;                  // on the host
+  std::uint32_t gpu_act_blocks = 0;             // on the device, beside those
   std::optional<std::int32_t> resident_layers;  // nothing: as many as fit on the device
 
   friend bool operator==(const Allocation&, const Allocation&) = default;

@@ -8,7 +8,10 @@
 namespace poise {
 
 Scheduler::Scheduler(const Policy& policy, const Allocation& host, const ScheduleLimits& limits)
-    : policy_(&policy), host_(host), limits_(limits), blocks_(host.act_blocks, host.kv_blocks) {
+    : policy_(&policy),
+      host_(host),
+      limits_(limits),
+      blocks_(host.act_blocks, host.kv_blocks, host.gpu_act_blocks) {
   check(limits.max_num_seqs > 0 && limits.prefill_rows > 0 && limits.sequence_rows > 0,
         "an iteration has room for a request");
 }
@@ -72,7 +75,7 @@ void Scheduler::make_room(std::size_t index, std::int32_t tokens) {
         policy_->next_block(host_, {.act_blocks = request.context.count(BlockKind::act),
                                     .kv_blocks = request.context.count(BlockKind::kv),
                                     .most_blocks = most_blocks(request)});
-    if (const auto block = blocks_.take(kind)) {
+    if (const auto block = blocks_.take(kind, next_place(request.context))) {
       request.context.append(*block);
     } else if (index + 1 < running_.size()) {
       preempt_youngest();
@@ -80,6 +83,14 @@ void Scheduler::make_room(std::size_t index, std::int32_t tokens) {
       return;
     }
   }
+}
+
+// Every request keeps the same share of its ACT blocks on the device, so that all mini-batches leave
+// the link as much to do.
+Place Scheduler::next_place(const ContextBlocks& context) const {
+  const std::int64_t here = host_.gpu_act_blocks, all = here + host_.act_blocks;
+  const bool room = (context.on_gpu() + 1) * all <= (context.count(BlockKind::act) + 1) * here;
+  return here > 0 && room ? Place::gpu : Place::host;
 }
 
 void Scheduler::preempt_youngest() {

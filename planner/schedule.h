@@ -84,7 +84,7 @@ class Scheduler {
     return static_cast<std::int64_t>(resumed_.size() + fresh_.size());
   }
   std::int64_t preemptions() const { return preemptions_; }
-  const HostPools& blocks() const { return blocks_; }
+  const BlockPools& blocks() const { return blocks_; }
 
  private:
   std::int32_t most_blocks(const UnderWay& request) const;
@@ -95,13 +95,14 @@ class Scheduler {
   // must wait for blocks.
   bool schedule(std::size_t index);
   void make_room(std::size_t index, std::int32_t tokens);
+  Place next_place(const ContextBlocks& context) const;
   void preempt_youngest();
   static void go_on(UnderWay& request, const Part& ran, const Outcome* outcome);
 
   const Policy* policy_;
   Allocation host_;
   ScheduleLimits limits_;
-  HostPools blocks_;
+  BlockPools blocks_;
   std::vector<std::unique_ptr<UnderWay>> running_;  // oldest first; older than all that wait
   std::deque<std::unique_ptr<UnderWay>> resumed_;   // gave their blocks back; older than `fresh_`
   std::deque<const Request*> fresh_;

@@ -142,6 +142,29 @@ DeviceLimits choose_device_limits(const ModelShape& shape, DType dtype, const De
   return limits;
 }
 
+Placement place_act_blocks(const ModelShape& shape, DType dtype, const Demand& demand,
+                           const Allocation& host, const BatchOptions& options, Bytes overhead,
+                           Bytes cap) {
+  const double all = static_cast<double>(host.act_blocks) + host.kv_blocks;
+  const std::int64_t wanted = static_cast<std::int64_t>(
+      std::ceil(host.act_blocks / all * static_cast<double>(demand.most_blocks)));
+  // The buffers must hold what a request may have of them, wherever it lies.
+  Allocation everywhere = host;
+  everywhere.act_blocks =
+      static_cast<std::uint32_t>(std::max<std::int64_t>(host.act_blocks, wanted));
+  Placement placement{
+      .host = host,
+      .device = choose_device_limits(shape, dtype, demand, everywhere, options, overhead, cap)};
+  placement.device = with_gpu_act_blocks(shape, dtype, placement.device, overhead, cap, wanted);
+  const std::int64_t here = placement.device.gpu_act_blocks;
+  // A pool without any block is none.
+  const std::int64_t left = std::max<std::int64_t>(wanted - here, host.kv_blocks > 0 ? 0 : 1);
+  placement.host.gpu_act_blocks = static_cast<std::uint32_t>(here);
+  placement.host.act_blocks =
+      static_cast<std::uint32_t>(std::min<std::int64_t>(host.act_blocks, left));
+  return placement;
+}
+
 ScheduleLimits schedule_limits(const Demand& demand, const DeviceLimits& device) {
   return {.max_num_seqs = demand.sequences,
           .prefill_rows = device.max_rows - demand.sequences,

@@ -57,6 +57,16 @@ DeviceLimits choose_device_limits(const ModelShape& shape, DType dtype, const De
                                   const Allocation& host, const BatchOptions& options,
                                   Bytes overhead, Bytes cap);
 
+// What the cap leaves beside `limits` goes to ACT blocks on the device, and so many fewer stand on
+// the host. ACT blocks at all: nothing where the policy wants none.
+struct Placement {
+  Allocation host;
+  DeviceLimits device;
+};
+Placement place_act_blocks(const ModelShape& shape, DType dtype, const Demand& demand,
+                           const Allocation& host, const BatchOptions& options, Bytes overhead,
+                           Bytes cap);
+
 // The limits of schedules and mini-batches that follow.
 ScheduleLimits schedule_limits(const Demand& demand, const DeviceLimits& device);
 PackLimits pack_limits(const BatchOptions& options, const DeviceLimits& device);

@@ -1,6 +1,7 @@
 #include "gpu_executor/cuda/cuda_device.h"
 
 #include <cuda_runtime_api.h>
+#include <nvtx3/nvToolsExt.h>
 #include <spdlog/spdlog.h>
 #include <stdlib.h>
 
@@ -195,6 +196,9 @@ class Opened final : public Device {
   void launch(const ScatterRows& op) override { cuda::scatter_rows(op, compute()); }
   void launch(const Attention& op) override { cuda::attention(op, compute()); }
   void launch(const SampleTokens& op) override { cuda::sample_tokens(op, compute()); }
+
+  void range_push(const char* name) override { nvtxRangePushA(name); }
+  void range_pop() override { nvtxRangePop(); }
 
   std::optional<std::string> failure() override {
     return std::nullopt;

@@ -121,8 +121,8 @@ TEST(Policies, RefuseWhatTheyDoNotKnow) {
   }
 }
 
-TEST(HostPools, GiveTheOtherKindWhereOneIsExhausted) {
-  HostPools blocks(1, 2);
+TEST(BlockPools, GiveTheOtherKindWhereOneIsExhausted) {
+  BlockPools blocks(1, 2);
   EXPECT_EQ(blocks.take(BlockKind::act)->kind, BlockKind::act);
   EXPECT_EQ(blocks.take(BlockKind::act)->kind, BlockKind::kv);
   EXPECT_EQ(blocks.take(BlockKind::kv)->kind, BlockKind::kv);
@@ -130,7 +130,7 @@ TEST(HostPools, GiveTheOtherKindWhereOneIsExhausted) {
 }
 
 TEST(ContextBlocks, GiveEverythingBack) {
-  HostPools host(4, 4);
+  BlockPools host(4, 4);
   ContextBlocks context;
   for (int i = 0; i < 6; ++i) {
     context.append(*host.take(i % 2 == 0 ? BlockKind::act : BlockKind::kv));
