@@ -135,7 +135,8 @@ void Decoder::attention_block(const LayerWeights& weights, const LayerInput& inp
                            .heads = shape_.num_attention_heads,
                            .kv_heads = shape_.num_key_value_heads,
                            .head_dim = shape_.head_dim,
-                           .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim))});
+                           .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
+                           .max_new_tokens = input.max_new_tokens});
 
   hooks.begins(messages::SpanKind::Projection);
   float* sum = norm_before ? input.hidden : floats(normed_);

@@ -44,6 +44,7 @@ struct LayerInput {
   const ContextBlock* blocks;
   const AttentionSequence* sequences;  // (sequence_count)
   std::int32_t kv_move_count, regenerated_move_count, sequence_count;
+  std::int32_t max_new_tokens;  // of one sequence
 };
 
 // What the pipeline is told, and asked to wait for, while a layer is launched.

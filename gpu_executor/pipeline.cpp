@@ -257,7 +257,8 @@ void Pipeline::compute(Running& order, const Visit& visit, const LayerWeights& w
        .sequences = at<AttentionSequence>(table, layer.sequences),
        .kv_move_count = layer.kv_moves,
        .regenerated_move_count = layer.regenerated_moves,
-       .sequence_count = layer.sequence_count},
+       .sequence_count = layer.sequence_count,
+       .max_new_tokens = layer.max_new_tokens},
       {.need =
            [this](Weight weight) {
              tracer_.end();

@@ -80,11 +80,13 @@ LayerTable layer_table(const messages::MiniBatch& batch, const DeviceLimits& lim
   }
   std::vector<AttentionSequence> sequences;
   std::vector<RowMove> kv_moves, regenerated_moves;
+  std::int32_t max_new_tokens = 0;
   for (const messages::Sequence* sequence : *batch.sequences()) {
     sequences.push_back({.first_row = to_int(sequence->first_row()),
                          .new_tokens = to_int(sequence->new_tokens()),
                          .context = to_int(sequence->context()),
                          .first_block = to_int(sequence->first_entry())});
+    max_new_tokens = std::max(max_new_tokens, sequences.back().new_tokens);
     for (std::uint32_t i = 0; i < sequence->new_tokens(); ++i) {
       const std::uint32_t position = sequence->context() + i;
       const ContextBlock& block = blocks[sequence->first_entry() + position / kBlockTokens];
@@ -95,7 +97,8 @@ LayerTable layer_table(const messages::MiniBatch& batch, const DeviceLimits& lim
   }
   LayerTable table{.kv_moves = static_cast<std::int32_t>(kv_moves.size()),
                    .regenerated_moves = static_cast<std::int32_t>(regenerated_moves.size()),
-                   .sequence_count = static_cast<std::int32_t>(sequences.size())};
+                   .sequence_count = static_cast<std::int32_t>(sequences.size()),
+                   .max_new_tokens = max_new_tokens};
   kv_moves.insert(kv_moves.end(), regenerated_moves.begin(), regenerated_moves.end());
   writer.begin_span();
   table.moves = writer.add(kv_moves);

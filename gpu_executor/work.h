@@ -44,6 +44,7 @@ struct LayerTable {
   std::int32_t kv_moves = 0, regenerated_moves = 0;
   std::int64_t sequences = 0;  // (sequence_count)
   std::int32_t sequence_count = 0;
+  std::int32_t max_new_tokens = 0;  // of one sequence
   std::int64_t blocks = 0;  // (entries)
 };
 

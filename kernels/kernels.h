@@ -126,6 +126,8 @@ struct Attention {
   const AttentionSequence* sequences;  // (sequence_count)
   std::int32_t sequence_count, heads, kv_heads, head_dim;
   float scale;
+  // Rows of the longest sequence: the tables lie on the device, and a launch must know its size.
+  std::int32_t max_new_tokens;
 };
 
 // What sampling needs to know of one row of logits.

@@ -3,7 +3,7 @@
 
 #include "kernels/cpu/kernels_cpu.h"
 #include "kernels/cpu/logits.h"
-#include "kernels/cpu/philox.h"
+#include "kernels/philox.h"
 
 namespace poise::cpu {
 namespace {

@@ -9,4 +9,9 @@ void cuda_failed(cudaError_t code, const char* what, std::source_location where)
        cudaGetErrorName(code), where.file_name(), where.line());
 }
 
+void invariant_broken(const char* invariant, std::source_location where) {
+  check(false, invariant, where);
+  __builtin_unreachable();
+}
+
 }  // namespace poise::cuda

@@ -18,4 +18,14 @@ inline void cuda_check(cudaError_t code, const char* what = "a call of the CUDA 
   }
 }
 
+[[noreturn]] void invariant_broken(const char* invariant, std::source_location where);
+
+// `check` of common/trouble.h (Defect) for .cu files, in which the headers behind it do not compile.
+inline void require(bool condition, const char* invariant,
+                    std::source_location where = std::source_location::current()) {
+  if (!condition) [[unlikely]] {
+    invariant_broken(invariant, where);
+  }
+}
+
 }  // namespace poise::cuda

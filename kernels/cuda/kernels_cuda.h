@@ -1,8 +1,16 @@
 #pragma once
-// The operations of kernels/kernels.h on a CUDA stream. Each call queues and returns: nothing is
-// allocated, nothing waited for. Pointers are to device memory, the structs are copied. A row's
-// output has the same bits whatever rows, sequences and blocks stand beside it in a launch. Matrices
-// are row-major. The caller's thread must have the device current. Gemm: kernels/cuda/gemm.h.
+// The operations of kernels/kernels.h on an NVIDIA GPU (compute capability 8.0 and later); what each
+// means is said by its CPU version, and tests/kernels/cuda/ holds them together. Gemm is in gemm.h.
+//
+// A call checks its arguments (Defect), starts one kernel on `stream` and returns; it allocates
+// nothing and waits for nothing. Pointers are device memory, aligned as the device allocates (256
+// bytes) where an array starts. Matrices are row-major. Where the stored type has 16 bits, the
+// rows between operations may have that type too.
+//
+// Bits: what is written for a row depends on that row (its sequence's context included) and on the
+// model's shape alone: not on the rows beside it, their number, where its blocks lie, or whether its
+// prompt came whole, in pieces or token by token. Sums have a fixed order, there are no atomics on
+// floating point, and masses of probability are whole numbers (sample_tokens.cu).
 
 #include <cuda_runtime_api.h>
 
@@ -16,16 +24,19 @@ void embed_tokens(const EmbedTokens& op, cudaStream_t stream);
 void add_positions(const AddPositions& op, cudaStream_t stream);
 void layer_norm(const LayerNorm& op, cudaStream_t stream);
 void convert(const Convert& op, cudaStream_t stream);
+// Rows that are read must not be rows that are written.
 void scatter_rows(const ScatterRows& op, cudaStream_t stream);
+// head_dim ≤ 256; row_dtype is dtype. Of a sequence's last block only the rows of tokens that exist
+// are used. Keys and values of a sequence's own tokens are taken to be finite where a row sees only
+// a part of the sixteen positions around its end (an infinite value there makes the row not a number).
 void attention(const Attention& op, cudaStream_t stream);
 void sample_tokens(const SampleTokens& op, cudaStream_t stream);
 
-// inout[r, c] = residual[r, c] + bias[c], both with row stride `stride`. `residual` may be inout
-// itself, or null: 0; `bias` is of `dtype`, or null: 0.
+// inout[r, c] = residual[r, c] + bias[c]; rows of both are `stride` apart. residual: inout itself,
+// or null: 0. bias: (cols) of `dtype`, or null: 0. What a Gemm with beta = 1 then adds to.
 void add_bias(float* inout, const float* residual, const void* bias, DType dtype, std::int64_t rows,
-              std::int64_t cols, std::int64_t stride, cudaStream_t cuda_stream);
-
-// inout[r, c] = epilogue(inout[r, c])
+              std::int64_t cols, std::int64_t stride, cudaStream_t stream);
+// inout[r, c] = epilogue(inout[r, c]), for a Gemm that cannot do it itself.
 void activate(const Rows& inout, std::int64_t rows, std::int64_t cols, Epilogue epilogue,
               cudaStream_t stream);
 

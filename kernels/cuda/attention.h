@@ -1,0 +1,17 @@
+#pragma once
+// Attention's parts, each in a file of its own so that they compile side by side. The same REQUIRES
+// as `attention` (kernels_cuda.h) each.
+
+#include <cuda_runtime.h>
+
+#include "kernels/kernels.h"
+
+namespace poise::cuda {
+
+// On tensor cores. REQUIRES: head_dim a multiple of 8, slots at multiples of 16 bytes.
+void attend_float16(const Attention& op, cudaStream_t stream);
+void attend_bfloat16(const Attention& op, cudaStream_t stream);
+// Any type and width, in float32 throughout.
+void attend_plainly(const Attention& op, cudaStream_t stream);
+
+}  // namespace poise::cuda

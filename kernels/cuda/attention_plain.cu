@@ -1,0 +1,126 @@
+// Attention for float32, and for heads of a width that tensor cores do not take: a warp to a row of
+// one head. Context passes in tiles of 64 positions cut at multiples of 64, two to a lane. A score is
+// one chain of fused multiply-adds over head_dim, an output one over positions, in order; what a row
+// may not see is left out. Bits follow from positions alone.
+
+#include <limits>
+
+#include "common/units.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/reductions.cuh"
+
+namespace poise::cuda {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int kWarps = 4;
+constexpr int kTile = 64;
+constexpr int kEach = kTile / kWarp;  // positions of a lane: lane, lane + 32
+constexpr int kMostDim = 256;
+constexpr int kColumns = kMostDim / kWarp;  // of a lane: lane, lane + 32, …
+
+template <typename T>
+__global__ void __launch_bounds__(kWarps* kWarp) plain_attention_kernel(const Attention op) {
+  __shared__ float queries[kWarps][kMostDim];
+  const int lane = threadIdx.x % kWarp;
+  const std::int64_t item =
+      std::int64_t{blockIdx.x} * kWarps + static_cast<int>(threadIdx.x) / kWarp;
+  const auto head = static_cast<int>(item % op.heads);
+  const std::int64_t token = item / op.heads % op.max_new_tokens;
+  const std::int64_t sequence_index = item / op.heads / op.max_new_tokens;
+  if (sequence_index >= op.sequence_count) {
+    return;
+  }
+  const AttentionSequence sequence = op.sequences[sequence_index];
+  if (token >= sequence.new_tokens) {
+    return;
+  }
+  const std::int64_t row = ((sequence.first_row + token) * op.heads + head) * op.head_dim;
+  float* q = queries[threadIdx.x / kWarp];
+  for (int d = lane; d < op.head_dim; d += kWarp) {
+    q[d] = to_float(static_cast<const T*>(op.q)[row + d]);
+  }
+  __syncwarp();
+
+  const std::int64_t kv_dim = std::int64_t{op.kv_heads} * op.head_dim;
+  const std::int64_t kv_head = head / (op.heads / op.kv_heads);
+  const auto key_of = [&](int position) {
+    const ContextBlock block = op.blocks[sequence.first_block + position / kBlockTokens];
+    const auto* slots = static_cast<const T*>(block.buffer == 0 ? op.slots[0] : op.slots[1]);
+    return slots +
+           (std::int64_t{block.slot} * kBlockTokens + position % kBlockTokens) * 2 * kv_dim +
+           kv_head * op.head_dim;
+  };
+
+  const int end = sequence.context + static_cast<int>(token) + 1;
+  float maximum = -kInfinity;
+  float denominator = 0;
+  float sums[kColumns] = {};
+  for (int start = 0; start < end; start += kTile) {
+    const int count = min(kTile, end - start);
+    float weights[kEach];
+    float largest = maximum;
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      const int at = e * kWarp + lane;
+      weights[e] = -kInfinity;
+      if (at < count) {
+        const T* key = key_of(start + at);
+        float score = 0;
+        for (int d = 0; d < op.head_dim; ++d) {
+          score = fmaf(q[d], to_float(key[d]), score);
+        }
+        weights[e] = score * op.scale;
+        largest = fmaxf(largest, weights[e]);
+      }
+    }
+    largest = over_warp(largest, Larger());
+    const float shrink = expf(maximum - largest);
+    maximum = largest;
+    float total = 0;
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      weights[e] = e * kWarp + lane < count ? expf(weights[e] - maximum) : 0.0f;
+      total += weights[e];
+    }
+    denominator = fmaf(denominator, shrink, over_warp(total, Add()));
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      sums[c] *= shrink;
+    }
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      for (int source = 0; source < kWarp && e * kWarp + source < count; ++source) {
+        const float weight = __shfl_sync(kAllLanes, weights[e], source);
+        const T* value = key_of(start + e * kWarp + source) + kv_dim;
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          if (c * kWarp + lane < op.head_dim) {
+            sums[c] = fmaf(weight, to_float(value[c * kWarp + lane]), sums[c]);
+          }
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    if (c * kWarp + lane < op.head_dim) {
+      static_cast<T*>(op.out)[row + c * kWarp + lane] = from_float<T>(sums[c] / denominator);
+    }
+  }
+}
+
+}  // namespace
+
+void attend_plainly(const Attention& op, cudaStream_t stream) {
+  with_type(op.dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    const std::int64_t items = std::int64_t{op.sequence_count} * op.max_new_tokens * op.heads;
+    launch("attend", &plain_attention_kernel<T>,
+           {.blocks = ceil_div(items, kWarps), .threads = kWarps * kWarp}, stream, op);
+  });
+}
+
+}  // namespace poise::cuda

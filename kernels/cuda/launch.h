@@ -1,0 +1,45 @@
+#pragma once
+// The one door through which our kernels start. Asynchronous; a launch that CUDA refuses throws
+// Failure with the kernel's name. For .cu files.
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/cuda/check.h"
+
+namespace poise::cuda {
+
+struct Grid {
+  std::int64_t blocks;
+  int threads;
+  std::size_t shared_bytes = 0;  // dynamic; beyond 48 KiB the kernel was allowed to (allow_shared)
+};
+
+// Nothing runs for a grid without blocks. Arguments convert to the kernel's own parameter types.
+template <typename... Parameters>
+void launch(const char* name, void (*kernel)(Parameters...), const Grid& grid, cudaStream_t stream,
+            std::type_identity_t<Parameters>... arguments) {
+  if (grid.blocks <= 0) {
+    return;
+  }
+  require(grid.blocks <= 0x7fffffff, "a grid has less than 2^31 blocks");
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(grid.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(grid.threads));
+  config.dynamicSmemBytes = grid.shared_bytes;
+  config.stream = stream;
+  cuda_check(cudaLaunchKernelEx(&config, kernel, arguments...), name);
+}
+
+// Once for each kernel that uses more than 48 KiB of dynamic shared memory.
+template <typename... Parameters>
+void allow_shared(const char* name, void (*kernel)(Parameters...), std::size_t bytes) {
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(bytes)),
+             name);
+}
+
+}  // namespace poise::cuda
