@@ -1,0 +1,291 @@
+// Attention on the GPU, held to the CPU's, and its bits to themselves.
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "tests/kernels/cuda/on_device.h"
+
+namespace poise::test {
+namespace {
+
+class CudaAttention : public CudaTest {};
+class CudaAttentionBits : public CudaTest {};
+
+struct Heads {
+  std::int32_t heads, kv_heads, dim;
+};
+std::ostream& operator<<(std::ostream& out, const Heads& heads) {
+  return out << heads.heads << " heads on " << heads.kv_heads << " of " << heads.dim;
+}
+
+// One sequence's queries, keys and values, and any number of ways to lay them into slots.
+class Sequence {
+ public:
+  Sequence(Heads heads, std::int32_t tokens, DType dtype, std::uint32_t seed = 1)
+      : heads_(heads),
+        row_(static_cast<std::size_t>(heads.heads * heads.dim)),
+        kv_row_(static_cast<std::size_t>(2 * heads.kv_heads * heads.dim)),
+        q_(dtype, normal_values(seed, static_cast<std::size_t>(tokens) * row_, 2)),
+        kv_(dtype, normal_values(seed + 1, static_cast<std::size_t>(tokens) * kv_row_)) {}
+
+  // Attends tokens [context, end) in pieces, blocks scattered over both buffers in an order of
+  // `placement`; everything that no token owns is not a number.
+  std::vector<float> run(std::int32_t context, std::int32_t end, std::int32_t piece,
+                         std::uint32_t placement) const {
+    const Layout layout = lay_out(end, placement);
+    const StoredOnDevice buffers[2] = {StoredOnDevice(layout.buffers[0]),
+                                       StoredOnDevice(layout.buffers[1])};
+    const OnDevice<ContextBlock> table(layout.table);
+    const StoredOnDevice q(q_);
+    const StoredOnDevice out(
+        Stored(q_.dtype(), std::vector<float>(static_cast<std::size_t>(end) * row_, -7)));
+    std::vector<AttentionSequence> pieces;
+    for (std::int32_t at = context; at < end; at += piece) {
+      pieces.push_back({at, std::min(piece, end - at), at, 0});
+    }
+    const OnDevice<AttentionSequence> sequences(pieces);
+    for (std::size_t p = 0; p < pieces.size(); ++p) {
+      Attention op = operation(q_.dtype(), pieces[p]);
+      op.out = out.get();
+      op.q = q.get();
+      op.slots[0] = buffers[0].get();
+      op.slots[1] = buffers[1].get();
+      op.blocks = table.get();
+      op.sequences = sequences.get() + p;
+      cuda::attention(op, nullptr);
+    }
+    std::vector<float> all = floats_of(out.read());
+    for (std::size_t i = 0; i < static_cast<std::size_t>(context) * row_; ++i) {
+      EXPECT_EQ(all[i], -7) << "a row before the first new one was written";
+    }
+    return {all.begin() + static_cast<std::ptrdiff_t>(context) * static_cast<std::ptrdiff_t>(row_),
+            all.end()};
+  }
+
+  std::vector<float> on_cpu(std::int32_t context, std::int32_t end) const {
+    cpu::Workers workers(2);
+    const Layout layout = lay_out(end, 7);
+    const std::vector<float> q = floats_of(q_);
+    std::vector<float> out(static_cast<std::size_t>(end) * row_);
+    const AttentionSequence sequence{context, end - context, context, 0};
+    Attention op = operation(kv_.dtype(), sequence);
+    op.out = out.data();
+    op.q = q.data();
+    op.row_dtype = DType::float32;
+    op.slots[0] = layout.buffers[0].data();
+    op.slots[1] = layout.buffers[1].data();
+    op.blocks = layout.table.data();
+    op.sequences = &sequence;
+    cpu::attention(op, workers);
+    return {out.begin() + static_cast<std::ptrdiff_t>(context) * static_cast<std::ptrdiff_t>(row_),
+            out.end()};
+  }
+
+  void expect_as_on_cpu(std::int32_t context, std::int32_t end, std::uint32_t placement) const {
+    const std::vector<float> got = run(context, end, end - context, placement);
+    const std::vector<float> want = on_cpu(context, end);
+    // Weights rounded to the stored type, of values |v| < 6, and the output's own rounding (|out| < 6
+    // too); then float32's: a score is a sum of head_dim products of N(0, 2)·N(0, 1) and errs by about
+    // 2·√dim·dim·2⁻²⁴·scale, what it weighs by that share.
+    const bool rounded = kv_.dtype() != DType::float32;
+    const double tolerance = (rounded ? 12 * rounding(kv_.dtype()) : 0) +
+                             6 * (16.0 * heads_.dim + 4.0 * end + 64) * 0x1p-24;
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      ASSERT_NEAR(static_cast<double>(got[i]), static_cast<double>(want[i]), tolerance)
+          << "token " << static_cast<std::size_t>(context) + i / row_ << " at " << i % row_;
+    }
+  }
+
+ private:
+  struct Layout {
+    Stored buffers[2];
+    std::vector<ContextBlock> table;
+  };
+  Layout lay_out(std::int32_t end, std::uint32_t placement) const {
+    const std::int32_t blocks = (end + 15) / 16;
+    std::vector<std::uint32_t> slots(static_cast<std::size_t>(2 * blocks + 3));
+    std::iota(slots.begin(), slots.end(), 0u);
+    std::shuffle(slots.begin(), slots.end(), std::mt19937(placement));
+    const std::size_t slot_numbers = 16 * kv_row_;
+    const std::vector<float> garbage(slots.size() * slot_numbers,
+                                     std::numeric_limits<float>::quiet_NaN());
+    Layout layout{{Stored(kv_.dtype(), garbage), Stored(kv_.dtype(), garbage)}, {}};
+    for (std::size_t b = 0; b < static_cast<std::size_t>(blocks); ++b) {
+      const auto buffer = static_cast<std::uint8_t>((slots[b] + placement) % 2);
+      layout.table.push_back({.slot = slots[b], .buffer = buffer, .unused = {}});
+      for (std::size_t i = 0; i < slot_numbers; ++i) {
+        const std::size_t from = b * slot_numbers + i;
+        if (from < static_cast<std::size_t>(end) * kv_row_) {
+          layout.buffers[buffer].set(slots[b] * slot_numbers + i, kv_[from]);
+        }
+      }
+    }
+    return layout;
+  }
+
+  Attention operation(DType dtype, const AttentionSequence& sequence) const {
+    return {.dtype = dtype,
+            .row_dtype = dtype,
+            .sequence_count = 1,
+            .heads = heads_.heads,
+            .kv_heads = heads_.kv_heads,
+            .head_dim = heads_.dim,
+            .scale = 1.0f / std::sqrt(static_cast<float>(heads_.dim)),
+            .max_new_tokens = sequence.new_tokens};
+  }
+
+  Heads heads_;
+  std::size_t row_, kv_row_;
+  Stored q_;   // (tokens, heads, dim)
+  Stored kv_;  // (tokens, 2, kv_heads, dim)
+};
+
+// Every width that has a kernel of its own, those between them, and those that tensor cores do not
+// take.
+constexpr Heads kHeads[] = {{2, 2, 32},  {3, 3, 64},  {2, 2, 80},  {2, 2, 96}, {1, 1, 128},
+                            {1, 1, 160}, {1, 1, 192}, {1, 1, 256}, {2, 1, 8},  {2, 2, 40},
+                            {1, 1, 104}, {1, 1, 200}, {1, 1, 1},   {3, 1, 20}, {2, 2, 33}};
+
+TEST_F(CudaAttention, OfAPromptIsWhatTheCpuComputes) {
+  for (const Heads heads : kHeads) {
+    for (const DType dtype : kAllTypes) {
+      for (const std::int32_t tokens : {1, 2, 16, 17, 63, 64, 65, 140}) {
+        SCOPED_TRACE(testing::Message() << heads << ", " << tokens << " of " << name_of(dtype));
+        Sequence(heads, tokens, dtype).expect_as_on_cpu(0, tokens, 1);
+      }
+    }
+  }
+}
+
+TEST_F(CudaAttention, OfOneNewTokenSeesItsWholeContext) {
+  for (const DType dtype : kAllTypes) {
+    for (const Heads heads : {Heads{2, 2, 64}, Heads{1, 1, 128}, Heads{1, 1, 256}}) {
+      for (const std::int32_t context : {0, 1, 15, 16, 63, 64, 127, 128, 129, 500, 1100}) {
+        SCOPED_TRACE(testing::Message() << heads << ", " << context << " of " << name_of(dtype));
+        Sequence(heads, context + 1, dtype).expect_as_on_cpu(context, context + 1, 3);
+      }
+    }
+  }
+}
+
+TEST_F(CudaAttention, SharesKeysAmongTheQueryHeadsOfAGroup) {
+  for (const Heads heads : {Heads{8, 2, 16}, Heads{6, 1, 48}, Heads{71, 1, 8}, Heads{4, 2, 128}}) {
+    SCOPED_TRACE(testing::Message() << heads);
+    Sequence(heads, 90, DType::float16).expect_as_on_cpu(0, 90, 2);
+  }
+}
+
+TEST_F(CudaAttention, OfAPieceWithContextIsWhatTheCpuComputes) {
+  for (const DType dtype : kAllTypes) {
+    for (const auto& [context, end] : {std::pair{1, 80}, {63, 66}, {64, 200}, {700, 790}}) {
+      SCOPED_TRACE(testing::Message() << context << " to " << end << " of " << name_of(dtype));
+      Sequence({2, 2, 80}, end, dtype).expect_as_on_cpu(context, end, 4);
+    }
+  }
+}
+
+TEST_F(CudaAttentionBits, AreTheSameInPiecesOfAnySizeAndFromAnySlots) {
+  for (const DType dtype : kAllTypes) {
+    for (const Heads heads : {Heads{2, 2, 64}, Heads{4, 2, 80}, Heads{1, 1, 128}, Heads{2, 1, 72},
+                              Heads{1, 1, 256}, Heads{2, 2, 33}}) {
+      constexpr std::int32_t kTokens = 301;
+      const Sequence sequence(heads, kTokens, dtype);
+      const std::vector<float> whole = sequence.run(0, kTokens, kTokens, 1);
+      std::uint32_t placement = 2;
+      for (const std::int32_t piece : {1, 2, 15, 16, 17, 33, 64, 65, 128, 200}) {
+        EXPECT_TRUE(same_bits(sequence.run(0, kTokens, piece, placement++), whole))
+            << heads << ", " << name_of(dtype) << " in pieces of " << piece;
+      }
+    }
+  }
+}
+
+TEST_F(CudaAttentionBits, OfALateTokenAreTheSameAloneAndInItsPrompt) {
+  constexpr std::int32_t kTokens = 1100;
+  for (const DType dtype : {DType::float16, DType::bfloat16}) {
+    const Sequence sequence({1, 1, 128}, kTokens, dtype, 5);
+    const std::vector<float> prompt = sequence.run(1000, kTokens, 100, 1);
+    for (const std::int32_t token : {1000, 1023, 1024, 1025, 1087, 1088, 1099}) {
+      const std::vector<float> alone = sequence.run(token, token + 1, 1, 6);
+      const auto from = prompt.begin() + (token - 1000) * 128;
+      EXPECT_TRUE(same_bits(alone, std::vector<float>(from, from + 128))) << token;
+    }
+  }
+}
+
+TEST_F(CudaAttentionBits, OfASequenceDoNotDependOnTheOnesBesideIt) {
+  constexpr std::int32_t kDim = 64;
+  constexpr std::size_t kRow = 2 * kDim;
+  // Sequences of many lengths, each in blocks of its own, new tokens last.
+  const std::vector<std::pair<std::int32_t, std::int32_t>> context_and_new = {
+      {0, 1}, {33, 1}, {0, 70}, {128, 5}, {15, 1}, {140, 0}, {16, 16}, {200, 1}};
+  std::vector<ContextBlock> blocks;
+  std::vector<AttentionSequence> sequences;
+  std::int32_t rows = 0;
+  for (const auto& [context, fresh] : context_and_new) {
+    sequences.push_back({rows, fresh, context, static_cast<std::int32_t>(blocks.size())});
+    for (std::int32_t b = 0; b < (context + fresh + 15) / 16; ++b) {
+      blocks.push_back(
+          {.slot = static_cast<std::uint32_t>(blocks.size()), .buffer = 0, .unused = {}});
+    }
+    rows += fresh;
+  }
+  for (const DType dtype : kAllTypes) {
+    const std::size_t numbers = static_cast<std::size_t>(rows) * kRow;
+    const StoredOnDevice q(Stored(dtype, normal_values(1, numbers)));
+    const StoredOnDevice slots(Stored(dtype, normal_values(2, blocks.size() * 16 * 2 * kRow)));
+    const OnDevice<ContextBlock> table(blocks);
+    const OnDevice<AttentionSequence> all(sequences);
+    const Stored nothing(dtype, std::vector<float>(numbers, -7));
+    const auto attend = [&](const StoredOnDevice& out, std::size_t first, std::int32_t count,
+                            std::int32_t longest) {
+      cuda::attention({.out = out.get(),
+                       .q = q.get(),
+                       .slots = {slots.get(), nullptr},
+                       .dtype = dtype,
+                       .row_dtype = dtype,
+                       .blocks = table.get(),
+                       .sequences = all.get() + first,
+                       .sequence_count = count,
+                       .heads = 2,
+                       .kv_heads = 2,
+                       .head_dim = kDim,
+                       .scale = 0.2f,
+                       .max_new_tokens = longest},
+                      nullptr);
+    };
+    const StoredOnDevice together(nothing);
+    attend(together, 0, static_cast<std::int32_t>(sequences.size()), 70);
+    const StoredOnDevice apart(nothing);
+    for (std::size_t s = 0; s < sequences.size(); ++s) {
+      attend(apart, s, 1, sequences[s].new_tokens);
+    }
+    EXPECT_TRUE(together.read() == apart.read()) << name_of(dtype);
+  }
+}
+
+TEST_F(CudaAttention, OfNothingLaunchesNothing) {
+  cuda::attention({.sequence_count = 0, .heads = 2, .kv_heads = 2, .head_dim = 64}, nullptr);
+  cuda::cuda_check(cudaDeviceSynchronize(), "nothing");
+}
+
+TEST_F(CudaAttention, ChecksItsShapes) {
+  Attention op{.dtype = DType::float16,
+               .row_dtype = DType::float16,
+               .sequence_count = 1,
+               .heads = 3,
+               .kv_heads = 2,
+               .head_dim = 64,
+               .max_new_tokens = 1};
+  EXPECT_ANY_THROW(cuda::attention(op, nullptr));
+  op.heads = 4;
+  op.head_dim = 264;
+  EXPECT_ANY_THROW(cuda::attention(op, nullptr));
+  op.head_dim = 64;
+  op.row_dtype = DType::float32;
+  EXPECT_ANY_THROW(cuda::attention(op, nullptr));
+}
+
+}  // namespace
+}  // namespace poise::test
