@@ -238,9 +238,9 @@ TEST_F(OrderCheckTest, ALoadOfBlocksBeyondThePool) {
     decode_ = again();
     BlockRun& run = load(kind);
     run = BlockRun(kind, Place::Host, 1, 1, kind == Kind::Kv ? 50 : 40, run.first_slot());
-    EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("the pool has"));
+    EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("the Host pool has"));
     run = BlockRun(kind, Place::Host, 1, 2, 0xffffffff, run.first_slot());
-    EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("the pool has"));
+    EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("the Host pool has"));
   }
 }
 
@@ -270,14 +270,22 @@ TEST_F(OrderCheckTest, TwoLoadsIntoOneSlot) {
   expect_refused("which another load fills");
 }
 
-TEST_F(OrderCheckTest, BlocksOfNoKindOrKeptOnTheDevice) {
+TEST_F(OrderCheckTest, BlocksOfNoKindOrOfNoPlaceOrBeyondTheDevicesOwn) {
   BlockRun& run = load(Kind::Kv);
   run = BlockRun(static_cast<Kind>(2), Place::Host, 16, 1, 1, 1);
   expect_refused("block kind 2, which is none");
   decode_ = again();
   load(Kind::Kv) = BlockRun(Kind::Kv, Place::Gpu, 16, 1, 1, 1);
   decode_.tables.iteration = 3;
-  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("none are configured"));
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("only ACT blocks stay there"));
+  load(Kind::Kv) = BlockRun(Kind::Kv, static_cast<Place>(2), 16, 1, 1, 1);
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("place 2, which is none"));
+  decode_ = again();
+  decode_.tables.iteration = 4;
+  const BlockRun act = load(Kind::Act);
+  load(Kind::Act) = BlockRun(Kind::Act, Place::Gpu, act.tail_tokens(), act.count(),
+                             act.first_block(), act.first_slot());
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("the Gpu pool has 0"));
 }
 
 // ---- regeneration
@@ -382,7 +390,8 @@ TEST_F(OrderCheckTest, AStoreBeyondItsBlockItsRowsOrThePool) {
   refused(Store(kind, Place::Host, 8, 1, 2, right.block()), "1 rows from 2, there are 2");
   refused(Store(kind, Place::Host, 8, 1, 0xffffffff, right.block()), "from 4294967295");
   refused(Store(kind, Place::Host, right.token(), 1, 0, 50), "goes to");
-  refused(Store(kind, Place::Gpu, right.token(), 1, 0, right.block()), "none are configured");
+  refused(Store(kind, Place::Gpu, right.token(), 1, 0, right.block()),
+          kind == Kind::Kv ? "only ACT blocks stay there" : "the Gpu pool has 0");
   refused(Store(static_cast<Kind>(77), Place::Host, 8, 1, 0, 1), "block kind 77");
 }
 

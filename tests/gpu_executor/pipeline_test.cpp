@@ -231,6 +231,22 @@ TEST_P(SameBits, WhereverTheWeightsAre) {
   }
 }
 
+TEST_P(SameBits, WhereverTheActBlocksAre) {
+  for (const std::int32_t here : {1, 5, 64}) {
+    for (const std::uint64_t seed : {1, 2, 3}) {
+      Setting setting;
+      setting.limits.gpu_act_blocks = here;
+      setting.device.jitter = seed;
+      setting.hold = seed == 2;
+      Plan plan = plan_;
+      plan.kind = seed == 3 ? all_act : mixed;
+      plan.chunk = 7;
+      plan.chunks_at_once = 2;
+      expect_same(plan, setting);
+    }
+  }
+}
+
 TEST_P(SameBits, HoweverManyThreadsAndLogitsRows) {
   for (const int threads : {1, 2, 3}) {
     Setting setting;

@@ -53,6 +53,9 @@ class SmallPlanner {
       std::iota(free.rbegin(), free.rend(), 0u);
       shuffle(free);
     }
+    free_here_.resize(static_cast<std::size_t>(limits.gpu_act_blocks));
+    std::iota(free_here_.rbegin(), free_here_.rend(), 0u);
+    shuffle(free_here_);
     context_.resize(plan.sequences.size());
     blocks_.resize(plan.sequences.size());
   }
@@ -77,8 +80,17 @@ class SmallPlanner {
  private:
   struct Block {
     BlockKind kind;
+    messages::Place place;
     std::uint32_t number;
   };
+
+  // ACT blocks lie on the device in turn with the host, as long as it has some.
+  Block take_block(std::uint32_t request, std::uint32_t j) {
+    const BlockKind kind = plan_.kind(request, j);
+    const bool here = kind == BlockKind::act && (request + j) % 2 == 0 && !free_here_.empty();
+    return {kind, here ? messages::Place::Gpu : messages::Place::Host,
+            take(here ? free_here_ : free_[static_cast<std::size_t>(kind)])};
+  }
 
   void shuffle(std::vector<std::uint32_t>& numbers) {
     if (plan_.seed != 0) {
@@ -161,8 +173,7 @@ class SmallPlanner {
     const std::uint32_t end = part.context + part.count;
     for (std::uint32_t j = 0; j * kBlockTokens < end; ++j) {
       if (j == blocks.size()) {
-        const BlockKind kind = plan_.kind(part.request, j);
-        blocks.push_back({kind, take(free_[static_cast<std::size_t>(kind)])});
+        blocks.push_back(take_block(part.request, j));
       }
       const Block& block = blocks[j];
       const bool kv = block.kind == BlockKind::kv;
@@ -172,36 +183,37 @@ class SmallPlanner {
       const std::uint32_t old_rows =
           std::min<std::uint32_t>(part.context - std::min(part.context, start), kBlockTokens);
       if (old_rows > 0) {
-        add_load(batch, kind, block.number, slot, static_cast<std::uint16_t>(old_rows));
+        add_load(batch, block, slot, static_cast<std::uint16_t>(old_rows));
         if (!kv) {
           batch.regenerate.emplace_back(slot, 1);
         }
       }
       batch.entries.emplace_back(kv ? messages::Where::LoadedKv : messages::Where::RegeneratedKv,
-                                 kind, messages::Place::Host, 0, slot, block.number);
+                                 kind, block.place, 0, slot, block.number);
       const std::uint32_t until = std::min<std::uint32_t>(end - start, kBlockTokens);
       if (until > old_rows) {
         batch.stores.emplace_back(
-            kind, messages::Place::Host, static_cast<std::uint16_t>(old_rows), until - old_rows,
+            kind, block.place, static_cast<std::uint16_t>(old_rows), until - old_rows,
             batch.sequences.back().first_row() + start + old_rows - part.context, block.number);
       }
     }
   }
 
   // Joins the run before, where blocks and slots are neighbours.
-  static void add_load(messages::MiniBatchT& batch, messages::Kind kind, std::uint32_t block,
-                       std::uint32_t slot, std::uint16_t tokens) {
+  static void add_load(messages::MiniBatchT& batch, const Block& block, std::uint32_t slot,
+                       std::uint16_t tokens) {
+    const auto kind = static_cast<messages::Kind>(block.kind);
     if (!batch.loads.empty()) {
       const messages::BlockRun last = batch.loads.back();
-      if (last.kind() == kind && last.tail_tokens() == kBlockTokens &&
-          last.first_block() + last.count() == block && last.first_slot() + last.count() == slot) {
-        batch.loads.back() =
-            messages::BlockRun(kind, messages::Place::Host, tokens, last.count() + 1,
-                               last.first_block(), last.first_slot());
+      if (last.kind() == kind && last.place() == block.place &&
+          last.tail_tokens() == kBlockTokens && last.first_block() + last.count() == block.number &&
+          last.first_slot() + last.count() == slot) {
+        batch.loads.back() = messages::BlockRun(kind, block.place, tokens, last.count() + 1,
+                                                last.first_block(), last.first_slot());
         return;
       }
     }
-    batch.loads.emplace_back(kind, messages::Place::Host, tokens, 1, block, slot);
+    batch.loads.emplace_back(kind, block.place, tokens, 1, block.number, slot);
   }
 
   // Each streamed layer is fetched while the streamed layer before it computes.
@@ -246,8 +258,9 @@ class SmallPlanner {
   const WeightLayout& layout_;
   const DeviceLimits& limits_;
   std::mt19937 random_;
-  std::vector<std::uint32_t> free_[2];  // blocks, by kind
-  std::vector<std::uint32_t> context_;  // by request
+  std::vector<std::uint32_t> free_[2];    // blocks on the host, by kind
+  std::vector<std::uint32_t> free_here_;  // ACT blocks on the device
+  std::vector<std::uint32_t> context_;    // by request
   std::vector<std::vector<Block>> blocks_;
   std::uint64_t iteration_ = 0;
 };

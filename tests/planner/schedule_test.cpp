@@ -190,6 +190,10 @@ TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
         setting.host = {.act_blocks = act, .kv_blocks = pool - act};
       }
     }
+    if (setting.host.act_blocks > 0 && random() % 2 == 0) {  // some of them on the device
+      setting.host.gpu_act_blocks = static_cast<std::uint32_t>(random()) % setting.host.act_blocks;
+      setting.host.act_blocks -= setting.host.gpu_act_blocks;
+    }
     setting.schedule = {.max_num_seqs = 1 + one_of(20),
                         .prefill_rows = 1 + one_of(150),
                         .sequence_rows = 1 + one_of(60)};
@@ -205,6 +209,26 @@ TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
   // The cases above are worth nothing if they never come to the hard part.
   EXPECT_GT(preemptions, 50);
   EXPECT_GT(hybrids, 20);
+}
+
+TEST(Schedule, EveryRequestHasTheSameShareOfItsActBlocksOnTheDevice) {
+  const auto policy = make_policy("act-only", {});
+  const Allocation host{.act_blocks = 90, .kv_blocks = 0, .gpu_act_blocks = 30};
+  Scheduler scheduler(*policy, host,
+                      {.max_num_seqs = 4, .prefill_rows = 4000, .sequence_rows = 4000});
+  std::vector<Request> requests;
+  for (std::uint32_t id = 1; id <= 4; ++id) {
+    requests.push_back(request(id, std::vector<TokenId>(16 * 7 * id, 1), 8));
+  }
+  for (const Request& r : requests) {
+    scheduler.add(r);
+  }
+  const auto parts = scheduler.next();
+  ASSERT_EQ(parts.size(), 4u);
+  for (const Part& part : parts) {
+    const ContextBlocks& context = part.request->context;
+    EXPECT_NEAR(context.on_gpu(), context.size() / 4.0, 1);
+  }
 }
 
 TEST(Schedule, ManyRequestsOnAPoolForOneAllEnd) {

@@ -157,6 +157,43 @@ TEST(DeviceBuffers, ShrinkUntilTheyFitAndHoldTheLargestRequestAlways) {
   EXPECT_LT(rows_before, with_cap(kGiB).max_mini_batch_rows);
 }
 
+TEST(ActBlocksOnTheDevice, TakeWhatTheCapLeavesAndTheHostHasSoManyFewer) {
+  std::vector<Request> requests;
+  for (std::uint32_t i = 1; i <= 64; ++i) {
+    requests.push_back(request(i, 200 + i, 300));
+  }
+  const Demand of = demand(requests, 64);
+  const auto all = static_cast<std::uint32_t>(of.most_blocks);
+  const Bytes overhead = kMiB;
+  std::int32_t here_before = 0;
+  for (Bytes cap = kMiB * 24; cap <= kMiB * 512; cap = cap * 2) {
+    const auto [host, device] = place_act_blocks(
+        small_shape(), DType::float32, of, {.act_blocks = all, .kv_blocks = 0}, {}, overhead, cap);
+    EXPECT_LE(plan_device_memory(small_shape(), DType::float32, device, overhead).total, cap);
+    EXPECT_EQ(host.gpu_act_blocks, static_cast<std::uint32_t>(device.gpu_act_blocks));
+    EXPECT_EQ(host.act_blocks, std::max(1u, all - host.gpu_act_blocks)) << "a pool has a block";
+    EXPECT_GE(device.gpu_act_blocks, here_before);
+    if (device.gpu_act_blocks < static_cast<std::int32_t>(all)) {  // not one more would fit
+      DeviceLimits more = device;
+      ++more.gpu_act_blocks;
+      EXPECT_GT(
+          plan_device_memory(small_shape(), DType::float32, more, overhead).total + Bytes{512},
+          cap);
+    }
+    here_before = device.gpu_act_blocks;
+  }
+  EXPECT_EQ(here_before, static_cast<std::int32_t>(all));
+}
+
+TEST(ActBlocksOnTheDevice, AreNoneWhereThePolicyWantsNone) {
+  const std::vector<Request> requests{request(1, 20, 10)};
+  const auto [host, device] =
+      place_act_blocks(small_shape(), DType::float32, demand(requests, 4),
+                       {.act_blocks = 0, .kv_blocks = 2}, {}, Bytes{0}, kGiB);
+  EXPECT_EQ(host, (Allocation{.act_blocks = 0, .kv_blocks = 2}));
+  EXPECT_EQ(device.gpu_act_blocks, 0);
+}
+
 TEST(DeviceBuffers, ResidentLayersAreThePolicysWhereItSaysSo) {
   const std::vector<Request> requests{request(1, 20, 10)};
   const DeviceLimits limits = choose_device_limits(

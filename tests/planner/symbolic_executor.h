@@ -42,8 +42,9 @@ class SymbolicExecutor {
  public:
   SymbolicExecutor(const Allocation& host, const PackLimits& limits, std::int32_t max_rows)
       : limits_(limits), max_rows_(max_rows) {
-    host_[kAct].resize(host.act_blocks);
-    host_[kKv].resize(host.kv_blocks);
+    pools_[kAct].resize(host.act_blocks);
+    pools_[kKv].resize(host.kv_blocks);
+    pools_[kActHere].resize(host.gpu_act_blocks);
   }
 
   // One decoder layer stands for all: tables are the same for each. By request id.
@@ -57,7 +58,7 @@ class SymbolicExecutor {
       EXPECT_EQ(batch.id, i);
       rows += static_cast<std::int64_t>(batch.tokens.size());
       for (const auto& entry : batch.entries) {
-        EXPECT_TRUE(blocks.emplace(static_cast<int>(entry.kind()), entry.block()).second)
+        EXPECT_TRUE(blocks.emplace(pool_of(entry), entry.block()).second)
             << "two sequences share block " << entry.block();
       }
       for (const auto& sequence : batch.sequences) {
@@ -82,6 +83,16 @@ class SymbolicExecutor {
   using Block = std::array<std::optional<Row>, kBlockTokens>;
   static constexpr int kKv = static_cast<int>(messages::Kind::Kv);
   static constexpr int kAct = static_cast<int>(messages::Kind::Act);
+  static constexpr int kActHere = 2;  // on the device
+
+  template <typename Named>
+  static int pool_of(const Named& named) {
+    if (named.place() == messages::Place::Host) {
+      return static_cast<int>(named.kind());
+    }
+    EXPECT_EQ(named.kind(), messages::Kind::Act) << "only ACT blocks stay on the device";
+    return kActHere;
+  }
 
   struct Buffers {
     std::vector<Block> slots[2];  // loaded: KV buffer, ACT buffer
@@ -116,12 +127,11 @@ class SymbolicExecutor {
     buffers.made.resize(static_cast<std::size_t>(limits_.act_slots));
     for (const auto& run : batch.loads) {
       const int kind = static_cast<int>(run.kind());
-      EXPECT_EQ(run.place(), messages::Place::Host);
       EXPECT_TRUE(run.count() > 0 && run.tail_tokens() >= 1 && run.tail_tokens() <= kBlockTokens);
       ++load_runs_;
       for (std::uint32_t i = 0; i < run.count(); ++i) {
         const std::size_t slot = run.first_slot() + i;
-        const Block& from = host_[kind].at(run.first_block() + i);
+        const Block& from = pools_[pool_of(run)].at(run.first_block() + i);
         EXPECT_FALSE(buffers.filled[kind].at(slot)) << "two loads into one slot";
         buffers.filled[kind][slot] = true;
         const std::uint32_t tokens = i + 1 == run.count() ? run.tail_tokens() : kBlockTokens;
@@ -193,12 +203,11 @@ class SymbolicExecutor {
         const std::uint32_t position = sequence.context() + i;
         const auto& entry = batch.entries.at(sequence.first_entry() + position / kBlockTokens);
         const std::uint32_t row = sequence.first_row() + i;
-        wanted[row] = {static_cast<int>(entry.kind()), entry.block(), position % kBlockTokens,
+        wanted[row] = {pool_of(entry), entry.block(), position % kBlockTokens,
                        Row{sequence.request(), position, batch.tokens.at(row)}};
       }
     }
     for (const auto& store : batch.stores) {
-      EXPECT_EQ(store.place(), messages::Place::Host);
       EXPECT_TRUE(store.count() > 0 && store.token() + store.count() <= kBlockTokens);
       for (std::uint32_t i = 0; i < store.count(); ++i) {
         const auto found = wanted.find(store.row() + i);
@@ -206,11 +215,11 @@ class SymbolicExecutor {
           ADD_FAILURE() << "a row is stored twice, or is none";
           continue;
         }
-        const auto& [kind, block, token, row] = found->second;
-        EXPECT_EQ(kind, static_cast<int>(store.kind()));
+        const auto& [pool, block, token, row] = found->second;
+        EXPECT_EQ(pool, pool_of(store));
         EXPECT_EQ(block, store.block());
         EXPECT_EQ(token, store.token() + i);
-        host_[kind].at(block)[token] = row;
+        pools_[pool].at(block)[token] = row;
         wanted.erase(found);
       }
     }
@@ -251,7 +260,7 @@ class SymbolicExecutor {
 
   PackLimits limits_;
   std::int32_t max_rows_;
-  std::vector<Block> host_[2];
+  std::vector<Block> pools_[3];
   std::int64_t loaded_tokens_ = 0;
   std::int64_t load_runs_ = 0;
 };
