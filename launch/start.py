@@ -14,13 +14,14 @@ if sys.version_info < (3, 11):
     )
     sys.exit(2)
 
-# A closed stdin, stdout or stderr must not become somebody's file.
+# A closed stdin, stdout or stderr must not become somebody's file, nor that of a program we turn into.
 for number, name in enumerate(("stdin", "stdout", "stderr")):
     if getattr(sys, name) is None:
         descriptor = os.open(os.devnull, os.O_RDWR)
         if descriptor != number:
             os.dup2(descriptor, number)
             os.close(descriptor)
+        os.set_inheritable(number, True)
         setattr(sys, name, open(number, "r" if number == 0 else "w"))
 
 sys.path[0] = os.path.dirname(os.path.abspath(__file__))

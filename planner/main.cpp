@@ -1,9 +1,12 @@
 #include <fmt/core.h>
 
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <system_error>
 
 #include "common/json_file.h"
 #include "common/model_config.h"
@@ -28,22 +31,18 @@ Exit run(RunOptions options) {
   return planner.outcome();
 }
 
-Exit run(const InspectOptions& options) {
-  inspect(options, stdout);
-  return Exit::done;
-}
+void print(const InspectOptions& options) { inspect(options, stdout); }
 
-Exit run(const ValidateOptions& options) {
+void print(const ValidateOptions& options) {
   const RunInput input = read_run_input(options.input);
   for (const RequestError& error : input.requests.errors) {
     fmt::print("line {}: {}\n", error.line.n, error.message);
   }
   fmt::print("{} requests, {} lines that are none\n", input.requests.requests.size(),
              input.requests.errors.size());
-  return Exit::done;
 }
 
-Exit run(const EncodeOptions& options) {
+void print(const EncodeOptions& options) {
   const ModelConfig model = read_model_config(options.model);
   const Tokenizer tokenizer = Tokenizer::load(options.model, model.shape.vocab_size);
   for (std::string line; std::getline(std::cin, line);) {
@@ -54,10 +53,9 @@ Exit run(const EncodeOptions& options) {
     fmt::print("{}\n", nlohmann::json(tokenizer.encode(text.get<std::string>())).dump());
     std::fflush(stdout);  // whoever asks may wait for it
   }
-  return Exit::done;
 }
 
-Exit run(const PoliciesOptions& options) {
+void print(const PoliciesOptions& options) {
   for (const PolicyEntry& entry : policies()) {
     if (options.json) {
       const nlohmann::ordered_json line{
@@ -67,11 +65,29 @@ Exit run(const PoliciesOptions& options) {
       fmt::print("{:<10} {} [{}]\n", entry.name, entry.description, entry.source);
     }
   }
-  return Exit::done;
 }
 
-Exit run(const HelpOptions& options) {
-  fmt::print("{}\n", options.text);
+void print(const HelpOptions& options) { fmt::print("{}\n", options.text); }
+
+// The other commands are what they print. Whoever closes the pipe has seen enough; an output that
+// takes no more is said.
+template <typename Command>
+Exit run(const Command& command) {
+  std::signal(SIGPIPE, SIG_IGN);
+  try {
+    print(command);
+    if (std::fflush(stdout) != 0) {
+      throw std::system_error(errno, std::generic_category());
+    }
+  } catch (const std::system_error& problem) {
+    if (std::ferror(stdout) == 0) {
+      throw;
+    }
+    if (problem.code().value() != EPIPE) {
+      fail(Exit::busy, "what was asked for cannot be written: {}",
+           std::generic_category().message(problem.code().value()));
+    }
+  }
   return Exit::done;
 }
 

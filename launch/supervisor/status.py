@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -118,5 +117,4 @@ def inspect(words):
         raise Refusal(f"{shown(path)}: {'not a file of orders' if path.exists() else 'no such file or directory'}")
     tool = str(program(PLANNER))
     arguments = [tool, "inspect", str(path)] + (["--json"] if given.json else [])
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `poise inspect … | head` is no trouble
     os.execv(tool, arguments)
