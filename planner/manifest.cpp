@@ -17,10 +17,10 @@ constexpr const char* kName = "manifest.json";
 constexpr std::int64_t kVersion = 1;
 constexpr JsonLimits kLimits{kMiB, 8};
 constexpr Bytes kLargestTextFile = kGiB;
-constexpr const char* kTextFiles[] = {
-    "tokenizer.json",        "vocab.json",        "merges.txt",
-    "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json",
-    "generation_config.json"};
+constexpr const char* kTokenizerFiles[] = {"tokenizer.json",    "vocab.json",
+                                           "merges.txt",        "tokenizer_config.json",
+                                           "added_tokens.json", "special_tokens_map.json"};
+constexpr const char* kGenerationConfig[] = {"generation_config.json"};
 
 std::string text_of(const JsonObject& object, const char* name) {
   const auto value = object.string(name);
@@ -30,13 +30,21 @@ std::string text_of(const JsonObject& object, const char* name) {
   return *value;
 }
 
-std::string value_of(const std::map<std::string, std::string>& options, const std::string& name) {
-  const auto found = options.find(name);
-  return found == options.end() ? "not given" : shown(found->second);
-}
-
 // Enough of a digest to tell two apart.
 std::string short_digest(const std::string& digest) { return shown(digest.substr(0, 12)); }
+
+bool is_digest(const std::string& value) {
+  return value.size() == 64 && value.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+std::string value_of(const std::map<std::string, std::string>& options, const std::string& name) {
+  const auto found = options.find(name);
+  if (found == options.end()) {
+    return "not given";
+  }
+  return is_digest(found->second) ? "SHA-256 " + short_digest(found->second) + "…"
+                                  : shown(found->second);
+}
 
 std::vector<std::string> differences(const Manifest& then, const Manifest& now) {
   std::vector<std::string> all;
@@ -60,28 +68,37 @@ std::vector<std::string> differences(const Manifest& then, const Manifest& now) 
   for (const std::string& name : names) {
     const std::string before = value_of(then.options, name), after = value_of(now.options, name);
     if (before != after) {
-      all.push_back(fmt::format("another {} ({}, now {})", shown(name), before, after));
+      all.push_back(fmt::format("{} {} ({}, now {})", name.ends_with("files") ? "other" : "another",
+                                shown(name), before, after));
     }
   }
   return all;
 }
 
-}  // namespace
-
-std::string text_files_digest(const std::filesystem::path& model_directory) {
+std::string digest_of(const std::filesystem::path& directory, std::span<const char* const> names) {
   Sha256 digest;
   const auto add = [&](std::string_view text) {
     digest.update(std::as_bytes(std::span(text.data(), text.size())));
   };
-  for (const char* name : kTextFiles) {
+  for (const char* name : names) {
     std::error_code none;
-    if (std::filesystem::exists(model_directory / name, none)) {
-      const std::string text = read_text_file(model_directory / name, kLargestTextFile);
+    if (std::filesystem::exists(directory / name, none)) {
+      const std::string text = read_text_file(directory / name, kLargestTextFile);
       add(fmt::format("{} {}\n", name, text.size()));
       add(text);
     }
   }
   return to_hex(digest.finish());
+}
+
+}  // namespace
+
+std::string tokenizer_files_digest(const std::filesystem::path& model_directory) {
+  return digest_of(model_directory, kTokenizerFiles);
+}
+
+std::string generation_config_digest(const std::filesystem::path& model_directory) {
+  return digest_of(model_directory, kGenerationConfig);
 }
 
 std::optional<Manifest> read_manifest(const std::filesystem::path& run_dir) {

@@ -20,9 +20,10 @@ struct Manifest {
   friend bool operator==(const Manifest&, const Manifest&) = default;
 };
 
-// A digest of the files of a model directory that its fingerprint does not cover and that change
-// answers: the tokenizer's and generation_config.json. Absent ones count as absent.
-std::string text_files_digest(const std::filesystem::path& model_directory);
+// Digests of the files of a model directory that its fingerprint does not cover and that change
+// answers, in hex. Absent ones count as absent.
+std::string tokenizer_files_digest(const std::filesystem::path& model_directory);
+std::string generation_config_digest(const std::filesystem::path& model_directory);
 
 // Nothing where the directory has none; fails where it is damaged.
 std::optional<Manifest> read_manifest(const std::filesystem::path& run_dir);

@@ -77,7 +77,11 @@ void Planner::open_results_and_take_stock() {
                    {"--max-model-len", input.max_model_len ? std::to_string(*input.max_model_len)
                                                            : std::string("the model's")},
                    {"--served-model-name", options_.served_model_name},
-                   {"--skip-tokenizer-init", input.skip_tokenizer_init ? "yes" : "no"}}},
+                   {"--skip-tokenizer-init", input.skip_tokenizer_init ? "yes" : "no"},
+                   {"tokenizer files", input.skip_tokenizer_init
+                                           ? std::string("not read")
+                                           : tokenizer_files_digest(input.model)},
+                   {"generation_config.json", generation_config_digest(input.model)}}},
       input_lines_);
   if (!results_) {
     spdlog::info("the run is finished already");

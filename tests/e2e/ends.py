@@ -198,6 +198,15 @@ def another_input_model_or_option_does_not_resume_a_run(workspace):
     os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
     words = workspace.run_words(requests, output, "--resume", model=model)
     refused(workspace, words, 76, "another model")
+    model = workspace / "model with another tokenizer"
+    shutil.copytree(DEMO_MODEL, model)
+    words = workspace.run_words(requests, output, "--resume", model=model)
+    text = (model / "tokenizer.json").read_text()
+    (model / "tokenizer.json").write_text(text + "\n")  # means the same: we do not judge that
+    refused(workspace, words, 76, "other tokenizer files", "SHA-256")
+    (model / "tokenizer.json").write_text(text)
+    (model / "generation_config.json").write_text('{"eos_token_id": 5}')
+    refused(workspace, words, 76, "another generation_config.json")
     workspace.run(requests, output, "--resume").expect(0)
 
 

@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <set>
+#include <utility>
 
 #include "planner/manifest.h"
 #include "planner/result_line.h"
@@ -305,22 +307,36 @@ TEST(Manifest, ReadsBackAndIsRefusedWhenDamaged) {
 
 TEST(Manifest, TheTextFilesOfAModelAreToldApart) {
   const ScratchDirectory model;
-  std::vector<std::string> seen{text_files_digest(model.path())};
-  const auto is_new = [&] {
-    const std::string digest = text_files_digest(model.path());
-    const bool fresh = std::ranges::find(seen, digest) == seen.end();
-    seen.push_back(digest);
-    return fresh;
+  const auto both = [&] {
+    return std::pair(tokenizer_files_digest(model.path()), generation_config_digest(model.path()));
   };
+  std::set<std::string> seen{both().first};
+  const std::string no_generation_config = both().second;
   for (const char* name : {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
-                           "special_tokens_map.json", "generation_config.json"}) {
+                           "added_tokens.json", "special_tokens_map.json"}) {
     model.write(name, "");
-    EXPECT_TRUE(is_new()) << name;
+    EXPECT_TRUE(seen.insert(both().first).second) << name;
     model.write(name, "x");
-    EXPECT_TRUE(is_new()) << name;
+    EXPECT_TRUE(seen.insert(both().first).second) << name;
   }
   model.write("README.md", "x");
-  EXPECT_FALSE(is_new());
+  EXPECT_FALSE(seen.insert(both().first).second);
+  EXPECT_EQ(both().second, no_generation_config);
+  model.write("generation_config.json", "{}");
+  EXPECT_FALSE(seen.insert(both().first).second);
+  EXPECT_NE(both().second, no_generation_config);
+}
+
+TEST(RunDirectory, OtherFilesOfTheModelAreRefusedByName) {
+  const ScratchDirectory run;
+  Manifest then = kManifest;
+  then.options["tokenizer files"] = std::string(64, 'a');
+  Manifest now = then;
+  now.options["tokenizer files"] = std::string(64, 'b');
+  const auto refusal = complaint([&] { check_same_run(run.path(), then, now); });
+  EXPECT_EQ(refusal.code, Exit::foreign);
+  EXPECT_THAT(refusal.sentence, HasSubstr("other tokenizer files (SHA-256 aaaaaaaaaaaa…, now "
+                                          "SHA-256 bbbbbbbbbbbb…)"));
 }
 
 TEST(RunDirectory, ADamagedPublicationIsSaid) {
