@@ -1,5 +1,6 @@
 """Looks at options and files before anything starts, so that what cannot work is refused at once, in one line."""
 
+import errno
 import os
 import resource
 import stat
@@ -24,12 +25,38 @@ def check_limits():
         resource.setrlimit(resource.RLIMIT_NOFILE, (FEWEST_FILES, hard))
 
 
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def kind_of(mode):
+    """What a file is that is no regular one; None for those that are. As common/regular_file.cpp says it."""
+    return None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "something else")
+
+
 def check_model(model):
     if not os.path.isdir(model):
         hint = ": a directory is wanted (a name on the hub has to be downloaded first)"
         raise Refusal(f"--model {shown(model)}: {'not a directory' if os.path.lexists(model) else 'not there'}{hint}")
-    if not os.path.isfile(os.path.join(model, "config.json")):
+    config = os.path.join(model, "config.json")
+    if not os.path.lexists(config):
         raise Refusal(f"--model {shown(model)}: no config.json in it, so it is not a HuggingFace model directory")
+    try:
+        kind = kind_of(os.stat(config).st_mode)
+    except OSError as problem:
+        kind = {
+            errno.ELOOP: "a symbolic link that leads back to itself",
+            errno.ENOENT: "a symbolic link to a file that is not there (fetch the model again)",
+        }.get(problem.errno)
+        if kind is None:
+            raise Refusal(f"--model {shown(model)}: its config.json cannot be opened: {problem.strerror}") from None
+    if kind is not None:
+        raise Refusal(f"--model {shown(model)}: its config.json is {kind}; a file is needed")
 
 
 def check_input(path):
