@@ -52,7 +52,7 @@ struct ControlSegment {
   std::uint64_t magic;
   std::uint32_t abi_version;
   std::uint32_t control_bytes;  // sizeof(ControlSegment) of the writer
-  std::uint64_t layout_hash;    // WeightLayout::hash(); also covers the model's shape
+  std::uint64_t layout_hash;    // WeightLayout::hash(); covers shape and dtype, too
   std::uint8_t unused0[40];
 
   char run_id[32];               // lower-case hex, NUL-terminated

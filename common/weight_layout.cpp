@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <type_traits>
 
 #include "common/trouble.h"
 
@@ -97,6 +99,16 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {  // FNV-1a over the
   return hash;
 }
 
+std::uint64_t hash_of(const ModelShape& shape, DType dtype) {
+  static_assert(std::is_trivially_copyable_v<ModelShape> && sizeof(ModelShape) % 4 == 0);
+  using Words = std::array<std::uint32_t, sizeof(ModelShape) / 4>;  // no padding among them
+  std::uint64_t hash = mix(0xcbf29ce484222325ull, static_cast<std::uint64_t>(dtype));
+  for (const std::uint32_t word : std::bit_cast<Words>(shape)) {
+    hash = mix(hash, word);
+  }
+  return hash;
+}
+
 std::uint64_t mix(std::uint64_t hash, const Slab& slab) {
   hash = mix(hash, static_cast<std::uint64_t>(slab.bytes.n));
   for (const WeightEntry& entry : slab.entries) {
@@ -143,14 +155,15 @@ const WeightEntry* Slab::find(Weight weight) const {
 }
 
 std::uint64_t WeightLayout::hash() const {
-  return mix(mix(mix(0xcbf29ce484222325ull, outer), layer), static_cast<std::uint64_t>(layers));
+  return mix(mix(mix(model_hash, outer), layer), static_cast<std::uint64_t>(layers));
 }
 
 WeightLayout weight_layout(const ModelShape& shape, DType dtype) {
   check(shape.num_hidden_layers > 0 && shape.hidden_size > 0, "a model has layers and a width");
   return {.outer = outer_slab(shape, dtype),
           .layer = layer_slab(shape, dtype),
-          .layers = shape.num_hidden_layers};
+          .layers = shape.num_hidden_layers,
+          .model_hash = hash_of(shape, dtype)};
 }
 
 }  // namespace poise

@@ -1,7 +1,8 @@
 #pragma once
 // Where each weight lies: the map of the weight segment, which the loader fills, the executor reads
 // and the planner counts. A pure function of model shape and dtype, so that every process computes
-// the same map; its hash stands in the control segment.
+// the same map; its hash stands in the control segment and covers shape and dtype, too: what was
+// not laid out for this very model is refused.
 //
 //   | slab 0: outer (embeddings, projections, final norm, head) | slab 1: layer 0 | slab 2: layer 1
 //   | …
@@ -83,13 +84,14 @@ struct WeightLayout {
   Slab outer;
   Slab layer;  // every decoder layer has the same map
   std::int32_t layers;
+  std::uint64_t model_hash;  // of the whole shape and the dtype, also what moves no weight
 
   std::uint64_t layer_offset(LayerId layer_id) const {  // bytes from the segment's start
     return static_cast<std::uint64_t>(outer.bytes.n) +
            layer_id.n * static_cast<std::uint64_t>(layer.bytes.n);
   }
   Bytes total() const { return outer.bytes + layer.bytes * layers; }
-  std::uint64_t hash() const;  // changes with any offset, size or order
+  std::uint64_t hash() const;  // changes with any offset, size or order, and with the model
 };
 
 WeightLayout weight_layout(const ModelShape& shape, DType dtype);

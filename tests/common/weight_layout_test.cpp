@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "common/blocks.h"
 
 namespace poise {
@@ -89,12 +91,35 @@ TEST(WeightLayoutTest, TheHashTellsLayoutsApart) {
   ModelShape deeper = shape;
   deeper.num_hidden_layers = 3;
   const std::uint64_t hash = weight_layout(shape, DType::float16).hash();
-  EXPECT_EQ(
-      hash,
-      weight_layout(shape, DType::bfloat16).hash());  // same places; the dtype stands beside it
   EXPECT_NE(hash, weight_layout(shape, DType::float32).hash());
   EXPECT_NE(hash, weight_layout(untied, DType::float16).hash());
   EXPECT_NE(hash, weight_layout(deeper, DType::float16).hash());
+}
+
+TEST(WeightLayoutTest, TheHashTellsModelsApartWhoseWeightsLieAlike) {
+  const ModelShape shape = opt(2, 96, 3);
+  std::set<std::uint64_t> seen{weight_layout(shape, DType::float16).hash(),
+                               weight_layout(shape, DType::bfloat16).hash()};
+  EXPECT_EQ(seen.size(), 2u);
+  const auto is_new = [&](auto change) {
+    ModelShape other = shape;
+    change(other);
+    return seen.insert(weight_layout(other, DType::float16).hash()).second;
+  };
+  EXPECT_FALSE(is_new([](ModelShape&) {}));
+  EXPECT_TRUE(is_new([](ModelShape& other) { other.activation_function = Activation::gelu; }));
+  EXPECT_TRUE(is_new([](ModelShape& other) { other.layer_norm_epsilon = 1e-6f; }));
+  EXPECT_TRUE(is_new([](ModelShape& other) { other.do_layer_norm_before = 0; }));
+  // Other heads of other widths, the same matrices.
+  EXPECT_TRUE(is_new([](ModelShape& other) {
+    other.num_attention_heads = other.num_key_value_heads = 6;
+    other.head_dim = 16;
+  }));
+  // A row of positions more or fewer, used or not.
+  EXPECT_TRUE(is_new([](ModelShape& other) {
+    other.max_position_embeddings -= 1;
+    other.position_offset += 1;
+  }));
 }
 
 TEST(BlocksTest, AnActBlockOfAMultiHeadModelIsHalfAKvBlock) {
