@@ -169,13 +169,13 @@ void Planner::interrupt() {
 
 void Planner::finish() {
   results_->sync();
-  const ResultCounts counts = results_->counts();
-  publish(std::move(*results_), options_.run_dir, options_.output, options_.overwrite,
-          input_lines_);
-  results_.reset();
   if (order_log_) {
     order_log_->flush();
   }
+  const ResultCounts counts = results_->counts();
+  publish(std::move(*results_), options_.run_dir, options_.output, options_.overwrite,
+          input_lines_);
+  results_.reset();  // from here on nothing fails: the output is there
   status_.done = counts.lines();
   status_.errors = counts.errors;
   status_.state = "done";

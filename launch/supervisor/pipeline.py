@@ -61,9 +61,15 @@ class Pipeline:
     def run(self):
         """Until the planner has ended, or anything else has; returns why."""
         try:
-            return self._run()
+            outcome = self._run()
         finally:
             self._end_all()
+        # A planner that was about to write the output when another process ended has done so, and that is what counts.
+        return Outcome(DONE) if self._output_is_written(self._children) else outcome
+
+    @staticmethod
+    def _output_is_written(children):
+        return any(child.name == PLANNER and child.returncode() == 0 for child in children)
 
     def _run(self):
         if self._kept:
@@ -144,8 +150,7 @@ class Pipeline:
     # ---- the end
 
     def _conclude(self, ended):
-        planner = next((child for child in ended if child.name == PLANNER), None)
-        if planner and planner.returncode() == 0:
+        if self._output_is_written(ended):
             return Outcome(DONE)
         # Give the others the moment they need to say why, then believe the one nearest to the root.
         until = time.monotonic() + _GATHER

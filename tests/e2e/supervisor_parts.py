@@ -237,6 +237,38 @@ def the_root_of_a_failure_is_told_not_what_followed(_):
 
 
 @test
+def a_run_whose_output_is_written_is_done_whoever_else_failed(_):
+    """The executor is killed while the planner writes the output; the planner ends with 0 before it must."""
+    descriptors = [os.open("/dev/null", os.O_RDONLY) for _ in range(2)]
+    planner, executor = _Ended(places.PLANNER, None), _Ended(places.EXECUTOR, -9)
+    for child, descriptor in zip((planner, executor), descriptors):
+        child.pid, child.descriptor, child.asked_to_end = 1, descriptor, False
+        child.new_lines = list
+        child.close = mock.Mock()
+    plan = mock.Mock(stall_timeout=30, run_id="nobodys")
+    line = mock.Mock()
+    line.wait.return_value, line.due.return_value = 0.01, False
+
+    def ended_as_asked(last):
+        def asked(_):
+            planner._code = last
+
+        planner.signal = asked
+        planner._code = None
+        pipeline = Pipeline(plan, mock.Mock(count=0, descriptor=descriptors[0]), line)
+        with mock.patch.object(pipeline, "_start"):
+            pipeline._kept = None
+            pipeline._children = [planner, executor]
+            return pipeline.run()
+
+    expect_equal(ended_as_asked(0).code, 0, "exit code")
+    outcome = ended_as_asked(75)
+    expect_equal((outcome.code, outcome.sentence), (INTERRUPTED, "gpu_executor was killed"), "unfinished")
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+@test
 def stillness_is_noticed_where_nobody_computes_and_later_where_somebody_does(_):
     clock = mock.Mock(return_value=1000.0)
     work = mock.Mock(return_value=0.0)
