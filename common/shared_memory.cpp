@@ -10,13 +10,15 @@
 #include <boost/interprocess/mapped_region.hpp>
 #include <boost/interprocess/shared_memory_object.hpp>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 #include <optional>
+#include <thread>
+#include <utility>
 
+#include "common/control_groups.h"
 #include "common/trouble.h"
 
 namespace poise {
@@ -25,17 +27,52 @@ namespace {
 namespace bip = boost::interprocess;
 
 constexpr const char* kShmDirectory = "/dev/shm";
+constexpr Bytes kReserveStep = kMiB * 256;  // 20 to 100 ms
+constexpr auto kReaperPatience = std::chrono::milliseconds(2000);
+constexpr auto kLookAgain = std::chrono::milliseconds(1);
 
-void hold(int descriptor, const std::string& name) {
-  if (flock(descriptor, LOCK_SH | LOCK_NB) != 0) {
-    fail("shared memory {} is being cleaned up by another process; start again", name);
+// Our shared lock, the mark of being attached. A reaper that looks at the segment is waited for; false
+// where it found nobody, or the segment's owner ended: the segment has no name any more.
+bool hold(int descriptor, const std::string& name) {
+  for (auto left = kReaperPatience; flock(descriptor, LOCK_SH | LOCK_NB) != 0; left -= kLookAgain) {
+    if ((errno != EWOULDBLOCK && errno != EINTR) || left.count() <= 0) {
+      fail("shared memory {} cannot be locked: {}", name, std::strerror(errno));
+    }
+    std::this_thread::sleep_for(kLookAgain);
   }
+  struct stat status {};
+  check(fstat(descriptor, &status) == 0, "an open segment has a status");
+  return status.st_nlink > 0;
 }
 
-std::optional<std::int64_t> number_in(const std::string& path) {
-  std::ifstream file(path);
-  std::int64_t value = 0;
-  return file >> value ? std::optional(value) : std::nullopt;
+// Reserves `size` bytes, which also gives the segment its size: an error number, or 0. In steps,
+// because nobody can interrupt the kernel within one, nor see how far it is; by one thread, because
+// the kernel lets no second one into the same file.
+int reserve(int descriptor, Bytes size, const std::function<bool()>& stop) {
+  struct statvfs shm {};
+  if (fstatvfs(descriptor, &shm) == 0 && shm.f_blocks > 0 &&
+      static_cast<std::uint64_t>(size.n) > shm.f_bavail * shm.f_frsize) {
+    return ENOSPC;  // before all of it is taken from others
+  }
+  if (ftruncate(descriptor, size.n) != 0) {  // so that others see how much there will be
+    return errno;
+  }
+  std::int64_t step = kReserveStep.n;
+  for (std::int64_t at = 0; at < size.n;) {
+    if (stop && stop()) {
+      return ECANCELED;
+    }
+    const std::int64_t bytes = std::min(step, size.n - at);
+    const int error = posix_fallocate(descriptor, at, bytes);
+    if (error == EINTR) {  // all of the step is undone: take smaller ones between signals
+      step = std::max(step / 2, kMiB.n);
+    } else if (error != 0) {
+      return error;
+    } else {
+      at += bytes;
+    }
+  }
+  return 0;
 }
 
 std::optional<std::int64_t> memory_available() {
@@ -51,34 +88,6 @@ std::optional<std::int64_t> memory_available() {
   return std::nullopt;
 }
 
-// What the control groups above this process still allow (version 2, else version 1).
-std::int64_t cgroup_headroom() {
-  std::int64_t headroom = std::numeric_limits<std::int64_t>::max();
-  std::ifstream membership("/proc/self/cgroup");
-  for (std::string line; std::getline(membership, line);) {
-    if (!line.starts_with("0::")) {
-      continue;
-    }
-    for (std::filesystem::path group = line.substr(3);; group = group.parent_path()) {
-      const std::string directory = "/sys/fs/cgroup" + group.string();
-      const auto limit = number_in(directory + "/memory.max");
-      const auto used = number_in(directory + "/memory.current");
-      if (limit && used) {
-        headroom = std::min(headroom, *limit - *used);
-      }
-      if (group == group.parent_path()) {
-        break;
-      }
-    }
-  }
-  const auto limit = number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes");
-  const auto used = number_in("/sys/fs/cgroup/memory/memory.usage_in_bytes");
-  if (limit && used) {
-    headroom = std::min(headroom, *limit - *used);
-  }
-  return headroom;
-}
-
 std::string own_prefix() { return fmt::format("poise-{}-", geteuid()); }
 
 // The run a segment's name belongs to: the name without its last part.
@@ -86,20 +95,29 @@ std::string group_of(const std::string& name) {
   return name.substr(0, name.find('-', own_prefix().size()));
 }
 
-// Whether nobody is attached to a segment, nor just about to be: its creator locks before it gives
-// the segment a size.
-bool abandoned(const std::string& name) {
-  const int descriptor = shm_open(("/" + name).c_str(), O_RDONLY, 0);
-  if (descriptor < 0) {
-    return errno == EACCES ? false : errno == ENOENT;
+// Our exclusive lock on a segment to which nobody is attached, given back at the end.
+class LoneSegment {
+ public:
+  explicit LoneSegment(const std::string& name)
+      : descriptor_(shm_open(("/" + name).c_str(), O_RDONLY, 0)) {
+    struct stat status {};
+    alone_ = descriptor_ >= 0 && flock(descriptor_, LOCK_EX | LOCK_NB) == 0 &&
+             fstat(descriptor_, &status) == 0 && status.st_uid == geteuid() && status.st_nlink > 0;
   }
-  struct stat status {};
-  const bool free = flock(descriptor, LOCK_EX | LOCK_NB) == 0 && fstat(descriptor, &status) == 0 &&
-                    status.st_uid == geteuid() &&
-                    (status.st_size > 0 || status.st_mtime + 2 < std::time(nullptr));
-  ::close(descriptor);
-  return free;
-}
+  LoneSegment(LoneSegment&& other) noexcept
+      : descriptor_(std::exchange(other.descriptor_, -1)), alone_(other.alone_) {}
+  LoneSegment& operator=(LoneSegment&&) = delete;
+  ~LoneSegment() {
+    if (descriptor_ >= 0) {
+      ::close(descriptor_);
+    }
+  }
+  bool alone() const { return alone_; }
+
+ private:
+  int descriptor_;
+  bool alone_ = false;
+};
 
 }  // namespace
 
@@ -119,21 +137,26 @@ Segment::~Segment() = default;
 std::byte* Segment::data() const { return static_cast<std::byte*>(mapping_->region.get_address()); }
 Bytes Segment::size() const { return {static_cast<std::int64_t>(mapping_->region.get_size())}; }
 
-Segment Segment::create(const std::string& name, Bytes size) {
+Segment Segment::create(const std::string& name, Bytes size, const std::function<bool()>& stop) {
   check(size.n > 0, "a segment has a size");
   auto mapping = std::make_unique<Mapping>();
   try {
-    mapping->object = bip::shared_memory_object(bip::create_only, name.c_str(), bip::read_write,
-                                                bip::permissions(0600));
-    hold(mapping->descriptor(), name);
-    // ftruncate and posix_fallocate in one: pages that cannot be had are an error now.
-    const int error = posix_fallocate(mapping->descriptor(), 0, size.n);
+    do {  // again where a reaper came between making and locking
+      mapping->object = bip::shared_memory_object(bip::create_only, name.c_str(), bip::read_write,
+                                                  bip::permissions(0600));
+    } while (!hold(mapping->descriptor(), name));
+    const int error = reserve(mapping->descriptor(), size, stop);
     if (error != 0) {
       bip::shared_memory_object::remove(name.c_str());
+    }
+    if (error == ECANCELED) {
+      fail(Exit::interrupted, "reserving {} bytes of shared memory for {} was given up", size.n,
+           name);
+    }
+    if (error != 0) {
       fail(
           "{} bytes of shared memory for {} cannot be reserved ({}; {} bytes are available): use a "
-          "smaller "
-          "--host-memory or enlarge /dev/shm",
+          "smaller --host-memory or enlarge /dev/shm",
           size.n, name, std::strerror(error), available_host_memory().n);
     }
     mapping->region = bip::mapped_region(mapping->object, bip::read_write);
@@ -154,7 +177,9 @@ Segment Segment::attach(const std::string& name, Access access) {
       fail("shared memory {} belongs to user {} with mode {:o}, not to this user alone: remove it",
            name, status.st_uid, status.st_mode & 0777u);
     }
-    hold(mapping->descriptor(), name);
+    if (!hold(mapping->descriptor(), name)) {
+      fail("shared memory {} was removed: the process that made it has ended", name);
+    }
     if (status.st_size == 0) {
       fail("shared memory {} is empty: its creator ended before it was ready", name);
     }
@@ -185,22 +210,25 @@ std::vector<std::string> reap_segments() {
   }
   std::ranges::sort(names);
   std::vector<std::string> reaped;
-  for (const std::string& name : names) {
-    const bool all_abandoned = std::ranges::all_of(names, [&](const std::string& other) {
-      return group_of(other) != group_of(name) || abandoned(other);
+  for (auto begin = names.begin(); begin != names.end();) {
+    const auto end = std::find_if(begin, names.end(), [&](const std::string& name) {
+      return group_of(name) != group_of(*begin);
     });
-    if (all_abandoned) {
-      reaped.push_back(name);
+    std::vector<LoneSegment> group(begin, end);
+    if (std::ranges::all_of(group, &LoneSegment::alone)) {
+      std::for_each(begin, end, unlink_segment);  // while nobody can attach
+      reaped.insert(reaped.end(), begin, end);
     }
-  }
-  for (const std::string& name : reaped) {
-    unlink_segment(name);
+    begin = end;
   }
   return reaped;
 }
 
 Bytes available_host_memory() {
-  std::int64_t available = std::min(memory_available().value_or(0), cgroup_headroom());
+  std::int64_t available = memory_available().value_or(0);
+  if (const auto headroom = control_group_headroom()) {
+    available = std::min(available, headroom->n);
+  }
   struct statvfs shm {};
   if (statvfs(kShmDirectory, &shm) == 0) {
     available = std::min(available, static_cast<std::int64_t>(shm.f_bavail * shm.f_frsize));

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -23,8 +24,11 @@ enum class Access { read_only, read_write };
 class Segment {
  public:
   // A new segment, zeroed, reserved in full. Fails with the bytes wanted and free if there is not
-  // enough room, and where the name is taken. `name` has no leading slash.
-  static Segment create(const std::string& name, Bytes size);
+  // enough room, and where the name is taken. `name` has no leading slash. A large one takes
+  // seconds: meanwhile the file in /dev/shm has its size already, and as many blocks as are
+  // reserved; `stop`, where given, is asked again and again, and true is Exit::interrupted.
+  static Segment create(const std::string& name, Bytes size,
+                        const std::function<bool()>& stop = nullptr);
   // Attaches to an existing one; fails where there is none, where it belongs to another user or
   // others may read it.
   static Segment attach(const std::string& name, Access access);

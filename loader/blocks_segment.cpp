@@ -59,7 +59,7 @@ std::optional<std::string> why_no_partition(const PoolPartition& partition, cons
 }
 
 BlocksSegment::BlocksSegment(const std::string& name, Bytes size, const std::atomic<bool>& stop)
-    : segment_(Segment::create(name, size)) {
+    : segment_(Segment::create(name, size, [&stop] { return stop.load(); })) {
   touch({segment_.data(), static_cast<std::size_t>(size.n)}, stop);
 }
 

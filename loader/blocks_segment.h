@@ -21,7 +21,8 @@ std::optional<std::string> why_no_partition(const PoolPartition& partition, cons
 
 class BlocksSegment {
  public:
-  // Fails where the memory is not to be had. Ends early, not all touched, once `stop` is true.
+  // Fails where the memory is not to be had. Once `stop` is true it ends early: fails, or leaves
+  // pages untouched.
   BlocksSegment(const std::string& name, Bytes size, const std::atomic<bool>& stop);
   ~BlocksSegment();
   BlocksSegment(const BlocksSegment&) = delete;

@@ -33,13 +33,14 @@ WeightLoading::WeightLoading(Control& control, const ModelOnDisk& model)
   control_->shape = model.config.shape;
   control_->dtype = model.dtype;
   control_->weights_bytes = static_cast<std::uint64_t>(model.layout.total().n);
-  coming_ = std::async(std::launch::async, [name = name_, size = model.layout.total()] {
-    return Segment::create(name, size);
+  coming_ = std::async(std::launch::async, [this, size = model.layout.total()] {
+    return Segment::create(name_, size, [this] { return given_up_.load(); });
   });
 }
 
 WeightLoading::~WeightLoading() {
   fill_.reset();
+  given_up_ = true;
   if (coming_.valid()) {
     coming_.wait();
   }

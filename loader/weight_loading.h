@@ -4,6 +4,7 @@
 // thread and moves the loader's state in the control segment: creating → loading (the segment is
 // there) → sealed (every byte and the fingerprint are). Destroyed, the segment's name goes.
 
+#include <atomic>
 #include <chrono>
 #include <future>
 #include <optional>
@@ -38,6 +39,7 @@ class WeightLoading {
   Control& control_;
   const ModelOnDisk& model_;
   std::string name_;
+  std::atomic<bool> given_up_{false};  // nobody waits for the segment any more
   std::future<Segment> coming_;
   std::optional<Segment> segment_;
   std::optional<WeightFill> fill_;  // until sealed

@@ -55,7 +55,7 @@ def _load(home, given):
                 say("interrupted; nothing is kept")
                 return INTERRUPTED
             if line.due():
-                line.show(rate.text(control.loaded_bytes, segments.weights_bytes(home.run_id)))
+                line.show(rate.text(control.loaded_bytes, *segments.reserved(home.run_id, "weights")))
             time.sleep(0.02)
         line.clear()
         seconds = time.monotonic() - began

@@ -14,6 +14,10 @@ def meminfo(key):
     return 0
 
 
+_GROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+
+
 def _number_in(path):
     try:
         return int(Path(path).read_text())
@@ -24,15 +28,15 @@ def _number_in(path):
 def _cgroups():
     """This process's control group and those above it (version 2)."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = _MEMBERSHIP.read_text().splitlines()
     except OSError:
         return
     for line in lines:
         if line.startswith("0::"):
-            group = Path("/sys/fs/cgroup" + line[3:])
+            group = Path(f"{_GROUPS}{line[3:]}")
             yield group
             for above in group.parents:
-                if above == Path("/sys/fs"):
+                if above == _GROUPS.parent:
                     break
                 yield above
 
@@ -40,18 +44,33 @@ def _cgroups():
 def cgroup_limit():
     """Bytes of memory the control groups allow, or None."""
     limits = [_number_in(group / "memory.max") for group in _cgroups()]
-    limits.append(_number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+    limits.append(_number_in(_GROUPS / "memory" / "memory.limit_in_bytes"))
     limits = [limit for limit in limits if limit is not None and limit < 1 << 60]
     return min(limits) if limits else None
 
 
 def cgroup_headroom():
-    rooms = []
-    for group in _cgroups():
-        limit, used = _number_in(group / "memory.max"), _number_in(group / "memory.current")
-        if limit is not None and used is not None:
-            rooms.append(max(limit - used, 0))
+    """As common/control_groups.h has it: page cache of files is free, /dev/shm is not."""
+    rooms = [_headroom(group, "memory.max", "memory.current", "") for group in _cgroups()]
+    rooms.append(_headroom(_GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
+    rooms = [room for room in rooms if room is not None and room < 1 << 60]
     return min(rooms) if rooms else None
+
+
+def _headroom(group, limit, used, version1):
+    limit, used = _number_in(group / limit), _number_in(group / used)
+    if limit is None or used is None:
+        return None
+    facts = {}
+    try:
+        for line in (group / "memory.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            facts[name] = int(value)
+    except (OSError, ValueError):
+        pass
+    cache, shared = (f"{version1}{name}" for name in (("cache", "shmem") if version1 else ("file", "shmem")))
+    reclaimable = max(facts.get(cache, 0) - facts.get(shared, 0), 0)
+    return max(limit - max(used - reclaimable, 0), 0)
 
 
 def oom_kills():

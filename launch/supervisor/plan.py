@@ -8,7 +8,7 @@ import time
 from . import loaders, segments
 from .options import executor_arguments, loader_arguments, planner_arguments
 from .places import fits_a_socket, make_private, private_folder
-from .progress import LoadingRate
+from .progress import LoadingRate, reserving_text
 from .run_directory import read_json, remove_tree
 from .status import progress_text
 from .trouble import Refusal, say
@@ -130,7 +130,10 @@ class Plan:
     def progress_text(self, control):
         status = self.directory.status()
         if control.loader_state < segments.SEALED:
-            return self._rate.text(control.loaded_bytes, segments.weights_bytes(self.run_id))
+            return self._rate.text(control.loaded_bytes, *segments.reserved(self.run_id, "weights"))
+        reserved, wanted = segments.reserved(self.run_id, "blocks")
+        if reserved < wanted:
+            return reserving_text(reserved, wanted)
         return progress_text(status)
 
     def keep_words(self, child):

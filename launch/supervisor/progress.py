@@ -55,18 +55,25 @@ def bar(share, width=20):
     return "[" + "=" * filled + " " * (width - filled) + "]"
 
 
+def reserving_text(reserved, wanted):
+    """How much of a segment's memory is there, until all of it is."""
+    return f"reserving memory {bar(reserved / wanted)} {bytes_text(reserved)} of {bytes_text(wanted)}"
+
+
 class LoadingRate:
-    """Bytes loaded, as text with a rate over the last seconds."""
+    """Bytes loaded, as text with a rate over the last seconds; before that, bytes reserved."""
 
     def __init__(self):
         self._began = None
 
-    def text(self, loaded, total):
+    def text(self, loaded, reserved, total):
         now = time.monotonic()
         if loaded and self._began is None:
             self._began = (now, loaded)
         if not total:
             return "loading: reading the model's files"
+        if reserved < total and not loaded:
+            return reserving_text(reserved, total)
         text = f"loading {bar(loaded / total)} {bytes_text(loaded)} of {bytes_text(total)}"
         if self._began and now > self._began[0] + 0.2 and loaded > self._began[1]:
             rate = (loaded - self._began[1]) / (now - self._began[0])

@@ -139,6 +139,20 @@ class ControlView:
             self._descriptor = -1
 
 
+def reserved(run_id, what):
+    """(bytes reserved so far, bytes wanted) of one segment; the newest, where there are several. (0, 0): none."""
+    newest = (-1, 0, 0)
+    for name in names_of(run_id):
+        kind, _, epoch = name[len(f"{prefix()}{run_id}-") :].partition("-")
+        if kind == what:
+            try:
+                status = os.stat(FOLDER / name)
+                newest = max(newest, (int(epoch or 0), min(status.st_blocks * 512, status.st_size), status.st_size))
+            except (OSError, ValueError):
+                pass
+    return newest[1:]
+
+
 def weights_bytes(run_id):
     try:
         return os.stat(FOLDER / f"{prefix()}{run_id}-weights").st_size

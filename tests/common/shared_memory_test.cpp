@@ -3,12 +3,18 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <optional>
+#include <thread>
+#include <vector>
 
 #include "common/trouble.h"
 
@@ -101,6 +107,68 @@ TEST_F(SharedMemoryTest, OneAttachedSegmentKeepsTheWholeRun) {
   const Segment weights = Segment::create(segment_name(run_, "weights"), {4096});
   { const Segment control = Segment::create(segment_name(run_, "control"), {4096}); }
   EXPECT_FALSE(reaped(reap_segments(), segment_name(run_, "control")));
+}
+
+TEST_F(SharedMemoryTest, WhoMakesASegmentWhileOthersReapHasOne) {
+  std::atomic<bool> over{false};
+  std::vector<std::jthread> reapers;
+  for (int i = 0; i < 2; ++i) {
+    reapers.emplace_back([&over] {
+      while (!over) {
+        reap_segments();
+      }
+    });
+  }
+  const std::string name = segment_name(run_, "control");
+  const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
+  for (int made = 0; made < 100 || std::chrono::steady_clock::now() < until; ++made) {
+    std::optional<Segment> segment;
+    ASSERT_NO_THROW(segment.emplace(Segment::create(name, {4096}))) << "after " << made;
+    ASSERT_TRUE(std::filesystem::exists(file(name))) << "after " << made;
+    ASSERT_NO_THROW(Segment::attach(name, Access::read_only)) << "after " << made;
+    unlink_segment(name);
+  }
+  over = true;
+}
+
+TEST_F(SharedMemoryTest, ALargeReservationIsSeenToGrow) {
+  const std::string name = segment_name(run_, "weights");
+  const Bytes size = kMiB * 513;
+  std::vector<std::int64_t> seen;
+  const Segment made = Segment::create(name, size, [&] {
+    struct stat status {};
+    EXPECT_EQ(stat(file(name).c_str(), &status), 0);
+    EXPECT_EQ(status.st_size, size.n);
+    seen.push_back(status.st_blocks * 512);
+    return false;
+  });
+  EXPECT_EQ(seen, (std::vector<std::int64_t>{0, (kMiB * 256).n, (kMiB * 512).n}));
+}
+
+TEST_F(SharedMemoryTest, AReservationThatIsGivenUpLeavesNothing) {
+  const std::string name = segment_name(run_, "weights");
+  int asked = 0;
+  try {
+    Segment::create(name, kMiB * 513, [&] { return ++asked == 2; });
+    FAIL() << "it was made";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::interrupted);
+  }
+  EXPECT_EQ(asked, 2);
+  EXPECT_FALSE(std::filesystem::exists(file(name)));
+}
+
+// Signals come often in a process with timers; the kernel gives up a step for each.
+TEST_F(SharedMemoryTest, SignalsDoNotEndAReservation) {
+  struct sigaction before {
+  }, handler{};
+  handler.sa_handler = [](int) {};  // without SA_RESTART
+  sigaction(SIGALRM, &handler, &before);
+  const itimerval often{{0, 5000}, {0, 5000}}, never{};
+  setitimer(ITIMER_REAL, &often, nullptr);
+  EXPECT_NO_THROW(Segment::create(segment_name(run_, "weights"), kMiB * 1024));
+  setitimer(ITIMER_REAL, &never, nullptr);
+  sigaction(SIGALRM, &before, nullptr);
 }
 
 TEST_F(SharedMemoryTest, ControlIsBelievedOnlyWithMagicVersionAndSize) {

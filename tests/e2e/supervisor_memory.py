@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""What the supervisor tells of memory: how much a run may take, and how much of what it takes is there already."""
+
+import os
+from unittest import mock
+
+import harness
+from harness import expect, expect_equal, test
+from supervisor import machine, progress, segments
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def groups_in(workspace):
+    """The control groups of a machine made up."""
+    return mock.patch.multiple(machine, _GROUPS=workspace / "groups", _MEMBERSHIP=workspace / "membership")
+
+
+@test
+def page_cache_of_files_is_free_and_shared_memory_is_not(workspace):
+    with groups_in(workspace):
+        expect_equal(machine.cgroup_headroom(), None, "without groups")
+        write(workspace / "membership", "0::/outer/inner\n")
+        write(workspace / "groups/outer/inner/memory.max", "max\n")
+        write(workspace / "groups/outer/inner/memory.current", "8000\n")
+        expect_equal(machine.cgroup_headroom(), None, "without a limit")
+        write(workspace / "groups/outer/memory.max", "10000\n")
+        write(workspace / "groups/outer/memory.current", "9000\n")
+        expect_equal(machine.cgroup_headroom(), 1000, "without a look at the cache")
+        write(workspace / "groups/outer/memory.stat", "anon 1500\nfile 7000\nshmem 3000\n")
+        expect_equal(machine.cgroup_headroom(), 5000, "with it")
+        expect_equal(machine.cgroup_limit(), 10000, "the limit")
+
+
+@test
+def version_one_of_control_groups_says_the_same_in_other_words(workspace):
+    with groups_in(workspace):
+        write(workspace / "membership", "5:memory:/docker/x\n")
+        write(workspace / "groups/memory/memory.limit_in_bytes", "10000\n")
+        write(workspace / "groups/memory/memory.usage_in_bytes", "9000\n")
+        write(workspace / "groups/memory/memory.stat", "cache 1\nshmem 1\ntotal_cache 7000\ntotal_shmem 3000\n")
+        expect_equal(machine.cgroup_headroom(), 5000, "room")
+        write(workspace / "groups/memory/memory.limit_in_bytes", "9223372036854771712\n")  # its word for none
+        expect_equal(machine.cgroup_headroom(), None, "without a limit")
+
+
+@test
+def a_reservation_is_seen_to_grow(workspace):
+    folder = workspace / "shm"
+    folder.mkdir()
+    with mock.patch.object(segments, "FOLDER", folder):
+        expect_equal(segments.reserved("ab", "blocks"), (0, 0), "before there is one")
+        for epoch, there in ((9, 2 << 20), (10, 1 << 20)):
+            with open(folder / f"{segments.prefix()}ab-blocks-{epoch}", "wb") as file:
+                os.ftruncate(file.fileno(), 4 << 20)
+                os.posix_fallocate(file.fileno(), 0, there)
+        expect_equal(segments.reserved("ab", "blocks"), (1 << 20, 4 << 20), "the newest")
+        expect_equal(segments.reserved("ab", "weights"), (0, 0), "of another kind")
+
+
+@test
+def the_progress_line_tells_reserving_from_loading(_):
+    rate = progress.LoadingRate()
+    expect("reading" in rate.text(0, 0, 0), "before the segment")
+    text = rate.text(0, 1 << 30, 4 << 30)
+    expect("reserving memory" in text and "1.0 GiB of 4.0 GiB" in text, text)
+    text = rate.text(2 << 30, 4 << 30, 4 << 30)
+    expect(text.startswith("loading") and "2.0 GiB of 4.0 GiB" in text, text)
+
+
+if __name__ == "__main__":
+    raise SystemExit(harness.main())
