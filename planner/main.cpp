@@ -31,6 +31,12 @@ Exit run(RunOptions options) {
   return planner.outcome();
 }
 
+void flush_stdout() {
+  if (std::fflush(stdout) != 0) {
+    throw std::system_error(errno, std::generic_category());
+  }
+}
+
 void print(const InspectOptions& options) { inspect(options, stdout); }
 
 void print(const ValidateOptions& options) {
@@ -51,7 +57,7 @@ void print(const EncodeOptions& options) {
       fail("a line of input is no JSON string");
     }
     fmt::print("{}\n", nlohmann::json(tokenizer.encode(text.get<std::string>())).dump());
-    std::fflush(stdout);  // whoever asks may wait for it
+    flush_stdout();  // whoever asks may wait for it
   }
 }
 
@@ -76,9 +82,7 @@ Exit run(const Command& command) {
   std::signal(SIGPIPE, SIG_IGN);
   try {
     print(command);
-    if (std::fflush(stdout) != 0) {
-      throw std::system_error(errno, std::generic_category());
-    }
+    flush_stdout();
   } catch (const std::system_error& problem) {
     if (std::ferror(stdout) == 0) {
       throw;
