@@ -6,7 +6,7 @@ import difflib
 from . import quantities
 from .bench_requests import DATASETS
 from .places import command_name
-from .trouble import Refusal, shown
+from .trouble import Refusal, shown, tell
 
 _OF_THE_PLANNER = (
     *("policy", "act_share", "max_num_seqs", "mini_batch_tokens", "prefill_tokens"),
@@ -16,7 +16,10 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, but an error is one sentence and exit code 2."""
+    """argparse, but an error is one sentence and exit code 2, and help that cannot be written is one, too."""
+
+    def print_help(self, file=None):
+        tell(self.format_help().rstrip("\n"))
 
     def error(self, message):
         message = message.replace("unrecognized arguments: ", "there is no option or argument ")
