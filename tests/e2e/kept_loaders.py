@@ -86,7 +86,7 @@ def a_kept_loader_serves_one_run_at_a_time_and_survives_its_death(workspace):
 def a_kept_loader_that_dies_ends_its_run_and_leaves_nothing(workspace):
     workspace.poise("load", "--model", DEMO_MODEL).expect(0)
     pid = kept(workspace)[0]["pid"]
-    requests = long_requests(workspace, 40)
+    requests = long_requests(workspace)  # more than is done while who else ends is awaited
     process = workspace.start(*workspace.run_words(requests, workspace / "out", *SLOWLY))
     wait_for_results(workspace / "out.poise", 1)
     os.kill(pid, signal.SIGKILL)
