@@ -27,8 +27,9 @@ void convert(const Convert& op, cudaStream_t stream);
 // Rows that are read must not be rows that are written.
 void scatter_rows(const ScatterRows& op, cudaStream_t stream);
 // head_dim ≤ 256; row_dtype is dtype. Of a sequence's last block only the rows of tokens that exist
-// are used. Keys and values of a sequence's own tokens are taken to be finite where a row sees only
-// a part of the sixteen positions around its end (an infinite value there makes the row not a number).
+// are used. In 16-bit types the values of the launch's tokens behind a row, up to the next multiple
+// of 64 positions, weigh nothing but are multiplied: they have to be finite, or the row is not (a
+// sequence with such values is broken from there on anyway).
 void attention(const Attention& op, cudaStream_t stream);
 void sample_tokens(const SampleTokens& op, cudaStream_t stream);
 

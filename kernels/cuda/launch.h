@@ -34,11 +34,15 @@ void launch(const char* name, void (*kernel)(Parameters...), const Grid& grid, c
   cuda_check(cudaLaunchKernelEx(&config, kernel, arguments...), name);
 }
 
-// Once for each kernel that uses more than 48 KiB of dynamic shared memory.
+// Once for each kernel that uses more than 48 KiB of dynamic shared memory: as many blocks a
+// multiprocessor as its shared memory holds, at the cost of its L1 cache.
 template <typename... Parameters>
 void allow_shared(const char* name, void (*kernel)(Parameters...), std::size_t bytes) {
   cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(bytes)),
+             name);
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared),
              name);
 }
 

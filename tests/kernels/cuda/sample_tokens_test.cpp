@@ -141,8 +141,9 @@ TEST_F(CudaSampleTokens, DrawsTheCpusTokens) {
     for (std::size_t i = 0; i < rows.size(); ++i) {
       others += got[i].token != want[i].token ? 1 : 0;
     }
-    // Masses are rounded differently: a draw within some 1e-6 of a border may fall on its other side.
-    EXPECT_LE(others, 1);
+    // Masses are rounded differently: each of the borders between tokens may lie some 1e-7 aside, and
+    // a draw fall on its other side.
+    EXPECT_LE(others, 1 + static_cast<int>(s.vocabulary) / 500);
   }
 }
 

@@ -1,0 +1,320 @@
+// How fast the CUDA kernels are at the shapes of OPT-6.7B and OPT-30B, each beside the limit that it
+// meets first: memory (a large copy on an H200 moves 4300 GB/s, read and written bytes counted) or
+// tensor cores (790 TFLOP/s in a large product).
+//
+//   poise-cuda-kernels-bench [attention|rows|sample ...]
+
+#include <cuda_runtime_api.h>
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "common/trouble.h"
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/kernels_cuda.h"
+
+namespace poise::bench {
+namespace {
+
+constexpr double kCopyBytes = 4300e9;  // a second
+constexpr double kFlops = 790e12;
+constexpr std::int64_t kRows = 8192;
+constexpr auto check_cuda = [](cudaError_t error) { cuda::cuda_check(error, "the bench"); };
+
+struct Model {
+  const char* name;
+  std::int32_t heads, hidden, ffn;
+};
+constexpr Model kModels[] = {{"OPT-6.7B", 32, 4096, 16384}, {"OPT-30B", 56, 7168, 28672}};
+constexpr std::int32_t kHeadDim = 128;
+constexpr std::int32_t kVocabulary = 50272;
+
+class Memory {
+ public:
+  // Every byte is `fill`: 0x2c2c is 0.065 in float16, 0x2c2c2c2c is 2e-12 in float32.
+  explicit Memory(std::int64_t bytes, int fill = 0x2c) {
+    check_cuda(cudaMalloc(&data_, static_cast<std::size_t>(bytes)));
+    check_cuda(cudaMemset(data_, fill, static_cast<std::size_t>(bytes)));
+  }
+  template <typename T>
+  explicit Memory(const std::vector<T>& values)
+      : Memory(static_cast<std::int64_t>(values.size() * sizeof(T))) {
+    check_cuda(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  ~Memory() { static_cast<void>(cudaFree(data_)); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  template <typename T = void>
+  T* get() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void* data_ = nullptr;
+};
+
+// Seconds of one launch: the best of several runs of a few launches in a row.
+template <typename Fn>
+double seconds_of(Fn launch) {
+  constexpr int kRuns = 7;
+  constexpr int kLaunches = 5;
+  cudaEvent_t begin, end;
+  check_cuda(cudaEventCreate(&begin));
+  check_cuda(cudaEventCreate(&end));
+  launch();
+  float best = 1e30f;
+  for (int run = 0; run < kRuns; ++run) {
+    check_cuda(cudaEventRecord(begin));
+    for (int i = 0; i < kLaunches; ++i) {
+      launch();
+    }
+    check_cuda(cudaEventRecord(end));
+    check_cuda(cudaEventSynchronize(end));
+    float milliseconds = 0;
+    check_cuda(cudaEventElapsedTime(&milliseconds, begin, end));
+    best = std::min(best, milliseconds);
+  }
+  check_cuda(cudaEventDestroy(begin));
+  check_cuda(cudaEventDestroy(end));
+  return static_cast<double>(best) * 1e-3 / kLaunches;
+}
+
+void print_bytes(const std::string& name, double seconds, double bytes) {
+  fmt::print("{:<52} {:9.1f} us {:8.0f} GB/s    {:5.1f} % of a copy\n", name, seconds * 1e6,
+             bytes / seconds * 1e-9, 100 * bytes / seconds / kCopyBytes);
+}
+void print_flops(const std::string& name, double seconds, double flops) {
+  fmt::print("{:<52} {:9.1f} us {:8.1f} TFLOP/s {:5.1f} % of a product\n", name, seconds * 1e6,
+             flops / seconds * 1e-12, 100 * flops / seconds / kFlops);
+}
+
+void bench_attention(const Model& model, std::int32_t sequences, std::int32_t context,
+                     std::int32_t fresh, DType dtype) {
+  const std::int32_t blocks_each = static_cast<std::int32_t>(ceil_div(context + fresh, 16));
+  std::vector<ContextBlock> blocks;
+  std::vector<AttentionSequence> table;
+  const std::uint32_t count = static_cast<std::uint32_t>(sequences * blocks_each);
+  for (std::int32_t s = 0; s < sequences; ++s) {
+    table.push_back({s * fresh, fresh, context, static_cast<std::int32_t>(blocks.size())});
+    for (std::int32_t b = 0; b < blocks_each; ++b) {
+      // Neighbours lie apart, as in a buffer that requests came to and left.
+      const auto slot = static_cast<std::uint32_t>(blocks.size() * 17 % count);
+      blocks.push_back({.slot = count % 17 == 0 ? static_cast<std::uint32_t>(blocks.size()) : slot,
+                        .buffer = 0,
+                        .unused = {}});
+    }
+  }
+  const std::int64_t size = size_of(dtype).n;
+  const Memory slots(std::int64_t{count} * 16 * 2 * model.hidden * size);
+  const Memory q(std::int64_t{sequences} * fresh * model.hidden * size);
+  const Memory out(std::int64_t{sequences} * fresh * model.hidden * size);
+  const Memory blocks_there(blocks);
+  const Memory table_there(table);
+  const double seconds = seconds_of([&] {
+    cuda::attention({.out = out.get(),
+                     .q = q.get(),
+                     .slots = {slots.get(), nullptr},
+                     .dtype = dtype,
+                     .row_dtype = dtype,
+                     .blocks = blocks_there.get<ContextBlock>(),
+                     .sequences = table_there.get<AttentionSequence>(),
+                     .sequence_count = sequences,
+                     .heads = model.heads,
+                     .kv_heads = model.heads,
+                     .head_dim = kHeadDim,
+                     .scale = 0.088f,
+                     .max_new_tokens = fresh},
+                    nullptr);
+  });
+  const std::string name = fmt::format("{} attention {} x ({} + {}) {}", model.name, sequences,
+                                       context, fresh, name_of(dtype));
+  const double rows = static_cast<double>(sequences) * fresh;
+  const double flops = 4 * rows * (context + (fresh + 1) / 2.0) * model.hidden;
+  const double bytes =
+      static_cast<double>(size) * model.hidden * (2.0 * sequences * (context + fresh) + 2 * rows);
+  if (flops / kFlops > bytes / kCopyBytes) {
+    print_flops(name, seconds, flops);
+  } else {
+    print_bytes(name, seconds, bytes);
+  }
+}
+
+void bench_attention() {
+  for (const Model& model : kModels) {
+    for (const auto& [sequences, context] : {std::pair{8, 1024}, {64, 128}, {1, 8192}}) {
+      bench_attention(model, sequences, context - 1, 1, DType::float16);
+    }
+    bench_attention(model, 128, 1024, 1, DType::float16);
+    bench_attention(model, 8, 0, 1024, DType::float16);
+    bench_attention(model, 8, 0, 1024, DType::bfloat16);
+    bench_attention(model, 8, 1024, 128, DType::float16);
+    bench_attention(model, 8, 1023, 1, DType::float32);
+  }
+}
+
+void bench_rows(const Model& model) {
+  const std::int64_t h = model.hidden;
+  const auto dim = static_cast<std::int32_t>(h);
+  const auto rows = static_cast<std::int32_t>(kRows);
+  const double numbers = static_cast<double>(kRows * h);
+  const Memory hidden(kRows * h * 4);
+  const Memory half_rows(kRows * 2 * h * 2);
+  const Memory more_rows(kRows * 2 * h * 2);
+  const Memory parameters(h * 2);
+  const auto named = [&](const char* what) { return fmt::format("{} {}", model.name, what); };
+
+  print_bytes(named("layer_norm 8192 rows to float16"), seconds_of([&] {
+                cuda::layer_norm({.out = {half_rows.get(), DType::float16, h},
+                                  .in = hidden.get<float>(),
+                                  .weight = parameters.get(),
+                                  .bias = parameters.get(),
+                                  .dtype = DType::float16,
+                                  .rows = rows,
+                                  .dim = dim,
+                                  .epsilon = 1e-5f},
+                                 nullptr);
+              }),
+              6 * numbers);
+  print_bytes(named("layer_norm 128 rows to float16"), seconds_of([&] {
+                cuda::layer_norm({.out = {half_rows.get(), DType::float16, h},
+                                  .in = hidden.get<float>(),
+                                  .weight = parameters.get(),
+                                  .bias = parameters.get(),
+                                  .dtype = DType::float16,
+                                  .rows = 128,
+                                  .dim = dim,
+                                  .epsilon = 1e-5f},
+                                 nullptr);
+              }),
+              6.0 * 128 * static_cast<double>(h));
+  print_bytes(named("convert 8192 rows to float16"), seconds_of([&] {
+                cuda::convert(
+                    {{half_rows.get(), DType::float16, h}, hidden.get<float>(), rows, dim},
+                    nullptr);
+              }),
+              6 * numbers);
+  print_bytes(named("add_bias 8192 rows in place"), seconds_of([&] {
+                cuda::add_bias(hidden.get<float>(), hidden.get<float>(), parameters.get(),
+                               DType::float16, kRows, h, h, nullptr);
+              }),
+              8 * numbers);
+  std::vector<RowMove> moves;
+  for (std::int64_t r = 0; r < kRows; ++r) {
+    moves.push_back({r, (r * 4099) % kRows});
+  }
+  const Memory moves_there(moves);
+  print_bytes(named("scatter_rows 8192 rows of K and V"), seconds_of([&] {
+                cuda::scatter_rows({.out = more_rows.get<std::byte>(),
+                                    .in = half_rows.get<std::byte>(),
+                                    .moves = moves_there.get<RowMove>(),
+                                    .row_bytes = 4 * h,
+                                    .count = rows},
+                                   nullptr);
+              }),
+              8 * numbers);
+  const std::vector<std::int32_t> ids(static_cast<std::size_t>(kRows), 7);
+  const Memory ids_there(ids);
+  print_bytes(named("embed_tokens 8192 rows"), seconds_of([&] {
+                cuda::embed_tokens({hidden.get<float>(),
+                                    ids_there.get<std::int32_t>(),
+                                    {half_rows.get(), rows, dim, DType::float16},
+                                    rows},
+                                   nullptr);
+              }),
+              6 * numbers);
+  print_bytes(named("add_positions 8192 rows"), seconds_of([&] {
+                cuda::add_positions({hidden.get<float>(), ids_there.get<std::int32_t>(),
+                                     half_rows.get(), DType::float16, rows, dim, 2},
+                                    nullptr);
+              }),
+              8 * numbers);
+  const Memory mlp(kRows * model.ffn * 2);
+  for (const auto& [epilogue, name] :
+       {std::pair{Epilogue::gelu, "gelu"}, {Epilogue::gelu_tanh, "gelu_tanh"}}) {
+    print_bytes(named(fmt::format("{} 8192 MLP rows of float16", name).c_str()), seconds_of([&] {
+                  cuda::activate({mlp.get(), DType::float16, model.ffn}, kRows, model.ffn, epilogue,
+                                 nullptr);
+                }),
+                4.0 * kRows * model.ffn);
+  }
+}
+
+void bench_sample(const char* name, const SampleRow& how) {
+  constexpr std::int32_t kSampled = 128;
+  std::vector<float> logits(static_cast<std::size_t>(kSampled) * kVocabulary);
+  std::uint32_t state = 1;
+  for (float& x : logits) {  // a rough bell, ±8
+    float sum = 0;
+    for (int i = 0; i < 4; ++i) {
+      state = state * 1664525u + 1013904223u;
+      sum += static_cast<float>(state >> 8) * 0x1p-24f;
+    }
+    x = 4 * (sum - 2);
+  }
+  std::vector<SampleRow> rows(kSampled, how);
+  for (std::int32_t r = 0; r < kSampled; ++r) {
+    rows[static_cast<std::size_t>(r)].row = r;
+    rows[static_cast<std::size_t>(r)].seed = static_cast<std::uint64_t>(r);
+  }
+  const Memory logits_there(logits);
+  const Memory rows_there(rows);
+  const Memory out(kSampled * static_cast<std::int64_t>(sizeof(SampledRow)));
+  print_bytes(fmt::format("sample 128 x {} {}", kVocabulary, name), seconds_of([&] {
+                cuda::sample_tokens({out.get<SampledRow>(), rows_there.get<SampleRow>(),
+                                     logits_there.get<float>(), kSampled, kVocabulary},
+                                    nullptr);
+              }),
+              4.0 * kSampled * kVocabulary);
+}
+
+void bench_sample() {
+  bench_sample("greedy", {.temperature = 0, .top_p = 1, .logprobs = -1, .target = -1});
+  bench_sample("greedy, logprobs 0", {.temperature = 0, .top_p = 1, .logprobs = 0, .target = -1});
+  bench_sample("greedy, logprobs 5", {.temperature = 0, .top_p = 1, .logprobs = 5, .target = -1});
+  bench_sample("temperature 1", {.temperature = 1, .top_p = 1, .logprobs = -1, .target = -1});
+  bench_sample("top_k 50, top_p 0.9",
+               {.temperature = 1, .top_p = 0.9f, .top_k = 50, .logprobs = -1, .target = -1});
+}
+
+void run(const std::vector<std::string>& names) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    fail("this machine has no CUDA device to measure");
+  }
+  cudaDeviceProp device{};
+  check_cuda(cudaGetDeviceProperties(&device, 0));
+  fmt::print("{}; limits of an H200: {:.0f} GB/s copied, {:.0f} TFLOP/s\n", device.name,
+             kCopyBytes * 1e-9, kFlops * 1e-12);
+  const auto wanted = [&](const char* name) {
+    return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
+  };
+  if (wanted("attention")) {
+    bench_attention();
+  }
+  if (wanted("rows")) {
+    for (const Model& model : kModels) {
+      bench_rows(model);
+    }
+  }
+  if (wanted("sample")) {
+    bench_sample();
+  }
+}
+
+}  // namespace
+}  // namespace poise::bench
+
+int main(int argc, char** argv) {
+  try {
+    poise::bench::run({argv + 1, argv + argc});
+    return 0;
+  } catch (const std::exception& trouble) {
+    fmt::print(stderr, "{}\n", trouble.what());
+    return static_cast<int>(poise::Exit::cannot_start);
+  }
+}
