@@ -1,7 +1,8 @@
 """The most memory that a run's processes held, looked at twice a second from a thread of its own.
 
-Host: pages of their own of all processes, and what their shared segments have filled. Device: what the driver says is used,
-less what was used before, where there is a driver; nothing else may begin to use that GPU meanwhile.
+Host: pages of their own of all processes, and what their shared segments have filled; where it is no run of ours that is
+watched, what the system uses more than before. Device: what the driver says is used, less what was used before, where there
+is a driver; nothing else may begin to use that GPU meanwhile.
 """
 
 import os
@@ -10,18 +11,20 @@ import shutil
 import subprocess
 import threading
 
-from . import processes, segments
+from . import machine, processes, segments
 from .run_directory import read_json
 
 _EVERY = 0.5  # seconds
 
 
 class MemoryWatch:
-    """`with MemoryWatch(run directory) as watch:` around a run; then `watch.host` and `watch.device`, bytes or None."""
+    """`with MemoryWatch(run directory) as watch:` around a run, without one around anything else; then `watch.host` and
+    `watch.device`, bytes or None."""
 
-    def __init__(self, run_directory):
+    def __init__(self, run_directory=None):
         self.host = self.device = None
-        self._record = run_directory / "run.json"
+        self._record = run_directory / "run.json" if run_directory else None
+        self._host_before = _system_used()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._smi = shutil.which("nvidia-smi")
@@ -37,8 +40,9 @@ class MemoryWatch:
 
     def _watch(self):
         while not self._over.wait(_EVERY):
-            run_id = read_json(self._record).get("run_id")
-            if run_id:
+            if self._record is None:
+                self.host = max(self.host or 0, _system_used() - self._host_before)
+            elif run_id := read_json(self._record).get("run_id"):
                 self.host = max(self.host or 0, _host_used(run_id))
             used = self._device_used()
             if used is not None and self._before is not None:
@@ -54,6 +58,10 @@ class MemoryWatch:
         except (OSError, subprocess.TimeoutExpired):
             return None
         return int(text) << 20 if text.isdigit() else None
+
+
+def _system_used():
+    return machine.meminfo("MemTotal") - machine.meminfo("MemAvailable")
 
 
 def _host_used(run_id):

@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""Everything that has to be seen on a GPU machine, section by section, with a time budget for each.
+
+Results stand in DIR/gpu_check.json and, to be read, in DIR/gpu_check.txt; what programs said is in DIR/gpu_check.log. A second call
+with the same DIR adds to them, so that sections may run one by one. Ends with 0 if nothing failed, 1 otherwise.
+"""
+
+import argparse
+import glob
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import gpu_sections
+import speed_table
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "launch"))
+from supervisor import build_facts, places  # noqa: E402
+
+BUDGETS = {"tests": 300, "goldens": 180, "demo": 120, "sanitizer": 300, "speed": 1500, "peers": 1500}
+
+
+class Bench:
+    """What the sections share: programs, time, a log, and the items they found."""
+
+    def __init__(self, given):
+        self.given = given
+        self.root, self.bin = ROOT, places.binary_folder()
+        self.folder = Path(tempfile.mkdtemp(prefix="poise-gpu-check-"))
+        self.results = Path(given.results).absolute()
+        self.results.mkdir(parents=True, exist_ok=True)
+        runtime = self.folder / "runtime"  # kept loaders of our own, which nobody else's `stop` ends
+        runtime.mkdir(mode=0o700)
+        self.environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "POISE_SOURCE_DIR": str(ROOT)}
+        self.environment |= {"POISE_DEVICE": given.device, **cublas()}
+        self.works = json.loads((ROOT / "bench" / "works.json").read_text())
+        self.section, self.deadline = None, 0.0
+        self.told = self._earlier()
+        self.told["machine"] = machine()
+
+    def _earlier(self):
+        try:
+            return json.loads((self.results / "gpu_check.json").read_text())
+        except (OSError, ValueError):
+            return {"sections": {}}
+
+    def seconds_left(self):
+        return self.deadline - time.monotonic()
+
+    def poise(self, *words, **more):
+        return self.run(["/bin/sh", ROOT / "launch" / "poise", *words], **more)
+
+    def run(self, command, environment=None, most=None):
+        """(exit code or None where time ran out, what it printed). Interrupted first, so that it can clean up."""
+        command = [str(word) for word in command]
+        left = min(self.seconds_left(), most or 1e9)
+        if left <= 0:
+            return None, "the section's time is over"
+        with tempfile.TemporaryFile() as said:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
+                env={**self.environment, **(environment or {})},
+            )
+            code = None
+            for number, patience in ((signal.SIGINT, left), (signal.SIGKILL, 40), (None, 20)):
+                try:
+                    code = process.wait(patience)
+                    break
+                except subprocess.TimeoutExpired:
+                    if number is not None:
+                        os.killpg(process.pid, number)
+            in_time = time.monotonic() <= self.deadline + 1 or code == 0
+            said.seek(0)
+            text = said.read().decode("utf-8", "replace")
+        with open(self.results / "gpu_check.log", "a") as log:
+            log.write(f"\n### {' '.join(command)}\n{text}### ended with {code}\n")
+        return (code if in_time else None), text
+
+    def note(self, name, ok, told, **figures):
+        """`ok`: True, False, or None for what could not be run. An item of the same name is replaced."""
+        items = self.told["sections"].setdefault(self.section, [])
+        items[:] = [item for item in items if item["name"] != name]
+        items.append({"name": name, "ok": ok, "told": told, **figures})
+        print(f"{ {True: 'ok', False: 'FAILED', None: 'not run'}[ok]:8} {self.section}: {name}: {told}", flush=True)
+        self.write()
+
+    def write(self):
+        (self.results / "gpu_check.json").write_text(json.dumps(self.told, indent=1) + "\n")
+        (self.results / "gpu_check.txt").write_text(speed_table.report(self.told))
+
+
+def cublas():
+    """Where the loader does not find cuBLAS, the folder of the one that comes with this Python's torch."""
+    if os.environ.get("POISE_CUBLAS"):
+        return {}
+    for folder in sys.path:
+        for path in glob.glob(os.path.join(folder, "nvidia", "*", "lib", "libcublasLt.so.13")):
+            return {"POISE_CUBLAS": os.path.dirname(path)}
+    return {}
+
+
+def machine():
+    facts = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), "commit": build_facts.commit(), "python": sys.version.split()[0]}
+    smi = shutil.which("nvidia-smi")
+    if smi:
+        query = "name,driver_version,memory.total,pcie.link.gen.current,pcie.link.width.current"
+        command = [smi, f"--query-gpu={query}", "--format=csv,noheader"]
+        facts["gpu"] = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    facts |= {"cores": os.cpu_count(), "host_memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') >> 30} GiB"}
+    return facts
+
+
+def options():
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--results", required=True, metavar="DIR")
+    made.add_argument("--only", metavar="A,B", help=f"of {', '.join(BUDGETS)}; default: all")
+    made.add_argument("--budget", metavar="A=S,B=S", default="", help="seconds for sections, instead of the usual ones")
+    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu rehearses the script")
+    made.add_argument("--works", metavar="A,B", help="of works.json, for speed and peers; default: all")
+    made.add_argument("--variants", metavar="A,B", help="of poise, by the beginning of their names: kv-only,act-only")
+    made.add_argument("--works-file", help="instead of works.json")
+    made.add_argument("--link-peak", type=float, metavar="GB/s", help="where the device does not measure it")
+    made.add_argument("--runs", type=int, default=1, help="of each speed; the middle one counts")
+    made.add_argument("--trace", action="store_true", help="timelines of the speed runs, in DIR")
+    made.add_argument("--options", default="", help="more options for each speed run")
+    made.add_argument("--peer-python", default=shutil.which("python3") or sys.executable)
+    made.add_argument("--flexgen-wheel", metavar="PATH")
+    made.add_argument("--peers", default="flexgen,transformers")
+    return made.parse_args()
+
+
+def main():
+    given = options()
+    sections = given.only.split(",") if given.only else list(BUDGETS)
+    budgets = BUDGETS | {name: float(value) for name, _, value in (one.partition("=") for one in given.budget.split(",") if one)}
+    for name in {*sections, *budgets} - set(BUDGETS):
+        sys.exit(f"there is no section {name}; there are: {', '.join(BUDGETS)}")
+    bench = Bench(given)
+    if given.works_file:
+        bench.works = json.loads(Path(given.works_file).read_text())
+    try:
+        for name in sections:
+            bench.section, bench.deadline = name, time.monotonic() + budgets[name]
+            getattr(gpu_sections, name)(bench)
+    finally:
+        bench.deadline = time.monotonic() + 60
+        bench.poise("stop")
+        bench.write()
+        shutil.rmtree(bench.folder, ignore_errors=True)
+    print((bench.results / "gpu_check.txt").read_text())
+    ran = [item for name in sections for item in bench.told["sections"].get(name, [])]
+    sys.exit(1 if not ran or any(item["ok"] is False for item in ran) else 0)
+
+
+if __name__ == "__main__":
+    main()

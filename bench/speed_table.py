@@ -1,0 +1,69 @@
+"""What gpu_check.py found, as a text: a line for each item, then one table of all systems on each work."""
+
+_MARKS = {True: "ok", False: "FAILED", None: "not run"}
+
+
+def report(told):
+    lines = ["; ".join(f"{name} {value}" for name, value in told.get("machine", {}).items()), ""]
+    for section, items in told["sections"].items():
+        lines += [f"{_MARKS[item['ok']]:8} {section}: {item['name']}: {item['told']}" for item in items]
+    rows = speed_rows(told)
+    if rows:
+        lines += ["", *table([_HEAD, *rows])]
+    return "\n".join(lines) + "\n"
+
+
+_HEAD = (
+    *("work", "system", "requests", "decode tok/s", "x FlexGen", "of the roof", "prefill rows/s", "output tok/s"),
+    *("GPU GiB", "host GiB"),
+)
+
+
+def speed_rows(told):
+    items = [item for section in ("speed", "peers") for item in told["sections"].get(section, []) if item["ok"]]
+    works = list(dict.fromkeys(item["work"] for item in items))
+    rows = []
+    for work in works:
+        mine = [_figures(item) for item in items if item["work"] == work]
+        best = max((one["decode"] for one in mine if one["system"].startswith("FlexGen") and one["decode"]), default=None)
+        rows += [_row(work, one, best) for one in mine]
+    return rows
+
+
+def _figures(item):
+    """The same names for ours and theirs; None where a system does not tell."""
+    if "peer" in item:
+        peer = item["peer"]
+        return {
+            "system": item["system"], "requests": peer["num_requests"], "decode": peer["decode_tokens_per_second"],
+            "efficiency": None, "prefill": peer["prefill_per_second"], "output": peer["output_tokens_per_second"],
+            "gpu": peer["gpu_peak_by_driver_bytes"] or peer["gpu_reserved_bytes"], "host": peer["host_peak_bytes"],
+        }  # fmt: skip
+    figures = item["figures"]
+    decode, prefill = figures["phases"]["decode"], figures["phases"]["prefill"]
+    return {
+        "system": item["system"], "requests": figures["num_requests"], "decode": decode["sampled_tokens_per_second"],
+        "efficiency": decode["efficiency"], "prefill": prefill and prefill["rows_per_second"],
+        "output": figures["output_tokens_per_second"],
+        "gpu": figures["device_memory_peak_by_driver_bytes"] or figures["device_memory_bytes"],
+        "host": figures["host_memory_peak_bytes"],
+    }  # fmt: skip
+
+
+def _row(work, one, best):
+    def number(value, digits=1, scale=1):
+        return "" if value is None else f"{value * scale:.{digits}f}"
+
+    return (
+        work, one["system"], str(one["requests"]), number(one["decode"]), number(one["decode"] / best if best else None, 2),
+        number(one["efficiency"], 1, 100) + (" %" if one["efficiency"] is not None else ""), number(one["prefill"], 0),
+        number(one["output"]), number(one["gpu"], 1, 2**-30), number(one["host"], 1, 2**-30),
+    )  # fmt: skip
+
+
+def table(rows):
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(width) if column < 2 else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths))).rstrip()
+        for row in rows
+    ]
