@@ -68,15 +68,15 @@ class Bench:
                 command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**self.environment, **(environment or {})},
             )
-            code = None
+            code, in_time = None, True
             for number, patience in ((signal.SIGINT, left), (signal.SIGKILL, 40), (None, 20)):
                 try:
                     code = process.wait(patience)
                     break
                 except subprocess.TimeoutExpired:
+                    in_time = False
                     if number is not None:
                         os.killpg(process.pid, number)
-            in_time = time.monotonic() <= self.deadline + 1 or code == 0
             said.seek(0)
             text = said.read().decode("utf-8", "replace")
         with open(self.results / "gpu_check.log", "a") as log:

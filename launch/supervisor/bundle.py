@@ -32,7 +32,7 @@ _OF_THE_MACHINE = re.compile(
 )
 _KEPT = {
     "launch": ("poise", "start.py", "supervisor/*.py", "demo/model/*", "demo/*.jsonl", "demo/answers.json", "demo/score.py"),
-    "bench": ("*.sh", "*.py", "README.md", "models/*", "peers/*"),
+    "bench": ("*.sh", "*.py", "works.json", "README.md", "models/*", "peers/*.py"),
     "tests": (
         *("golden/models/*", "golden/models/*/*", "golden/tokenizer/*", "golden/tokenizer/*/*"),
         *("e2e/harness.py", "e2e/goldens.py", "e2e/hostile_requests.json"),

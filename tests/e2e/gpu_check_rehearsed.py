@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""`bench/gpu_check.sh` on the CPU device: what it sees it notes, what goes wrong or does not run is not called well."""
+
+import json
+import os
+import subprocess
+import sys
+
+import harness
+from harness import DEMO_MODEL, ROOT, bin_folder, expect, expect_equal, test
+
+_SHAPE = json.loads((DEMO_MODEL / "config.json").read_text()) | {"num_hidden_layers": 2}
+_POISE = [{"name": "kv-only", "options": ["--policy", "kv-only"]}]
+_POISE += [{"name": "act-only, 4", "num_prompts": 4, "options": ["--policy", "act-only"]}]
+# What compute-sanitizer says at its end, behind a program that ran as if nothing were around it.
+_TOOL = '#!/bin/sh\nshift 4\n"$@"; code=$?\necho "========= {summary}"\nexit $code\n'
+
+
+def check(workspace, *options, root=ROOT, tool=None, extra=None):
+    """(exit code, {section: {item: …}}) of gpu_check.sh."""
+    (workspace / "shape.json").write_text(json.dumps(_SHAPE))
+    work = {"config": str(workspace / "shape.json"), "num_prompts": 6, "input_len": 20, "output_len": 5, "poise": _POISE}
+    work |= {"flexgen": [{"gpu_batch_size": 2, "num_gpu_batches": 2, "percent": [100, 0, 0, 100, 100, 0]}]}
+    work |= {"transformers": {"batches": [4]}}
+    works = {"gpu_memory": "64MiB", "host_memory": "1GiB", "works": {"tiny": work}}
+    (workspace / "works.json").write_text(json.dumps(works))
+    path = os.environ.get("PATH", "/usr/bin:/bin")
+    if tool is not None:
+        (workspace / "tools").mkdir(exist_ok=True)
+        (workspace / "tools" / "compute-sanitizer").write_text(_TOOL.format(summary=tool))
+        os.chmod(workspace / "tools" / "compute-sanitizer", 0o755)
+        path = f"{workspace / 'tools'}:{path}"
+    command = ["/bin/sh", root / "bench" / "gpu_check.sh", "--results", workspace / "out", "--device", "cpu"]
+    command += ["--works-file", workspace / "works.json", *options]
+    environment = {**os.environ, "PATH": path, "POISE_PYTHON": sys.executable, **(extra or {})}
+    done = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True, timeout=200)
+    expect("Traceback" not in done.stderr, done.stderr)
+    told = json.loads((workspace / "out" / "gpu_check.json").read_text())
+    return done.returncode, {name: {item["name"]: item for item in items} for name, items in told["sections"].items()}
+
+
+@test
+def speeds_and_questions_are_noted_and_gather_over_calls(workspace):
+    code, told = check(workspace, "--only", "speed", "--link-peak", "4", "--trace")
+    expect_equal((code, set(told)), (0, {"speed"}), "the first call")
+    code, told = check(workspace, "--only", "demo", extra={"POISE_BIN": str(bin_folder())})
+    expect_equal((code, set(told)), (0, {"speed", "demo"}), "the second call adds to it")
+    expect_equal(len(told["demo"]), 4, "policies that answered the questions")
+    for item in told["demo"].values():
+        expect("100.0 % right" in item["told"], item["told"])
+    expect_equal(set(told["speed"]), {"tiny kv-only", "tiny act-only, 4"}, "speeds")
+    expect_equal(told["speed"]["tiny act-only, 4"]["figures"]["num_requests"], 4, "its own batch")
+    text = (workspace / "out" / "gpu_check.txt").read_text()
+    expect("poise act-only, 4" in text and "decode tok/s" in text, text)
+    expect((workspace / "out" / "tiny-kv-only.trace.json.gz").exists(), "no timeline")
+    expect_equal(len(list((workspace / "out").iterdir())), 5, "files: JSON, text, log, two timelines")
+
+
+@test
+def what_a_sanitizer_reports_counts(workspace):
+    code, told = check(workspace, "--only", "sanitizer", tool="ERROR SUMMARY: 0 errors")
+    expect_equal((code, [item["ok"] for item in told["sanitizer"].values()]), (0, [True, True]), "nothing found")
+    code, told = check(workspace, "--only", "sanitizer", tool="ERROR SUMMARY: 3 errors")
+    expect_equal((code, told["sanitizer"]["memcheck"]["errors"]), (1, 3), "three errors")
+    code, told = check(workspace, "--only", "sanitizer", tool="nothing to say")
+    expect_equal((code, told["sanitizer"]["racecheck"]["ok"]), (1, False), "no summary")
+    code, told = check(workspace, "--only", "sanitizer", tool="Device not supported")
+    expect_equal((code, told["sanitizer"]["racecheck"]["ok"]), (0, None), "a device that it does not know")
+
+
+@test
+def what_does_not_run_is_not_called_well(workspace):
+    code, told = check(workspace, "--only", "speed", "--budget", "speed=0.05")
+    expect_equal([item["ok"] for item in told["speed"].values()], [None, None], "no time")
+    expect_equal(code, 0, "what could not run is no failure, but it says so")
+    expect("not run" in (workspace / "out" / "gpu_check.txt").read_text(), "said nowhere")
+    (workspace / "empty").mkdir()
+    code, told = check(workspace, "--only", "tests,speed", extra={"POISE_BIN": str(workspace / "empty")})
+    expect_equal((code, told["tests"]["CUDA tests"]["ok"]), (1, False), "no test programs")
+    expect_equal(told["speed"]["tiny kv-only"]["ok"], False, "no programs")
+    code, told = check(workspace, "--only", "peers", "--peer-python", "/bin/false")
+    expect_equal({item["ok"] for item in told["peers"].values()}, {None}, "peers that cannot")
+
+
+@test
+def it_runs_from_a_bundle(workspace):
+    bundle = workspace / "bundle"
+    workspace.poise("bundle", "--with-tests", "-o", bundle, env={"POISE_BIN": str(bin_folder())}).expect(0)
+    environment = {"POISE_BIN": "", "XDG_RUNTIME_DIR": str(workspace.runtime)}
+    code, told = check(workspace, "--only", "demo,speed", "--variants", "kv-only", root=bundle, extra=environment)
+    log = (workspace / "out" / "gpu_check.log").read_text()
+    expect(code == 0, f"from a bundle: {log[-3000:]}")
+    expect_equal((len(told["demo"]), set(told["speed"])), (4, {"tiny kv-only"}), "from a bundle")
+
+
+if __name__ == "__main__":
+    raise SystemExit(harness.main())
