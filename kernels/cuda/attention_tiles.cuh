@@ -177,7 +177,7 @@ class WarpRows {
  public:
   __device__ WarpRows(const Attention& op, const AttentionPlace& place)
       : lane_(threadIdx.x % kWarp),
-        first_(static_cast<int>(threadIdx.x) / kWarp * kWarpRows),
+        first_(turn() * kWarpRows),
         rows_(min(kWarpRows, place.rows - first_)),
         position_(place.sequence.context + place.first_row + first_),
         factor_(op.scale * 1.4426950408889634f) {
@@ -248,9 +248,11 @@ class WarpRows {
         }
       }
     }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      weigh_row(half, scores);
+    if (rows_ > 8) {
+      weigh_row(0, scores);
+      weigh_row(1, scores);
+    } else {  // a decoding row is alone
+      weigh_row(0, scores);
     }
 #pragma unroll
     for (int n = 0; n < kScoreTiles; ++n) {
@@ -294,9 +296,17 @@ class WarpRows {
   }
 
  private:
+  // Which sixteen rows this warp takes. Where only one of the four has any, it should not be the
+  // same one in the blocks beside it: warp w of every block runs on the same quarter of its
+  // multiprocessor.
+  static __device__ int turn() {
+    const unsigned shift = blockIdx.x * 2654435769u >> 30;
+    return static_cast<int>((threadIdx.x / kWarp + shift) % (kAttentionThreads / kWarp));
+  }
+
   __device__ bool has_row(int half) const { return lane_ / 4 + 8 * half < rows_; }
 
-  __device__ void weigh_row(int half, float (&scores)[kScoreTiles][4]) {
+  __device__ __forceinline__ void weigh_row(const int half, float (&scores)[kScoreTiles][4]) {
     const int a = 2 * half;
     const int b = 2 * half + 1;
     float largest = maximum_[half];

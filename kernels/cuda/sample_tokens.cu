@@ -35,6 +35,11 @@ __device__ std::int32_t id_of(Key key) {
   return static_cast<std::int32_t>(~static_cast<std::uint32_t>(key));
 }
 
+// One copy of the code, so that a token weighs the same wherever it is asked.
+__device__ __noinline__ Mass weight_of(float logit, float maximum, float scale) {
+  return __float2ull_rn(expf((logit - maximum) * scale) * 0x1p40f);
+}
+
 struct Shared {
   Key keys[kWarps];
   double sums[kWarps];
@@ -141,7 +146,7 @@ class Row {
   };
   struct Weight {
     static __device__ Mass of(const Row& row, float logit) {
-      return __float2ull_rn(expf((logit - row.maximum_) * row.scale_) * 0x1p40f);
+      return weight_of(logit, row.maximum_, row.scale_);
     }
   };
 

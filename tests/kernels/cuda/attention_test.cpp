@@ -265,6 +265,46 @@ TEST_F(CudaAttentionBits, OfASequenceDoNotDependOnTheOnesBesideIt) {
   }
 }
 
+TEST_F(CudaAttention, OfThousandsOfSequencesServesThemAll) {
+  // All of one block; values are their position, queries nought: each row is the mean of what it sees.
+  constexpr std::int32_t kSequences = 2500;
+  constexpr std::int32_t kDim = 64;
+  std::vector<float> slot(16 * 2 * kDim, 0.0f);
+  for (std::size_t i = 0; i < slot.size(); ++i) {
+    slot[i] = i / kDim % 2 == 1 ? static_cast<float>(i / (2 * kDim)) : 1.0f;
+  }
+  std::vector<AttentionSequence> sequences;
+  for (std::int32_t s = 0; s < kSequences; ++s) {
+    sequences.push_back({s, 1, s % 16, 0});
+  }
+  for (const DType dtype : kAllTypes) {
+    const StoredOnDevice q(Stored(dtype, std::vector<float>(kSequences * kDim, 0.0f)));
+    const StoredOnDevice out(Stored(dtype, std::vector<float>(kSequences * kDim, -7)));
+    const StoredOnDevice slots(Stored(dtype, slot));
+    const OnDevice<ContextBlock> table(std::vector<ContextBlock>(1));
+    const OnDevice<AttentionSequence> all(sequences);
+    cuda::attention({.out = out.get(),
+                     .q = q.get(),
+                     .slots = {slots.get(), nullptr},
+                     .dtype = dtype,
+                     .row_dtype = dtype,
+                     .blocks = table.get(),
+                     .sequences = all.get(),
+                     .sequence_count = kSequences,
+                     .heads = 1,
+                     .kv_heads = 1,
+                     .head_dim = kDim,
+                     .scale = 1,
+                     .max_new_tokens = 1},
+                    nullptr);
+    const Stored means = out.read();
+    for (std::size_t i = 0; i < means.size(); ++i) {
+      const double mean = static_cast<double>(i / kDim % 16) / 2;
+      ASSERT_NEAR(static_cast<double>(means[i]), mean, mean * 2 * rounding(dtype) + 1e-6) << i;
+    }
+  }
+}
+
 TEST_F(CudaAttention, OfNothingLaunchesNothing) {
   cuda::attention({.sequence_count = 0, .heads = 2, .kv_heads = 2, .head_dim = 64}, nullptr);
   cuda::cuda_check(cudaDeviceSynchronize(), "nothing");
