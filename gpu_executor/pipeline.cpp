@@ -382,24 +382,6 @@ void Pipeline::abandon() {
   weights_.abandon();
 }
 
-std::optional<OrderDone> Pipeline::poll(Seconds timeout) {
-  const bool one = !running_.empty() && ended(running_.front(), timeout);
-  if (const auto sentence = device_.failure()) {
-    fail(Exit::interrupted, "the device {} failed: {}", device_.name(), *sentence);
-  }
-  if (!one) {
-    return std::nullopt;
-  }
-  Running order = std::move(running_.front());
-  running_.pop_front();
-  return report(std::move(order));
-}
-
-bool Pipeline::ended(const Running& order, Seconds timeout) {
-  return std::ranges::all_of(order.ends,
-                             [&](const auto& end) { return device_.reached(*end, timeout); });
-}
-
 std::optional<LayerId> Pipeline::layer_of(std::uint32_t stage) const {
   if (stage == 0 || stage > static_cast<std::uint32_t>(model_.shape.num_hidden_layers)) {
     return std::nullopt;
@@ -418,49 +400,6 @@ std::unique_ptr<Event> Pipeline::take_event() {
   auto event = std::move(spare_events_.back());
   spare_events_.pop_back();
   return event;
-}
-
-OrderDone Pipeline::report(Running order) {
-  OrderDone done;
-  const auto number = [](std::int64_t n) { return static_cast<std::uint64_t>(n); };
-  const auto compute = static_cast<std::size_t>(Stream::compute);
-  std::int64_t busy_ns = device_.totals(*reported_[compute]).busy_ns;
-  for (std::size_t i = 0; i < order.mini_batches.size(); ++i) {
-    const MiniBatchWork& batch = order.work->mini_batches[order.mini_batches[i]];
-    const std::int64_t until = device_.totals(*order.batch_ends[i]).busy_ns;
-    const bool layer = layer_of(order.stage).has_value();
-    done.layer.mini_batches.emplace_back(
-        order.mini_batches[i], layer ? batch.kv_blocks : 0, layer ? batch.act_blocks : 0,
-        static_cast<std::uint32_t>(batch.rows), number(until - busy_ns));
-    busy_ns = until;
-    spare_events_.push_back(std::move(order.batch_ends[i]));
-  }
-
-  std::array<std::unique_ptr<messages::StreamReport>, kStreams> streams;
-  for (std::size_t i = 0; i < kStreams; ++i) {
-    const StreamTotals from = device_.totals(*reported_[i]);
-    const StreamTotals to = device_.totals(*order.ends[i]);
-    streams[i] = std::make_unique<messages::StreamReport>(number(to.bytes - from.bytes),
-                                                          number(to.busy_ns - from.busy_ns),
-                                                          number(to.wait_ns - from.wait_ns));
-    spare_events_.push_back(std::exchange(reported_[i], std::move(order.ends[i])));
-  }
-  done.layer.iteration = order.work->iteration;
-  done.layer.stage = order.stage;
-  done.layer.order = order.seq;
-  done.layer.copy_in = std::move(streams[0]);
-  done.layer.compute = std::move(streams[1]);
-  done.layer.copy_out = std::move(streams[2]);
-  done.layer.link = std::make_unique<messages::LinkBytes>(
-      number(order.weights.n), number(order.kv.n), number(order.act.n), number(order.stores.n));
-  done.layer.spans = tracer_.spans(std::move(order.trace));
-
-  if (order.stage > 0 && !layer_of(order.stage)) {
-    done.iteration = results_of(*order.work);
-    host_buffers_.give_back(std::move(order.work->tables));
-    host_buffers_.give_back(std::move(order.work->results));
-  }
-  return done;
 }
 
 }  // namespace poise
