@@ -21,6 +21,13 @@ constexpr int kEach = kTile / kWarp;  // positions of a lane: lane, lane + 32
 constexpr int kMostDim = 256;
 constexpr int kColumns = kMostDim / kWarp;  // of a lane: lane, lane + 32, …
 
+// Another lane's pointer.
+template <typename T>
+__device__ const T* pointer_of(const T* mine, int lane) {
+  return reinterpret_cast<const T*>(
+      __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), lane));
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kWarps* kWarp) plain_attention_kernel(const Attention op) {
   __shared__ float queries[kWarps][kMostDim];
@@ -61,16 +68,19 @@ __global__ void __launch_bounds__(kWarps* kWarp) plain_attention_kernel(const At
   for (int start = 0; start < end; start += kTile) {
     const int count = min(kTile, end - start);
     float weights[kEach];
+    const T* keys[kEach];
     float largest = maximum;
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
       const int at = e * kWarp + lane;
       weights[e] = -kInfinity;
+      keys[e] = nullptr;
       if (at < count) {
-        const T* key = key_of(start + at);
+        keys[e] = key_of(start + at);
         float score = 0;
+#pragma unroll 8
         for (int d = 0; d < op.head_dim; ++d) {
-          score = fmaf(q[d], to_float(key[d]), score);
+          score = fmaf(q[d], to_float(keys[e][d]), score);
         }
         weights[e] = score * op.scale;
         largest = fmaxf(largest, weights[e]);
@@ -92,9 +102,11 @@ __global__ void __launch_bounds__(kWarps* kWarp) plain_attention_kernel(const At
     }
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
-      for (int source = 0; source < kWarp && e * kWarp + source < count; ++source) {
+      const int some = min(kWarp, count - e * kWarp);
+#pragma unroll 4
+      for (int source = 0; source < some; ++source) {
         const float weight = __shfl_sync(kAllLanes, weights[e], source);
-        const T* value = key_of(start + e * kWarp + source) + kv_dim;
+        const T* value = pointer_of(keys[e], source) + kv_dim;
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
           if (c * kWarp + lane < op.head_dim) {
