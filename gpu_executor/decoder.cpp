@@ -51,56 +51,24 @@ void Decoder::embed(const OuterWeights& weights, const EmbedInput& input) {
                               .offset = shape_.position_offset});
 }
 
-void Decoder::layer(const LayerWeights& weights, const LayerInput& input, const LayerHooks& hooks) {
-  attention_block(weights, input, hooks);
-  mlp_block(weights, input, hooks);
-}
-
-void Decoder::attention_block(const LayerWeights& weights, const LayerInput& input,
-                              const LayerHooks& hooks) {
-  const std::int64_t h = shape_.hidden_size;
-  const std::int64_t kv_width = 2 * std::int64_t{shape_.kv_dim()};
-  const std::int64_t kv_row = kv_width * size_of(dtype_).n;
-  const bool norm_before = shape_.do_layer_norm_before != 0;
-
-  // KV Gen (Eq. 1): rows of ACT blocks to rows of KV blocks in the same slots. First, because it
-  // needs nothing but the layer's first piece.
+void Decoder::project(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks) {
   hooks.need(Weight::w_kv);
-  if (!input.regenerate.empty()) {
-    hooks.begins(messages::SpanKind::KvGen);
-  }
-  for (const Regenerate& range : input.regenerate) {
-    const std::int64_t row = range.first_slot * kBlockTokens;
-    device_.launch(Gemm{.out = {.data = static_cast<std::byte*>(input.regenerated) + row * kv_row,
-                                .dtype = dtype_,
-                                .stride = kv_width},
-                        .in = {.data = static_cast<std::byte*>(const_cast<void*>(input.act)) +
-                                       row * h * size_of(dtype_).n,
-                               .dtype = dtype_,
-                               .stride = h},
-                        .weight = weights.w_kv,
-                        .bias = weights.b_kv,
-                        .residual = nullptr,
-                        .rows = range.count * kBlockTokens,
-                        .epilogue = Epilogue::none});
-  }
-
-  // The attention input, rounded as it will be stored: all that follows is made from that.
   hooks.need(Weight::w_q);
   hooks.begins(messages::SpanKind::Qkv);
-  const Rows act{.data = input.new_act, .dtype = dtype_, .stride = h};
-  if (norm_before) {
-    norm(act, input.hidden, weights.attention_norm_weight, weights.attention_norm_bias, input.rows);
+  // The attention input, rounded as it will be stored: all that follows is made from that.
+  const Rows act{.data = rows.new_act, .dtype = dtype_, .stride = shape_.hidden_size};
+  if (shape_.do_layer_norm_before != 0) {
+    norm(act, rows.hidden, weights.attention_norm_weight, weights.attention_norm_bias, rows.rows);
   } else {
     device_.launch(
-        Convert{.out = act, .in = input.hidden, .rows = input.rows, .dim = shape_.hidden_size});
+        Convert{.out = act, .in = rows.hidden, .rows = rows.rows, .dim = shape_.hidden_size});
   }
-  device_.launch(Gemm{.out = {.data = input.new_kv, .dtype = dtype_, .stride = kv_width},
+  device_.launch(Gemm{.out = {.data = rows.new_kv, .dtype = dtype_, .stride = kv_width()},
                       .in = act,
                       .weight = weights.w_kv,
                       .bias = weights.b_kv,
                       .residual = nullptr,
-                      .rows = input.rows,
+                      .rows = rows.rows,
                       .epilogue = Epilogue::none});
   hooks.rows_made();
   device_.launch(Gemm{.out = work_rows(q_, shape_.q_dim()),
@@ -108,83 +76,118 @@ void Decoder::attention_block(const LayerWeights& weights, const LayerInput& inp
                       .weight = weights.w_q,
                       .bias = weights.b_q,
                       .residual = nullptr,
-                      .rows = input.rows,
+                      .rows = rows.rows,
                       .epilogue = Epilogue::none});
+}
 
+void Decoder::attend(const LayerWeights& weights, const LayerRows& rows,
+                     const LayerContext& context, const LayerHooks& hooks) {
+  if (!context.regenerate.empty()) {
+    hooks.begins(messages::SpanKind::KvGen);
+    regenerate(weights, context);
+  }
+  hooks.begins(messages::SpanKind::Attention);
+  const std::int64_t kv_row = kv_width() * size_of(dtype_).n;
   const auto scatter = [&](void* to, const RowMove* moves, std::int32_t count) {
     if (count > 0) {
-      device_.launch(ScatterRows{.out = static_cast<std::byte*>(to),
-                                 .in = static_cast<const std::byte*>(input.new_kv),
-                                 .moves = moves,
-                                 .row_bytes = kv_row,
-                                 .count = count});
+      device_.launch(
+          ScatterRows{.out = static_cast<std::byte*>(to),
+                      .in = static_cast<const std::byte*>(rows.new_kv) + context.first_row * kv_row,
+                      .moves = moves,
+                      .row_bytes = kv_row,
+                      .count = count});
     }
   };
-  scatter(input.kv, input.kv_moves, input.kv_move_count);
-  scatter(input.regenerated, input.regenerated_moves, input.regenerated_move_count);
-
-  hooks.begins(messages::SpanKind::Attention);
-  device_.launch(Attention{.out = attended_.data(),
-                           .q = q_.data(),
-                           .slots = {input.kv, input.regenerated},
+  scatter(context.kv, context.kv_moves, context.kv_move_count);
+  scatter(context.regenerated, context.regenerated_moves, context.regenerated_move_count);
+  const std::int64_t first = context.first_row * shape_.q_dim() * size_of(work_).n;
+  device_.launch(Attention{.out = attended_.data() + first,
+                           .q = q_.data() + first,
+                           .slots = {context.kv, context.regenerated},
                            .dtype = dtype_,
                            .row_dtype = work_,
-                           .blocks = input.blocks,
-                           .sequences = input.sequences,
-                           .sequence_count = input.sequence_count,
+                           .blocks = context.blocks,
+                           .sequences = context.sequences,
+                           .sequence_count = context.sequence_count,
                            .heads = shape_.num_attention_heads,
                            .kv_heads = shape_.num_key_value_heads,
                            .head_dim = shape_.head_dim,
                            .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
-                           .max_new_tokens = input.max_new_tokens});
+                           .max_new_tokens = context.max_new_tokens});
+}
 
+// KV Gen (Eq. 1): rows of ACT blocks to rows of KV blocks in the same slots.
+void Decoder::regenerate(const LayerWeights& weights, const LayerContext& context) {
+  const std::int64_t h = shape_.hidden_size;
+  const std::int64_t width = size_of(dtype_).n;
+  for (const Regenerate& range : context.regenerate) {
+    const std::int64_t row = range.first_slot * kBlockTokens;
+    device_.launch(Gemm{
+        .out = {.data = static_cast<std::byte*>(context.regenerated) + row * kv_width() * width,
+                .dtype = dtype_,
+                .stride = kv_width()},
+        .in = {.data = static_cast<std::byte*>(const_cast<void*>(context.act)) + row * h * width,
+               .dtype = dtype_,
+               .stride = h},
+        .weight = weights.w_kv,
+        .bias = weights.b_kv,
+        .residual = nullptr,
+        .rows = range.count * kBlockTokens,
+        .epilogue = Epilogue::none});
+  }
+}
+
+void Decoder::finish(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks) {
+  const std::int64_t h = shape_.hidden_size;
+  const bool norm_before = shape_.do_layer_norm_before != 0;
+  hooks.need(Weight::w_o);
   hooks.begins(messages::SpanKind::Projection);
-  float* sum = norm_before ? input.hidden : floats(normed_);
+  float* sum = norm_before ? rows.hidden : floats(normed_);
   device_.launch(Gemm{.out = float_rows(sum, h),
                       .in = work_rows(attended_, shape_.q_dim()),
                       .weight = weights.w_o,
                       .bias = weights.b_o,
-                      .residual = input.hidden,
-                      .rows = input.rows,
+                      .residual = rows.hidden,
+                      .rows = rows.rows,
                       .epilogue = Epilogue::none});
   if (!norm_before) {
-    norm(float_rows(input.hidden, h), sum, weights.attention_norm_weight,
-         weights.attention_norm_bias, input.rows);
+    norm(float_rows(rows.hidden, h), sum, weights.attention_norm_weight,
+         weights.attention_norm_bias, rows.rows);
   }
+  mlp(weights, rows, hooks);
 }
 
-void Decoder::mlp_block(const LayerWeights& weights, const LayerInput& input,
-                        const LayerHooks& hooks) {
+void Decoder::mlp(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks) {
   const std::int64_t h = shape_.hidden_size;
   const bool norm_before = shape_.do_layer_norm_before != 0;
   hooks.need(Weight::fc1);
   hooks.begins(messages::SpanKind::Fc1);
   Rows in = work_rows(normed_, h);
   if (norm_before) {
-    norm(in, input.hidden, weights.mlp_norm_weight, weights.mlp_norm_bias, input.rows);
+    norm(in, rows.hidden, weights.mlp_norm_weight, weights.mlp_norm_bias, rows.rows);
   } else {
-    in = gemm_input(input.hidden, h, normed_, input.rows);
+    in = gemm_input(rows.hidden, h, normed_, rows.rows);
   }
   device_.launch(Gemm{.out = work_rows(mlp_, shape_.ffn_dim),
                       .in = in,
                       .weight = weights.fc1,
                       .bias = weights.fc1_bias,
                       .residual = nullptr,
-                      .rows = input.rows,
+                      .rows = rows.rows,
                       .epilogue = activation()});
   hooks.need(Weight::fc2);
   hooks.begins(messages::SpanKind::Fc2);
-  float* sum = norm_before ? input.hidden : floats(normed_);
+  float* sum = norm_before ? rows.hidden : floats(normed_);
   device_.launch(Gemm{.out = float_rows(sum, h),
                       .in = work_rows(mlp_, shape_.ffn_dim),
                       .weight = weights.fc2,
                       .bias = weights.fc2_bias,
-                      .residual = input.hidden,
-                      .rows = input.rows,
+                      .residual = rows.hidden,
+                      .rows = rows.rows,
                       .epilogue = Epilogue::none});
   if (!norm_before) {
-    norm(float_rows(input.hidden, h), sum, weights.mlp_norm_weight, weights.mlp_norm_bias,
-         input.rows);
+    norm(float_rows(rows.hidden, h), sum, weights.mlp_norm_weight, weights.mlp_norm_bias,
+         rows.rows);
   }
 }
 

@@ -29,15 +29,21 @@ struct Regenerate {
   std::int64_t first_slot, count;
 };
 
-// A mini-batch in one decoder layer.
-struct LayerInput {
+// Rows of one or several mini-batches in one decoder layer: what is computed row by row is computed
+// for all of them at once, so that a weight is read once. At most max_mini_batch_rows.
+struct LayerRows {
   float* hidden;  // (rows, hidden_size); read and written
   std::int32_t rows;
-  void* new_act;      // (rows, hidden_size) of the stored type; written
-  void* new_kv;       // (rows, 2, kv_heads, head_dim) of the stored type; written
-  const void* act;    // ACT buffer: (act_slots, block_tokens, hidden_size)
-  void* kv;           // KV buffer: (kv_slots, block_tokens, 2, kv_heads, head_dim)
-  void* regenerated;  // (act_slots, block_tokens, 2, kv_heads, head_dim); written
+  void* new_act;  // (rows, hidden_size) of the stored type; written
+  void* new_kv;   // (rows, 2, kv_heads, head_dim) of the stored type; written
+};
+
+// The context of one of those mini-batches.
+struct LayerContext {
+  std::int64_t first_row;  // of the mini-batch, within LayerRows
+  const void* act;         // ACT buffer: (act_slots, block_tokens, hidden_size)
+  void* kv;                // KV buffer: (kv_slots, block_tokens, 2, kv_heads, head_dim)
+  void* regenerated;       // (act_slots, block_tokens, 2, kv_heads, head_dim); written
   std::span<const Regenerate> regenerate;
   const RowMove* kv_moves;           // (kv_move_count) new rows into the KV buffer
   const RowMove* regenerated_moves;  // (regenerated_move_count) … into the regenerated buffer
@@ -68,18 +74,23 @@ class Decoder {
   Decoder(Device& device, const ModelShape& shape, DType dtype, const DeviceLimits& limits);
 
   void embed(const OuterWeights& weights, const EmbedInput& input);
-  void layer(const LayerWeights& weights, const LayerInput& input, const LayerHooks& hooks);
+  // A layer: `project` makes queries, keys and values of the new rows, `attend` then reads the context
+  // of each mini-batch, `finish` is all that follows attention.
+  void project(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
+  void attend(const LayerWeights& weights, const LayerRows& rows, const LayerContext& context,
+              const LayerHooks& hooks);
+  void finish(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
   void head(const OuterWeights& weights, const HeadInput& input);
 
  private:
-  void attention_block(const LayerWeights& weights, const LayerInput& input,
-                       const LayerHooks& hooks);
-  void mlp_block(const LayerWeights& weights, const LayerInput& input, const LayerHooks& hooks);
+  void regenerate(const LayerWeights& weights, const LayerContext& context);
+  void mlp(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
   void norm(const Rows& out, const float* in, const void* weight, const void* bias,
             std::int32_t rows);
   Rows gemm_input(float* in, std::int64_t width, const Buffer& converted, std::int32_t rows);
   Rows work_rows(const Buffer& buffer, std::int64_t width) const;
   Epilogue activation() const;
+  std::int64_t kv_width() const { return 2 * std::int64_t{shape_.kv_dim()}; }
 
   Device& device_;
   const ModelShape shape_;

@@ -46,17 +46,19 @@ Pipeline::Pipeline(Device& device, const Model& model, const DeviceLimits& limit
   for (Side& side : sides_) {
     side = {.act = device.allocate(sizes.act_buffer, "ACT buffer"),
             .kv = device.allocate(sizes.kv_buffer, "KV buffer"),
-            .new_act = device.allocate(sizes.new_act, "new ACT rows"),
-            .new_kv = device.allocate(sizes.new_kv, "new KV rows"),
             .tables = device.allocate(sizes.batch_tables, "tables"),
             .sampled = device.allocate(sizes.sampled, "samples"),
             .loaded = device.make_event(),
             .loaded_here = device.make_event(),
-            .made = device.make_event(),
             .computed = device.make_event(),
-            .stored = device.make_event(),
             .sampled_made = device.make_event(),
             .sampled_taken = device.make_event()};
+  }
+  for (RowsSide& side : rows_sides_) {
+    side = {.act = device.allocate(sizes.new_act, "new ACT rows"),
+            .kv = device.allocate(sizes.new_kv, "new KV rows"),
+            .made = device.make_event(),
+            .stored = device.make_event()};
   }
   for (IterationSide& side : iteration_sides_) {
     side = {.tables = device.allocate(sizes.iteration_tables, "tables"),
@@ -120,21 +122,64 @@ void Pipeline::run_layer(Running& order, const LayerOrderWork& work, LayerId lay
     fetch_after(order, work, work.mini_batches[i]);
   };
   load_next(0);
-  for (std::size_t i = 0; i < visits.size(); ++i) {
-    const bool more = i + 1 < visits.size();
-    // The next mini-batch's loads go before this one's computation, unless they are its stores.
-    const bool ahead = more && std::ranges::find(visits[i + 1].batch.after, work.mini_batches[i]) ==
-                                   visits[i + 1].batch.after.end();
-    if (ahead) {
-      load_next(i + 1);
-    }
-    compute(order, visits[i], weights);
-    store(order, visits[i], layer);
-    if (more && !ahead) {
-      load_next(i + 1);
+  for (const Group& group : groups_of(visits)) {
+    const std::span<const Visit> members(&visits[group.first], group.end - group.first);
+    const RowsSide& side = rows_sides_[groups_++ % rows_sides_.size()];
+    const LayerRows rows = rows_of(members.front(), group, side);
+    device_.wait(Stream::compute, *side.stored);
+    decoder_.project(weights, rows, hooks(members.front().id, side));
+    tracer_.end();
+    store(order, members, side, layer);
+    for (std::size_t i = group.first; i < group.end; ++i) {
+      if (i + 1 < visits.size()) {  // before this one computes, and behind the stores it may read
+        load_next(i + 1);
+      }
+      attend(visits[i], weights, rows, side);
+      if (i + 1 == group.end) {
+        decoder_.finish(weights, rows, hooks(visits[i].id, side));
+        tracer_.end();
+      }
+      end_mini_batch(order);
     }
   }
   weights_.end();
+}
+
+std::vector<Pipeline::Group> Pipeline::groups_of(std::span<Visit> visits) const {
+  std::vector<Group> groups;
+  for (std::size_t i = 0; i < visits.size(); ++i) {
+    const MiniBatchWork& batch = visits[i].batch;
+    const bool beside =
+        i > 0 && batch.first_row == visits[i - 1].batch.first_row + visits[i - 1].batch.rows &&
+        groups.back().rows + batch.rows <= limits_.max_mini_batch_rows;
+    if (!beside) {
+      groups.push_back({.first = i, .end = i, .rows = 0});
+    }
+    visits[i].first_row = groups.back().rows;
+    groups.back().rows += batch.rows;
+    groups.back().end = i + 1;
+  }
+  return groups;
+}
+
+LayerRows Pipeline::rows_of(const Visit& first, const Group& group, const RowsSide& side) const {
+  return {.hidden = hidden_of(first.batch),
+          .rows = group.rows,
+          .new_act = side.act.data(),
+          .new_kv = side.kv.data()};
+}
+
+LayerHooks Pipeline::hooks(std::uint32_t mini_batch, const RowsSide& side) {
+  return {.need =
+              [this](Weight weight) {
+                tracer_.end();
+                weights_.need(weight);
+              },
+          .begins =
+              [this, mini_batch](messages::SpanKind kind) {
+                tracer_.begin({.kind = kind, .stream = Stream::compute, .mini_batch = mini_batch});
+              },
+          .rows_made = [this, &side] { device_.record(*side.made, Stream::compute); }};
 }
 
 void Pipeline::load(Running& order, const Visit& visit, LayerId layer, bool first) {
@@ -234,44 +279,30 @@ void Pipeline::fetch_after(Running& order, const LayerOrderWork& work, std::uint
   }
 }
 
-void Pipeline::compute(Running& order, const Visit& visit, const LayerWeights& weights) {
+void Pipeline::attend(const Visit& visit, const LayerWeights& weights, const LayerRows& rows,
+                      const RowsSide& side) {
   device_.wait(Stream::compute, *visit.side.loaded);
   device_.wait(Stream::compute, *visit.side.loaded_here);
-  device_.wait(Stream::compute, *visit.side.stored);
   const std::byte* table = visit.side.tables.data();
   const LayerTable& layer = visit.batch.layer;
   const RowMove* moves = at<RowMove>(table, layer.moves);
-  decoder_.layer(
-      weights,
-      {.hidden = hidden_of(visit.batch),
-       .rows = visit.batch.rows,
-       .new_act = visit.side.new_act.data(),
-       .new_kv = visit.side.new_kv.data(),
-       .act = visit.side.act.data(),
-       .kv = visit.side.kv.data(),
-       .regenerated = regenerated_.data(),
-       .regenerate = visit.batch.regenerate,
-       .kv_moves = moves,
-       .regenerated_moves = moves + layer.kv_moves,
-       .blocks = at<ContextBlock>(table, layer.blocks),
-       .sequences = at<AttentionSequence>(table, layer.sequences),
-       .kv_move_count = layer.kv_moves,
-       .regenerated_move_count = layer.regenerated_moves,
-       .sequence_count = layer.sequence_count,
-       .max_new_tokens = layer.max_new_tokens},
-      {.need =
-           [this](Weight weight) {
-             tracer_.end();
-             weights_.need(weight);
-           },
-       .begins =
-           [&](messages::SpanKind kind) {
-             tracer_.begin({.kind = kind, .stream = Stream::compute, .mini_batch = visit.id});
-           },
-       .rows_made = [&] { device_.record(*visit.side.made, Stream::compute); }});
+  decoder_.attend(weights, rows,
+                  {.first_row = visit.first_row,
+                   .act = visit.side.act.data(),
+                   .kv = visit.side.kv.data(),
+                   .regenerated = regenerated_.data(),
+                   .regenerate = visit.batch.regenerate,
+                   .kv_moves = moves,
+                   .regenerated_moves = moves + layer.kv_moves,
+                   .blocks = at<ContextBlock>(table, layer.blocks),
+                   .sequences = at<AttentionSequence>(table, layer.sequences),
+                   .kv_move_count = layer.kv_moves,
+                   .regenerated_move_count = layer.regenerated_moves,
+                   .sequence_count = layer.sequence_count,
+                   .max_new_tokens = layer.max_new_tokens},
+                  hooks(visit.id, side));
   tracer_.end();
   device_.record(*visit.side.computed, Stream::compute);
-  end_mini_batch(order);
 }
 
 void Pipeline::end_mini_batch(Running& order) {
@@ -350,30 +381,34 @@ void Pipeline::compute_head(const IterationWork& work, std::uint32_t id, const s
   }
 }
 
-void Pipeline::store(Running& order, const Visit& visit, LayerId layer) {
-  if (visit.batch.stores.empty()) {
-    return;
-  }
+void Pipeline::store(Running& order, std::span<const Visit> visits, const RowsSide& side,
+                     LayerId layer) {
   const HostBlocks& blocks = order.work->blocks;
   std::vector<Copy> copies;
-  for (const RowStore& store : visit.batch.stores) {
-    const std::int64_t row = sizes_.row(store.kind).n;
-    const Buffer& from = store.kind == BlockKind::kv ? visit.side.new_kv : visit.side.new_act;
-    const bool here = store.place == messages::Place::Gpu;
-    std::byte* block =
-        here ? act_block(layer, store.block)
-             : blocks.data + blocks.partition.offset(sizes_, layer, store.kind, {store.block});
-    copies.push_back({.to = block + row * store.token,
-                      .from = from.data() + row * store.row,
-                      .bytes = {row * store.count}});
-    order.stores += here ? Bytes{} : copies.back().bytes;
+  for (const Visit& visit : visits) {
+    for (const RowStore& store : visit.batch.stores) {
+      const std::int64_t row = sizes_.row(store.kind).n;
+      const Buffer& from = store.kind == BlockKind::kv ? side.kv : side.act;
+      const bool here = store.place == messages::Place::Gpu;
+      std::byte* block =
+          here ? act_block(layer, store.block)
+               : blocks.data + blocks.partition.offset(sizes_, layer, store.kind, {store.block});
+      copies.push_back({.to = block + row * store.token,
+                        .from = from.data() + row * (visit.first_row + store.row),
+                        .bytes = {row * store.count}});
+      order.stores += here ? Bytes{} : copies.back().bytes;
+    }
   }
-  device_.wait(Stream::copy_out, *visit.side.made);
-  tracer_.begin(
-      {.kind = messages::SpanKind::Store, .stream = Stream::copy_out, .mini_batch = visit.id});
+  if (copies.empty()) {
+    return;
+  }
+  device_.wait(Stream::copy_out, *side.made);
+  tracer_.begin({.kind = messages::SpanKind::Store,
+                 .stream = Stream::copy_out,
+                 .mini_batch = visits.front().id});
   device_.copy(Stream::copy_out, copies);
   tracer_.end(bytes_of(copies));
-  device_.record(*visit.side.stored, Stream::copy_out);
+  device_.record(*side.stored, Stream::copy_out);
   device_.record(*stored_[layer.n], Stream::copy_out);
 }
 

@@ -81,13 +81,17 @@ class Pipeline {
  private:
   // Half of every double buffer.
   struct Side {
-    Buffer act, kv, new_act, new_kv, tables, sampled;
+    Buffer act, kv, tables, sampled;
     std::unique_ptr<Event> loaded;                       // copy_in: blocks and tables are there
     std::unique_ptr<Event> loaded_here;                  // copy_out: blocks of the device, too
-    std::unique_ptr<Event> made;                         // compute: new rows stand
     std::unique_ptr<Event> computed;                     // compute: nothing reads the side any more
-    std::unique_ptr<Event> stored;                       // copy_out: new rows have left
     std::unique_ptr<Event> sampled_made, sampled_taken;  // compute, copy_out: results
+  };
+  // Half of the double buffer for new rows of ACT, keys and values.
+  struct RowsSide {
+    Buffer act, kv;
+    std::unique_ptr<Event> made;    // compute: new rows stand
+    std::unique_ptr<Event> stored;  // copy_out: they have left
   };
   // Half of the tables for embedding and head; an iteration holds one.
   struct IterationSide {
@@ -110,6 +114,13 @@ class Pipeline {
     std::uint32_t id;
     MiniBatchWork& batch;
     Side& side;
+    std::int64_t first_row = 0;  // within its group
+  };
+  // Mini-batches one behind the other whose rows lie side by side: projections and MLP run for all
+  // of them at once. Bits do not depend on it (README section 8).
+  struct Group {
+    std::size_t first, end;  // visits
+    std::int32_t rows;
   };
 
   void run_layer(Running& order, const LayerOrderWork& work, LayerId layer);
@@ -118,8 +129,12 @@ class Pipeline {
   void load_here(const Visit& visit, LayerId layer);
   std::byte* act_block(LayerId layer, std::uint32_t block) const;
   void fetch_after(Running& order, const LayerOrderWork& work, std::uint32_t mini_batch);
-  void compute(Running& order, const Visit& visit, const LayerWeights& weights);
-  void store(Running& order, const Visit& visit, LayerId layer);
+  std::vector<Group> groups_of(std::span<Visit> visits) const;
+  LayerRows rows_of(const Visit& first, const Group& group, const RowsSide& side) const;
+  LayerHooks hooks(std::uint32_t mini_batch, const RowsSide& side);
+  void attend(const Visit& visit, const LayerWeights& weights, const LayerRows& rows,
+              const RowsSide& side);
+  void store(Running& order, std::span<const Visit> visits, const RowsSide& side, LayerId layer);
   void run_embedding(Running& order, const LayerOrderWork& work);
   void run_head(Running& order, const LayerOrderWork& work);
   void compute_head(const IterationWork& work, std::uint32_t id, const std::byte* table);
@@ -139,9 +154,10 @@ class Pipeline {
   Tracer tracer_;
   Buffer hidden_, regenerated_, act_blocks_;
   std::array<Side, 2> sides_;
+  std::array<RowsSide, 2> rows_sides_;
   std::array<IterationSide, 2> iteration_sides_;
-  std::uint64_t visits_ = 0, iterations_ = 0;   // sides are taken in turn
-  std::vector<std::unique_ptr<Event>> stored_;  // copy_out, by layer: its last stores
+  std::uint64_t visits_ = 0, groups_ = 0, iterations_ = 0;  // sides are taken in turn
+  std::vector<std::unique_ptr<Event>> stored_;              // copy_out, by layer: its last stores
 
   HostBuffers host_buffers_;
   std::map<std::uint64_t, std::shared_ptr<IterationWork>> begun_;  // their last order has not come
