@@ -160,6 +160,7 @@ def _works(bench):
 def speed(bench):
     """`poise bench` on each work; the loader of a model stays for its policies."""
     given = bench.given
+    compute_peak = _compute_peak(bench) if given.device == "cuda" else None
     for name, work in _works(bench):
         model = bench.folder / name
         model.mkdir(exist_ok=True)
@@ -175,6 +176,7 @@ def speed(bench):
             words += ["--gpu-memory", bench.works["gpu_memory"], "--host-memory", bench.works["host_memory"], "--keep-loader"]
             words += ["--output-json", output, "--runs", given.runs, *variant["options"], *shlex.split(given.options)]
             words += ["--link-peak", given.link_peak] if given.link_peak else []
+            words += ["--compute-peak", compute_peak] if compute_peak else []
             if given.trace:
                 words += ["--trace", bench.results / f"{title.replace(', ', '-').replace(' ', '-')}.trace.json.gz"]
             output.unlink(missing_ok=True)
@@ -186,6 +188,18 @@ def speed(bench):
             else:
                 bench.note(title, None if code is None else False, _last_line(text), work=name)
         bench.poise("stop")
+
+
+def _compute_peak(bench):
+    """TFLOP/s of a matrix product through torch, the usual measure; None where there is no torch."""
+    output = bench.folder / "peak.json"
+    code, text = bench.run([bench.given.peer_python, bench.root / "bench" / "peers" / "gemm_peak.py", "--json", output])
+    if code != 0 or not output.exists():
+        bench.note("GEMM peak", None, f"ended with {code}: {_last_line(text)}", work="")
+        return None
+    figures = json.loads(output.read_text())
+    bench.note("GEMM peak", True, f"{figures['tflops']:.0f} TFLOP/s, fp16, {figures['size']}^3 through torch", peak=figures)
+    return figures["tflops"]
 
 
 def peers(bench):

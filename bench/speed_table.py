@@ -14,13 +14,13 @@ def report(told):
 
 
 _HEAD = (
-    *("work", "system", "requests", "decode tok/s", "x FlexGen", "of the roof", "prefill rows/s", "output tok/s"),
+    *("work", "system", "requests", "decode tok/s", "x FlexGen", "of the roof", "prefill rows/s", "of GEMM", "output tok/s"),
     *("GPU GiB", "host GiB"),
 )
 
 
 def speed_rows(told):
-    items = [item for section in ("speed", "peers") for item in told["sections"].get(section, []) if item["ok"]]
+    items = [item for section in ("speed", "peers") for item in told["sections"].get(section, []) if item["ok"] and "work" in item]
     works = list(dict.fromkeys(item["work"] for item in items))
     rows = []
     for work in works:
@@ -36,28 +36,36 @@ def _figures(item):
         peer = item["peer"]
         return {
             "system": item["system"], "requests": peer["num_requests"], "decode": peer["decode_tokens_per_second"],
-            "efficiency": None, "prefill": peer["prefill_per_second"], "output": peer["output_tokens_per_second"],
+            "efficiency": None, "gemm": None, "prefill": peer["prefill_per_second"], "output": peer["output_tokens_per_second"],
             "gpu": peer["gpu_peak_by_driver_bytes"] or peer["gpu_reserved_bytes"], "host": peer["host_peak_bytes"],
         }  # fmt: skip
     figures = item["figures"]
     decode, prefill = figures["phases"]["decode"], figures["phases"]["prefill"]
     return {
         "system": item["system"], "requests": figures["num_requests"], "decode": decode["sampled_tokens_per_second"],
-        "efficiency": decode["efficiency"], "prefill": prefill and prefill["rows_per_second"],
+        "efficiency": decode["efficiency"], "gemm": _gemm_share(figures, prefill), "prefill": prefill and prefill["rows_per_second"],
         "output": figures["output_tokens_per_second"],
         "gpu": figures["device_memory_peak_by_driver_bytes"] or figures["device_memory_bytes"],
         "host": figures["host_memory_peak_bytes"],
     }  # fmt: skip
 
 
+def _gemm_share(figures, prefill):
+    """What prefill reaches with the layers' weights alone, of the library's best on a large product."""
+    peak = figures["compute_peak_flops_per_second"]
+    return prefill["weight_flops_per_second"] / peak if peak and prefill else None
+
+
 def _row(work, one, best):
     def number(value, digits=1, scale=1):
         return "" if value is None else f"{value * scale:.{digits}f}"
 
+    def percent(value):
+        return "" if value is None else f"{value * 100:.1f} %"
+
     return (
         work, one["system"], str(one["requests"]), number(one["decode"]), number(one["decode"] / best if best else None, 2),
-        number(one["efficiency"], 1, 100) + (" %" if one["efficiency"] is not None else ""), number(one["prefill"], 0),
-        number(one["output"]), number(one["gpu"], 1, 2**-30), number(one["host"], 1, 2**-30),
+        percent(one["efficiency"]), number(one["prefill"], 0), percent(one["gemm"]), number(one["output"]), number(one["gpu"], 1, 2**-30), number(one["host"], 1, 2**-30),
     )  # fmt: skip
 
 

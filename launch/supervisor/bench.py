@@ -79,6 +79,15 @@ def _sizes_of(given):
     return vocabulary, min(positions, given.max_model_len or positions)
 
 
+def _matrix_entries(model):
+    """Of all layers' weights: Q, K, V and output projections, and the two of the MLP."""
+    config = read_json(Path(model) / "config.json")
+    hidden, ffn = config["hidden_size"], config.get("ffn_dim", 4 * config["hidden_size"])
+    heads = config["num_attention_heads"]
+    shared = config.get("num_key_value_heads", heads) / heads
+    return int(config["num_hidden_layers"] * (hidden * hidden * (2 + 2 * shared) + 2 * hidden * ffn))
+
+
 def _where_runs_go(given, folder):
     if given.run_dir is None:
         return folder
@@ -146,7 +155,8 @@ class _Run:
             "blocks": status["blocks"],
             "link_peak_bytes_per_second": peak,
             "link_peak_source": source,
-            "phases": figures.phases(record, peak),
+            "compute_peak_flops_per_second": self._given.compute_peak and self._given.compute_peak * 1e12,
+            "phases": figures.phases(record, peak, _matrix_entries(self._given.model)),
             "planner_shares": status["planner"],
             "device_memory_bytes": record.ready.get("device_bytes"),
             "device_memory_cap_bytes": record.configure.get("gpu_memory"),

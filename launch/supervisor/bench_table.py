@@ -3,6 +3,12 @@
 from .quantities import bytes_text, duration
 from .trouble import shown
 
+_GAPS = {
+    "slow_copies": "copies below the peak",
+    "waits_for_compute": "the link waiting for compute",
+    "between_iterations": "gaps between iterations",
+    "other": "other pauses of the link",
+}
 _STREAMS = (("copy_in", "link in"), ("compute", "compute"), ("copy_out", "link out"))
 
 
@@ -58,6 +64,10 @@ def _phase_rows(name, result):
     rows.append(
         ("  link in, GB/s", f"{speed * 1e-9:.2f}", f"{peak * 1e-9:.2f}" if peak else "", _percent(speed / peak if peak else None))
     )
+    if name == "prefill":
+        rows.append(_flops(phase["weight_flops_per_second"], result["compute_peak_flops_per_second"]))
+    for part, share in (phase["link_gap"] or {}).items():
+        rows.append((f"    lost to {_GAPS[part]}", _percent(share), "", ""))
     for kind, size in phase["link_bytes"].items():
         rows.append((f"  {kind} over the link", bytes_text(size), "", ""))
     for stream, told in _STREAMS:
@@ -66,6 +76,11 @@ def _phase_rows(name, result):
         rows.append((f"    {kind}", _percent(share), "", ""))
     rows.append(("  between iterations", _percent(phase["between_iterations_share"]), "", ""))
     return rows
+
+
+def _flops(speed, peak):
+    share = speed / peak if speed and peak else None
+    return ("  weights' TFLOP/s", f"{speed * 1e-12:.2f}", f"{peak * 1e-12:.1f}" if peak else "", _percent(share))
 
 
 def _lost(result):

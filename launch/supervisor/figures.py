@@ -5,19 +5,23 @@ iterations, each from the end of the one before to its own end, so that what pas
 a phase is the time its bytes need on the link at its peak, in the direction that has more of them.
 """
 
+from .link_gap import link_gap
 from .record import CLASSES, STREAMS
 
 _INTO = ("weights", "kv", "act")  # what crosses from host to device
 
 
-def phases(record, link_peak):
-    """The figures of steady decode, of prefill and of all iterations; `link_peak` in bytes/s, or None."""
+def phases(record, link_peak, weights):
+    """The figures of steady decode, of prefill and of all iterations.
+
+    `link_peak` in bytes/s, or None; `weights`: entries of all layers' matrices, each of which every row meets once."""
     timed = _timed(record.iterations)
-    return {
-        "decode": _phase([one for one in timed if one[0].decode], link_peak),
-        "prefill": _phase([one for one in timed if not one[0].decode], link_peak),
-        "whole": _phase(timed, link_peak),
+    parts = {
+        "decode": [one for one in timed if one[0].decode],
+        "prefill": [one for one in timed if not one[0].decode],
+        "whole": timed,
     }
+    return {name: _phase(part, record, link_peak, weights) for name, part in parts.items()}
 
 
 def _timed(iterations):
@@ -31,7 +35,7 @@ def _timed(iterations):
     return timed
 
 
-def _phase(timed, link_peak):
+def _phase(timed, record, link_peak, weights):
     """None where no iteration is of this phase."""
     if not timed:
         return None
@@ -59,6 +63,9 @@ def _phase(timed, link_peak):
     roofline = max(into, link["stores"]) / link_peak if link_peak else None
     phase["roofline_seconds"] = roofline
     phase["efficiency"] = None if roofline is None else _ratio(roofline, wall)
+    phase["link_gap"] = link_gap(timed, record, link_peak, into) if into >= link["stores"] else None
+    # Multiplications and additions with the layers' weights, of new rows alone: the least that had to be computed.
+    phase["weight_flops_per_second"] = _ratio(2 * weights * phase["rows"], wall)
     return phase
 
 

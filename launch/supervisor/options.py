@@ -146,6 +146,7 @@ def bench_parser():
     made.add_argument("--runs", type=quantities.count, default=1, metavar="N", help="so often; the middle one counts")
     made.add_argument("--output-json", metavar="FILE", help="all figures")
     made.add_argument("--link-peak", type=quantities.positive, metavar="GB/s", help="of the link, for the roofline")
+    made.add_argument("--compute-peak", type=quantities.positive, metavar="TFLOP/s", help="of the device, beside prefill's")
     made.add_argument("--run-dir", metavar="DIR", help="keep the runs' directories there")
     add_planning(made)
     add_loading(made)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import harness
 from harness import DEMO, DEMO_MODEL, expect, expect_equal, test
-from supervisor import bench_requests
+from supervisor import bench_requests, link_gap
 from supervisor.record import STREAMS
 
 SHAPE = {
@@ -145,6 +145,10 @@ def a_timeline_holds_everything_and_nests(workspace):
         for one in slices[stream.replace("_", " ")]:
             inside = first - 1 <= one["ts"] and one["ts"] + one["dur"] <= last + 1
             expect(inside, f"{stream} {one['name']} lies outside of the iterations: the clocks are not one")
+    gap = got["phases"]["decode"]["link_gap"]
+    expect_equal(set(gap), {"slow_copies", "waits_for_compute", "between_iterations", "other"}, "what the gap is made of")
+    expect(abs(sum(gap.values()) + got["phases"]["decode"]["efficiency"] - 1) < 1e-6, f"the gap's parts: {gap}")
+    expect(all(share >= -0.02 for share in gap.values()), f"a part below nothing: {gap}")
     shares = got["phases"]["decode"]["compute_share_by_kind"]
     expect(abs(sum(shares.values()) - got["phases"]["decode"]["busy_share"]["compute"]) < 0.15, f"by kind {shares}")
 
@@ -158,6 +162,25 @@ def a_run_writes_its_timeline_beside_its_record(workspace):
     expect(slices["compute"] and slices["copy in"], "an empty timeline")
     workspace.poise(*workspace.run_words(DEMO / "show.jsonl", workspace / "2.jsonl")).expect(0)
     expect(not (workspace / "2.jsonl.poise" / "trace.json").exists(), "a timeline nobody asked for")
+
+
+@test
+def intervals_are_cut_as_sets_are(workspace):
+    draw = workspace.random
+    for _ in range(300):
+        two = []
+        for _ in range(2):
+            begins = [draw.randrange(40) for _ in range(draw.randrange(6))]
+            two.append([(begin, begin + draw.randrange(8)) for begin in begins])
+        these, those = ({n for begin, end in some for n in range(begin, end)} for some in two)
+        made = [link_gap.union(some) for some in two]
+        for got, wanted in (
+            (made[0], these),
+            (link_gap.within(*made), these & those),
+            (link_gap.without(*made), these - those),
+        ):
+            expect_equal({n for begin, end in got for n in range(begin, end)}, wanted, f"of {two}")
+            expect_equal(link_gap.length(got), len(wanted), f"length of {two}")
 
 
 def asked(**more):
