@@ -8,11 +8,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <stop_token>
 #include <thread>
 #include <vector>
 
@@ -110,11 +110,10 @@ TEST_F(SharedMemoryTest, OneAttachedSegmentKeepsTheWholeRun) {
 }
 
 TEST_F(SharedMemoryTest, WhoMakesASegmentWhileOthersReapHasOne) {
-  std::atomic<bool> over{false};
-  std::vector<std::jthread> reapers;
+  std::vector<std::jthread> reapers;  // until their end
   for (int i = 0; i < 2; ++i) {
-    reapers.emplace_back([&over] {
-      while (!over) {
+    reapers.emplace_back([](const std::stop_token& over) {
+      while (!over.stop_requested()) {
         reap_segments();
       }
     });
@@ -128,7 +127,6 @@ TEST_F(SharedMemoryTest, WhoMakesASegmentWhileOthersReapHasOne) {
     ASSERT_NO_THROW(Segment::attach(name, Access::read_only)) << "after " << made;
     unlink_segment(name);
   }
-  over = true;
 }
 
 TEST_F(SharedMemoryTest, ALargeReservationIsSeenToGrow) {
@@ -158,7 +156,7 @@ TEST_F(SharedMemoryTest, AReservationThatIsGivenUpLeavesNothing) {
   EXPECT_FALSE(std::filesystem::exists(file(name)));
 }
 
-// Signals come often in a process with timers; the kernel gives up a step for each.
+// Signals come often in a process with timers; some kernels give up a step for each.
 TEST_F(SharedMemoryTest, SignalsDoNotEndAReservation) {
   struct sigaction before {
   }, handler{};
