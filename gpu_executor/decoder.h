@@ -60,9 +60,9 @@ struct LayerHooks {
   std::function<void()> rows_made;                 // behind the launch that made new_act and new_kv
 };
 
-// Rows of one mini-batch whose logits are wanted, at most `logits_rows` of them.
+// Rows of an iteration whose logits are wanted, at most `logits_rows` of them.
 struct HeadInput {
-  const float* hidden;           // (mini-batch rows, hidden_size)
+  const float* hidden;           // (rows of the iteration, hidden_size)
   const RowMove* moves;          // (rows) wanted rows, to 0, 1, …
   const SampleRow* sample_rows;  // (sample_count); `row` counts wanted rows
   SampledRow* sampled;           // (sample_count); written

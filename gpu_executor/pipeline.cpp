@@ -339,46 +339,46 @@ void Pipeline::run_embedding(Running& order, const LayerOrderWork& work) {
   device_.record(*side.computed, Stream::compute);
 }
 
+// All mini-batches at once, chunk by chunk; results leave while the next chunk is computed. The two
+// sides' buffers for samples serve in turn.
 void Pipeline::run_head(Running& order, const LayerOrderWork& work) {
   IterationSide& side = iteration_sides_[order.work->side];
   for (const std::uint32_t id : work.mini_batches) {
     fetch_after(order, work, id);
-    compute_head(*order.work, id, side.tables.data());
+  }
+  std::int64_t result = 0;
+  for (std::size_t i = 0; i < order.work->head.size(); ++i) {
+    const HeadChunk& chunk = order.work->head[i];
+    compute_head(*order.work, chunk, sides_[i % sides_.size()], side.tables.data(), result);
+    result += chunk.samples;
+  }
+  for (std::size_t i = 0; i < work.mini_batches.size(); ++i) {
     end_mini_batch(order);
   }
   device_.record(*side.computed, Stream::compute);
 }
 
-// Chunk by chunk; results leave while the next chunk is computed. The two sides' buffers for
-// samples serve in turn.
-void Pipeline::compute_head(const IterationWork& work, std::uint32_t id, const std::byte* table) {
-  const MiniBatchWork& batch = work.mini_batches[id];
-  std::int64_t result = batch.head.first_result;
-  std::size_t turn = 0;
-  for (const HeadChunk& chunk : batch.head.chunks) {
-    Side& side = sides_[turn++ % sides_.size()];
-    auto* sampled = reinterpret_cast<SampledRow*>(side.sampled.data());
-    device_.wait(Stream::compute, *side.sampled_taken);
-    tracer_.begin({.kind = messages::SpanKind::Head, .stream = Stream::compute, .mini_batch = id});
-    decoder_.head(weights_.outer(), {.hidden = hidden_of(batch),
-                                     .moves = at<RowMove>(table, chunk.moves),
-                                     .sample_rows = at<SampleRow>(table, chunk.sample_rows),
-                                     .sampled = sampled,
-                                     .rows = chunk.rows,
-                                     .sample_count = chunk.samples});
-    tracer_.end();
-    device_.record(*side.sampled_made, Stream::compute);
-    device_.wait(Stream::copy_out, *side.sampled_made);
-    const Copy copy{.to = work.results.data() + result * kSampledRowBytes,
-                    .from = sampled,
-                    .bytes = {chunk.samples * kSampledRowBytes}};
-    tracer_.begin(
-        {.kind = messages::SpanKind::Results, .stream = Stream::copy_out, .mini_batch = id});
-    device_.copy(Stream::copy_out, {&copy, 1});
-    tracer_.end(copy.bytes);
-    device_.record(*side.sampled_taken, Stream::copy_out);
-    result += chunk.samples;
-  }
+void Pipeline::compute_head(const IterationWork& work, const HeadChunk& chunk, Side& side,
+                            const std::byte* table, std::int64_t first_result) {
+  auto* sampled = reinterpret_cast<SampledRow*>(side.sampled.data());
+  device_.wait(Stream::compute, *side.sampled_taken);
+  tracer_.begin({.kind = messages::SpanKind::Head, .stream = Stream::compute});
+  decoder_.head(weights_.outer(), {.hidden = reinterpret_cast<const float*>(hidden_.data()),
+                                   .moves = at<RowMove>(table, chunk.moves),
+                                   .sample_rows = at<SampleRow>(table, chunk.sample_rows),
+                                   .sampled = sampled,
+                                   .rows = chunk.rows,
+                                   .sample_count = chunk.samples});
+  tracer_.end();
+  device_.record(*side.sampled_made, Stream::compute);
+  device_.wait(Stream::copy_out, *side.sampled_made);
+  const Copy copy{.to = work.results.data() + first_result * kSampledRowBytes,
+                  .from = sampled,
+                  .bytes = {chunk.samples * kSampledRowBytes}};
+  tracer_.begin({.kind = messages::SpanKind::Results, .stream = Stream::copy_out});
+  device_.copy(Stream::copy_out, {&copy, 1});
+  tracer_.end(copy.bytes);
+  device_.record(*side.sampled_taken, Stream::copy_out);
 }
 
 void Pipeline::store(Running& order, std::span<const Visit> visits, const RowsSide& side,

@@ -137,7 +137,8 @@ class Pipeline {
   void store(Running& order, std::span<const Visit> visits, const RowsSide& side, LayerId layer);
   void run_embedding(Running& order, const LayerOrderWork& work);
   void run_head(Running& order, const LayerOrderWork& work);
-  void compute_head(const IterationWork& work, std::uint32_t id, const std::byte* table);
+  void compute_head(const IterationWork& work, const HeadChunk& chunk, Side& side,
+                    const std::byte* table, std::int64_t first_result);
   void end_mini_batch(Running& order);
   std::optional<LayerId> layer_of(std::uint32_t stage) const;
   float* hidden_of(const MiniBatchWork& batch) const;

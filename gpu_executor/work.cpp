@@ -108,23 +108,25 @@ LayerTable layer_table(const messages::MiniBatch& batch, const DeviceLimits& lim
   return table;
 }
 
-// Collects the rows whose logits are wanted, and cuts them into chunks.
+// Collects the iteration's rows whose logits are wanted, and cuts them into chunks.
 class HeadBuilder {
  public:
-  HeadBuilder(const DeviceLimits& limits, MiniBatchWork& work) : limits_(limits), work_(work) {}
+  explicit HeadBuilder(const DeviceLimits& limits) : limits_(limits) {}
 
-  void add(const messages::Sample& sample, const messages::Sequence& sequence) {
-    const auto index = static_cast<std::uint32_t>(work_.samples.size());
-    work_.samples.push_back({.request = sequence.request(), .logprobs = sample.logprobs() >= 0});
+  void add(const messages::Sample& sample, const messages::Sequence& sequence,
+           MiniBatchWork& work) {
+    const auto index = static_cast<std::uint32_t>(work.samples.size());
+    work.samples.push_back({.request = sequence.request(), .logprobs = sample.logprobs() >= 0});
     for (std::uint32_t i = 0; i < sequence.new_tokens(); ++i) {
       const std::int32_t target = sample.prompt_logprobs() ? sample.prompt_targets()->Get(i) : -1;
       const bool generate = sample.generate() && i + 1 == sequence.new_tokens();
       if (target < 0 && !generate) {
         continue;
       }
-      const std::int32_t row = add_row(sequence.first_row() + i);
+      const std::int32_t row = add_row(work.first_row + sequence.first_row() + i);
       if (target >= 0) {
-        add_sample({.row = row, .logprobs = sample.logprobs(), .target = target}, index, true);
+        add_sample({.row = row, .logprobs = sample.logprobs(), .target = target});
+        work.results.push_back({.sample = index, .prompt = true});
       }
       if (generate) {
         add_sample({.row = row,
@@ -134,21 +136,21 @@ class HeadBuilder {
                     .seed = sample.seed(),
                     .step = sample.step(),
                     .logprobs = sample.logprobs(),
-                    .target = -1},
-                   index, false);
+                    .target = -1});
+        work.results.push_back({.sample = index, .prompt = false});
       }
     }
   }
 
-  HeadTable finish(TableWriter& writer) {
-    HeadTable table{.samples = static_cast<std::int32_t>(work_.results.size())};
+  std::vector<HeadChunk> finish(TableWriter& writer) {
+    std::vector<HeadChunk> chunks;
     for (const Chunk& chunk : chunks_) {
-      table.chunks.push_back({.moves = writer.add(chunk.moves),
-                              .sample_rows = writer.add(chunk.samples),
-                              .rows = static_cast<std::int32_t>(chunk.moves.size()),
-                              .samples = static_cast<std::int32_t>(chunk.samples.size())});
+      chunks.push_back({.moves = writer.add(chunk.moves),
+                        .sample_rows = writer.add(chunk.samples),
+                        .rows = static_cast<std::int32_t>(chunk.moves.size()),
+                        .samples = static_cast<std::int32_t>(chunk.samples.size())});
     }
-    return table;
+    return chunks;
   }
 
  private:
@@ -167,26 +169,11 @@ class HeadBuilder {
     return static_cast<std::int32_t>(moves.size()) - 1;
   }
 
-  void add_sample(const SampleRow& row, std::uint32_t sample, bool prompt) {
-    chunks_.back().samples.push_back(row);
-    work_.results.push_back({.sample = sample, .prompt = prompt});
-  }
+  void add_sample(const SampleRow& row) { chunks_.back().samples.push_back(row); }
 
   const DeviceLimits& limits_;
-  MiniBatchWork& work_;
   std::vector<Chunk> chunks_;
 };
-
-HeadTable head_table(const messages::MiniBatch& batch, const DeviceLimits& limits,
-                     MiniBatchWork& work, TableWriter& writer) {
-  HeadBuilder head(limits, work);
-  if (batch.samples() != nullptr) {
-    for (const messages::Sample* sample : *batch.samples()) {
-      head.add(*sample, *batch.sequences()->Get(sample->sequence()));
-    }
-  }
-  return head.finish(writer);
-}
 
 void add_copies(const messages::MiniBatch& batch, MiniBatchWork& work) {
   if (batch.loads() != nullptr) {
@@ -261,16 +248,22 @@ IterationWork make_work(const messages::Iteration& iteration,
   TableWriter writer;
   writer.begin_span();
   add_embedding(iteration, work.table, writer);
+  HeadBuilder head(limits);
   std::int64_t first_row = 0;
   for (const messages::MiniBatch* batch : *iteration.mini_batches()) {
     MiniBatchWork& one = work.mini_batches[batch->id()];
     one.rows = static_cast<std::int32_t>(batch->tokens()->size());
     one.first_row = first_row;
     first_row += one.rows;
-    one.head = head_table(*batch, limits, one, writer);
-    one.head.first_result = work.result_count;
-    work.result_count += one.head.samples;
+    one.first_result = work.result_count;
+    if (batch->samples() != nullptr) {
+      for (const messages::Sample* sample : *batch->samples()) {
+        head.add(*sample, *batch->sequences()->Get(sample->sequence()), one);
+      }
+    }
+    work.result_count += static_cast<std::int64_t>(one.results.size());
   }
+  work.head = head.finish(writer);
   work.table.span = writer.end_span();
   for (const messages::MiniBatch* batch : *iteration.mini_batches()) {
     MiniBatchWork& one = work.mini_batches[batch->id()];
@@ -310,7 +303,7 @@ messages::IterationDoneT results_of(const IterationWork& work) {
       SampledRow row;
       std::memcpy(&row,
                   work.results.data() +
-                      (batch.head.first_result + static_cast<std::int64_t>(i)) * kSampledRowBytes,
+                      (batch.first_result + static_cast<std::int64_t>(i)) * kSampledRowBytes,
                   sizeof row);
       const ResultRow& of = batch.results[i];
       messages::SampleResultT& result = results[of.sample];

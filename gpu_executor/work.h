@@ -30,8 +30,7 @@ struct TableSpan {
   Bytes bytes{};
 };
 
-// What the embedding needs of the iteration's rows; the mini-batches' head tables stand in the same
-// span.
+// What the embedding needs of the iteration's rows; the tables of the head stand in the same span.
 struct IterationTable {
   TableSpan span;
   std::int64_t tokens = 0, positions = 0;  // (rows of the iteration)
@@ -48,18 +47,12 @@ struct LayerTable {
   std::int64_t blocks = 0;          // (entries)
 };
 
-// At most logits_rows rows of the head.
+// At most logits_rows rows of the head, of whatever mini-batches.
 struct HeadChunk {
   std::int64_t moves = 0;        // (rows)
   std::int64_t sample_rows = 0;  // (samples)
   std::int32_t rows = 0, samples = 0;
 };
-struct HeadTable {
-  std::vector<HeadChunk> chunks;
-  std::int32_t samples = 0;       // of all chunks
-  std::int64_t first_result = 0;  // of the iteration's results
-};
-
 struct BlockLoad {  // neighbouring blocks into neighbouring slots
   BlockKind kind;
   messages::Place place;
@@ -87,13 +80,13 @@ struct MiniBatchWork {
   std::int32_t rows = 0;
   std::int64_t first_row = 0;  // within the iteration
   LayerTable layer;
-  HeadTable head;
   std::vector<BlockLoad> loads;
   std::vector<Regenerate> regenerate;
   std::vector<RowStore> stores;
   std::vector<std::uint32_t> after;  // mini-batches whose stores these loads read
   std::vector<SampleWork> samples;
   std::vector<ResultRow> results;               // in the order of the head's sample rows
+  std::int64_t first_result = 0;                // of the iteration's results
   std::uint32_t kv_blocks = 0, act_blocks = 0;  // loaded
 };
 
@@ -102,6 +95,7 @@ struct IterationWork {
   HostBlocks blocks;
   std::vector<MiniBatchWork> mini_batches;
   IterationTable table;
+  std::vector<HeadChunk> head;
   std::size_t side = 0;  // of the device's tables that holds it
   HostBuffer tables;
   HostBuffer results;  // (results) SampledRow
