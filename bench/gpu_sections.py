@@ -122,7 +122,7 @@ def _sanitized_run(bench, prefix):
         executor = [bench.bin / "poise-gpu-executor", "--run-id", run_id]
         executor += ["--planner-socket", folder / "run" / "executor.sock", "--device", bench.given.device]
         code, text = bench.run([*prefix, *executor])
-        finished = others[1].wait(60) if code is not None else None
+        finished = others[1].wait(60) if code == 0 else None
         answers = (folder / "out.jsonl").read_text().count("\n") if finished == 0 else 0
         said.seek(0)
         if code == 0 and answers != len(lines):

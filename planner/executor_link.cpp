@@ -1,5 +1,7 @@
 #include "planner/executor_link.h"
 
+#include <unistd.h>
+
 #include <numeric>
 
 #include "common/trouble.h"
@@ -7,6 +9,9 @@
 
 namespace poise {
 namespace {
+
+constexpr Seconds kFarewell{2};
+constexpr useconds_t kFarewellStep = 5000;
 
 Bytes bytes_of(std::uint64_t number) {
   return {static_cast<std::int64_t>(std::min<std::uint64_t>(number, INT64_MAX))};
@@ -175,7 +180,10 @@ std::optional<Received> ExecutorLink::take_results() {
 }
 
 void ExecutorLink::stop(const std::string& reason) {
-  send(*channel_, messages::StopT{.reason = reason});
+  const Seconds end = monotonic_now() + kFarewell;
+  while (send(*channel_, messages::StopT{.reason = reason}) && monotonic_now() < end) {
+    usleep(kFarewellStep);
+  }
 }
 
 }  // namespace poise

@@ -52,7 +52,8 @@ class ExecutorLink {
   // The results of the iteration that was under way, once they have come.
   std::optional<Received> take_results();
 
-  // Asks the executor to end; nothing happens where it is gone.
+  // Asks the executor to end, and waits a moment until it has: a message that it had not read would
+  // be lost with the connection. Nothing happens where it is gone.
   void stop(const std::string& reason);
 
   const ExecutorTotals& totals() const { return totals_; }
