@@ -1,7 +1,7 @@
 """A run's record as a trace for Chrome (chrome://tracing) or Perfetto (ui.perfetto.dev).
 
 The device has a track for each stream; on it an order's work lies under the layer's name, in it a mini-batch's, in it
-its pieces. The host has tracks for what the planner does between iterations, for iterations, and for orders from when they
+its pieces; what is done for the rows of several mini-batches together lies in the layer itself. The host has tracks for what the planner does between iterations, for iterations, and for orders from when they
 were sent until they were told to be done. Times are those of the order log, in microseconds.
 """
 
@@ -14,6 +14,7 @@ from .trouble import Refusal
 
 _HOST, _DEVICE = 1, 2
 _DECIDES, _ITERATIONS, _ORDERS = 1, 2, 3
+_OF_A_MINI_BATCH = ("Load", "Embed", "KvGen", "Attention")
 _NAMES = {"KvGen": "KV Gen", "Qkv": "QKV", "Fc1": "FC1", "Fc2": "FC2"}
 
 
@@ -82,8 +83,8 @@ def _order_on_stream(order, iteration, spans, track):
 
 
 def _own(span):
-    """Whether a piece belongs to no mini-batch."""
-    return span["kind"] in ("Weights", "Tables")
+    """Whether a piece belongs to no mini-batch alone: weights, tables, and what is done for the rows of several together."""
+    return span["kind"] not in _OF_A_MINI_BATCH
 
 
 def _piece(span, track):

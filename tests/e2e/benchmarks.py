@@ -118,10 +118,13 @@ def a_timeline_holds_everything_and_nests(workspace):
     computed = Counter(
         (one["args"]["layer"], one["name"]) for one in slices["compute"] if one["name"].startswith("mini-batch")
     )
-    wanted = Counter((line["name"], f"mini-batch {batch}") for line in orders for batch in line["mini_batches"])
+    attending = [line for line in orders if line["name"] != "head"]  # its rows are those of all mini-batches together
+    wanted = Counter((line["name"], f"mini-batch {batch}") for line in attending for batch in line["mini_batches"])
     expect_equal(computed, wanted, "every layer's mini-batches, as often as ordered")
     expect(max(batch for line in orders for batch in line["mini_batches"]) >= 1, "more than one mini-batch")
-    for kind in ("KV Gen", "Attention", "FC2"):
+    layers = Counter(one["name"] for one in slices["compute"] if "iteration" in one.get("args", {}))
+    expect_equal(layers, Counter(line["name"] for line in orders), "every layer, as often as ordered")
+    for kind in ("KV Gen", "QKV", "Attention", "Projection", "FC1", "FC2", "Head", "Embed"):
         expect(any(one["name"] == kind for one in slices["compute"]), f"no slice {kind}")
     loaded = [one["name"] for one in slices["copy in"] if one["name"].startswith("W layer")]
     fetched = [f"W layer {fetch['layer']} piece {fetch['piece']}" for line in orders for fetch in line["fetch"]]
