@@ -90,50 +90,61 @@ Gemms::~Gemms() {
   lt_.destroy(handle_);
 }
 
-void Gemms::run(const Gemm& op, cudaStream_t stream) {
-  if (op.rows == 0) {
-    return;
-  }
+// A bias of 16 bits cannot be added to float32 outputs within the product, nor one beside a
+// residual: it goes there first, and the product adds to it.
+Gemms::Key Gemms::key_of(const Gemm& op) {
   check(op.in.dtype == op.weight.dtype, "a product's factors are of one type");
   const bool wide_out = op.out.dtype == DType::float32;
   const bool mixed = wide_out && op.weight.dtype != DType::float32;
-  const bool relu = op.epilogue == Epilogue::relu;
   const bool adds = op.residual != nullptr;
   check(!adds || (wide_out && op.epilogue == Epilogue::none),
         "a residual is float32, and nothing follows it");
-  // A bias of 16 bits cannot be added to float32 outputs within the product: it goes there first.
   const bool bias_before = op.bias != nullptr && (mixed || adds);
-  const bool bias_within = op.bias != nullptr && !bias_before;
-  const bool relu_within = relu && !bias_before;
+  return {.outputs = op.weight.rows,
+          .inputs = op.weight.cols,
+          .in = op.in.dtype,
+          .weight = op.weight.dtype,
+          .out = op.out.dtype,
+          .in_stride = op.in.stride,
+          .out_stride = op.out.stride,
+          .epilogue = epilogue_kind(op.bias != nullptr && !bias_before,
+                                    op.epilogue == Epilogue::relu && !bias_before),
+          .adds = adds || bias_before};
+}
 
-  auto* out = static_cast<float*>(op.out.data);
-  const bool accumulate = adds || bias_before;
-  if (bias_before || (adds && op.residual != out)) {
-    add_bias(out, op.residual, op.bias, op.weight.dtype, op.rows, op.weight.rows, op.out.stride,
-             stream);
+void Gemms::run(const Gemm& op, cudaStream_t stream) {
+  if (op.rows > 0) {
+    run_with(op, plan_for(key_of(op)).algo, stream);
   }
-  Plan& plan = plan_for({.outputs = op.weight.rows,
-                         .inputs = op.weight.cols,
-                         .in = op.in.dtype,
-                         .weight = op.weight.dtype,
-                         .out = op.out.dtype,
-                         .in_stride = op.in.stride,
-                         .out_stride = op.out.stride,
-                         .epilogue = epilogue_kind(bias_within, relu_within),
-                         .adds = accumulate});
+}
+
+void Gemms::run_with(const Gemm& op, const lt::Algo& algo, cudaStream_t stream) {
+  const Key key = key_of(op);
+  Plan& plan = plan_for(key);
+  const bool bias_within = (key.epilogue & lt::kEpilogueBias) != 0;
+  const bool relu_within = (key.epilogue & lt::kEpilogueRelu) != 0;
+  if (key.adds && ((op.bias != nullptr && !bias_within) || op.residual != op.out.data)) {
+    add_bias(static_cast<float*>(op.out.data), op.residual, op.bias, op.weight.dtype, op.rows,
+             op.weight.rows, op.out.stride, stream);
+  }
   plan.set_rows(static_cast<std::uint64_t>(op.rows));
   if (bias_within) {
     plan.set(lt::kBiasPointer, op.bias);
   }
   const float alpha = 1.0f;
-  const float beta = accumulate ? 1.0f : 0.0f;
+  const float beta = key.adds ? 1.0f : 0.0f;
   lt::lt_check(lt_.matmul(handle_, plan.desc, &alpha, op.weight.data, plan.weight, op.in.data,
-                          plan.in, &beta, op.out.data, plan.out, op.out.data, plan.out, &plan.algo,
+                          plan.in, &beta, op.out.data, plan.out, op.out.data, plan.out, &algo,
                           workspace_, static_cast<std::size_t>(kWorkspace.n), stream),
                "a product");
   if (op.epilogue != Epilogue::none && !relu_within) {
     activate(op.out, op.rows, op.weight.rows, op.epilogue, stream);
   }
+}
+
+std::vector<lt::Algo> Gemms::algorithms(const Gemm& op) {
+  const Key key = key_of(op);
+  return choices(plan_for(key), key);
 }
 
 Gemms::Plan& Gemms::plan_for(const Key& key) {
@@ -169,6 +180,20 @@ std::unique_ptr<Gemms::Plan> Gemms::make_plan(const Key& key) const {
   layout(&plan->out, key.out, outputs, kChoiceRows, key.out_stride);
   plan->rows = kChoiceRows;
 
+  const std::vector<lt::Algo> served = choices(*plan, key);
+  if (served.empty()) {
+    fail(Exit::interrupted,
+         "cuBLAS knows no algorithm for a product of ({}, {}) {} that serves any number of rows "
+         "alike",
+         key.outputs, key.inputs, name_of(key.weight));
+  }
+  plan->algo = served.front();
+  return plan;
+}
+
+// What serves any number of rows, in the order of the heuristic for kChoiceRows.
+std::vector<lt::Algo> Gemms::choices(Plan& plan, const Key& key) const {
+  plan.set_rows(kChoiceRows);
   lt::Preference preference = nullptr;
   lt::lt_check(lt_.preference_create(&preference), "choosing an algorithm");
   const auto prefer = [&](lt::PreferenceAttribute attribute, const auto& value) {
@@ -184,20 +209,17 @@ std::unique_ptr<Gemms::Plan> Gemms::make_plan(const Key& key) const {
   std::array<lt::Heuristic, kCandidates> candidates{};
   int found = 0;
   const lt::Status status =
-      lt_.heuristic(handle_, plan->desc, plan->weight, plan->in, plan->out, plan->out, preference,
+      lt_.heuristic(handle_, plan.desc, plan.weight, plan.in, plan.out, plan.out, preference,
                     kCandidates, candidates.data(), &found);
   lt_.preference_destroy(preference);
+  std::vector<lt::Algo> served;
   for (int i = 0; status == lt::kSuccess && i < found; ++i) {
     const lt::Heuristic& candidate = candidates[static_cast<std::size_t>(i)];
-    if (candidate.state == lt::kSuccess && suits(*plan, candidate.algo)) {
-      plan->algo = candidate.algo;
-      return plan;
+    if (candidate.state == lt::kSuccess && suits(plan, candidate.algo)) {
+      served.push_back(candidate.algo);
     }
   }
-  fail(Exit::interrupted,
-       "cuBLAS knows no algorithm for a product of ({}, {}) {} that serves any number of rows "
-       "alike (status {}, {} candidates)",
-       key.outputs, key.inputs, name_of(key.weight), status, found);
+  return served;
 }
 
 bool Gemms::suits(Plan& plan, const lt::Algo& algo) const {

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "common/units.h"
 #include "kernels/cuda/cublas_lt.h"
@@ -33,6 +34,11 @@ class Gemms {
 
   void run(const Gemm& op, cudaStream_t stream);
 
+  // For benches: all algorithms that would serve such a product, the chosen one first; and a run with
+  // another.
+  std::vector<lt::Algo> algorithms(const Gemm& op);
+  void run_with(const Gemm& op, const lt::Algo& algo, cudaStream_t stream);
+
   std::size_t version() const { return lt_.get_version(); }
 
  private:
@@ -47,8 +53,10 @@ class Gemms {
   };
   struct Plan;
 
+  static Key key_of(const Gemm& op);
   Plan& plan_for(const Key& key);
   std::unique_ptr<Plan> make_plan(const Key& key) const;
+  std::vector<lt::Algo> choices(Plan& plan, const Key& key) const;
   bool suits(Plan& plan, const lt::Algo& algo) const;
 
   const lt::Functions& lt_;
