@@ -160,7 +160,7 @@ def _works(bench):
 def speed(bench):
     """`poise bench` on each work; the loader of a model stays for its policies."""
     given = bench.given
-    compute_peak = _compute_peak(bench) if given.device == "cuda" else None
+    peaks = _peaks(bench)
     for name, work in _works(bench):
         model = bench.folder / name
         model.mkdir(exist_ok=True)
@@ -175,8 +175,8 @@ def speed(bench):
             words += ["--output-len", work["output_len"], "--max-num-seqs", variant.get("num_prompts", work["num_prompts"])]
             words += ["--gpu-memory", bench.works["gpu_memory"], "--host-memory", bench.works["host_memory"], "--keep-loader"]
             words += ["--output-json", output, "--runs", given.runs, *variant["options"], *shlex.split(given.options)]
-            words += ["--link-peak", given.link_peak] if given.link_peak else []
-            words += ["--compute-peak", compute_peak] if compute_peak else []
+            for option, peak in (("--link-peak", "link_gbps"), ("--compute-peak", "tflops")):
+                words += [option, peaks[peak]] if peak in peaks else []
             if given.trace:
                 words += ["--trace", bench.results / f"{title.replace(', ', '-').replace(' ', '-')}.trace.json.gz"]
             output.unlink(missing_ok=True)
@@ -190,16 +190,20 @@ def speed(bench):
         bench.poise("stop")
 
 
-def _compute_peak(bench):
-    """TFLOP/s of a matrix product through torch, the usual measure; None where there is no torch."""
-    output = bench.folder / "peak.json"
-    code, text = bench.run([bench.given.peer_python, bench.root / "bench" / "peers" / "gemm_peak.py", "--json", output])
+def _peaks(bench):
+    """The machine's: what was given, else what torch reaches; {} where there is neither."""
+    given, output = bench.given, bench.folder / "peaks.json"
+    told = {"link_gbps": given.link_peak} if given.link_peak else {}
+    if given.device != "cuda":
+        return told
+    code, text = bench.run([given.peer_python, bench.root / "bench" / "peers" / "machine_peaks.py", "--json", output])
     if code != 0 or not output.exists():
-        bench.note("GEMM peak", None, f"ended with {code}: {_last_line(text)}", work="")
-        return None
-    figures = json.loads(output.read_text())
-    bench.note("GEMM peak", True, f"{figures['tflops']:.0f} TFLOP/s, fp16, {figures['size']}^3 through torch", peak=figures)
-    return figures["tflops"]
+        bench.note("peaks", None, f"ended with {code}: {_last_line(text)}")
+        return told
+    peaks = json.loads(output.read_text())
+    told = f"{peaks['tflops']:.0f} TFLOP/s, fp16, {peaks['size']}^3; {peaks['link_gbps']:.2f} GB/s from pinned memory; through torch"
+    bench.note("peaks", True, told, peaks=peaks)
+    return peaks | ({"link_gbps": given.link_peak} if given.link_peak else {})
 
 
 def peers(bench):

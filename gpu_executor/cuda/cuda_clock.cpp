@@ -1,5 +1,7 @@
 #include "gpu_executor/cuda/cuda_clock.h"
 
+#include <utility>
+
 #include "kernels/cuda/check.h"
 
 namespace poise {
@@ -7,7 +9,7 @@ namespace {
 
 using cuda::cuda_check;
 
-constexpr double kLongestNs = 1e9;
+constexpr double kLongestNs = 4e9;
 
 double ns_between(const TimedEvent& from, const TimedEvent& to) {
   float milliseconds = 0;
@@ -20,18 +22,22 @@ double ns_between(const TimedEvent& from, const TimedEvent& to) {
 
 CudaClock::CudaClock() {
   cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
-  from_ = strike();
+  older_ = {.event = strike()};
+  newer_.event = strike();
+  newer_.at_ns = ns_between(*older_.event, *newer_.event);
 }
 
 CudaClock::~CudaClock() { static_cast<void>(cudaStreamDestroy(stream_)); }
 
 std::int64_t CudaClock::time_of(const TimedEvent& event) {
-  const double since = ns_between(*from_, event);
-  const double time = from_ns_ + since;
-  if (since > kLongestNs) {
+  double time = older_.at_ns + ns_between(*older_.event, event);
+  if (time > newer_.at_ns) {
+    time = newer_.at_ns + ns_between(*newer_.event, event);
+  }
+  if (time - newer_.at_ns > kLongestNs) {
     auto now = strike();
-    from_ns_ += ns_between(*from_, *now);
-    from_ = std::move(now);
+    const double at = newer_.at_ns + ns_between(*newer_.event, *now);
+    older_ = std::exchange(newer_, {.event = std::move(now), .at_ns = at});
   }
   return static_cast<std::int64_t>(time);
 }

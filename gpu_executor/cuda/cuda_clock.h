@@ -1,7 +1,8 @@
 #pragma once
 // The device's clock: when the GPU passed an event, in nanoseconds since the clock was made. CUDA
 // tells the time between two events as a float, good to 60 ns over a second and worse over more, so
-// the event that times count from moves along. Host thread of the device only.
+// the events that times count from move along: the older of two serves what lies before the newer.
+// Host thread of the device only.
 
 #include <cuda_runtime_api.h>
 
@@ -23,11 +24,15 @@ class CudaClock {
   std::int64_t time_of(const TimedEvent& event);
 
  private:
+  struct Mark {
+    std::unique_ptr<TimedEvent> event;
+    double at_ns = 0;
+  };
+
   std::unique_ptr<TimedEvent> strike();
 
   cudaStream_t stream_ = nullptr;  // idle, so that an event on it is passed at once
-  std::unique_ptr<TimedEvent> from_;
-  double from_ns_ = 0;
+  Mark older_, newer_;
 };
 
 }  // namespace poise
