@@ -162,6 +162,10 @@ void Executor::configure(const messages::Configure& configure) {
     pipeline_.reset();
   }
   check_.reset();
+  // Before anybody waits for an answer: a large pool takes seconds to pin.
+  if (const PoolNow pool = memory_.pool(); pool.epoch != 0 && !memory_.mapped(pool)) {
+    memory_.map_blocks(pool);
+  }
   pipeline_.emplace(*device_, model, limits, allowed, configure.trace());
   check_.emplace(model.shape, model.layout, limits, kCredits);
   spdlog::info("device memory, of {} bytes allowed:\n{}", allowed.n, to_text(plan));
