@@ -40,7 +40,7 @@ def _figures(item):
             "gpu": peer["gpu_peak_by_driver_bytes"] or peer["gpu_reserved_bytes"], "host": peer["host_peak_bytes"],
         }  # fmt: skip
     figures = item["figures"]
-    decode, prefill = figures["phases"]["decode"], figures["phases"]["prefill"]
+    decode, prefill = figures["phases"]["steady"], figures["phases"]["prefill"]
     return {
         "system": item["system"], "requests": figures["num_requests"], "decode": decode["sampled_tokens_per_second"],
         "efficiency": decode["efficiency"], "gemm": _gemm_share(figures, prefill), "prefill": prefill and prefill["rows_per_second"],

@@ -154,18 +154,16 @@ void Executor::configure(const messages::Configure& configure) {
   const Model& model = memory_.model();
   const DeviceLimits limits = limits_of(configure);
   const Bytes allowed = cap(configure.gpu_memory());
-  const DeviceMemoryPlan plan =
-      plan_device_memory(model.shape, model.dtype, limits, device_->overhead());
-  check_fits(plan, allowed);
-  if (pipeline_) {
-    report_all();
-    pipeline_.reset();
-  }
-  check_.reset();
-  // Before anybody waits for an answer: a large pool takes seconds to pin.
+  report_all();
+  // Before anybody waits for an answer: a large pool takes seconds to pin, and memory of the device.
   if (const PoolNow pool = memory_.pool(); pool.epoch != 0 && !memory_.mapped(pool)) {
     memory_.map_blocks(pool);
   }
+  const DeviceMemoryPlan plan =
+      plan_device_memory(model.shape, model.dtype, limits, device_->overhead());
+  check_fits(plan, allowed);
+  pipeline_.reset();
+  check_.reset();
   pipeline_.emplace(*device_, model, limits, allowed, configure.trace());
   check_.emplace(model.shape, model.layout, limits, kCredits);
   spdlog::info("device memory, of {} bytes allowed:\n{}", allowed.n, to_text(plan));

@@ -53,6 +53,7 @@ class Planner {
   void begin_greeting();
   bool greet();
   void decide_sizes();
+  Bytes place_blocks(bool device_is_host);
   bool configure();
   void begin_running();
   bool run();

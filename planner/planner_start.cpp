@@ -156,25 +156,10 @@ void Planner::decide_sizes() {
       options_.policy.value_or(device_is_host && !share_given ? "kv-only" : "hybrid");
   policy_ = make_policy(policy, options_.policy_options);
   demand_ = demand_of(to_do_, options_.batch.max_num_seqs);
-  const Bytes cap = std::min(device.memory, options_.gpu_memory.value_or(device.memory));
-  BlockBudget budget{.weights = {static_cast<std::int64_t>(control_->weights_bytes)},
-                     .available = available_host_memory(),
-                     .host_memory = options_.host_memory};
-  for (int round = 0; round < (device_is_host ? 2 : 1); ++round) {
-    host_ = allocate_host(*policy_, shape, dtype, demand_, budget);
-    // Host memory in two places saves nothing: a CPU device holds blocks where it was given a size.
-    const Placement placement =
-        device_is_host && !options_.gpu_memory
-            ? Placement{host_, choose_device_limits(shape, dtype, demand_, host_, options_.batch,
-                                                    device.overhead, cap)}
-            : place_act_blocks(shape, dtype, demand_, host_, options_.batch, device.overhead, cap);
-    host_ = placement.host;
-    device_limits_ = placement.device;
-    budget.device_in_host = plan_device_memory(shape, dtype, device_limits_, Bytes{0}).total;
-  }
+  const Bytes overhead = place_blocks(device_is_host);
   pack_limits_ = pack_limits(options_.batch, device_limits_);
   const std::uint64_t region = region_bytes(block_sizes(shape, dtype), host_);
-  const DeviceMemoryPlan plan = plan_device_memory(shape, dtype, device_limits_, device.overhead);
+  const DeviceMemoryPlan plan = plan_device_memory(shape, dtype, device_limits_, overhead);
   status_.policy = policy;
   status_.device = device.device;
   status_.act_blocks = host_.act_blocks;
@@ -193,6 +178,36 @@ void Planner::decide_sizes() {
   spdlog::info("{}", text);
   loader_->claim(region, host_);
   phase_ = Phase::claiming;
+}
+
+// How many blocks there are, where, and what the device's buffers hold. Returns what the device takes
+// beside its buffers.
+Bytes Planner::place_blocks(bool device_is_host) {
+  const ExecutorLink::Greeting& device = *executor_->greeting();
+  const ModelShape& shape = control_->shape;
+  const DType dtype = control_->dtype;
+  const Bytes cap = std::min(device.memory, options_.gpu_memory.value_or(device.memory));
+  Bytes overhead = device.overhead;
+  BlockBudget budget{.weights = {static_cast<std::int64_t>(control_->weights_bytes)},
+                     .available = available_host_memory(),
+                     .host_memory = options_.host_memory};
+  for (int round = 0; round < (device_is_host ? 2 : 1); ++round) {
+    host_ = allocate_host(*policy_, shape, dtype, demand_, budget);
+    if (!device_is_host) {
+      const auto region = region_bytes(block_sizes(shape, dtype), host_);
+      overhead += page_tables_of({static_cast<std::int64_t>(region) * shape.num_hidden_layers});
+    }
+    // Host memory in two places saves nothing: a CPU device holds blocks where it was given a size.
+    const Placement placement =
+        device_is_host && !options_.gpu_memory
+            ? Placement{host_, choose_device_limits(shape, dtype, demand_, host_, options_.batch,
+                                                    overhead, cap)}
+            : place_act_blocks(shape, dtype, demand_, host_, options_.batch, overhead, cap);
+    host_ = placement.host;
+    device_limits_ = placement.device;
+    budget.device_in_host = plan_device_memory(shape, dtype, device_limits_, Bytes{0}).total;
+  }
+  return overhead;
 }
 
 bool Planner::configure() {

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/device_memory.h"
 #include "common/trouble.h"
 #include "gpu_executor/cuda/cuda_clock.h"
 #include "gpu_executor/cuda/cuda_stream.h"
@@ -152,7 +153,7 @@ class Opened final : public Device {
 
   std::string name() const override { return fmt::format("cuda: {}", properties_.name); }
   Bytes memory() const override { return memory_; }
-  Bytes overhead() const override { return overhead_; }
+  Bytes overhead() const override { return overhead_ + page_tables_of(pinned_); }
   DType work_type(DType stored) const override { return stored; }
 
   std::unique_ptr<Event> make_event() override { return std::make_unique<CudaEvent>(); }
@@ -267,12 +268,14 @@ class Opened final : public Device {
            "(`ulimit -l`) or the machine's memory may be too small",
            memory.size(), cudaGetErrorString(code));
     }
+    pinned_ += Bytes{static_cast<std::int64_t>(memory.size())};
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
     spdlog::info("pinned {} bytes{} in {:.2f} s, of them {:.2f} s for mapping pages", memory.size(),
                  read_only ? ", read-only" : "", took.count(), mapped.count());
   }
   void unpin(std::span<std::byte> memory) override {
     static_cast<void>(cudaHostUnregister(memory.data()));
+    pinned_ -= Bytes{static_cast<std::int64_t>(memory.size())};
   }
 
  private:
@@ -291,6 +294,7 @@ class Opened final : public Device {
   std::unique_ptr<CudaClock> clock_;
   std::unique_ptr<cuda::Gemms> gemms_;
   Bytes overhead_{}, memory_{};
+  Bytes pinned_{};  // host memory that the GPU has page tables for
 };
 
 }  // namespace

@@ -24,7 +24,8 @@ def table(result):
     lengths = " + ".join(f"{work[name][1]:.0f}" for name in ("input_len", "output_len"))
     rows = [
         (f"{shown(work['model'])}, {work['num_prompts']} x ({lengths})", "measured", "limit", "share"),
-        *_phase_rows("decode", result),
+        *_phase_rows("steady", result),
+        *_phase_rows("decode", result)[:2],
         *_phase_rows("prefill", result),
         ("whole run", duration(result["elapsed_time"]), "", ""),
         ("  output tokens/s", f"{result['output_tokens_per_second']:.1f}", "", ""),
@@ -44,14 +45,15 @@ def table(result):
 
 def _phase_rows(name, result):
     phase = result["phases"][name]
+    title = _title(name, phase)
     if phase is None:
-        return [(name, "none", "", "")]
-    tokens = "sampled_tokens" if name == "decode" else "rows"
-    told = {"decode": "tokens/s", "prefill": "prompt rows/s"}[name]
+        return [(title, "none", "", "")]
+    tokens = "rows" if name == "prefill" else "sampled_tokens"
+    told = "prompt rows/s" if name == "prefill" else "tokens/s"
     roofline = phase["roofline_seconds"]
     rate = phase[f"{tokens}_per_second"]
     rows = [
-        (name, f"{phase['seconds']:.2f} s", f"{roofline:.2f} s" if roofline else "", ""),
+        (title, f"{phase['seconds']:.2f} s", f"{roofline:.2f} s" if roofline else "", ""),
         (
             f"  {told}",
             _number(rate),
@@ -76,6 +78,13 @@ def _phase_rows(name, result):
         rows.append((f"    {kind}", _percent(share), "", ""))
     rows.append(("  between iterations", _percent(phase["between_iterations_share"]), "", ""))
     return rows
+
+
+def _title(name, phase):
+    if name == "steady":
+        rows = f", {phase['rows'] // phase['iterations']} at a time" if phase else ""
+        return f"steady decode{rows}"
+    return "all of decode" if name == "decode" else name
 
 
 def _flops(speed, peak):

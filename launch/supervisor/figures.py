@@ -12,12 +12,15 @@ _INTO = ("weights", "kv", "act")  # what crosses from host to device
 
 
 def phases(record, link_peak, weights):
-    """The figures of steady decode, of prefill and of all iterations.
+    """The figures of decode, of steady decode (of it, the iterations with the most rows), of prefill and of all iterations.
 
     `link_peak` in bytes/s, or None; `weights`: entries of all layers' matrices, each of which every row meets once."""
     timed = _timed(record.iterations)
+    decode = [one for one in timed if one[0].decode]
+    most = max((iteration.rows for iteration, _, _ in decode), default=0)
     parts = {
-        "decode": [one for one in timed if one[0].decode],
+        "steady": [one for one in decode if one[0].rows == most],
+        "decode": decode,
         "prefill": [one for one in timed if not one[0].decode],
         "whole": timed,
     }
