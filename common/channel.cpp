@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <utility>
 #include <zmq.hpp>
 
 #include "common/trouble.h"
@@ -183,15 +184,23 @@ class ServerChannel final : public CommonChannel {
     }
     const messages::HelloT hello = hello_of(*message);
     const std::string reason = disagreement(hello, message->run_id()->str());
+    if (!reason.empty()) {
+      refuse(sender, reason);
+      return std::nullopt;
+    }
     peer_ = sender;
     sent_ = 0;
     received_ = message->seq();
-    if (reason.empty()) {
-      return message;
-    }
-    poise::send(*this, messages::StopT{.reason = reason});
-    peer_.clear();
-    return std::nullopt;
+    return message;
+  }
+
+  // Whoever is refused takes nobody's place.
+  void refuse(const std::string& sender, const std::string& reason) {
+    const std::uint64_t sent = std::exchange(sent_, 0);
+    messages::BodyUnion body;
+    body.Set(messages::StopT{.reason = reason});
+    send_to(sender, pack(std::move(body)));
+    sent_ = sent;
   }
 
   std::string disagreement(const messages::HelloT& hello, const std::string& run_id) const {

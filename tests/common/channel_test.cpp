@@ -177,6 +177,25 @@ TEST_F(ChannelTest, AHelloOfAnotherRunIsRefused) {
   EXPECT_THROW(next(*stranger), Failure);
 }
 
+TEST_F(ChannelTest, WhoIsRefusedTakesNobodysPlace) {
+  meet();
+  ASSERT_TRUE(send(*server_, messages::LayerOrderT{{}, 1}));
+  auto stranger = connect(path_, {.run_id = "other", .layout_hash = 77});
+  ASSERT_TRUE(eventually([&] { return send(*stranger, hello()); }));
+  EXPECT_FALSE(next(*server_, {0.1}));
+  EXPECT_THROW(next(*stranger), Failure);
+  ASSERT_TRUE(send(*client_, messages::AckT{{}, 1}));
+  const auto ack = next(*server_);
+  ASSERT_TRUE(ack);
+  EXPECT_EQ((*ack)->body_as_Ack()->seq(), 1u);
+  ASSERT_TRUE(send(*server_, messages::LayerOrderT{{}, 2}));
+  for (std::uint64_t i = 1; i <= 2; ++i) {
+    const auto order = next(*client_);
+    ASSERT_TRUE(order);
+    EXPECT_EQ((*order)->body_as_LayerOrder()->iteration(), i);
+  }
+}
+
 TEST_F(ChannelTest, AMessageOfAnOlderEpochIsDropped) {
   meet();
   client_->set_epochs({.planner = 1, .executor = 5});
