@@ -21,8 +21,11 @@ namespace {
 
 constexpr Seconds kShortWait{0.005};  // where two sockets, or memory, are looked at in turn
 
-// Grows with each planner of this machine's uptime, in steps of 10 ms.
-std::uint32_t planner_epoch() { return static_cast<std::uint32_t>(monotonic_now().n * 100) + 1; }
+// Grows with each planner of this machine's uptime, in steps of 10 ms; never 0.
+std::uint32_t planner_epoch() {
+  return std::max<std::uint32_t>(
+      1, static_cast<std::uint32_t>(static_cast<std::uint64_t>(monotonic_now().n * 100)));
+}
 
 double mib(Bytes bytes) { return static_cast<double>(bytes.n) / static_cast<double>(kMiB.n); }
 
@@ -45,6 +48,27 @@ std::string log_header(const ControlSegment& control, const std::string& run_id)
     header["piece_bytes"].push_back(piece.bytes.n);
   }
   return header.dump();
+}
+
+// No result depends on the log: one that cannot be continued (the machine lost power, say) is put
+// aside.
+std::unique_ptr<OrderLog> open_order_log(const std::filesystem::path& path,
+                                         const std::string& header) {
+  try {
+    return std::make_unique<OrderLog>(path, header);
+  } catch (const Failure& failure) {
+    if (failure.code() != Exit::cannot_start) {  // it cannot be written
+      throw;
+    }
+    std::filesystem::path aside = path;
+    aside += ".damaged";
+    std::filesystem::rename(path, aside);
+    fmt::print("{}; it is kept as {}, a new one begins\n", failure.what(),
+               aside.filename().string());
+    std::fflush(stdout);
+    spdlog::warn("{}", failure.what());
+  }
+  return std::make_unique<OrderLog>(path, header);
 }
 
 }  // namespace
@@ -114,8 +138,8 @@ void Planner::open_results_and_take_stock() {
 
 void Planner::begin_greeting() {
   const Identity identity{.run_id = options_.run_id, .layout_hash = control_->layout_hash};
-  order_log_ = std::make_unique<OrderLog>(options_.run_dir / "orders.log",
-                                          log_header(*control_, options_.run_id));
+  order_log_ =
+      open_order_log(options_.run_dir / "orders.log", log_header(*control_, options_.run_id));
   const Epochs epochs{.planner = planner_epoch(), .executor = 0};
   auto executor = serve(options_.executor_socket.string(), identity);
   executor->set_epochs(epochs);
