@@ -170,7 +170,9 @@ class RunDirectory:
 
     def forget_what_did_not_start(self):
         """Results that were only opened, so that a corrected command need not speak of resuming them."""
-        if self.status().get("state") in ("starting", "loading", "preparing"):
+        status = self.status()
+        ended_before = status.get("state") == "interrupted" and status.get("iteration") == 0
+        if ended_before or status.get("state") in ("starting", "loading", "preparing"):
             for name in ("results.jsonl.partial", "manifest.json", "status.json"):
                 remove(self.path / name)
 

@@ -352,5 +352,16 @@ def interrupted(workspace):
     return requests, output
 
 
+@test
+def a_run_that_could_not_start_leaves_nothing_to_resume(workspace):
+    bad = "{}"  # an error line, written before the device is known to be missing
+    requests = workspace.write_requests("requests.jsonl", [request("a", "Once"), bad])
+    words = workspace.run_words(requests, workspace / "out.jsonl")
+    ended = workspace.poise(*words, "--device", "cuda", env={"CUDA_VISIBLE_DEVICES": ""}).expect(2, "--device cuda")
+    expect("--resume" not in ended.err, f"speaks of resuming:\n{ended.err}")
+    expect(not (workspace / "out.jsonl.poise").exists(), "the run directory stays")
+    workspace.poise(*words, "--device", "cpu").expect(0)
+
+
 if __name__ == "__main__":
     raise SystemExit(harness.main())
