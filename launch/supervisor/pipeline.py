@@ -28,9 +28,15 @@ class DeathPipe:
     def __init__(self):
         self.read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
 
+    def tell(self):
+        """From now on the children take us for gone: they wait for nobody."""
+        if self._write_end >= 0:
+            os.close(self._write_end)
+            self._write_end = -1
+
     def close(self):
+        self.tell()
         os.close(self.read_end)
-        os.close(self._write_end)
 
 
 class Outcome:
@@ -181,6 +187,8 @@ class Pipeline:
         """Every process of ours, then the shared memory. Safe to call at any moment, whatever has happened."""
         stays = self._kept if self._kept and self._kept.may_stay(self._control) else None
         own = [child for child in self._children if child is not stays]
+        if any(child.name == EXECUTOR and child.returncode() is not None for child in own):
+            self._death_pipe.tell()  # a planner would else wait for the iteration under way
         for child in own:
             if child.returncode() is None:
                 child.signal(signal.SIGKILL if self._killed_at_once else signal.SIGTERM)
