@@ -43,9 +43,10 @@ def main(words):
         say("interrupted")
         return INTERRUPTED
     except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_stdout()
         return DONE
     except OSError as problem:
+        _forget_stdout()
         refusal = of_system(problem)
         _trace()
         say(refusal.sentence)
@@ -54,6 +55,11 @@ def main(words):
         _trace()
         say(f"a defect of poise: {type(problem).__name__}: {shown(problem)} (POISE_TRACE=1 shows where)")
         return INTERNAL
+
+
+def _forget_stdout():
+    """What could not be written there is not tried again when Python ends, which would spoil the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _trace():

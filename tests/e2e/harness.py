@@ -95,6 +95,7 @@ class Workspace:
 
     def environment(self, extra=None):
         environment = {**os.environ, "XDG_RUNTIME_DIR": str(self.runtime), "POISE_COMMAND": "poise", **(extra or {})}
+        environment.pop("PYTHONUNBUFFERED", None)  # as users have it: what stdout holds back is ours to lose
         return environment
 
     def poise(self, *words, timeout=120, env=None, cwd=None, **popen):
