@@ -126,8 +126,8 @@ def _needs(findings, given):
     if weights > room:
         findings.wrong("room", f"{bytes_text(room)}: not enough for the weights")
     else:
-        tokens = (room - weights) // kv
-        findings.note("room", f"{bytes_text(room)}: beside the weights, {tokens} tokens as KV or {2 * tokens} as ACT")
+        left = room - weights
+        findings.note("room", f"{bytes_text(room)}: beside the weights, {left // kv} tokens as KV or {left // act} as ACT")
 
 
 def version(words):
