@@ -154,10 +154,10 @@ Segment Segment::create(const std::string& name, Bytes size, const std::function
            name);
     }
     if (error != 0) {
-      fail(
-          "{} bytes of shared memory for {} cannot be reserved ({}; {} bytes are available): use a "
-          "smaller --host-memory or enlarge /dev/shm",
-          size.n, name, std::strerror(error), available_host_memory().n);
+      fail("{} bytes of shared memory for {} cannot be reserved ({}; {} bytes are available): {}",
+           size.n, name, std::strerror(error), available_host_memory().n,
+           error == EFBIG ? "raise the limit on the size of files (ulimit -f)"
+                          : "use a smaller --host-memory or enlarge /dev/shm");
     }
     mapping->region = bip::mapped_region(mapping->object, bip::read_write);
   } catch (const bip::interprocess_exception& problem) {

@@ -22,12 +22,13 @@ def load(words):
     segments.reap()
     loaders.sweep()
     home = loaders.Home.of(given)
-    if home.lives() and home.is_current(given):
+    stale = home.why_stale(given)
+    if home.lives() and stale is None:
         say(f"{shown(given.model)} is loaded already; end it with: {command_line('stop')}")
         return DONE
     if home.lives():
         if home.in_use():
-            raise Refusal("the model's files changed, but a run still uses the kept loader: wait for it")
+            raise Refusal(f"{stale}, but a run still uses it: wait for it")
         home.stop()
     given.gpu_memory = None
     inputs.clip_memory(given)

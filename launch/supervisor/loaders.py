@@ -15,7 +15,7 @@ from . import processes, segments
 from .children import Adopted, Child
 from .locks import Lock, is_held
 from .options import loader_arguments
-from .places import LOADER, fits_a_socket, make_private, private_folder, private_folder_path
+from .places import LOADER, fits_a_socket, make_private, private_folder, private_folder_path, program
 from .run_directory import read_json, remove_tree
 from .trouble import Refusal, shown
 
@@ -42,6 +42,12 @@ def _identity(given):
     if given.load_format == "dummy":
         identity["seed"] = given.seed
     return identity
+
+
+def _program_facts():
+    """What tells one build of the loader from another: all programs of a run must be of one."""
+    status = os.stat(program(LOADER))
+    return [status.st_size, status.st_mtime_ns]
 
 
 class Home:
@@ -94,6 +100,7 @@ class Home:
         words = loader_arguments(given) + ["--home", self.folder, "--run-id", run_id]
         words += ["--log", self.folder / "loader.log"]
         record = {**_identity(given), "files": model_files(given.model, given.load_format), "run_id": run_id}
+        record["program"] = _program_facts()
         child = Child(LOADER, words, inherited=[lock.descriptor])
         lock.give_back()  # the loader's own copy stays
         record |= {"pid": child.pid, "started": processes.start_time(child.pid)}
@@ -108,8 +115,13 @@ class Home:
         descriptor = processes.open_verified(record["pid"], record.get("started"))
         return Adopted(record["pid"], descriptor) if descriptor is not None else None
 
-    def is_current(self, given):
-        return self.record.get("files") == model_files(given.model, given.load_format)
+    def why_stale(self, given):
+        """Why this loader is not what a new one would be; None where it is."""
+        if self.record.get("program") != _program_facts():
+            return "the kept loader is of another build"
+        if self.record.get("files") != model_files(given.model, given.load_format):
+            return "the model's files changed since the kept loader read them"
+        return None
 
     def stop(self):
         """Ends the loader, if it lives, and removes all it left. True if there was one."""

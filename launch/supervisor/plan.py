@@ -68,12 +68,13 @@ class Plan:
         return loader
 
     def _adopt(self, home):
-        """The loader that lives in `home`, or None, with the home gone, if its model has changed."""
-        loader = home.adopt() if home.is_current(self.given) else None
+        """The loader that lives in `home`, or None, with the home gone, if its model or build has changed."""
+        stale = home.why_stale(self.given)
+        loader = home.adopt() if stale is None else None
         if loader:
             say("using the kept loader of this model")
             return loader
-        say("the model's files changed since the kept loader read them; loading again")
+        say(f"{stale or 'the kept loader has just ended'}; loading again")
         self._attached.give_back()
         self._attached = None
         home.stop()
