@@ -37,8 +37,9 @@ HostBuffer Device::allocate_host(Bytes size) {
   return {*this, data, size};
 }
 
-Registration Device::register_host(std::span<std::byte> memory, bool read_only) {
-  pin(memory, read_only);
+Registration Device::register_host(std::span<std::byte> memory, bool read_only,
+                                   std::span<const std::uint64_t> cuts) {
+  pin(memory, read_only, cuts);
   return {*this, memory.data(), {static_cast<std::int64_t>(memory.size())}};
 }
 

@@ -120,7 +120,9 @@ class Device {
   HostBuffer allocate_host(Bytes size);
   Bytes host_in_use() const { return host_in_use_; }
   // … or mapped by somebody else; must stay mapped until the registration ends.
-  Registration register_host(std::span<std::byte> memory, bool read_only);
+  // `cuts`: offsets within it that no copy crosses, ascending.
+  Registration register_host(std::span<std::byte> memory, bool read_only,
+                             std::span<const std::uint64_t> cuts = {});
 
   virtual std::unique_ptr<Event> make_event() = 0;
   virtual void record(Event& event, Stream stream) = 0;
@@ -158,7 +160,8 @@ class Device {
   virtual void give(std::byte* data, Bytes size) = 0;
   virtual std::byte* take_host(Bytes size) = 0;
   virtual void give_host(std::byte* data, Bytes size) = 0;
-  virtual void pin(std::span<std::byte> memory, bool read_only) = 0;
+  virtual void pin(std::span<std::byte> memory, bool read_only,
+                   std::span<const std::uint64_t> cuts) = 0;
   virtual void unpin(std::span<std::byte> memory) = 0;
   // The device's clock begins; without it, when this object was made.
   void clock_begins() { opened_ = std::chrono::steady_clock::now(); }

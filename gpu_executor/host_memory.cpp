@@ -67,7 +67,11 @@ void HostMemory::map_weights() {
     fail(Exit::foreign, "shared memory {} has {} bytes, the model's weights take {}",
          weights_->name(), weights_->size().n, layout.total().n);
   }
-  weights_registration_ = device_.register_host(all_of(*weights_), true);
+  std::vector<std::uint64_t> slabs;
+  for (std::uint32_t layer = 0; layer < static_cast<std::uint32_t>(layout.layers); ++layer) {
+    slabs.push_back(layout.layer_offset({layer}));
+  }
+  weights_registration_ = device_.register_host(all_of(*weights_), true, slabs);
   model_ = Model{.shape = control_->shape,
                  .dtype = control_->dtype,
                  .layout = std::move(layout),
@@ -96,7 +100,11 @@ void HostMemory::map_blocks(const PoolNow& pool) {
   blocks_.reset();
   Segment segment = Segment::attach(segment_name(run_id_, fmt::format("blocks-{}", pool.epoch)),
                                     Access::read_write);
-  blocks_registration_ = device_.register_host(all_of(segment), false);
+  std::vector<std::uint64_t> regions;
+  for (std::int32_t layer = 1; layer < model_->shape.num_hidden_layers; ++layer) {
+    regions.push_back(static_cast<std::uint64_t>(layer) * pool.partition.region_bytes);
+  }
+  blocks_registration_ = device_.register_host(all_of(segment), false, regions);
   blocks_ = std::move(segment);
   blocks_epoch_ = pool.epoch;
   spdlog::info("mapped block pool {}: {} bytes", pool.epoch, blocks_->size().n);

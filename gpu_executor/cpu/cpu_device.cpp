@@ -169,7 +169,8 @@ class Opened final : public CpuDevice {
         ::operator new(static_cast<std::size_t>(size.n), kAlignment, std::nothrow));
   }
   void give_host(std::byte* data, Bytes) override { ::operator delete(data, kAlignment); }
-  void pin(std::span<std::byte>, bool) override {}  // a thread reaches any page
+  // A thread reaches any page.
+  void pin(std::span<std::byte>, bool, std::span<const std::uint64_t>) override {}
   void unpin(std::span<std::byte>) override {}
 
  private:

@@ -4,11 +4,9 @@
 #include <nvtx3/nvToolsExt.h>
 #include <spdlog/spdlog.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <thread>
 #include <vector>
@@ -18,6 +16,7 @@
 #include "gpu_executor/cuda/cuda_clock.h"
 #include "gpu_executor/cuda/cuda_stream.h"
 #include "gpu_executor/cuda/gpu_memory.h"
+#include "gpu_executor/cuda/pinned_host.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/kernels_cuda.h"
@@ -47,29 +46,6 @@ std::string pci_bus_id() {
   std::array<char, 32> id{};
   cuda_check(cudaDeviceGetPCIBusId(id.data(), static_cast<int>(id.size()), 0), "naming the GPU");
   return id.data();
-}
-
-// Puts the pages of a mapping into this process's tables, several threads side by side: pinning, one
-// thread's work, then finds them there. Where the kernel cannot (before Linux 5.14), pinning does it.
-void map_pages(std::span<std::byte> memory, bool writable) {
-  constexpr std::size_t kSlice = std::size_t{1} << 28;
-  const auto slices = static_cast<std::size_t>(
-      ceil_div(static_cast<std::int64_t>(memory.size()), static_cast<std::int64_t>(kSlice)));
-  const std::size_t threads =
-      std::min<std::size_t>({slices, std::max(1u, std::thread::hardware_concurrency()), 16});
-  std::atomic<std::size_t> next{0};
-  const auto work = [&] {
-    for (std::size_t i = next++; i < slices; i = next++) {
-      const auto slice = memory.subspan(i * kSlice, std::min(kSlice, memory.size() - i * kSlice));
-      static_cast<void>(
-          madvise(slice.data(), slice.size(), writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ));
-    }
-  };
-  std::vector<std::jthread> helpers;
-  for (std::size_t i = 1; i < threads; ++i) {
-    helpers.emplace_back(work);
-  }
-  work();
 }
 
 // Neighbouring pieces become one; empty ones none.
@@ -135,14 +111,15 @@ class Opened final : public Device {
     const auto after = gpu_memory_in_use(bus_);
     const bool known = before && after && *after > *before;
     overhead_ = (known ? *after - *before : kUsualContext + cuda::Gemms::kWorkspace) + kLaterCode;
+    link_bytes_per_s_ = measured_link();
     std::size_t free = 0, total = 0;
     cuda_check(cudaMemGetInfo(&free, &total), "asking for free memory");
     memory_ = Bytes{static_cast<std::int64_t>(free)} + overhead_ - kLaterCode;
     spdlog::info(
         "GPU {} at {}: {} multiprocessors, {} of {} bytes free, {} taken by context and libraries "
-        "({}), cuBLASLt {}",
+        "({}), link {:.1f} GB/s, cuBLASLt {}",
         properties_.name, bus_, properties_.multiProcessorCount, free, total, overhead_.n,
-        known ? "measured" : "assumed", gemms_->version());
+        known ? "measured" : "assumed", link_bytes_per_s_ * 1e-9, gemms_->version());
   }
 
   ~Opened() override {
@@ -153,8 +130,9 @@ class Opened final : public Device {
 
   std::string name() const override { return fmt::format("cuda: {}", properties_.name); }
   Bytes memory() const override { return memory_; }
-  Bytes overhead() const override { return overhead_ + page_tables_of(pinned_); }
+  Bytes overhead() const override { return overhead_ + page_tables_of(pinned_.bytes()); }
   DType work_type(DType stored) const override { return stored; }
+  double link_bytes_per_s() const override { return link_bytes_per_s_; }
 
   std::unique_ptr<Event> make_event() override { return std::make_unique<CudaEvent>(); }
   void record(Event& event, Stream stream) override {
@@ -254,31 +232,37 @@ class Opened final : public Device {
   }
   void give_host(std::byte* data, Bytes) override { static_cast<void>(cudaFreeHost(data)); }
 
-  void pin(std::span<std::byte> memory, bool read_only) override {
-    const auto began = std::chrono::steady_clock::now();
-    map_pages(memory, !read_only);
-    const std::chrono::duration<double> mapped = std::chrono::steady_clock::now() - began;
-    const unsigned flags =
-        cudaHostRegisterPortable | (read_only ? cudaHostRegisterReadOnly : cudaHostRegisterDefault);
-    const cudaError_t code = cudaHostRegister(memory.data(), memory.size(), flags);
-    if (code != cudaSuccess) {
-      static_cast<void>(cudaGetLastError());
-      fail(Exit::interrupted,
-           "{} bytes of host memory cannot be pinned for the GPU: {}; the limit on locked memory "
-           "(`ulimit -l`) or the machine's memory may be too small",
-           memory.size(), cudaGetErrorString(code));
-    }
-    pinned_ += Bytes{static_cast<std::int64_t>(memory.size())};
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-    spdlog::info("pinned {} bytes{} in {:.2f} s, of them {:.2f} s for mapping pages", memory.size(),
-                 read_only ? ", read-only" : "", took.count(), mapped.count());
+  void pin(std::span<std::byte> memory, bool read_only,
+           std::span<const std::uint64_t> cuts) override {
+    pinned_.pin(memory, read_only, cuts);
   }
-  void unpin(std::span<std::byte> memory) override {
-    static_cast<void>(cudaHostUnregister(memory.data()));
-    pinned_ -= Bytes{static_cast<std::int64_t>(memory.size())};
-  }
+  void unpin(std::span<std::byte> memory) override { pinned_.unpin(memory); }
 
  private:
+  // The best of some large copies to the device.
+  static double measured_link() {
+    constexpr std::size_t kSize = std::size_t{64} << 20;
+    void *host = nullptr, *here = nullptr;
+    cuda_check(cudaHostAlloc(&host, kSize, cudaHostAllocDefault), "memory to measure the link");
+    const cudaError_t had = cudaMalloc(&here, kSize);
+    double best = 0;
+    for (int i = 0; had == cudaSuccess && i < 6; ++i) {
+      const TimedEvent begin, end;
+      cuda_check(cudaEventRecord(begin.get(), nullptr), "measuring the link");
+      cuda_check(cudaMemcpyAsync(here, host, kSize, cudaMemcpyHostToDevice, nullptr),
+                 "measuring the link");
+      cuda_check(cudaEventRecord(end.get(), nullptr), "measuring the link");
+      cuda_check(cudaEventSynchronize(end.get()), "measuring the link");
+      float ms = 0;
+      cuda_check(cudaEventElapsedTime(&ms, begin.get(), end.get()), "measuring the link");
+      best = std::max(best, static_cast<double>(kSize) / (static_cast<double>(ms) * 1e-3));
+    }
+    static_cast<void>(cudaFree(here));
+    static_cast<void>(cudaFreeHost(host));
+    static_cast<void>(cudaGetLastError());
+    return best;
+  }
+
   CudaStream& stream_of(Stream stream) { return *streams_[static_cast<std::size_t>(stream)]; }
   cudaStream_t compute() { return stream_of(Stream::compute).work(); }
 
@@ -294,7 +278,8 @@ class Opened final : public Device {
   std::unique_ptr<CudaClock> clock_;
   std::unique_ptr<cuda::Gemms> gemms_;
   Bytes overhead_{}, memory_{};
-  Bytes pinned_{};  // host memory that the GPU has page tables for
+  double link_bytes_per_s_ = 0;
+  PinnedHost pinned_;
 };
 
 }  // namespace
