@@ -2,19 +2,21 @@
 // Runs layer orders on a device so that copies in, computation and copies out overlap:
 //
 //   copy in   | tables, ACT, KV of mb 0 | W pieces | ACT, KV of mb 1 | …     never idle
-//   compute   |            KV Gen mb 0, QKV, attention, MLP of mb 0 | mb 1 | …
-//   copy out  |                       new K/V/ACT rows of mb 0 | …
+//   compute   | QKV of all rows | KV Gen, attention of mb 0 | … of mb 1 | … | projection, MLP
+//   copy out  |       new K/V/ACT rows of all | …
 //
-// Everything that a mini-batch brings into a layer lies in one of two sides (KV, ACT, new rows,
-// tables), so that the next one loads while this one computes; the next layer's first mini-batch
-// follows the last of this one, also over head and embedding to the next iteration, so nothing
-// drains. What must wait for what:
+// Everything that a mini-batch brings into a layer lies in one of two sides (KV, ACT, tables), so
+// that the next one loads while this one computes; the next layer's first mini-batch follows the
+// last of this one, also over head and embedding to the next iteration, so nothing drains. What is
+// computed row by row runs once for a group: neighbouring mini-batches whose rows the buffers hold;
+// a group's new rows lie in one of two sides of their own. What must wait for what:
 //   - a load into a side, for the computation that last read that side (an iteration's own tables
 //     have two sides, too);
 //   - a load of a layer's rows, for all their stores by earlier orders, and where rows of the same
 //     iteration are read (a long prompt in pieces), for the stores of that mini-batch;
 //   - computation, for its loads, its weights' pieces, and for the stores of the rows it overwrites;
 //   - a store, for the launch that made its rows.
+//
 // ACT blocks that stay on the device are moved into and out of the sides by copy_out, which has time
 // and, in order, sees its own stores; the link never waits for them.
 // `submit` only queues; `poll` tells what is finished. Orders come checked (order_check.h), in the
