@@ -49,7 +49,7 @@ def two_thousand_requests_with_a_hundred_bad_ones_give_two_thousand_results(work
     for number, (_, word) in bad.items():
         result = by_name.get(f"r{number}")
         if result is None:  # its custom_id could not be read: the message names the line
-            found = [error for error in errors if f"line {number + 1}" in message(error)]
+            found = [error for error in errors if message(error).startswith(f"line {number + 1}: ")]
             expect_equal(len(found), 1, f"error lines that name line {number + 1}")
             result = found[0]
         expect(is_error(result), f"line {number + 1} was answered: {lines[number]}")
