@@ -1,9 +1,7 @@
-#include <algorithm>
 #include <cstdio>
-#include <cxxopts.hpp>
 #include <string>
-#include <vector>
 
+#include "common/arguments.h"
 #include "common/process.h"
 #include "gpu_executor/executor.h"
 #include "gpu_executor/open_device.h"
@@ -32,51 +30,14 @@ cxxopts::Options described_options() {
   return options;
 }
 
-// Underscores pass for hyphens in the names of options, as in vLLM.
-std::vector<std::string> with_hyphens(int argc, char** argv) {
-  std::vector<std::string> arguments(argv, argv + argc);
-  for (std::string& argument : arguments) {
-    if (argument.starts_with("--")) {
-      const auto end = argument.begin() +
-                       static_cast<std::ptrdiff_t>(std::min(argument.find('='), argument.size()));
-      std::replace(argument.begin(), end, '_', '-');
-    }
-  }
-  return arguments;
-}
-
-cxxopts::ParseResult parse(cxxopts::Options& options, int argc, char** argv) {
-  const std::vector<std::string> arguments = with_hyphens(argc, argv);
-  std::vector<const char*> pointers;
-  for (const std::string& argument : arguments) {
-    pointers.push_back(argument.c_str());
-  }
-  try {
-    cxxopts::ParseResult given = options.parse(argc, pointers.data());
-    if (!given.unmatched().empty()) {
-      fail("{} is no option; --help lists them", given.unmatched().front());
-    }
-    return given;
-  } catch (const cxxopts::exceptions::exception& problem) {
-    fail("{}; --help lists the options", problem.what());
-  }
-}
-
-std::string required(const cxxopts::ParseResult& given, const std::string& name) {
-  if (given.count(name) == 0) {
-    fail("--{} is needed; --help lists the options", name);
-  }
-  return given[name].as<std::string>();
-}
-
 Exit run(int argc, char** argv) {
   cxxopts::Options described = described_options();
-  const cxxopts::ParseResult given = parse(described, argc, argv);
+  const cxxopts::ParseResult given = parse_arguments(described, with_hyphens(argc, argv));
   if (given.count("help") > 0) {
     std::printf("%s", described.help().c_str());
     return Exit::done;
   }
-  const std::string socket = required(given, "planner-socket");
+  const std::string socket = required_argument(given, "planner-socket");
   const Bytes gpu_memory{given["gpu-memory"].as<std::int64_t>()};
   if (gpu_memory.n < 0) {
     fail("--gpu-memory is {}: it must be a positive number of bytes", gpu_memory.n);
@@ -87,7 +48,7 @@ Exit run(int argc, char** argv) {
                              .threads = given["threads"].as<int>(),
                              .link_gbps = given["link-gbps"].as<double>(),
                              .compute_gflops = given["compute-gflops"].as<double>()});
-  Executor executor({.run_id = required(given, "run-id"), .gpu_memory = gpu_memory},
+  Executor executor({.run_id = required_argument(given, "run-id"), .gpu_memory = gpu_memory},
                     std::move(device),
                     [&](const Identity& identity) { return connect(socket, identity); });
   while (executor.step()) {

@@ -1,11 +1,9 @@
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
 #include <cstdio>
-#include <cxxopts.hpp>
 #include <string>
-#include <vector>
 
+#include "common/arguments.h"
 #include "common/process.h"
 #include "common/regular_file.h"
 #include "loader/loader.h"
@@ -33,45 +31,8 @@ cxxopts::Options described_options() {
   return options;
 }
 
-// Underscores pass for hyphens in the names of options, as in vLLM.
-std::vector<std::string> with_hyphens(int argc, char** argv) {
-  std::vector<std::string> arguments(argv, argv + argc);
-  for (std::string& argument : arguments) {
-    if (argument.starts_with("--")) {
-      const auto end = argument.begin() +
-                       static_cast<std::ptrdiff_t>(std::min(argument.find('='), argument.size()));
-      std::replace(argument.begin(), end, '_', '-');
-    }
-  }
-  return arguments;
-}
-
-cxxopts::ParseResult parse(cxxopts::Options& options, int argc, char** argv) {
-  const std::vector<std::string> arguments = with_hyphens(argc, argv);
-  std::vector<const char*> pointers;
-  for (const std::string& argument : arguments) {
-    pointers.push_back(argument.c_str());
-  }
-  try {
-    cxxopts::ParseResult given = options.parse(argc, pointers.data());
-    if (!given.unmatched().empty()) {
-      fail("{} is no option; --help lists them", shown(given.unmatched().front()));
-    }
-    return given;
-  } catch (const cxxopts::exceptions::exception& problem) {
-    fail("{}; --help lists the options", problem.what());
-  }
-}
-
-std::string required(const cxxopts::ParseResult& given, const std::string& name) {
-  if (given.count(name) == 0) {
-    fail("--{} is needed; --help lists the options", name);
-  }
-  return given[name].as<std::string>();
-}
-
 LoaderOptions loader_options(const cxxopts::ParseResult& given) {
-  LoaderOptions options{.model = required(given, "model")};
+  LoaderOptions options{.model = required_argument(given, "model")};
   const std::string dtype = given["dtype"].as<std::string>();
   if (dtype != "auto") {
     options.dtype = dtype_from(dtype);
@@ -102,7 +63,7 @@ Exit validate(const LoaderOptions& options) {
 
 Exit run(int argc, char** argv) {
   cxxopts::Options described = described_options();
-  const cxxopts::ParseResult given = parse(described, argc, argv);
+  const cxxopts::ParseResult given = parse_arguments(described, with_hyphens(argc, argv));
   if (given.count("help") > 0) {
     std::printf("%s", described.help().c_str());
     return Exit::done;
@@ -111,8 +72,8 @@ Exit run(int argc, char** argv) {
   if (given.count("validate-only") > 0) {
     return validate(options);
   }
-  options.home = required(given, "home");
-  options.run_id = required(given, "run-id");
+  options.home = required_argument(given, "home");
+  options.run_id = required_argument(given, "run-id");
   watch_signals(given["death-fd"].as<int>());
   open_log("loader", given["log"].as<std::string>());
   Loader loader(options);

@@ -1,43 +1,14 @@
 #include "planner/options.h"
 
-#include <algorithm>
-#define CXXOPTS_NO_REGEX  // compiles in half the time, and without warnings under sanitizers
-#include <cxxopts.hpp>
 #include <vector>
 
+#include "common/arguments.h"
 #include "common/trouble.h"
 
 namespace poise {
 namespace {
 
 constexpr std::int64_t kMostOf = 1 << 24;  // of sequences, rows or tokens
-
-// "--host_memory=3" becomes "--host-memory=3"; what stands behind "--" or "=" is left alone.
-std::vector<std::string> normalised(int argc, const char* const* argv) {
-  std::vector<std::string> words(argv, argv + argc);
-  for (std::string& word : words) {
-    if (word == "--") {
-      break;
-    }
-    if (word.starts_with("--")) {
-      const auto end = std::find(word.begin(), word.end(), '=');
-      std::replace(word.begin(), end, '_', '-');
-    }
-  }
-  return words;
-}
-
-cxxopts::ParseResult parsed(cxxopts::Options& options, const std::vector<std::string>& words) {
-  std::vector<const char*> argv;
-  for (const std::string& word : words) {
-    argv.push_back(word.c_str());
-  }
-  try {
-    return options.parse(static_cast<int>(argv.size()), argv.data());
-  } catch (const cxxopts::exceptions::exception& problem) {
-    fail("{} (options: {} --help)", problem.what(), options.program());
-  }
-}
 
 // A whole number as people write one: digits alone.
 std::uint64_t number(const cxxopts::ParseResult& given, const std::string& name,
@@ -85,13 +56,6 @@ double share(const cxxopts::ParseResult& given, const std::string& name) {
   return value;
 }
 
-std::string required(const cxxopts::ParseResult& given, const std::string& name) {
-  if (given.count(name) == 0 || given[name].as<std::string>().empty()) {
-    fail("--{} is missing", name);
-  }
-  return given[name].as<std::string>();
-}
-
 void add_input(cxxopts::Options& options) {
   options.add_options()("model", "a HuggingFace model directory", cxxopts::value<std::string>())(
       "i,input-file", "requests, one OpenAI batch line each", cxxopts::value<std::string>())(
@@ -102,20 +66,14 @@ void add_input(cxxopts::Options& options) {
 
 InputOptions input_of(const cxxopts::ParseResult& given) {
   InputOptions input;
-  input.model = required(given, "model");
-  input.input = required(given, "input-file");
+  input.model = required_argument(given, "model");
+  input.input = required_argument(given, "input-file");
   if (given.count("max-model-len") != 0) {
     input.max_model_len = static_cast<std::int32_t>(number(given, "max-model-len", 1, kMostOf));
   }
   take_number(given, "seed", 0, UINT64_MAX, input.seed);
   input.skip_tokenizer_init = given.count("skip-tokenizer-init") != 0;
   return input;
-}
-
-void refuse_positional(const cxxopts::ParseResult& given) {
-  if (!given.unmatched().empty()) {
-    fail("there is no argument {}", given.unmatched().front());
-  }
 }
 
 PlannerCommand run_command(const std::vector<std::string>& words) {
@@ -137,23 +95,22 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
       "overwrite", "replace an existing output")(
       "trace", "log what each stream did, piece by piece")("log", "file", text())(
       "death-fd", "pipe that the supervisor holds", text());
-  const auto given = parsed(options, words);
+  const auto given = parse_arguments(options, words);
   if (given.count("help") != 0) {
     return HelpOptions{options.help()};
   }
-  refuse_positional(given);
   RunOptions run;
   run.input = input_of(given);
-  run.output = required(given, "output-file");
-  run.run_dir = required(given, "run-dir");
-  run.run_id = required(given, "run-id");
-  run.loader_socket = required(given, "loader-socket");
-  run.executor_socket = required(given, "executor-socket");
+  run.output = required_argument(given, "output-file");
+  run.run_dir = required_argument(given, "run-dir");
+  run.run_id = required_argument(given, "run-id");
+  run.loader_socket = required_argument(given, "loader-socket");
+  run.executor_socket = required_argument(given, "executor-socket");
   if (given.count("dtype") != 0) {
-    run.dtype = required(given, "dtype");
+    run.dtype = required_argument(given, "dtype");
   }
   if (given.count("policy") != 0) {
-    run.policy = required(given, "policy");
+    run.policy = required_argument(given, "policy");
   }
   if (given.count("act-share") != 0) {
     run.policy_options.act_share = share(given, "act-share");
@@ -167,13 +124,13 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   take_bytes(given, "gpu-memory", run.gpu_memory);
   take_bytes(given, "host-memory", run.host_memory);
   run.served_model_name = given.count("served-model-name") != 0
-                              ? required(given, "served-model-name")
+                              ? required_argument(given, "served-model-name")
                               : run.input.model.string();
   run.resume = given.count("resume") != 0;
   run.overwrite = given.count("overwrite") != 0;
   run.trace = given.count("trace") != 0;
   if (given.count("log") != 0) {
-    run.log = required(given, "log");
+    run.log = required_argument(given, "log");
   }
   take_number(given, "death-fd", 0, 1 << 20, run.death_descriptor);
   return run;
@@ -187,13 +144,12 @@ PlannerCommand inspect_command(const std::vector<std::string>& words) {
       "layer", "this one alone, from 0", cxxopts::value<std::string>())("h,help", "this text");
   options.parse_positional({"log"});
   options.positional_help("LOG");
-  const auto given = parsed(options, words);
+  const auto given = parse_arguments(options, words);
   if (given.count("help") != 0) {
     return HelpOptions{options.help()};
   }
-  refuse_positional(given);
   InspectOptions inspect;
-  inspect.log = required(given, "log");
+  inspect.log = required_argument(given, "log");
   inspect.json = given.count("json") != 0;
   if (given.count("iteration") != 0) {
     inspect.iteration = number(given, "iteration", 0, UINT64_MAX);
@@ -207,11 +163,10 @@ PlannerCommand inspect_command(const std::vector<std::string>& words) {
 PlannerCommand validate_command(const std::vector<std::string>& words) {
   cxxopts::Options options("poise-planner validate", "Checks every line of a file of requests.");
   add_input(options);
-  const auto given = parsed(options, words);
+  const auto given = parse_arguments(options, words);
   if (given.count("help") != 0) {
     return HelpOptions{options.help()};
   }
-  refuse_positional(given);
   return ValidateOptions{input_of(given)};
 }
 
@@ -220,29 +175,27 @@ PlannerCommand encode_command(const std::vector<std::string>& words) {
                            "Token ids of texts: JSON strings in, JSON arrays out, one a line.");
   options.add_options()("model", "a HuggingFace model directory", cxxopts::value<std::string>())(
       "h,help", "this text");
-  const auto given = parsed(options, words);
+  const auto given = parse_arguments(options, words);
   if (given.count("help") != 0) {
     return HelpOptions{options.help()};
   }
-  refuse_positional(given);
-  return EncodeOptions{required(given, "model")};
+  return EncodeOptions{required_argument(given, "model")};
 }
 
 PlannerCommand policies_command(const std::vector<std::string>& words) {
   cxxopts::Options options("poise-planner policies", "Lists the policies.");
   options.add_options()("json", "one JSON object a line")("h,help", "this text");
-  const auto given = parsed(options, words);
+  const auto given = parse_arguments(options, words);
   if (given.count("help") != 0) {
     return HelpOptions{options.help()};
   }
-  refuse_positional(given);
   return PoliciesOptions{given.count("json") != 0};
 }
 
 }  // namespace
 
 PlannerCommand parse_planner_arguments(int argc, const char* const* argv) {
-  std::vector<std::string> words = normalised(argc, argv);
+  std::vector<std::string> words = with_hyphens(argc, argv);
   const std::string command = words.size() > 1 ? words[1] : "";
   if (command == "inspect" || command == "validate" || command == "encode" ||
       command == "policies") {
