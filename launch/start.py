@@ -4,8 +4,15 @@ import os
 import signal
 import sys
 
-# Until a command has installed its own handlers, Ctrl-C ends us without a traceback.
-signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+def interrupted(number, frame):
+    sys.stderr.write("poise: interrupted\n")
+    sys.stderr.flush()
+    os._exit(75)
+
+
+# Until a command has installed its own handlers, Ctrl-C ends us with a sentence and the code of an interruption.
+signal.signal(signal.SIGINT, interrupted)
 
 if sys.version_info < (3, 11):
     sys.stderr.write(

@@ -84,8 +84,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   const auto text = [] { return cxxopts::value<std::string>(); };
   options.add_options()("o,output-file", "results", text())("run-dir", "state of the run", text())(
       "run-id", "of the control segment, hex", text())("loader-socket", "to connect to", text())(
-      "executor-socket", "to bind", text())("dtype", "as the loader was told", text())(
-      "policy", "one of `poise-planner policies`", text())(
+      "executor-socket", "to bind", text())("policy", "one of `poise-planner policies`", text())(
       "act-share", "share of ACT blocks, for hybrid", text())(
       "max-num-seqs", "requests under way at a time", text())("mini-batch-tokens",
                                                               "context of a mini-batch", text())(
@@ -106,9 +105,6 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   run.run_id = required_argument(given, "run-id");
   run.loader_socket = required_argument(given, "loader-socket");
   run.executor_socket = required_argument(given, "executor-socket");
-  if (given.count("dtype") != 0) {
-    run.dtype = required_argument(given, "dtype");
-  }
   if (given.count("policy") != 0) {
     run.policy = required_argument(given, "policy");
   }

@@ -30,7 +30,6 @@ struct RunOptions {
   std::string run_id;
   std::filesystem::path loader_socket;
   std::filesystem::path executor_socket;
-  std::string dtype = "auto";  // as the loader was told; what it became stands in shared memory
   std::optional<std::string> policy;  // nothing: by the device
   PolicyOptions policy_options;
   BatchOptions batch;

@@ -32,7 +32,9 @@ fs::path directory_of(const fs::path& output) {
 
 [[noreturn]] void fail_because_it_exists(const fs::path& output, Exit code) {
   fail(code,
-       "{} exists already and was not written by this run; say --overwrite, or name another output",
+       "{} exists already and was not written by this run; say --overwrite (with --resume, where "
+       "this "
+       "run has begun), or name another output",
        named(output));
 }
 

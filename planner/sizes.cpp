@@ -106,14 +106,11 @@ Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dt
   if (blocks >= demand.largest_request) {
     return host;
   }
-  const Bytes largest =
-      std::min(inputs.sizes.block(BlockKind::act), inputs.sizes.block(BlockKind::kv)) *
-      inputs.layers * demand.largest_request;
   fail(
-      "host memory: the context of the largest request (line {}, {} tokens) takes at least {:.1f} "
-      "MiB, and {:.1f} MiB are left for blocks ({}, {:.1f} MiB available, {:.1f} MiB of weights): "
+      "host memory: the context of the largest request (line {}, {} tokens) takes {} blocks, and "
+      "the {:.1f} MiB left for blocks hold {} ({}, {:.1f} MiB available, {:.1f} MiB of weights): "
       "raise --host-memory or leave that line out",
-      demand.largest.n, demand.longest_context, mib(largest), mib(inputs.host),
+      demand.largest.n, demand.longest_context, demand.largest_request, mib(inputs.host), blocks,
       budget.host_memory ? fmt::format("--host-memory {:.1f} MiB", mib(*budget.host_memory))
                          : std::string("no --host-memory given"),
       mib(budget.available), mib(budget.weights));

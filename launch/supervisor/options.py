@@ -168,7 +168,7 @@ def run_words(given, model, requests, output, directory, trace):
 
 def planner_arguments(given):
     """Those that pass to the planner as they are."""
-    words = ["--seed", str(given.seed), "--dtype", given.dtype]
+    words = ["--seed", str(given.seed)]
     for name in _OF_THE_PLANNER:
         value = getattr(given, name)
         if value is not None:

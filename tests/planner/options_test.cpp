@@ -58,27 +58,11 @@ TEST(PlannerOptions, ARunHasDefaults) {
 }
 
 TEST(PlannerOptions, AreTakenWithHyphensAndUnderscores) {
-  const RunOptions options = run({"--host_memory=1000",
-                                  "--gpu-memory",
-                                  "2000",
-                                  "--policy=hybrid",
-                                  "--act_share",
-                                  "0.25",
-                                  "--max_num_seqs",
-                                  "7",
-                                  "--resume",
-                                  "--overwrite",
-                                  "--death-fd",
-                                  "9",
-                                  "--seed",
-                                  "18446744073709551615",
-                                  "--skip_tokenizer_init",
-                                  "--max-model-len",
-                                  "50",
-                                  "--served_model_name",
-                                  "my_model",
-                                  "--dtype",
-                                  "float16"});
+  const RunOptions options =
+      run({"--host_memory=1000", "--gpu-memory", "2000", "--policy=hybrid", "--act_share", "0.25",
+           "--max_num_seqs", "7", "--resume", "--overwrite", "--death-fd", "9", "--seed",
+           "18446744073709551615", "--skip_tokenizer_init", "--max-model-len", "50",
+           "--served_model_name", "my_model"});
   EXPECT_EQ(options.host_memory, Bytes{1000});
   EXPECT_EQ(options.gpu_memory, Bytes{2000});
   EXPECT_EQ(options.policy, "hybrid");
