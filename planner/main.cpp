@@ -68,7 +68,7 @@ void print(const PoliciesOptions& options) {
           {"name", entry.name}, {"description", entry.description}, {"source", entry.source}};
       fmt::print("{}\n", line.dump());
     } else {
-      fmt::print("{:<10} {} [{}]\n", entry.name, entry.description, entry.source);
+      fmt::print("{:<13} {} [{}]\n", entry.name, entry.description, entry.source);
     }
   }
 }

@@ -85,7 +85,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   options.add_options()("o,output-file", "results", text())("run-dir", "state of the run", text())(
       "run-id", "of the control segment, hex", text())("loader-socket", "to connect to", text())(
       "executor-socket", "to bind", text())("policy", "one of `poise-planner policies`", text())(
-      "act-share", "share of ACT blocks, for hybrid", text())(
+      "act-share", "share of ACT blocks, for hybrid and kvpr", text())(
       "max-num-seqs", "requests under way at a time", text())("mini-batch-tokens",
                                                               "context of a mini-batch", text())(
       "prefill-tokens", "rows of prompts in an iteration", text())(

@@ -79,7 +79,7 @@ MiniBatchItems fill_one(const Allocation& host, std::span<const PackItem> items,
 
 double imbalance(const Allocation& host, std::int64_t act_blocks, std::int64_t kv_blocks) {
   const double kv_gen = static_cast<double>(act_blocks) * host.kv_blocks;
-  const double load_kv = static_cast<double>(kv_blocks) * host.act_blocks;
+  const double load_kv = static_cast<double>(kv_blocks * host.all_act_blocks());
   if (kv_gen == 0 && load_kv == 0) {
     return 1;
   }
@@ -111,7 +111,7 @@ std::vector<MiniBatchItems> pack_plainly(std::span<const PackItem> items,
 
 std::vector<MiniBatchItems> pack_balanced(const Allocation& host, std::span<const PackItem> items,
                                           const PackLimits& limits) {
-  if (host.act_blocks == 0 || host.kv_blocks == 0) {
+  if (host.all_act_blocks() == 0 || host.kv_blocks == 0) {
     return pack_plainly(items, limits);
   }
   std::vector<std::int32_t> left(items.size());

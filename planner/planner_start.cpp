@@ -216,7 +216,7 @@ Bytes Planner::place_blocks(bool device_is_host) {
                      .available = available_host_memory(),
                      .host_memory = options_.host_memory};
   for (int round = 0; round < (device_is_host ? 2 : 1); ++round) {
-    host_ = allocate_host(*policy_, shape, dtype, demand_, budget);
+    host_ = allocate_host(*policy_, shape, dtype, demand_, options_.batch, budget);
     if (!device_is_host) {
       const auto region = region_bytes(block_sizes(shape, dtype), host_);
       overhead += page_tables_of({static_cast<std::int64_t>(region) * shape.num_hidden_layers});

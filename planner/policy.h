@@ -16,6 +16,7 @@
 
 #include "common/blocks.h"
 #include "common/units.h"
+#include "planner/cost_model.h"
 
 namespace poise {
 
@@ -26,6 +27,7 @@ struct AllocationInputs {
   Bytes host;                        // for blocks of all layers
   std::int64_t most_blocks = 0;      // all that the requests could ever fill at once
   std::int32_t largest_request = 0;  // blocks
+  std::int32_t mini_batch = 0;       // blocks that one is wished to hold; 0: any number
 };
 
 // The answer to the first question. A policy that puts other things elsewhere (weights or ACT
@@ -36,6 +38,8 @@ struct Allocation {
   std::uint32_t kv_blocks = 0;                  // on the host
   std::uint32_t gpu_act_blocks = 0;             // on the device, beside those
   std::optional<std::int32_t> resident_layers;  // nothing: as many as fit on the device
+
+  std::int64_t all_act_blocks() const { return std::int64_t{act_blocks} + gpu_act_blocks; }
 
   friend bool operator==(const Allocation&, const Allocation&) = default;
 };
@@ -81,6 +85,8 @@ class Policy {
 
 struct PolicyOptions {
   std::optional<double> act_share;  // --act-share
+  std::shared_ptr<const Profile> profile =
+      nullptr;  // of the machine and the model; nothing: unknown
 };
 
 // What `poise policies` shows.

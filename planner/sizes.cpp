@@ -95,12 +95,14 @@ Bytes bytes_for_blocks(const BlockBudget& budget) {
 }
 
 Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dtype,
-                         const Demand& demand, const BlockBudget& budget) {
+                         const Demand& demand, const BatchOptions& options,
+                         const BlockBudget& budget) {
   const AllocationInputs inputs{.sizes = block_sizes(shape, dtype),
                                 .layers = shape.num_hidden_layers,
                                 .host = bytes_for_blocks(budget),
                                 .most_blocks = demand.most_blocks,
-                                .largest_request = demand.largest_request};
+                                .largest_request = demand.largest_request,
+                                .mini_batch = options.mini_batch_tokens / kBlockTokens};
   const Allocation host = policy.allocate(inputs);
   const std::int64_t blocks = std::int64_t{host.act_blocks} + host.kv_blocks;
   if (blocks >= demand.largest_request) {

@@ -46,7 +46,8 @@ Bytes bytes_for_blocks(const BlockBudget& budget);
 
 // The policy's split of those bytes. Fails, with numbers, where the largest request does not fit.
 Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dtype,
-                         const Demand& demand, const BlockBudget& budget);
+                         const Demand& demand, const BatchOptions& options,
+                         const BlockBudget& budget);
 // A layer's region of the blocks segment for that split.
 std::uint64_t region_bytes(const BlockSizes& sizes, const Allocation& host);
 

@@ -8,8 +8,14 @@ namespace poise {
 PolicyEntry kv_only_entry();
 PolicyEntry act_only_entry();
 PolicyEntry hybrid_entry();
+PolicyEntry hybrid_static_entry();
+PolicyEntry kvpr_entry();
+PolicyEntry row_by_row_entry();
 
 // Fails where --act-share was given to a policy that takes none.
 void refuse_act_share(std::string_view policy, const PolicyOptions& options);
+
+// The share of --act-share; fails where it is none.
+std::optional<double> checked_act_share(const PolicyOptions& options);
 
 }  // namespace poise

@@ -1,4 +1,4 @@
-#include "common/trouble.h"
+#include "planner/algorithm1.h"
 #include "planner/allocation.h"
 #include "planner/packing.h"
 #include "planner/policies/entries.h"
@@ -10,10 +10,25 @@ constexpr double kDefaultActShare = 0.5;
 
 class Hybrid final : public Policy {
  public:
-  explicit Hybrid(double act_share) : act_share_(act_share) {}
+  explicit Hybrid(const PolicyOptions& options)
+      : act_share_(checked_act_share(options)), profile_(options.profile) {}
 
   Allocation allocate(const AllocationInputs& inputs) const override {
-    return split_host(inputs, act_share_);
+    if (act_share_ || !profile_) {
+      return split_host(inputs, act_share_.value_or(kDefaultActShare));
+    }
+    // `inputs.host` is what M_Host has left beside S_weight. ACT blocks that later find a place on
+    // the device (planner/sizes.h) are taken from the host's: as far as Algorithm 1 counts, that
+    // moves nothing, since computation has them all and the link is not charged for them.
+    const HostBlocksSplit split =
+        algorithm1_filled({.load_w = profile_->load_w(1),
+                           .kv_gen = profile_->kv_gen,
+                           .load_kv = profile_->load_kv,
+                           .host = inputs.host,
+                           .kv_block = inputs.sizes.block(BlockKind::kv) * inputs.layers,
+                           .act_block = inputs.sizes.block(BlockKind::act) * inputs.layers},
+                          static_cast<double>(inputs.most_blocks));
+    return split_host(inputs, split.act_share());
   }
   BlockKind next_block(const Allocation& host, const RequestSplit& request) const override {
     return keep_ratio(host, request);
@@ -24,24 +39,21 @@ class Hybrid final : public Policy {
   }
 
  private:
-  double act_share_;  // of the blocks
+  std::optional<double> act_share_;  // of the blocks
+  std::shared_ptr<const Profile> profile_;
 };
 
 }  // namespace
 
 PolicyEntry hybrid_entry() {
-  return {
-      .name = "hybrid",
-      .description =
-          "ACT and KV blocks at the ratio --act-share gives (default 0.5), mini-batches balanced",
-      .source = "CAPTURE (ICCD 2025), Eq. 5-7; HybridServe, Eq. 11-13",
-      .make = [](const PolicyOptions& options) -> std::unique_ptr<Policy> {
-        const double share = options.act_share.value_or(kDefaultActShare);
-        if (!(share >= 0 && share <= 1)) {
-          fail("--act-share {}: the share of ACT blocks lies between 0 and 1", share);
-        }
-        return std::make_unique<Hybrid>(share);
-      }};
+  return {.name = "hybrid",
+          .description =
+              "ACT and KV blocks so that link and computation take as long, by a "
+              "profile, or at --act-share (default 0.5); mini-batches balanced",
+          .source = "CAPTURE (ICCD 2025), Algorithm 1, Eq. 5-7; HybridServe, Eq. 11-13",
+          .make = [](const PolicyOptions& options) -> std::unique_ptr<Policy> {
+            return std::make_unique<Hybrid>(options);
+          }};
 }
 
 }  // namespace poise

@@ -7,8 +7,9 @@
 namespace poise {
 
 std::span<const PolicyEntry> policies() {
-  static const std::array<PolicyEntry, 3> entries{hybrid_entry(), act_only_entry(),
-                                                  kv_only_entry()};
+  static const std::array<PolicyEntry, 6> entries{hybrid_entry(),   hybrid_static_entry(),
+                                                  act_only_entry(), kv_only_entry(),
+                                                  kvpr_entry(),     row_by_row_entry()};
   return entries;
 }
 
@@ -28,9 +29,16 @@ std::unique_ptr<Policy> make_policy(std::string_view name, const PolicyOptions& 
 
 void refuse_act_share(std::string_view policy, const PolicyOptions& options) {
   if (options.act_share) {
-    fail("--act-share {}: the policy {} takes no share; use --policy hybrid", *options.act_share,
-         policy);
+    fail("--act-share {}: the policy {} takes no share; use --policy hybrid or kvpr",
+         *options.act_share, policy);
   }
+}
+
+std::optional<double> checked_act_share(const PolicyOptions& options) {
+  if (options.act_share && !(*options.act_share >= 0 && *options.act_share <= 1)) {
+    fail("--act-share {}: the share of ACT blocks lies between 0 and 1", *options.act_share);
+  }
+  return options.act_share;
 }
 
 }  // namespace poise

@@ -31,9 +31,9 @@ def way_to_run(random, round_number, width):
     if round_number == 1:  # pools and device as small as the longest request allows
         memory = ["--host-memory", str(int((WEIGHTS + 1.1 * (1 << 20)) * width)), "--gpu-memory", str(WEIGHTS * width)]
         return ["--policy", "kv-only", *memory]
-    policy = random.choice(("kv-only", "act-only", "hybrid", "hybrid"))
+    policy = random.choice(("kv-only", "act-only", "hybrid", "hybrid", "hybrid-static", "kvpr", "row-by-row"))
     options = ["--policy", policy]
-    if policy == "hybrid":
+    if policy in ("hybrid", "kvpr"):
         options += ["--act-share", random.choice(("0", "0.1", "0.25", "0.5", "0.75", "0.9", "1"))]
     if random.random() < 0.7:
         options += ["--mini-batch-tokens", str(random.choice((64, 128, 500, 2048, 8192)))]

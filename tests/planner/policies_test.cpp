@@ -1,9 +1,12 @@
 #include <gtest/gtest.h>
 
+#include <random>
+
 #include "common/trouble.h"
 #include "planner/allocation.h"
 #include "planner/block_table.h"
 #include "planner/policy.h"
+#include "planner/split_point.h"
 
 namespace poise {
 namespace {
@@ -46,6 +49,13 @@ TEST(Ratio, KeepsToTheHostsAsARequestGrows) {
     }
     EXPECT_EQ(kinds, c.kinds) << c.act << ":" << c.kv;
   }
+}
+
+TEST(Ratio, CountsActBlocksOnTheDeviceToo) {
+  RequestSplit request{.act_blocks = 4, .kv_blocks = 2};
+  EXPECT_EQ(keep_ratio({.act_blocks = 50, .kv_blocks = 100}, request), BlockKind::kv);
+  EXPECT_EQ(keep_ratio({.act_blocks = 50, .kv_blocks = 100, .gpu_act_blocks = 250}, request),
+            BlockKind::act);
 }
 
 TEST(Ratio, IsNeverOffByMoreThanABlock) {
@@ -102,6 +112,104 @@ TEST(Policies, TheTwoEndsAreTheHybridsWithShareNoneAndAll) {
       EXPECT_EQ(end->next_block(split, request), hybrid->next_block(split, request));
     }
   }
+}
+
+ModelShape opt_30b() {
+  return {.num_hidden_layers = 48,
+          .hidden_size = 7168,
+          .ffn_dim = 28672,
+          .num_attention_heads = 56,
+          .num_key_value_heads = 56,
+          .head_dim = 128,
+          .vocab_size = 50272,
+          .max_position_embeddings = 2048,
+          .position_offset = 2,
+          .word_embed_proj_dim = 7168,
+          .enable_bias = 1};
+}
+
+// The kinds of a request's blocks, first to last.
+std::string kinds(const Policy& policy, const Allocation& host, std::int32_t blocks) {
+  RequestSplit request{.most_blocks = blocks};
+  std::string kinds;
+  for (std::int32_t i = 0; i < blocks; ++i) {
+    const bool act = policy.next_block(host, request) == BlockKind::act;
+    kinds += act ? 'A' : 'K';
+    ++(act ? request.act_blocks : request.kv_blocks);
+  }
+  return kinds;
+}
+
+TEST(Hybrid, WithAProfileBalancesLinkAndComputationAsAlgorithm1Does) {
+  const auto profile = std::make_shared<Profile>(
+      profile_of(machine_named("rtx4090-pcie4"), opt_30b(), DType::float16));
+  AllocationInputs from = inputs(block_sizes(opt_30b(), DType::float16), kGiB * 800, 128 * 128);
+  from.layers = 48;
+  const Allocation split = make_policy("hybrid", {.profile = profile})->allocate(from);
+  EXPECT_NEAR(split.act_blocks + split.kv_blocks, 128 * 128, 1);
+  const double link = profile->load_w(1).n + profile->load_kv(split.kv_blocks).n;
+  EXPECT_NEAR(profile->kv_gen(split.act_blocks).n, link, 0.001 * link);
+  // A share that is given is taken.
+  const Allocation given =
+      make_policy("hybrid", {.act_share = 0.25, .profile = profile})->allocate(from);
+  EXPECT_EQ(given.act_blocks, 128u * 32);
+}
+
+TEST(HybridStatic, SplitsBytesOneToOneAndGivesActBlocksFirst) {
+  const auto policy = make_policy("hybrid-static", {});
+  for (const BlockSizes& sizes : {kMultiHead, kGroupedQueries}) {
+    const Allocation split = policy->allocate(inputs(sizes, kMiB * 100, 1 << 20));
+    const auto bytes = [&](BlockKind kind, std::uint32_t blocks) {
+      return static_cast<double>((sizes.block(kind) * blocks).n);
+    };
+    EXPECT_NEAR(bytes(BlockKind::act, split.act_blocks), bytes(BlockKind::kv, split.kv_blocks),
+                0.02 * bytes(BlockKind::kv, split.kv_blocks));
+  }
+  EXPECT_EQ(kinds(*policy, {.act_blocks = 20, .kv_blocks = 10}, 9), "AAAAAAKKK");
+  EXPECT_EQ(kinds(*policy, {.act_blocks = 5, .kv_blocks = 10, .gpu_act_blocks = 15}, 6), "AAAAKK");
+}
+
+TEST(Kvpr, SplitPointIsThatOfTryingThemAll) {
+  std::mt19937 random(3);
+  const auto line = [&] {
+    const auto draw = [&](double most) {
+      return std::uniform_real_distribution<double>(0, most)(random);
+    };
+    return Line{.a = random() % 2 == 0 ? 0 : draw(20), .b = random() % 8 == 0 ? 0 : draw(5)};
+  };
+  for (int round = 0; round < 3000; ++round) {
+    const Line load_act = line(), kv_gen = line(), load_kv = line();
+    const auto blocks = static_cast<std::int32_t>(random() % 60);
+    const auto time = [&](std::int32_t l) {
+      return split_time(load_act, kv_gen, load_kv, l, blocks).n;
+    };
+    double least = time(0);
+    for (std::int32_t l = 1; l <= blocks; ++l) {
+      least = std::min(least, time(l));
+    }
+    ASSERT_NEAR(time(split_point(load_act, kv_gen, load_kv, blocks)), least, 1e-9) << round;
+  }
+}
+
+TEST(Kvpr, GivesTheFirstBlocksAsActivations) {
+  EXPECT_EQ(kinds(*make_policy("kvpr", {}), {}, 6), "AAAKKK");
+  EXPECT_EQ(kinds(*make_policy("kvpr", {.act_share = 1}), {}, 4), "AAAA");
+  auto profile = std::make_shared<Profile>();
+  profile->load_act.b = 1;
+  profile->load_kv.b = 2;
+  profile->kv_gen.b = 1;  // Eq. 11: l + max(l, 2·(6 - l)) is least where l = 4
+  EXPECT_EQ(kinds(*make_policy("kvpr", {.profile = profile}), {}, 6), "AAAAKK");
+  profile->load_act.b = 2.5;  // as with grouped queries: activations are the larger ones
+  EXPECT_EQ(kinds(*make_policy("kvpr", {.profile = profile}), {}, 4), "KKKK");
+}
+
+TEST(RowByRow, HasNoMoreBlocksThanAMiniBatchHolds) {
+  AllocationInputs from = inputs(kMultiHead, kMiB * 512, 4000);
+  from.mini_batch = 512;
+  const auto policy = make_policy("row-by-row", {});
+  EXPECT_EQ(policy->allocate(from), (Allocation{.kv_blocks = 512}));
+  from.largest_request = 700;
+  EXPECT_EQ(policy->allocate(from), (Allocation{.kv_blocks = 700}));
 }
 
 TEST(Policies, AreKnownByNameWithALineAndASource) {

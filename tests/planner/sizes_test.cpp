@@ -77,7 +77,7 @@ TEST(HostAllocation, HoldsAllRequestsWhereThereIsRoom) {
   const Demand of = demand(requests, 8);
   for (const char* policy : {"kv-only", "act-only", "hybrid"}) {
     const Allocation host =
-        allocate_host(*make_policy(policy, {}), small_shape(), DType::float16, of, roomy());
+        allocate_host(*make_policy(policy, {}), small_shape(), DType::float16, of, {}, roomy());
     EXPECT_EQ(host.act_blocks + host.kv_blocks, of.most_blocks) << policy;
   }
 }
@@ -88,7 +88,7 @@ TEST(HostAllocation, FailsWithNumbersWhereTheLargestRequestDoesNotFit) {
   budget.host_memory = kMiB * 4;
   try {
     allocate_host(*make_policy("kv-only", {}), small_shape(), DType::float16, demand(requests, 8),
-                  budget);
+                  {}, budget);
     FAIL() << "it was accepted";
   } catch (const Failure& failure) {
     EXPECT_EQ(failure.code(), Exit::cannot_start);

@@ -1,0 +1,43 @@
+#include <algorithm>
+
+#include "planner/allocation.h"
+#include "planner/packing.h"
+#include "planner/policies/entries.h"
+
+namespace poise {
+namespace {
+
+// No more blocks than one mini-batch holds: so all requests under way form one, and a layer's
+// weights cross the link for them alone. (Prompts still come in several, by their rows.)
+class RowByRow final : public Policy {
+ public:
+  Allocation allocate(const AllocationInputs& inputs) const override {
+    AllocationInputs one_batch = inputs;
+    if (inputs.mini_batch > 0) {
+      one_batch.most_blocks = std::min<std::int64_t>(
+          inputs.most_blocks, std::max(inputs.mini_batch, inputs.largest_request));
+    }
+    return split_host(one_batch, 0);
+  }
+  BlockKind next_block(const Allocation&, const RequestSplit&) const override {
+    return BlockKind::kv;
+  }
+  std::vector<MiniBatchItems> pack(const Allocation&, std::span<const PackItem> items,
+                                   const PackLimits& limits) const override {
+    return pack_plainly(items, limits);
+  }
+};
+
+}  // namespace
+
+PolicyEntry row_by_row_entry() {
+  return {.name = "row-by-row",
+          .description = "no mini-batches: as many requests at a time as one of them holds",
+          .source = "DeepSpeed-Inference (SC 2022), as CAPTURE compares with it",
+          .make = [](const PolicyOptions& options) -> std::unique_ptr<Policy> {
+            refuse_act_share("row-by-row", options);
+            return std::make_unique<RowByRow>();
+          }};
+}
+
+}  // namespace poise
