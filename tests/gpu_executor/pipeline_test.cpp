@@ -105,7 +105,7 @@ TEST(Pipeline, ATraceAccountsForWhatEachStreamDid) {
   EXPECT_TRUE(rehearse(model, plan).layers.front().spans.empty()) << "nobody asked";
   // At a set speed, so that what streams do is long beside what lies between.
   const Outcome outcome = rehearse(
-      model, plan, {.device = {.memory = kMiB * 64, .link_bytes_per_s = 2e8}, .trace = true});
+      model, plan, {.device = {.memory = kMiB * 64, .link_bytes_per_s = 1e7}, .trace = true});
   std::array<std::int64_t, kStreams> last{};
   std::array<double, kStreams> spans{}, busy{};
   for (const messages::LayerDoneT& order : outcome.layers) {
