@@ -15,6 +15,7 @@
 #include "planner/inspect.h"
 #include "planner/options.h"
 #include "planner/planner.h"
+#include "planner/simulate_papers.h"
 #include "planner/tokenizer/tokenizer.h"
 
 namespace {
@@ -70,6 +71,27 @@ void print(const PoliciesOptions& options) {
     } else {
       fmt::print("{:<13} {} [{}]\n", entry.name, entry.description, entry.source);
     }
+  }
+}
+
+void print(const SimulateOptions& options) {
+  const nlohmann::ordered_json result = simulation_named(options.name).play();
+  if (options.json) {
+    fmt::print("{}\n", result.dump());
+    return;
+  }
+  const nlohmann::ordered_json& rows = result["rows"];
+  for (const auto& [name, value] : rows.front().items()) {
+    fmt::print("{:<15}", name);
+  }
+  fmt::print("\n");
+  for (const auto& row : rows) {
+    for (const auto& [name, value] : row.items()) {
+      fmt::print("{:<15}", value.is_number_float() ? fmt::format("{:.2f}", value.get<double>())
+                           : value.is_string()     ? value.get<std::string>()
+                                                   : value.dump());
+    }
+    fmt::print("\n");
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "common/arguments.h"
 #include "common/trouble.h"
+#include "planner/simulate_papers.h"
 
 namespace poise {
 namespace {
@@ -77,9 +78,10 @@ InputOptions input_of(const cxxopts::ParseResult& given) {
 }
 
 PlannerCommand run_command(const std::vector<std::string>& words) {
-  cxxopts::Options options("poise-planner",
-                           "Decides which request runs when and where its context lies.\n"
-                           "Also: poise-planner policies | inspect LOG | validate | encode");
+  cxxopts::Options options(
+      "poise-planner",
+      "Decides which request runs when and where its context lies.\n"
+      "Also: poise-planner policies | simulate NAME | inspect LOG | validate | encode");
   add_input(options);
   const auto text = [] { return cxxopts::value<std::string>(); };
   options.add_options()("o,output-file", "results", text())("run-dir", "state of the run", text())(
@@ -188,18 +190,42 @@ PlannerCommand policies_command(const std::vector<std::string>& words) {
   return PoliciesOptions{given.count("json") != 0};
 }
 
+PlannerCommand simulate_command(const std::vector<std::string>& words) {
+  std::string names;
+  for (const Simulation& simulation : simulations()) {
+    names += fmt::format("\n  {:<16} {}", simulation.name, simulation.description);
+  }
+  cxxopts::Options options("poise-planner simulate",
+                           "Plays the planner's decisions in virtual time; NAME is one of" + names);
+  options.add_options()("name", "what to play", cxxopts::value<std::string>())(
+      "json", "one JSON object")("h,help", "this text");
+  options.parse_positional({"name"});
+  options.positional_help("NAME");
+  const auto given = parse_arguments(options, words);
+  if (given.count("help") != 0) {
+    return HelpOptions{options.help()};
+  }
+  SimulateOptions simulate{required_argument(given, "name"), given.count("json") != 0};
+  simulation_named(simulate.name);  // refuses what there is not
+  return simulate;
+}
+
 }  // namespace
 
 PlannerCommand parse_planner_arguments(int argc, const char* const* argv) {
   std::vector<std::string> words = with_hyphens(argc, argv);
   const std::string command = words.size() > 1 ? words[1] : "";
-  if (command == "inspect" || command == "validate" || command == "encode" ||
-      command == "policies") {
-    words.erase(words.begin() + 1);
-    return command == "inspect"    ? inspect_command(words)
-           : command == "validate" ? validate_command(words)
-           : command == "encode"   ? encode_command(words)
-                                   : policies_command(words);
+  const std::pair<std::string_view, PlannerCommand (*)(const std::vector<std::string>&)> others[] =
+      {{"inspect", inspect_command},
+       {"validate", validate_command},
+       {"encode", encode_command},
+       {"policies", policies_command},
+       {"simulate", simulate_command}};
+  for (const auto& [name, parse] : others) {
+    if (command == name) {
+      words.erase(words.begin() + 1);
+      return parse(words);
+    }
   }
   return run_command(words);
 }

@@ -63,12 +63,17 @@ struct PoliciesOptions {
   bool json = false;
 };
 
+struct SimulateOptions {
+  std::string name;
+  bool json = false;
+};
+
 struct HelpOptions {
   std::string text;
 };
 
 using PlannerCommand = std::variant<RunOptions, InspectOptions, ValidateOptions, EncodeOptions,
-                                    PoliciesOptions, HelpOptions>;
+                                    PoliciesOptions, SimulateOptions, HelpOptions>;
 
 PlannerCommand parse_planner_arguments(int argc, const char* const* argv);
 

@@ -21,6 +21,7 @@ COMMANDS = {
     "bundle": ("bundle", "bundle", "makes a directory of programs and libraries that runs on another machine"),
     "inspect": ("status", "inspect", "shows the orders of a run, as a table or as JSON"),
     "policies": ("plan_tools", "policies", "lists the ways to keep context, each with its source"),
+    "simulate": ("plan_tools", "simulate", "plays the papers' experiments in virtual time, without a GPU"),
     "doctor": ("doctor", "doctor", "looks at the machine, removes leftovers; with --model: what it would take"),
     "version": ("doctor", "version", "prints the version"),
     "help": (None, None, "explains a command"),

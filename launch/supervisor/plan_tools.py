@@ -13,6 +13,17 @@ def policies(words):
     _ask("policies", *(["--json"] if given.json else []))
 
 
+def simulate(words):
+    made = parser(
+        "simulate",
+        "Plays the planner's own decisions in virtual time, with no GPU and no weights: the papers' experiments by name.",
+    )
+    made.add_argument("name", metavar="NAME", help="capture-table3: CAPTURE's Table III, and so on; a wrong one lists all")
+    made.add_argument("--json", action="store_true", help="one JSON object")
+    given = made.parse_args(normalised(words))
+    _ask("simulate", *(["--json"] if given.json else []), "--", given.name)
+
+
 def _ask(*words):
     tool = str(program(PLANNER))
     os.execv(tool, [tool, *words])

@@ -83,6 +83,8 @@ def options_and_files_that_cannot_work_are_refused_in_one_line(workspace):
         (["status", workspace / "folder"], 2, "holds no run"),
         (["stop", workspace / "folder"], 2, "holds no run"),
         (["inspect", workspace / "folder"], 2, "holds no run"),
+        (["simulate", "the-weather"], 2, "capture-table3"),
+        (["simulate"], 2, "NAME"),
         (["inspect", workspace / "nowhere"], 2, "no such file"),
         (["inspect", requests], 2, "requests.jsonl"),
         (["help", "frobnicate"], 2, "frobnicate"),

@@ -122,6 +122,10 @@ TEST(PlannerOptions, TheSmallCommandsHaveTheirOwn) {
   EXPECT_EQ(std::get<EncodeOptions>(parse({"encode", "--model", "/m"})).model, "/m");
   EXPECT_NE(complaint({"encode"}).find("--model is missing"), std::string::npos);
   EXPECT_FALSE(std::get<PoliciesOptions>(parse({"policies"})).json);
+  const auto simulate = std::get<SimulateOptions>(parse({"simulate", "capture-table3", "--json"}));
+  EXPECT_EQ(simulate.name, "capture-table3");
+  EXPECT_TRUE(simulate.json);
+  EXPECT_NE(complaint({"simulate", "the-weather"}).find("capture-table3"), std::string::npos);
   EXPECT_FALSE(std::get<HelpOptions>(parse({"--help"})).text.empty());
 }
 

@@ -1,0 +1,112 @@
+#include "planner/simulate.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "common/weight_layout.h"
+#include "planner/orders.h"
+#include "planner/schedule.h"
+#include "planner/virtual_executor.h"
+
+namespace poise {
+namespace {
+
+constexpr Bytes kDeviceOverhead = kGiB;  // a GPU's context and its libraries' workspaces
+constexpr TokenId kAnyToken = 0;
+
+std::vector<Request> requests_of(const SimulatedWork& work) {
+  std::vector<Request> requests(static_cast<std::size_t>(work.requests));
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    requests[i].id = {static_cast<std::uint32_t>(i + 1)};
+    requests[i].prompt.assign(static_cast<std::size_t>(work.prompt), kAnyToken);
+    requests[i].sampling.max_tokens = work.answer;
+  }
+  return requests;
+}
+
+std::vector<Outcome> outcomes_of(std::span<const Part> parts) {
+  std::vector<Outcome> outcomes;
+  for (const Part& part : parts) {
+    if (part.complete()) {
+      const Request& request = *part.request->request;
+      const bool ends = part.request->answered() + 1 >= request.sampling.max_tokens;
+      outcomes.push_back({request.id, ends ? std::nullopt : std::optional(kAnyToken)});
+    }
+  }
+  return outcomes;
+}
+
+// What was done, and by when.
+struct Mark {
+  Seconds now, link, compute;
+  std::int64_t tokens = 0;
+};
+
+}  // namespace
+
+SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
+                      const PolicyOptions& options, const SimulatedWork& work) {
+  const auto policy = make_policy(policy_name, options);
+  const std::vector<Request> requests = requests_of(work);
+  std::vector<const Request*> all;
+  for (const Request& request : requests) {
+    all.push_back(&request);
+  }
+  const WeightLayout layout = weight_layout(work.shape, work.dtype);
+  const Demand demand = demand_of(all, work.batch.max_num_seqs);
+  const BlockBudget budget{.weights = layout.total(),
+                           .available = profile.host_memory - layout.total(),
+                           .host_memory = {}};
+  SimulatedRun run;
+  run.host = allocate_host(*policy, work.shape, work.dtype, demand, work.batch, budget);
+  if (work.resident_layers) {
+    run.host.resident_layers = work.resident_layers;
+  }
+  const auto region = region_bytes(block_sizes(work.shape, work.dtype), run.host);
+  const Bytes overhead =
+      kDeviceOverhead + page_tables_of({static_cast<std::int64_t>(region) * layout.layers});
+  const Placement placement = place_act_blocks(work.shape, work.dtype, demand, run.host, work.batch,
+                                               overhead, profile.gpu_memory);
+  run.host = placement.host;
+  run.device = placement.device;
+  const PackLimits limits = pack_limits(work.batch, run.device);
+
+  Scheduler scheduler(*policy, run.host, schedule_limits(demand, run.device));
+  for (const Request& request : requests) {
+    scheduler.add(request);
+  }
+  OrderTables tables(run.host);
+  VirtualExecutor executor(profile, layout, run.device);
+  Mark begin{}, end{};
+  bool steady = false, answered = false;
+  while (!scheduler.idle() && !(steady && answered)) {
+    const auto parts = scheduler.next();
+    const bool prompts =
+        scheduler.waiting() > 0 ||
+        std::ranges::any_of(parts, [](const Part& part) { return part.new_tokens > 1; });
+    if (!prompts && !answered && !steady) {
+      begin = end;
+      steady = true;
+    }
+    const auto items = pack_items(parts);
+    const auto batches = policy->pack(run.host, items, limits);
+    executor.run(
+        tables.build(static_cast<std::uint64_t>(++run.iterations), 1, parts, items, batches),
+        scheduler.last_iteration());
+    const auto outcomes = outcomes_of(parts);
+    answered = answered ||
+               std::ranges::any_of(outcomes, [](const Outcome& outcome) { return !outcome.token; });
+    end = {.now = executor.now(),
+           .link = executor.link_busy(),
+           .compute = executor.compute_busy(),
+           .tokens = end.tokens + std::ssize(outcomes)};
+    scheduler.complete(outcomes);
+  }
+  const double seconds = (end.now - begin.now).n;
+  run.tokens_per_second = static_cast<double>(end.tokens - begin.tokens) / seconds;
+  run.link_busy = (end.link - begin.link).n / seconds;
+  run.compute_busy = (end.compute - begin.compute).n / seconds;
+  return run;
+}
+
+}  // namespace poise

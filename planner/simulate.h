@@ -1,0 +1,42 @@
+#pragma once
+// A run without processes, memory or GPU: the planner's own decisions (policy, sizes, schedule,
+// packing, tables, weight stream) played in virtual time against a profile. Pure; any thread.
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "common/model_shape.h"
+#include "planner/cost_model.h"
+#include "planner/policy.h"
+#include "planner/sizes.h"
+
+namespace poise {
+
+// Requests that are all alike, each with max_tokens tokens to answer.
+struct SimulatedWork {
+  ModelShape shape{};
+  DType dtype = DType::float16;
+  std::int32_t requests = 0;
+  std::int32_t prompt = 0;
+  std::int32_t answer = 0;
+  BatchOptions batch;
+  std::optional<std::int32_t> resident_layers;  // on the device; nothing: as the planner decides
+};
+
+struct SimulatedRun {
+  Allocation host;
+  DeviceLimits device;
+  std::int64_t iterations = 0;
+  // While every request decodes: from the last prompt's end to the first answer's; of all that was
+  // answered, prompts included, where there is no such time.
+  double tokens_per_second = 0;
+  double link_busy = 0;  // shares of that time
+  double compute_busy = 0;
+};
+
+// Fails as a real run does where memory does not suffice.
+SimulatedRun simulate(const Profile& profile, std::string_view policy, const PolicyOptions& options,
+                      const SimulatedWork& work);
+
+}  // namespace poise

@@ -1,0 +1,169 @@
+#include "planner/virtual_executor.h"
+
+#include <algorithm>
+
+#include "common/trouble.h"
+
+namespace poise {
+namespace {
+
+double tokens_of(const messages::BlockRun& run) {
+  return (run.count() - 1.0) * kBlockTokens + run.tail_tokens();
+}
+
+}  // namespace
+
+VirtualExecutor::VirtualExecutor(const Profile& profile, const WeightLayout& layout,
+                                 const DeviceLimits& limits)
+    : profile_(profile),
+      layout_(layout),
+      limits_(limits),
+      weights_(layout, limits),
+      stored_(static_cast<std::size_t>(layout.layers)) {
+  double before_attention = 0, all = 0;
+  for (const WeightEntry& entry : layout.layer.entries) {
+    const bool first = entry.weight == Weight::w_kv || entry.weight == Weight::w_q;
+    all += static_cast<double>(entry.bytes.n);
+    before_attention += first ? static_cast<double>(entry.bytes.n) : 0;
+    qkv_piece_ = first ? std::max(qkv_piece_, static_cast<std::size_t>(entry.piece)) : qkv_piece_;
+  }
+  qkv_share_ = before_attention / all;
+}
+
+void VirtualExecutor::run(const messages::IterationT& tables, bool last) {
+  std::vector<Batch> batches;
+  double samples = 0;
+  for (const auto& batch : tables.mini_batches) {
+    batches.push_back(costs_of(*batch));
+    samples += static_cast<double>(batch->samples.size());
+  }
+  const auto layers = static_cast<std::uint32_t>(layout_.layers);
+  const auto count = static_cast<std::uint32_t>(batches.size());
+  // Nothing of an iteration is ordered before the results of the one before are there.
+  for (std::uint32_t stage = 0; stage < layers + 2; ++stage) {
+    const auto pieces = weights_.next(stage, count, last);
+    if (stage >= 1 && stage <= layers) {
+      run_layer(stage - 1, batches, pieces);
+      continue;
+    }
+    if (stage > layers) {
+      compute(now_, profile_.head(samples));
+    }
+    for (std::uint32_t i = 0; i < count; ++i) {
+      fetch(pieces, i);
+    }
+  }
+  now_ = compute_;
+}
+
+VirtualExecutor::Batch VirtualExecutor::costs_of(const messages::MiniBatchT& batch) const {
+  double kv = 0, act = 0, regenerated = 0, new_kv = 0, new_act = 0;
+  for (const messages::BlockRun& run : batch.loads) {
+    if (run.place() == messages::Place::Host) {
+      (run.kind() == messages::Kind::Kv ? kv : act) += tokens_of(run) / kBlockTokens;
+    }
+  }
+  for (const auto& range : batch.regenerate) {
+    regenerated += range.count();
+  }
+  for (const auto& store : batch.stores) {
+    if (store.place() == messages::Place::Host) {
+      (store.kind() == messages::Kind::Kv ? new_kv : new_act) += store.count();
+    }
+  }
+  return {.load = profile_.load_kv(kv) + profile_.load_act(act),
+          .regenerate = profile_.kv_gen(regenerated),
+          .attend = profile_.attention(static_cast<double>(batch.entries.size())),
+          .store = profile_.store_kv(new_kv) + profile_.store_act(new_act),
+          .rows = static_cast<double>(batch.tokens.size())};
+}
+
+void VirtualExecutor::fetch(const std::vector<messages::WeightFetch>& pieces,
+                            std::uint32_t mini_batch) {
+  for (const messages::WeightFetch& piece : pieces) {
+    if (piece.after_mini_batch() != mini_batch) {
+      continue;
+    }
+    const bool begun = std::ranges::any_of(
+        buffers_, [&](const Buffer& buffer) { return buffer.layer == piece.layer(); });
+    if (!begun) {
+      Buffer& next = buffers_[fetched_layers_++ % buffers_.size()];
+      next.layer = piece.layer();
+      next.arrived.assign(layout_.layer.pieces.size(), Seconds{});
+    }
+    Buffer& buffer = buffers_[buffers_[0].layer == piece.layer() ? 0 : 1];
+    const double share = static_cast<double>(layout_.layer.pieces[piece.piece()].bytes.n) /
+                         static_cast<double>(layout_.layer.bytes.n);
+    const Seconds time = profile_.load_w(share);
+    copy_in_ = std::max(copy_in_, buffer.computed) + time;
+    link_busy_ += time;
+    buffer.arrived[piece.piece()] = copy_in_;
+  }
+}
+
+void VirtualExecutor::run_layer(std::uint32_t layer, const std::vector<Batch>& batches,
+                                const std::vector<messages::WeightFetch>& pieces) {
+  const std::size_t first_visit = visits_;
+  visits_ += batches.size();
+  const auto load_next = [&](std::size_t i) {
+    load(batches[i], (first_visit + i) % 2, i == 0 ? stored_[layer] : Seconds{});
+    fetch(pieces, static_cast<std::uint32_t>(i));
+  };
+  load_next(0);
+  for (std::size_t begin = 0, end = 0; begin < batches.size(); begin = end) {
+    double rows = 0;  // of neighbours that go through the row-wise products together
+    Seconds stores{};
+    for (; end < batches.size() &&
+           (end == begin || rows + batches[end].rows <= limits_.max_mini_batch_rows);
+         ++end) {
+      rows += batches[end].rows;
+      stores += batches[end].store;
+    }
+    Seconds& rows_stored = rows_stored_[groups_++ % 2];
+    const Seconds products = profile_.forward(rows);
+    compute(std::max(rows_stored, arrived(layer, qkv_piece_)), products * qkv_share_);
+    copy_out_ = std::max(copy_out_, compute_) + stores;
+    rows_stored = stored_[layer] = copy_out_;
+    for (std::size_t i = begin; i < end; ++i) {
+      if (i + 1 < batches.size()) {
+        load_next(i + 1);
+      }
+      const std::size_t side = (first_visit + i) % 2;
+      compute(loaded_[side], batches[i].regenerate + batches[i].attend);
+      computed_[side] = compute_;
+    }
+    compute(arrived(layer, layout_.layer.pieces.size() - 1), products * (1 - qkv_share_));
+  }
+  for (Buffer& buffer : buffers_) {
+    if (buffer.layer == layer) {
+      buffer.computed = compute_;
+    }
+  }
+}
+
+void VirtualExecutor::load(const Batch& batch, std::size_t side, Seconds stored) {
+  copy_in_ = std::max({copy_in_, now_, computed_[side], stored}) + batch.load;
+  link_busy_ += batch.load;
+  loaded_[side] = copy_in_;
+}
+
+void VirtualExecutor::compute(Seconds from, Seconds time) {
+  compute_ = std::max({compute_, now_, from}) + time;
+  compute_busy_ += time;
+}
+
+Seconds VirtualExecutor::arrived(std::uint32_t layer, std::size_t last) const {
+  if (is_resident(limits_, LayerId{layer}, layout_.layers)) {
+    return {};
+  }
+  for (const Buffer& buffer : buffers_) {
+    if (buffer.layer == layer) {
+      return *std::max_element(buffer.arrived.begin(),
+                               buffer.arrived.begin() + static_cast<std::ptrdiff_t>(last) + 1);
+    }
+  }
+  check(false, "a streamed layer is fetched before it is computed");
+  return {};
+}
+
+}  // namespace poise

@@ -1,0 +1,69 @@
+#pragma once
+// Plays an iteration's orders in virtual time, as gpu_executor/pipeline.h runs them: three streams,
+// each in order, that wait for each other exactly where the pipeline does. Loads go into two sides in
+// turn, weights into two layer buffers, new rows leave from two more; one layer's loads begin while
+// the layer before computes. What each piece of work takes, a profile says. A prompt's attention is
+// counted as if each of its rows were a decoded one's share of the blocks: good enough between
+// decoding iterations, not for prefill alone. Pure; one thread.
+
+#include <array>
+#include <vector>
+
+#include "common/device_memory.h"
+#include "common/messages_generated.h"
+#include "common/weight_layout.h"
+#include "planner/cost_model.h"
+#include "planner/weight_stream.h"
+
+namespace poise {
+
+class VirtualExecutor {
+ public:
+  VirtualExecutor(const Profile& profile, const WeightLayout& layout, const DeviceLimits& limits);
+
+  // All orders of an iteration that is planned once the one before is done. `last`: none follows.
+  void run(const messages::IterationT& tables, bool last);
+
+  Seconds now() const { return now_; }  // results of the last iteration are there
+  Seconds link_busy() const { return link_busy_; }
+  Seconds compute_busy() const { return compute_busy_; }
+
+ private:
+  struct Batch {
+    Seconds load;  // its blocks over the link
+    Seconds regenerate;
+    Seconds attend;
+    Seconds store;  // its new rows
+    double rows = 0;
+  };
+  struct Buffer {                  // of a streamed layer
+    std::vector<Seconds> arrived;  // by piece
+    Seconds computed;
+    std::uint32_t layer = ~0u;
+  };
+
+  Batch costs_of(const messages::MiniBatchT& batch) const;
+  void fetch(const std::vector<messages::WeightFetch>& pieces, std::uint32_t mini_batch);
+  void run_layer(std::uint32_t layer, const std::vector<Batch>& batches,
+                 const std::vector<messages::WeightFetch>& pieces);
+  void load(const Batch& batch, std::size_t side, Seconds stored);
+  void compute(Seconds from, Seconds time);
+  // When pieces up to `last` of the layer are there; at once for a resident one.
+  Seconds arrived(std::uint32_t layer, std::size_t last) const;
+
+  Profile profile_;
+  WeightLayout layout_;
+  DeviceLimits limits_;
+  WeightStream weights_;
+  std::size_t qkv_piece_ = 0;  // the last that the products before attention need
+  double qkv_share_ = 0;       // of a layer's products
+
+  Seconds now_{}, copy_in_{}, compute_{}, copy_out_{};  // when each stream is free
+  Seconds link_busy_{}, compute_busy_{};
+  std::array<Seconds, 2> loaded_{}, computed_{}, rows_stored_{};  // by side
+  std::vector<Seconds> stored_;                                   // by layer
+  std::array<Buffer, 2> buffers_;
+  std::size_t visits_ = 0, groups_ = 0, fetched_layers_ = 0;
+};
+
+}  // namespace poise
