@@ -88,6 +88,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
       "run-id", "of the control segment, hex", text())("loader-socket", "to connect to", text())(
       "executor-socket", "to bind", text())("policy", "one of `poise-planner policies`", text())(
       "act-share", "share of ACT blocks, for hybrid and kvpr", text())(
+      "machine", "whose costs the policy decides by: h200-pcie5, …", text())(
       "max-num-seqs", "requests under way at a time", text())("mini-batch-tokens",
                                                               "context of a mini-batch", text())(
       "prefill-tokens", "rows of prompts in an iteration", text())(
@@ -112,6 +113,10 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   }
   if (given.count("act-share") != 0) {
     run.policy_options.act_share = share(given, "act-share");
+  }
+  if (given.count("machine") != 0) {
+    run.machine = required_argument(given, "machine");
+    machine_named(*run.machine);  // refuses what there is not
   }
   if (run.policy || run.policy_options.act_share) {
     make_policy(run.policy.value_or("hybrid"), run.policy_options);  // refuses what cannot be

@@ -30,7 +30,8 @@ struct RunOptions {
   std::string run_id;
   std::filesystem::path loader_socket;
   std::filesystem::path executor_socket;
-  std::optional<std::string> policy;  // nothing: by the device
+  std::optional<std::string> policy;   // nothing: by the device
+  std::optional<std::string> machine;  // whose costs the policy decides by; nothing: unknown
   PolicyOptions policy_options;
   BatchOptions batch;
   std::optional<Bytes> gpu_memory;

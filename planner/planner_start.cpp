@@ -175,10 +175,15 @@ void Planner::decide_sizes() {
   const DType dtype = control_->dtype;
   const bool device_is_host = device.device.starts_with("cpu");
   // On the CPU device nothing hides the making of keys and values: they are kept.
-  const bool share_given = options_.policy_options.act_share.has_value();
+  const bool share_given = options_.policy_options.act_share || options_.machine;
   const std::string policy =
       options_.policy.value_or(device_is_host && !share_given ? "kv-only" : "hybrid");
-  policy_ = make_policy(policy, options_.policy_options);
+  PolicyOptions policy_options = options_.policy_options;
+  if (options_.machine) {
+    policy_options.profile =
+        std::make_shared<const Profile>(profile_of(machine_named(*options_.machine), shape, dtype));
+  }
+  policy_ = make_policy(policy, policy_options);
   demand_ = demand_of(to_do_, options_.batch.max_num_seqs);
   const Bytes overhead = place_blocks(device_is_host);
   pack_limits_ = pack_limits(options_.batch, device_limits_);

@@ -216,7 +216,7 @@ def _work(given, requests):
         "output_len": [min(answers), statistics.mean(answers), max(answers)],
         "gpu_memory": given.gpu_memory,
         "host_memory": given.host_memory,
-        **{name: getattr(given, name) for name in asked},
+        **{name: getattr(given, name) for name in (*asked, "machine")},
     }
 
 

@@ -34,7 +34,10 @@ def way_to_run(random, round_number, width):
     policy = random.choice(("kv-only", "act-only", "hybrid", "hybrid", "hybrid-static", "kvpr", "row-by-row"))
     options = ["--policy", policy]
     if policy in ("hybrid", "kvpr"):
-        options += ["--act-share", random.choice(("0", "0.1", "0.25", "0.5", "0.75", "0.9", "1"))]
+        shares = ("0", "0.1", "0.25", "0.5", "0.75", "0.9", "1")
+        machines = ("rtx4090-pcie4", "a100-pcie4", "h200-pcie5", "l4-pcie4")
+        by_costs = random.random() < 0.3
+        options += ["--machine", random.choice(machines)] if by_costs else ["--act-share", random.choice(shares)]
     if random.random() < 0.7:
         options += ["--mini-batch-tokens", str(random.choice((64, 128, 500, 2048, 8192)))]
     if random.random() < 0.7:

@@ -92,6 +92,7 @@ TEST(PlannerOptions, WhatIsWrongIsNamed) {
       {{"--act-share", "1.01"}, "--act-share 1.01"},
       {{"--act-share", "nan"}, "--act-share nan"},
       {{"--act-share", "0.5 "}, "--act-share"},
+      {{"--machine", "abacus"}, "there are rtx4090-pcie4"},
       {{"--act-share", "0.5", "--policy", "kv-only"}, "kv-only takes no share"},
       {{"--policy", "best"}, "--policy best"},
       {{"--policy", ""}, "--policy is missing"},
