@@ -61,8 +61,8 @@ class CommonChannel : public Channel {
 
   // A copy of the frame that is known to be a message; FlatBuffers wants its buffers aligned.
   Received verified(const zmq::message_t& frame) const {
-    std::vector<std::byte> bytes(frame.size());
-    std::memcpy(bytes.data(), frame.data(), frame.size());
+    const auto* begin = frame.data<std::byte>();
+    std::vector<std::byte> bytes(begin, begin + frame.size());
     flatbuffers::Verifier verifier(reinterpret_cast<const std::uint8_t*>(bytes.data()),
                                    bytes.size(), 64, 10'000'000);
     if (!messages::VerifyMessageBuffer(verifier)) {
