@@ -2,6 +2,8 @@
 //
 //   poise-kernels-bench [threads] [avx512|avx2|portable] [gemm|attention|rows|sample|workers ...]
 //
+// The ceilings stand first; `ceilings` in place of a kernel asks for nothing else.
+//
 // One thread is timed by its own time on a core, several by the wall: on a busy machine ask for one.
 
 #include <fmt/core.h>
