@@ -304,7 +304,7 @@ TEST(ResultsFile, AWriterKilledAtAnyMomentLosesNoWholeLine) {
           }
         }
       }
-      ::pause();
+      ::_exit(0);  // the reader sees the end, however far behind it was
     }
     ::close(pipe[1]);
     std::vector<std::uint32_t> told;
@@ -322,6 +322,10 @@ TEST(ResultsFile, AWriterKilledAtAnyMomentLosesNoWholeLine) {
     const ResultsFile file = ResultsFile::resume(run.path(), lines_up_to(kLines));
     for (const std::uint32_t line : told) {
       EXPECT_TRUE(file.is_done({line})) << line;
+    }
+    if (file.counts().lines() == kLines) {  // a writer far ahead of its reader: begin again
+      std::filesystem::remove(file.path());
+      ResultsFile::create(run.path());
     }
   }
 }
