@@ -6,7 +6,6 @@ with the same DIR adds to them, so that sections may run one by one. Ends with 0
 """
 
 import argparse
-import glob
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ import speed_table
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "launch"))
-from supervisor import build_facts, places  # noqa: E402
+from supervisor import build_facts, cublas, places  # noqa: E402
 
 BUDGETS = {"tests": 300, "goldens": 180, "demo": 120, "sanitizer": 300, "speed": 1500, "peers": 1500}
 
@@ -39,7 +38,7 @@ class Bench:
         runtime = self.folder / "runtime"  # kept loaders of our own, which nobody else's `stop` ends
         runtime.mkdir(mode=0o700)
         self.environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "POISE_SOURCE_DIR": str(ROOT)}
-        self.environment |= {"POISE_DEVICE": given.device, **cublas()}
+        self.environment |= {"POISE_DEVICE": given.device, **cublas.environment()}
         self.works = json.loads((ROOT / "bench" / "works.json").read_text())
         self.section, self.deadline = None, 0.0
         self.told = self._earlier()
@@ -94,16 +93,6 @@ class Bench:
     def write(self):
         (self.results / "gpu_check.json").write_text(json.dumps(self.told, indent=1) + "\n")
         (self.results / "gpu_check.txt").write_text(speed_table.report(self.told))
-
-
-def cublas():
-    """Where the loader does not find cuBLAS, the folder of the one that comes with this Python's torch."""
-    if os.environ.get("POISE_CUBLAS"):
-        return {}
-    for folder in sys.path:
-        for path in glob.glob(os.path.join(folder, "nvidia", "*", "lib", "libcublasLt.so.13")):
-            return {"POISE_CUBLAS": os.path.dirname(path)}
-    return {}
 
 
 def machine():

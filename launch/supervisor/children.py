@@ -5,8 +5,8 @@ import re
 import signal
 import subprocess
 
-from . import processes, segments
-from .places import PLAIN_NAMES, program
+from . import cublas, processes, segments
+from .places import EXECUTOR, PLAIN_NAMES, program
 from .trouble import INTERNAL, INTERRUPTED
 
 _MOST_STDERR = 1 << 20
@@ -36,6 +36,7 @@ class Child:
             stderr=self._said,
             pass_fds=inherited,
             start_new_session=True,
+            env={**os.environ, **(cublas.environment() if name == EXECUTOR else {})},
         )
         self.pid = self._process.pid
         self.descriptor = os.pidfd_open(self.pid)

@@ -11,7 +11,7 @@ from unittest import mock
 
 import harness
 from harness import expect, expect_equal, test, wait_until
-from supervisor import children, options, places, processes, quantities, segments, watchdog
+from supervisor import children, cublas, options, places, processes, quantities, segments, watchdog
 from supervisor.locks import Lock, is_held
 from supervisor.pipeline import Pipeline
 from supervisor.trouble import INTERRUPTED, Refusal, brief, shown
@@ -52,6 +52,23 @@ def counts_and_shares_are_strict(_):
         refuses(quantities.count, text, error=argparse.ArgumentTypeError)
     for text in ("-0.1", "1.01", "nan", "inf", "half", ""):
         refuses(quantities.share, text, error=argparse.ArgumentTypeError)
+
+
+@test
+def cublas_is_found_among_python_packages_and_a_given_folder_stands(workspace):
+    folder = workspace / "site-packages" / "nvidia" / "cu13" / "lib"
+    folder.mkdir(parents=True)
+    with mock.patch.object(sys, "path", [str(workspace / "site-packages")]):
+        (folder / "libcublasLt.so.13").touch()
+        expect_equal(cublas.environment({}), {"POISE_CUBLAS": str(folder)}, "found")
+        expect_equal(cublas.environment({"POISE_CUBLAS": "/elsewhere"}), {}, "given")
+    with mock.patch.object(sys, "path", ["", "site-packages"]):  # never from where somebody happens to stand
+        before = os.getcwd()
+        os.chdir(workspace.folder)
+        try:
+            expect(cublas._in_python_packages(()) is None, "found in the working directory")
+        finally:
+            os.chdir(before)
 
 
 @test
