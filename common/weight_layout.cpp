@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <type_traits>
+#include <utility>
 
 #include "common/trouble.h"
 
@@ -13,7 +14,10 @@ namespace {
 constexpr std::int64_t kAlignment = 256;  // a weight's offset; what vector loads and cuBLASLt like
 constexpr std::int64_t kPage = 4096;      // a slab's offset; what registering and direct reads need
 
-// Puts weights one behind the other, and closes pieces.
+constexpr std::int64_t kCutRows = 16;  // a matrix is cut at multiples: whole panels on a CPU device
+constexpr std::int64_t kFullPieces = 48;  // of a very large layer; the ends of its groups are more
+
+// Puts weights one behind the other, groups them, and cuts groups into pieces.
 class SlabBuilder {
  public:
   explicit SlabBuilder(DType dtype) : element_(size_of(dtype)) {}
@@ -24,7 +28,8 @@ class SlabBuilder {
     }
     const Bytes bytes = element_ * rows * cols;
     slab_.entries.push_back({.weight = weight,
-                             .piece = static_cast<std::int32_t>(slab_.pieces.size()),
+                             .piece = group_,
+                             .last_piece = group_,
                              .rows = rows,
                              .cols = cols,
                              .offset = static_cast<std::uint64_t>(end_),
@@ -32,22 +37,62 @@ class SlabBuilder {
     end_ = round_up(end_ + bytes.n, kAlignment);
   }
 
-  void close_piece() {
-    slab_.pieces.push_back(
-        {.offset = static_cast<std::uint64_t>(piece_start_), .bytes = {end_ - piece_start_}});
-    piece_start_ = end_;
-  }
+  // What follows begins another piece.
+  void close_group() { ++group_; }
 
-  Slab finish() {
+  Slab finish() {  // a piece for each group
+    return finish({std::max<std::int64_t>(end_, 1)});
+  }
+  Slab finish(Bytes piece_bytes) {
+    most_ = std::max(piece_bytes.n, ceil_div(end_, kFullPieces));
+    std::int32_t group = -1;
+    for (WeightEntry& entry : slab_.entries) {
+      const auto offset = static_cast<std::int64_t>(entry.offset);
+      if (std::exchange(group, entry.piece) != entry.piece) {
+        begin_piece(offset);
+      }
+      entry.piece = place(entry, offset);
+      entry.last_piece = piece();
+    }
+    begin_piece(end_);
+    slab_.pieces.pop_back();
+    check(std::ssize(slab_.pieces) <= kMostWeightPieces, "a layer has few pieces");
     slab_.bytes = {round_up(end_, kPage)};
     return std::move(slab_);
   }
 
  private:
+  // The piece where the entry begins. It goes to the open one as far as that has room for its rows.
+  std::int32_t place(const WeightEntry& entry, std::int64_t offset) {
+    const std::int64_t row = entry.bytes.n / entry.rows, end = offset + entry.bytes.n;
+    std::int32_t first = piece();
+    for (std::int64_t at = offset; entry.matrix() && end - piece_start_ > most_;) {
+      const std::int64_t room = (most_ - (at - piece_start_)) / row / kCutRows * kCutRows;
+      const std::int64_t rows = std::max(room, at > piece_start_ ? 0 : kCutRows);
+      if (rows >= (end - at) / row) {
+        break;
+      }
+      at += rows * row;
+      begin_piece(at);
+      first = at == offset ? piece() : first;
+    }
+    return first;
+  }
+  std::int32_t piece() const { return static_cast<std::int32_t>(slab_.pieces.size()) - 1; }
+  void begin_piece(std::int64_t at) {
+    if (!slab_.pieces.empty()) {
+      slab_.pieces.back().bytes = {at - piece_start_};
+    }
+    slab_.pieces.push_back({.offset = static_cast<std::uint64_t>(at), .bytes = {}});
+    piece_start_ = at;
+  }
+
   Bytes element_;
   Slab slab_;
   std::int64_t end_ = 0;
-  std::int64_t piece_start_ = 0;
+  std::int32_t group_ = 0;
+  std::int64_t most_ = 0;         // bytes of a piece
+  std::int64_t piece_start_ = 0;  // of the open one
 };
 
 Slab outer_slab(const ModelShape& shape, DType dtype) {
@@ -62,34 +107,34 @@ Slab outer_slab(const ModelShape& shape, DType dtype) {
   slab.add(Weight::final_norm_weight, 1, h, affine);
   slab.add(Weight::final_norm_bias, 1, h, affine);
   slab.add(Weight::head, shape.vocab_size, width, shape.tie_word_embeddings == 0);
-  slab.close_piece();
+  slab.close_group();
   return slab.finish();
 }
 
-Slab layer_slab(const ModelShape& shape, DType dtype) {
+Slab layer_slab(const ModelShape& shape, DType dtype, Bytes piece_bytes) {
   const std::int32_t h = shape.hidden_size;
   const bool bias = shape.enable_bias != 0;
   const bool affine = shape.layer_norm_elementwise_affine != 0;
   SlabBuilder slab(dtype);
   slab.add(Weight::w_kv, 2 * shape.kv_dim(), h);
   slab.add(Weight::b_kv, 1, 2 * shape.kv_dim(), bias);
-  slab.close_piece();
+  slab.close_group();
   slab.add(Weight::attention_norm_weight, 1, h, affine);
   slab.add(Weight::attention_norm_bias, 1, h, affine);
   slab.add(Weight::w_q, shape.q_dim(), h);
   slab.add(Weight::b_q, 1, shape.q_dim(), bias);
   slab.add(Weight::w_o, h, shape.q_dim());
   slab.add(Weight::b_o, 1, h, bias);
-  slab.close_piece();
+  slab.close_group();
   slab.add(Weight::mlp_norm_weight, 1, h, affine);
   slab.add(Weight::mlp_norm_bias, 1, h, affine);
   slab.add(Weight::fc1, shape.ffn_dim, h);
   slab.add(Weight::fc1_bias, 1, shape.ffn_dim, bias);
-  slab.close_piece();
+  slab.close_group();
   slab.add(Weight::fc2, h, shape.ffn_dim);
   slab.add(Weight::fc2_bias, 1, h, bias);
-  slab.close_piece();
-  return slab.finish();
+  slab.close_group();
+  return slab.finish(piece_bytes);
 }
 
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {  // FNV-1a over the value's bytes
@@ -114,10 +159,13 @@ std::uint64_t mix(std::uint64_t hash, const Slab& slab) {
   for (const WeightEntry& entry : slab.entries) {
     for (const std::uint64_t value :
          {static_cast<std::uint64_t>(entry.weight), static_cast<std::uint64_t>(entry.piece),
-          static_cast<std::uint64_t>(entry.rows), static_cast<std::uint64_t>(entry.cols),
-          entry.offset}) {
+          static_cast<std::uint64_t>(entry.last_piece), static_cast<std::uint64_t>(entry.rows),
+          static_cast<std::uint64_t>(entry.cols), entry.offset}) {
       hash = mix(hash, value);
     }
+  }
+  for (const WeightPiece& piece : slab.pieces) {
+    hash = mix(mix(hash, piece.offset), static_cast<std::uint64_t>(piece.bytes.n));
   }
   return hash;
 }
@@ -158,10 +206,10 @@ std::uint64_t WeightLayout::hash() const {
   return mix(mix(mix(model_hash, outer), layer), static_cast<std::uint64_t>(layers));
 }
 
-WeightLayout weight_layout(const ModelShape& shape, DType dtype) {
+WeightLayout weight_layout(const ModelShape& shape, DType dtype, Bytes piece_bytes) {
   check(shape.num_hidden_layers > 0 && shape.hidden_size > 0, "a model has layers and a width");
   return {.outer = outer_slab(shape, dtype),
-          .layer = layer_slab(shape, dtype),
+          .layer = layer_slab(shape, dtype, piece_bytes),
           .layers = shape.num_hidden_layers,
           .model_hash = hash_of(shape, dtype)};
 }

@@ -8,9 +8,10 @@
 //   | …
 //
 // A slab is contiguous and page-aligned; within it, weights are ordered as the DMA wants them and
-// grouped into pieces, the units of streaming: a decoder layer's piece 0 is what KV regeneration
-// needs (W_K W_V b_K b_V), so that regeneration starts before the rest has arrived (KVPR
-// section 3.3, fine-grained pipeline). Matrices are stored as in the checkpoint, (out, in)
+// grouped into pieces, the units of streaming: a decoder layer's first pieces are what KV
+// regeneration needs (W_K W_V b_K b_V), so that it starts before the rest has arrived (KVPR
+// section 3.3, fine-grained pipeline). A large matrix crosses in several pieces, so that a
+// mini-batch's blocks never wait long behind weights. Matrices are stored as in the checkpoint, (out, in)
 // row-major, in `dtype`; W_K and W_V stand as one matrix of 2·kv_dim rows. Weights the model does
 // not have (no bias, say) have no entry.
 
@@ -58,15 +59,17 @@ std::string_view name_of(Weight weight);
 // One weight's place within its slab.
 struct WeightEntry {
   Weight weight;
-  std::int32_t piece;  // unit of streaming within the slab
-  std::int32_t rows;   // vectors have one row
+  std::int32_t piece;       // where it begins: a unit of streaming within the slab
+  std::int32_t last_piece;  // where it ends; matrices alone lie in more than one
+  std::int32_t rows;        // vectors have one row
   std::int32_t cols;
   std::uint64_t offset;  // bytes from the slab's start, a multiple of 256
   Bytes bytes;           // rows · cols · size_of(dtype), without padding
   bool matrix() const { return rows > 1; }
 };
 
-// A contiguous range of a slab that crosses the link as one.
+// A contiguous range of a slab that crosses the link as one. Where it begins or ends within a matrix,
+// it does so at a multiple of 16 of its rows.
 struct WeightPiece {
   std::uint64_t offset;  // bytes from the slab's start
   Bytes bytes;
@@ -94,6 +97,12 @@ struct WeightLayout {
   std::uint64_t hash() const;  // changes with any offset, size or order, and with the model
 };
 
-WeightLayout weight_layout(const ModelShape& shape, DType dtype);
+// Of a layer; larger ones where it would else have more than kMostWeightPieces. At 22 GB/s a piece takes
+// 1.5 ms, and a copy of it runs at the link's full speed.
+inline constexpr Bytes kWeightPieceBytes = kMiB * 32;
+inline constexpr std::int32_t kMostWeightPieces = 63;
+
+WeightLayout weight_layout(const ModelShape& shape, DType dtype,
+                           Bytes piece_bytes = kWeightPieceBytes);
 
 }  // namespace poise

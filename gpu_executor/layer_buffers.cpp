@@ -3,12 +3,13 @@
 #include <algorithm>
 
 #include "common/trouble.h"
+#include "common/weight_layout.h"
 
 namespace poise {
 
 LayerBuffers::LayerBuffers(const DeviceLimits& limits, std::int32_t layers, std::int32_t pieces)
-    : limits_(limits), layers_(layers), all_pieces_((1u << pieces) - 1) {
-  check(pieces > 0 && pieces < 32, "a layer has few pieces");
+    : limits_(limits), layers_(layers), all_pieces_((std::uint64_t{1} << pieces) - 1) {
+  check(pieces > 0 && pieces <= kMostWeightPieces, "a layer has few pieces");
 }
 
 LayerBuffers::Held* LayerBuffers::find(LayerId layer, State state) {
@@ -34,7 +35,7 @@ int LayerBuffers::fetch(LayerId layer, std::uint32_t piece) {
   if (layer.n >= static_cast<std::uint32_t>(layers_)) {
     fail("fetches layer {} of a model of {}", layer.n, layers_);
   }
-  if (piece >= 32 || (all_pieces_ >> piece & 1) == 0) {
+  if (piece >= kMostWeightPieces || (all_pieces_ >> piece & 1) == 0) {
     fail("fetches piece {} of layer {}, which it does not have", piece, layer.n);
   }
   if (!streamed(layer)) {
@@ -48,7 +49,7 @@ int LayerBuffers::fetch(LayerId layer, std::uint32_t piece) {
   if ((held->pieces >> piece & 1) != 0) {
     fail("fetches piece {} of layer {} a second time", piece, layer.n);
   }
-  held->pieces |= 1u << piece;
+  held->pieces |= std::uint64_t{1} << piece;
   return index(*held);
 }
 

@@ -17,7 +17,7 @@ namespace poise {
 
 class LayerBuffers {
  public:
-  // `pieces`: of each layer, at most 32.
+  // `pieces`: of each layer, at most kMostWeightPieces (common/weight_layout.h).
   LayerBuffers(const DeviceLimits& limits, std::int32_t layers, std::int32_t pieces);
 
   bool streamed(LayerId layer) const { return !is_resident(limits_, layer, layers_); }
@@ -38,7 +38,7 @@ class LayerBuffers {
   enum class State : std::uint8_t { free, filling, in_use };
   struct Held {
     std::optional<LayerId> layer;
-    std::uint32_t pieces = 0;  // fetched, one bit each
+    std::uint64_t pieces = 0;  // fetched, one bit each
     State state = State::free;
     std::uint64_t since = 0;  // when it was freed, in uses
   };
@@ -49,7 +49,7 @@ class LayerBuffers {
 
   DeviceLimits limits_;
   std::int32_t layers_;
-  std::uint32_t all_pieces_;
+  std::uint64_t all_pieces_;
   std::uint64_t uses_ = 0;
   std::array<Held, 2> buffers_;
 };

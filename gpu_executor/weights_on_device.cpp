@@ -1,5 +1,7 @@
 #include "gpu_executor/weights_on_device.h"
 
+#include <algorithm>
+
 #include "common/trouble.h"
 
 namespace poise {
@@ -33,6 +35,20 @@ class Placed {
   DType dtype_;
   std::byte* data_;
 };
+
+struct RowRange {
+  std::int32_t first, end;
+};
+// The rows of a weight that lie in a piece.
+RowRange rows_in(const WeightEntry& entry, const WeightPiece& piece) {
+  const std::int64_t row = entry.bytes.n / entry.rows;
+  const auto begin =
+      static_cast<std::int64_t>(piece.offset) - static_cast<std::int64_t>(entry.offset);
+  const auto row_at = [&](std::int64_t offset) {
+    return static_cast<std::int32_t>(std::clamp<std::int64_t>(offset / row, 0, entry.rows));
+  };
+  return {.first = row_at(std::max<std::int64_t>(begin, 0)), .end = row_at(begin + piece.bytes.n)};
+}
 
 }  // namespace
 
@@ -101,14 +117,17 @@ Bytes WeightsOnDevice::upload(const Slab& slab, const DeviceSlab& placed, std::u
   Bytes bytes{};
   for (std::size_t i = 0; i < slab.entries.size(); ++i) {
     const WeightEntry& entry = slab.entries[i];
-    if (!piece || entry.piece == *piece) {
-      copies.push_back({.to = to + placed.offsets[i],
-                        .from = host_.data() + from + entry.offset,
-                        .rows = entry.rows,
+    const RowRange rows = piece ? rows_in(entry, slab.pieces[static_cast<std::size_t>(*piece)])
+                                : RowRange{.first = 0, .end = entry.rows};
+    if (rows.end > rows.first) {  // panels are of whole rows in their order: both sides move alike
+      const std::int64_t before = std::int64_t{rows.first} * entry.cols * size_of(dtype_).n;
+      copies.push_back({.to = to + placed.offsets[i] + before,
+                        .from = host_.data() + from + entry.offset + before,
+                        .rows = rows.end - rows.first,
                         .cols = entry.cols,
                         .dtype = dtype_,
                         .panelled = is_panelled(entry)});
-      bytes += entry.bytes;
+      bytes += copies.back().bytes();
     }
   }
   device_.upload(Stream::copy_in, copies);
@@ -156,12 +175,16 @@ const LayerWeights& WeightsOnDevice::begin(LayerId layer) {
 
 void WeightsOnDevice::need(Weight weight) {
   const WeightEntry* entry = layout_.layer.find(weight);
-  if (!buffer_in_use_ || entry == nullptr || (needed_ >> entry->piece & 1) != 0) {
+  if (!buffer_in_use_ || entry == nullptr) {
     return;
   }
-  needed_ |= 1u << entry->piece;
-  device_.wait(Stream::compute, *streamed_[static_cast<std::size_t>(*buffer_in_use_)]
-                                     .arrived[static_cast<std::size_t>(entry->piece)]);
+  const Streamed& buffer = streamed_[static_cast<std::size_t>(*buffer_in_use_)];
+  for (std::int32_t piece = entry->piece; piece <= entry->last_piece; ++piece) {
+    if ((needed_ >> piece & 1) == 0) {
+      needed_ |= std::uint64_t{1} << piece;
+      device_.wait(Stream::compute, *buffer.arrived[static_cast<std::size_t>(piece)]);
+    }
+  }
 }
 
 void WeightsOnDevice::end() {

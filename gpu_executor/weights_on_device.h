@@ -59,8 +59,8 @@ class WeightsOnDevice {
   // `begins` is called when the wait for room is queued and the copy is not.
   Bytes fetch(LayerId layer, std::uint32_t piece, const std::function<void()>& begins);
 
-  // Between the two an order computes the layer; `need` makes the compute stream wait for the piece
-  // a weight is in, whose fetch must have been queued.
+  // Between the two an order computes the layer; `need` makes the compute stream wait for the
+  // pieces a weight is in, whose fetches must have been queued.
   const LayerWeights& begin(LayerId layer);
   void need(Weight weight);
   void end();
@@ -92,7 +92,7 @@ class WeightsOnDevice {
   std::array<Streamed, 2> streamed_;
 
   std::optional<int> buffer_in_use_;  // between begin and end, where the layer is streamed
-  std::uint32_t needed_ = 0;          // pieces waited for since begin
+  std::uint64_t needed_ = 0;          // pieces waited for since begin
 };
 
 }  // namespace poise

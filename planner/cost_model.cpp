@@ -100,7 +100,7 @@ std::span<const Machine> machines() {
   // Links are what large copies reach, compute what the model's products do: the H200's measured,
   // the others' as published systems on them imply.
   static constexpr std::array<Machine, 4> all{{
-      {"rtx4090-pcie4", 22, 22, 120, 1000, kGiB * 24, kGiB * 882},
+      {"rtx4090-pcie4", 22, 22, 125, 1000, kGiB * 24, kGiB * 882},
       {"a100-pcie4", 25, 25, 230, 1500, kGiB * 40, kGiB * 256},
       {"h200-pcie5", 55.5, 51, 660, 3200, kGiB * 139, kGiB * 128},
       {"l4-pcie4", 22, 22, 60, 260, kGiB * 23, kGiB * 128},

@@ -32,6 +32,17 @@ std::string names_of(std::span<const Named> all) {
   return names;
 }
 
+// What CAPTURE's systems pay beside ours: loaded and regenerated K and V are first merged into an
+// Attention buffer (section IV-B), so the device's memory reads them, writes them and reads them again.
+constexpr double kMergedAttention = 3;
+
+std::shared_ptr<const Profile> capture_profile(const ModelShape& shape, DType dtype) {
+  auto profile =
+      std::make_shared<Profile>(profile_of(machine_named("rtx4090-pcie4"), shape, dtype));
+  profile->attention.b *= kMergedAttention;
+  return profile;
+}
+
 // "using a prompt length of 1920 and a batch size of 128" (section V-E), 128 tokens of answer
 // (section V-B), RTX 4090, 882 GB of host memory (section V-A); "GPU memory is exclusively allocated
 // for Activation cache blocks" (section IV-B), so all weights are streamed.
@@ -43,8 +54,7 @@ nlohmann::ordered_json capture_table3() {
                              .prompt = 1920,
                              .answer = 128,
                              .resident_layers = 0};
-    const auto profile = std::make_shared<const Profile>(
-        profile_of(machine_named("rtx4090-pcie4"), work.shape, work.dtype));
+    const auto profile = capture_profile(work.shape, work.dtype);
     nlohmann::ordered_json row{{"model", model}};
     for (const std::string_view policy : {"act-only", "hybrid-static", "hybrid"}) {
       row[std::string(policy)] =

@@ -25,7 +25,8 @@ VirtualExecutor::VirtualExecutor(const Profile& profile, const WeightLayout& lay
     const bool first = entry.weight == Weight::w_kv || entry.weight == Weight::w_q;
     all += static_cast<double>(entry.bytes.n);
     before_attention += first ? static_cast<double>(entry.bytes.n) : 0;
-    qkv_piece_ = first ? std::max(qkv_piece_, static_cast<std::size_t>(entry.piece)) : qkv_piece_;
+    qkv_piece_ =
+        first ? std::max(qkv_piece_, static_cast<std::size_t>(entry.last_piece)) : qkv_piece_;
   }
   qkv_share_ = before_attention / all;
 }

@@ -41,9 +41,19 @@ void expect_sound(const Slab& slab) {
     EXPECT_EQ(entry.offset % 256, 0u) << name_of(entry.weight);
     EXPECT_GE(entry.offset, end) << name_of(entry.weight);
     end = entry.offset + static_cast<std::uint64_t>(entry.bytes.n);
-    const WeightPiece& piece = slab.pieces.at(static_cast<std::size_t>(entry.piece));
-    EXPECT_GE(entry.offset, piece.offset);
-    EXPECT_LE(end, piece.offset + static_cast<std::uint64_t>(piece.bytes.n));
+    const auto at = [&](std::int32_t piece) {
+      return slab.pieces.at(static_cast<std::size_t>(piece));
+    };
+    EXPECT_GE(entry.offset, at(entry.piece).offset);
+    EXPECT_LT(entry.offset,
+              at(entry.piece).offset + static_cast<std::uint64_t>(at(entry.piece).bytes.n));
+    EXPECT_GT(end, at(entry.last_piece).offset);
+    EXPECT_LE(end, at(entry.last_piece).offset +
+                       static_cast<std::uint64_t>(at(entry.last_piece).bytes.n));
+    for (std::int32_t piece = entry.piece + 1; piece <= entry.last_piece; ++piece) {
+      const auto row = static_cast<std::uint64_t>(entry.bytes.n / entry.rows);
+      EXPECT_EQ((at(piece).offset - entry.offset) % (16 * row), 0u) << name_of(entry.weight);
+    }
   }
   EXPECT_EQ(slab.bytes.n % 4096, 0);
 }
@@ -62,6 +72,25 @@ TEST(WeightLayoutTest, RegenerationNeedsTheFirstPieceAlone) {
   EXPECT_EQ(layout.layer.find(Weight::b_kv)->piece, 0);
   EXPECT_EQ(layout.layer.find(Weight::w_kv)->rows, 2 * 768);
   EXPECT_EQ(layout.layer.find(Weight::w_q)->piece, 1);
+}
+
+TEST(WeightLayoutTest, LargeMatricesCrossInPiecesOfBoundedSize) {
+  for (const auto& [layers, hidden] : {std::pair{32, 4096}, {48, 7168}, {64, 9216}, {96, 12288}}) {
+    const Slab layer = weight_layout(opt(layers, hidden, hidden / 128), DType::float16).layer;
+    expect_sound(layer);
+    EXPECT_LE(layer.pieces.size(), static_cast<std::size_t>(kMostWeightPieces));
+    const std::int64_t most = std::max(kWeightPieceBytes.n, layer.bytes.n / 48 + 1);
+    for (const WeightPiece& piece : layer.pieces) {
+      EXPECT_LE(piece.bytes.n, most + (1 << 18)) << hidden;  // vectors stay behind their matrix
+      EXPECT_GT(piece.bytes.n, 0);
+    }
+    EXPECT_LE(layer.pieces.size(), static_cast<std::size_t>(layer.bytes.n / most * 5 / 4 + 4));
+    // What regeneration needs, and nothing else, comes first.
+    EXPECT_EQ(layer.find(Weight::b_kv)->last_piece + 1, layer.find(Weight::w_q)->piece);
+  }
+  const Slab tiny = weight_layout(opt(4, 96, 3), DType::float16, Bytes{4000}).layer;
+  expect_sound(tiny);
+  EXPECT_GT(tiny.pieces.size(), 30u);
 }
 
 TEST(WeightLayoutTest, TheSizeIsThatOfTheParametersAndLittleMore) {

@@ -79,6 +79,34 @@ TEST(Pipeline, ComputesModelsWithoutBiasAffineNormsOrTiedHeadAndWithSharedKeys) 
   expect_as_plain(model, plan, rehearse(model, plan), 2e-4);
 }
 
+TEST(Pipeline, ComputesTheSameWhereMatricesCrossInManyPieces) {
+  for (const DType dtype : {DType::float32, DType::float16}) {
+    const TinyModel whole(tiny_shape(), dtype, 5), cut(tiny_shape(), dtype, 5, Bytes{700});
+    ASSERT_EQ(whole.layout.layer.pieces.size(), 4u);
+    ASSERT_GT(cut.layout.layer.pieces.size(), 8u);
+    Plan plan = some_plan(whole.shape);
+    Setting setting;
+    setting.limits.resident_layers = 0;
+    const Outcome expected = rehearse(whole, plan, setting);
+    for (const bool late : {false, true}) {
+      plan.late_weights = late;
+      const Outcome outcome = rehearse(cut, plan, setting);
+      EXPECT_TRUE(outcome.rows == expected.rows);
+      ASSERT_EQ(outcome.layers.size(), expected.layers.size());
+      std::uint64_t bytes = 0, expected_bytes = 0;
+      for (std::size_t i = 0; i < outcome.layers.size(); ++i) {
+        bytes += outcome.layers[i].link->weights();
+        expected_bytes += expected.layers[i].link->weights();
+      }
+      if (late) {  // leaves out most of what nobody waits for at the end
+        EXPECT_LT(bytes, expected_bytes);
+      } else {
+        EXPECT_EQ(bytes, expected_bytes);
+      }
+    }
+  }
+}
+
 // So short an iteration that the next but one is queued while its head still waits.
 TEST(Pipeline, RunsAModelOfOneLayerAheadOfItself) {
   ModelShape shape = tiny_shape();

@@ -75,8 +75,11 @@ inline float rounded(float value, DType dtype) {
 
 class TinyModel {
  public:
-  TinyModel(const ModelShape& model_shape, DType model_dtype, std::uint32_t seed)
-      : shape(model_shape), dtype(model_dtype), layout(weight_layout(model_shape, model_dtype)) {
+  TinyModel(const ModelShape& model_shape, DType model_dtype, std::uint32_t seed,
+            Bytes piece_bytes = kWeightPieceBytes)
+      : shape(model_shape),
+        dtype(model_dtype),
+        layout(weight_layout(model_shape, model_dtype, piece_bytes)) {
     bytes.resize(static_cast<std::size_t>(layout.total().n));
     std::mt19937 random(seed);
     fill(layout.outer, 0, random);

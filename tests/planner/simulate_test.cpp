@@ -37,7 +37,7 @@ TEST(Simulation, GivesCapturesTable3FromOnePairOfConstants) {
       squares += off * off;
     }
   }
-  EXPECT_LT(std::sqrt(squares / 12), 0.07);
+  EXPECT_LT(std::sqrt(squares / 12), 0.065);
 }
 
 SimulatedRun run(std::string_view policy, const Machine& machine, const SimulatedWork& work) {
@@ -66,7 +66,8 @@ TEST(Simulation, TakesTheComputationsTimeWhereThatIsTheLimit) {
   machine.memory = 1e6;
   const SimulatedRun act = run("act-only", machine, small_work());
   const double operations = 1016.0 * 4 * 4096 * 4096 * 32 + 2 * 6.65e9;  // whole blocks; a token
-  EXPECT_NEAR(act.tokens_per_second, 120e12 / operations, 0.02 * 120e12 / operations);
+  const double expected = machine.compute * 1e12 / operations;
+  EXPECT_NEAR(act.tokens_per_second, expected, 0.02 * expected);
   EXPECT_GT(act.compute_busy, 0.99);
 }
 
