@@ -17,6 +17,7 @@ namespace poise {
 // The exit codes a process of poise ends with; the supervisor passes them on to the user.
 enum class Exit : int {
   done = 0,          // every input line has its result line
+  wrong = 1,         // `inspect --check` found an order that cannot be right
   cannot_start = 2,  // options, model or input file are wrong
   internal = 70,     // a check failed: a defect of ours
   busy = 73,         // the output cannot be written

@@ -13,6 +13,7 @@
 #include "common/process.h"
 #include "common/trouble.h"
 #include "planner/inspect.h"
+#include "planner/log_check.h"
 #include "planner/options.h"
 #include "planner/planner.h"
 #include "planner/simulate_papers.h"
@@ -38,7 +39,15 @@ void flush_stdout() {
   }
 }
 
-void print(const InspectOptions& options) { inspect(options, stdout); }
+Exit print(const InspectOptions& options) {
+  if (!options.check) {
+    inspect(options, stdout);
+    return Exit::done;
+  }
+  const LogCheckReport report = check_log(options.log);
+  fmt::print("{}", to_text(report));
+  return report.violations == 0 ? Exit::done : Exit::wrong;
+}
 
 void print(const ValidateOptions& options) {
   const RunInput input = read_run_input(options.input);
@@ -102,8 +111,13 @@ void print(const HelpOptions& options) { fmt::print("{}\n", options.text); }
 template <typename Command>
 Exit run(const Command& command) {
   std::signal(SIGPIPE, SIG_IGN);
+  Exit outcome = Exit::done;
   try {
-    print(command);
+    if constexpr (std::is_void_v<decltype(print(command))>) {
+      print(command);
+    } else {
+      outcome = print(command);
+    }
     flush_stdout();
   } catch (const std::system_error& problem) {
     if (std::ferror(stdout) == 0) {
@@ -114,7 +128,7 @@ Exit run(const Command& command) {
            std::generic_category().message(problem.code().value()));
     }
   }
-  return Exit::done;
+  return outcome;
 }
 
 }  // namespace

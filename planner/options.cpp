@@ -142,8 +142,9 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
 PlannerCommand inspect_command(const std::vector<std::string>& words) {
   cxxopts::Options options("poise-planner inspect", "Shows a log of orders.");
   options.add_options()("log", "the log", cxxopts::value<std::string>())(
-      "json", "one JSON object a line")("iteration", "this one alone",
-                                        cxxopts::value<std::string>())(
+      "json", "one JSON object a line")("check",
+                                        "whether every order could be right; ends with 1 if not")(
+      "iteration", "this one alone", cxxopts::value<std::string>())(
       "layer", "this one alone, from 0", cxxopts::value<std::string>())("h,help", "this text");
   options.parse_positional({"log"});
   options.positional_help("LOG");
@@ -154,6 +155,13 @@ PlannerCommand inspect_command(const std::vector<std::string>& words) {
   InspectOptions inspect;
   inspect.log = required_argument(given, "log");
   inspect.json = given.count("json") != 0;
+  inspect.check = given.count("check") != 0;
+  if (inspect.check &&
+      (inspect.json || given.count("iteration") != 0 || given.count("layer") != 0)) {
+    fail(
+        "--check looks at the whole log and says so in words: leave --json, --iteration and "
+        "--layer out");
+  }
   if (given.count("iteration") != 0) {
     inspect.iteration = number(given, "iteration", 0, UINT64_MAX);
   }

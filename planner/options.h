@@ -47,6 +47,7 @@ struct RunOptions {
 struct InspectOptions {
   std::filesystem::path log;
   bool json = false;
+  bool check = false;  // whether every order holds, instead of the orders
   std::optional<std::uint64_t> iteration;
   std::optional<std::uint32_t> layer;
 };

@@ -71,6 +71,22 @@ std::unique_ptr<OrderLog> open_order_log(const std::filesystem::path& path,
   return std::make_unique<OrderLog>(path, header);
 }
 
+// The pool, for whoever reads the log: it is granted by the loader, which keeps none.
+void log_grant(OrderLog& log, const LoaderLink::Grant& grant, const std::string& run_id) {
+  messages::PoolGrantT body;
+  body.granted = true;
+  body.pool_epoch = grant.pool_epoch;
+  body.region_bytes = grant.partition.region_bytes;
+  body.act_blocks = grant.partition.act_blocks;
+  body.kv_blocks = grant.partition.kv_blocks;
+  messages::MessageT message;
+  message.run_id = run_id;
+  message.body.Set(std::move(body));
+  flatbuffers::FlatBufferBuilder builder;
+  messages::FinishMessageBuffer(builder, messages::Message::Pack(builder, &message));
+  log.append(std::as_bytes(std::span(builder.GetBufferPointer(), builder.GetSize())));
+}
+
 }  // namespace
 
 bool Planner::load() {
@@ -240,6 +256,7 @@ Bytes Planner::place_blocks(bool device_is_host) {
 }
 
 bool Planner::configure() {
+  log_grant(*order_log_, *loader_->grant(), options_.run_id);
   executor_->configure(device_limits_,
                        std::min(executor_->greeting()->memory,
                                 options_.gpu_memory.value_or(executor_->greeting()->memory)),

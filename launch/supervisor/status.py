@@ -106,6 +106,7 @@ def inspect(words):
     made = parser("inspect", "Shows what was ordered, per iteration and layer, with bytes and times.")
     made.add_argument("what", metavar="RUN|orders.log", help="a run directory, or a log of orders")
     made.add_argument("--json", action="store_true", help="one JSON object a line")
+    made.add_argument("--check", action="store_true", help="whether every order could be right; ends with 1 if one could not")
     given = made.parse_args(normalised(words))
     path = Path(given.what)
     if path.is_dir():
@@ -116,5 +117,5 @@ def inspect(words):
     elif not path.is_file():
         raise Refusal(f"{shown(path)}: {'not a file of orders' if path.exists() else 'no such file or directory'}")
     tool = str(program(PLANNER))
-    arguments = [tool, "inspect", str(path)] + (["--json"] if given.json else [])
+    arguments = [tool, "inspect", str(path), *(["--json"] if given.json else []), *(["--check"] if given.check else [])]
     os.execv(tool, arguments)

@@ -64,6 +64,7 @@ def same_however(workspace, dtype):
         options = way_to_run(random, round_number, 2 if dtype == "float32" else 1)
         options += ["--dtype", dtype] if dtype else []
         workspace.run(requests, output, *options).expect(0)
+        workspace.poise("inspect", "--check", f"{output}.poise").expect(0)
         status = json.loads(workspace.poise("status", f"{output}.poise", "--json").expect(0).out)
         preemptions += status["preemptions"]
         streamed += status["resident_layers"] < status["layers"]

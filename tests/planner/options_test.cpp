@@ -116,6 +116,9 @@ TEST(PlannerOptions, TheSmallCommandsHaveTheirOwn) {
   EXPECT_TRUE(inspect.json);
   EXPECT_EQ(inspect.iteration, 12u);
   EXPECT_EQ(inspect.layer, 3u);
+  EXPECT_FALSE(inspect.check);
+  EXPECT_TRUE(std::get<InspectOptions>(parse({"inspect", "/log", "--check"})).check);
+  EXPECT_NE(complaint({"inspect", "/log", "--check", "--json"}).find("--check"), std::string::npos);
   EXPECT_NE(complaint({"inspect"}).find("--log is missing"), std::string::npos);
   const auto validate =
       std::get<ValidateOptions>(parse({"validate", "-i", "/in", "--model", "/m"}));

@@ -1,0 +1,150 @@
+#pragma once
+// An independent reading of a log of orders (`poise inspect --check`): from the log alone, and from
+// what common/messages.fbs says that orders mean, it keeps its own account of what lies where, and
+// names every order that could not have given right answers. It shares no code with what makes orders
+// or checks them before they run. It holds:
+//
+//   rows      whatever a mini-batch loads was stored before, and what attention reads of a sequence
+//             are the rows of its request, at its positions, made from its tokens
+//   entries   of a sequence cover its context and new rows; no slot and no block serves two of them
+//   stores    put each new row, once, where its sequence's entries say it lies
+//   tokens    a request's rows continue its text: its prompt, then what was sampled for it
+//   weights   each streamed layer is whole when it is computed, fetched once for it, in two buffers
+//   orders    come stage by stage, each mini-batch once in each, no more of them than credits
+//   bounds    of pools, slots, rows, sequences and contexts, as granted and configured
+//
+// A Configure begins anew: device buffers are empty, and what was under way is over. Blocks of a pool
+// stay for as long as the pool does (run and epoch), so a planner that takes over may go on with them.
+// Reads a log once, from beginning to end.
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "common/messages_generated.h"
+#include "common/units.h"
+
+namespace poise {
+
+struct LogCheckReport {
+  std::uint64_t violations = 0;
+  std::vector<std::string> first;  // of them, at most kViolationsTold
+  std::uint64_t iterations = 0, mini_batches = 0, rows = 0;
+  std::uint64_t blocks_loaded = 0, rows_read = 0, rows_stored = 0, pieces_fetched = 0;
+  std::uint64_t starts = 0;  // Configures
+};
+inline constexpr std::size_t kViolationsTold = 10;
+
+// Fails where the log cannot be read.
+LogCheckReport check_log(const std::filesystem::path& path);
+// "12 iterations, …: every order holds", or the first violations, a line each.
+std::string to_text(const LogCheckReport& report);
+
+// What lies in a row of a block or of a slot.
+struct CheckedRow {
+  std::uint32_t request = 0;  // 0: nobody wrote it
+  std::uint32_t position = 0;
+  TokenId token = -1;
+
+  friend bool operator==(const CheckedRow&, const CheckedRow&) = default;
+};
+using CheckedBlock = std::array<CheckedRow, kBlockTokens>;
+
+// Kind, place and number, as messages name them.
+struct CheckedBlockName {
+  messages::Kind kind;
+  messages::Place place;
+  std::uint32_t number;
+
+  friend auto operator<=>(const CheckedBlockName&, const CheckedBlockName&) = default;
+};
+std::string to_text(const CheckedBlockName& block);
+
+// The account that mini-batches read and change.
+class CheckedMemory {
+ public:
+  void forget_device();
+  void forget_host();
+  // Nothing where nobody ever stored to the block.
+  const CheckedBlock* find(const CheckedBlockName& block) const;
+  CheckedBlock& at(const CheckedBlockName& block) { return blocks_[block]; }
+
+ private:
+  struct Hash {
+    std::size_t operator()(const CheckedBlockName& name) const {
+      return std::size_t{name.number} * 8 + static_cast<std::size_t>(name.kind) * 4 +
+             static_cast<std::size_t>(name.place);
+    }
+  };
+  std::unordered_map<CheckedBlockName, CheckedBlock, Hash> blocks_;
+};
+
+// A request's text as its rows and results told it.
+struct CheckedText {
+  std::vector<TokenId> tokens;
+  bool sampled = false;  // from here on only results add to it
+};
+
+class LogCheck {
+ public:
+  // `layers` and `pieces` (of a layer's weights) as the log's header has them.
+  LogCheck(std::int32_t layers, std::size_t pieces);
+
+  void take(const messages::Message& message);
+  const LogCheckReport& report() const { return report_; }
+
+ private:
+  friend class MiniBatchCheck;
+
+  struct Order {  // of the iteration under way
+    std::uint64_t number = 0;
+    std::uint32_t mini_batches = 0, next_stage = 0;
+    // Mini-batch b loads rows that mini-batch a stores in the same iteration.
+    std::set<std::pair<std::uint32_t, std::uint32_t>> before;
+    std::map<CheckedBlockName, std::uint32_t> stored;  // in this iteration, by which mini-batch
+    std::map<std::uint32_t, bool> samples;             // by request: whether a token is to come
+  };
+  struct LayerBuffer {  // one of the two that streamed layers pass through
+    enum class State { idle, waits, computes } state = State::idle;
+    std::uint32_t layer = ~0u;
+    std::set<std::uint32_t> pieces;
+    std::uint64_t used = 0;  // when it was computed from, in uses
+  };
+
+  void take(const messages::ConfigureT& configure);
+  void take(const messages::IterationT& iteration, const std::string& run);
+  void take(const messages::LayerOrderT& order);
+  void take(const messages::IterationDoneT& done);
+  void check_sharing(const messages::IterationT& iteration);
+  void check_mini_batches(const messages::LayerOrderT& order, const std::string& where);
+  void check_weights(const messages::LayerOrderT& order, const std::string& where);
+  void fetch(const messages::WeightFetch& fetch, const std::string& where);
+  LayerBuffer* find(std::uint32_t layer, LayerBuffer::State state);
+  LayerBuffer* take_idle(std::uint32_t layer, LayerBuffer::State state);
+  bool streamed(std::uint32_t layer) const;
+  // `where`: "iteration 12, mini-batch 3, sequence 1 (request 7)".
+  void violation(const std::string& where, const std::string& what);
+
+  std::int32_t layers_;
+  std::size_t pieces_;
+  LogCheckReport report_;
+  std::optional<messages::ConfigureT> configure_;
+  std::optional<messages::PoolGrantT> grant_;
+  std::string pool_;  // run and epoch
+  CheckedMemory memory_;
+  std::unordered_map<std::uint32_t, CheckedText> texts_;
+  std::set<std::uint32_t>
+      reopened_;                // begun before the last Configure: their answers may begin anew
+  std::optional<Order> order_;  // the last iteration
+  std::array<LayerBuffer, 2> buffers_;
+  std::uint64_t uses_ = 0;
+  std::uint32_t credits_ = 0, undone_ = 0;
+};
+
+}  // namespace poise

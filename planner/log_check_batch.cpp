@@ -1,0 +1,390 @@
+#include "planner/log_check_batch.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+namespace poise {
+namespace {
+
+using messages::Kind;
+using messages::Place;
+using messages::Where;
+
+constexpr std::int64_t kNoBound = INT64_MAX;  // the log does not tell it
+
+std::uint32_t end_of(const messages::Sequence& sequence) {
+  return sequence.context() + sequence.new_tokens();
+}
+std::uint32_t blocks_of(const messages::Sequence& sequence) {
+  return static_cast<std::uint32_t>(ceil_div(end_of(sequence), kBlockTokens));
+}
+
+std::string told(const CheckedRow& row) {
+  return row.request == 0 ? "nobody wrote it"
+                          : fmt::format("it holds position {} of request {}, token {}",
+                                        row.position, row.request, row.token);
+}
+
+}  // namespace
+
+bool is_kept(const messages::AttentionEntry& entry) {
+  return entry.place() == Place::Host || entry.place() == Place::Gpu;
+}
+
+std::span<const messages::AttentionEntry> entries_of(const messages::MiniBatchT& batch,
+                                                     const messages::Sequence& sequence) {
+  const std::size_t first = std::min<std::size_t>(sequence.first_entry(), batch.entries.size());
+  return {batch.entries.data() + first,
+          std::min<std::size_t>(blocks_of(sequence), batch.entries.size() - first)};
+}
+
+MiniBatchCheck::MiniBatchCheck(LogCheck& log, const messages::MiniBatchT& batch,
+                               std::uint32_t number)
+    : log_(log),
+      batch_(batch),
+      number_(number),
+      where_(fmt::format("iteration {}, mini-batch {}", log.order_->number, number)) {
+  slots_[0].resize(static_cast<std::size_t>(std::max(log.configure_->kv_slots, 0)));
+  slots_[1].resize(static_cast<std::size_t>(std::max(log.configure_->act_slots, 0)));
+}
+
+void MiniBatchCheck::run() {
+  check_sizes();
+  claim_slots();
+  load();
+  regenerate();
+  read_texts();
+  place_new_rows();
+  attend();
+  store();
+  check_samples();
+}
+
+std::string MiniBatchCheck::at(std::uint32_t sequence) const {
+  return fmt::format("{}, sequence {} (request {})", where_, sequence,
+                     batch_.sequences[sequence].request());
+}
+
+void MiniBatchCheck::check_sizes() {
+  const messages::ConfigureT& configure = *log_.configure_;
+  if (batch_.tokens.size() > static_cast<std::size_t>(configure.max_mini_batch_rows)) {
+    violation(fmt::format("{} rows, {} are configured", batch_.tokens.size(),
+                          configure.max_mini_batch_rows));
+  }
+  if (batch_.sequences.size() > static_cast<std::size_t>(configure.max_sequences)) {
+    violation(fmt::format("{} sequences, {} are configured", batch_.sequences.size(),
+                          configure.max_sequences));
+  }
+  std::vector<bool> used(batch_.entries.size());
+  std::size_t rows = 0;
+  for (std::uint32_t i = 0; i < batch_.sequences.size(); ++i) {
+    const messages::Sequence& sequence = batch_.sequences[i];
+    if (sequence.new_tokens() == 0 || sequence.first_row() != rows) {
+      log_.violation(at(i), fmt::format("{} rows from {}, the next row is {}",
+                                        sequence.new_tokens(), sequence.first_row(), rows));
+    }
+    rows += sequence.new_tokens();
+    sequence_of_row_.resize(rows, i);
+    if (end_of(sequence) > static_cast<std::uint32_t>(configure.max_context)) {
+      log_.violation(at(i), fmt::format("{} tokens, {} are configured", end_of(sequence),
+                                        configure.max_context));
+    }
+    const auto entries = entries_of(batch_, sequence);
+    if (entries.size() < blocks_of(sequence)) {
+      log_.violation(at(i), fmt::format("{} entries of {}", entries.size(), blocks_of(sequence)));
+    }
+    std::fill_n(used.begin() + std::min<std::ptrdiff_t>(sequence.first_entry(), std::ssize(used)),
+                entries.size(), true);
+  }
+  if (rows != batch_.tokens.size()) {
+    violation(fmt::format("its sequences have {} rows of {}", rows, batch_.tokens.size()));
+  }
+  if (const auto unused = std::ranges::find(used, false); unused != used.end()) {
+    violation(fmt::format("entry {} is of no sequence", unused - used.begin()));
+  }
+}
+
+std::int64_t MiniBatchCheck::blocks_in_pool(Kind kind, Place place) const {
+  if (place != Place::Host) {
+    return kind == Kind::Act ? log_.configure_->gpu_act_blocks : 0;
+  }
+  if (!log_.grant_) {
+    return kNoBound;
+  }
+  return kind == Kind::Act ? log_.grant_->act_blocks : log_.grant_->kv_blocks;
+}
+
+// Where an entry's keys and values (or activations) stand; null where that is nowhere.
+MiniBatchCheck::Slot* MiniBatchCheck::slot_of(const messages::AttentionEntry& entry) {
+  if (entry.where() == Where::HostInPlace) {
+    return nullptr;
+  }
+  auto& slots = slots_[entry.where() == Where::LoadedKv ? 0 : 1];
+  return entry.slot() < slots.size() ? &slots[entry.slot()] : nullptr;
+}
+
+void MiniBatchCheck::claim_slots() {
+  for (std::size_t i = 0; i < batch_.entries.size(); ++i) {
+    const messages::AttentionEntry& entry = batch_.entries[i];
+    const bool kv = entry.where() == Where::LoadedKv || entry.where() == Where::HostInPlace;
+    if (entry.kind() != (kv ? Kind::Kv : Kind::Act)) {
+      violation(fmt::format("entry {}: {} cannot be read as {}", i, to_text(name_of(entry)),
+                            messages::EnumNameWhere(entry.where())));
+    }
+    if (is_kept(entry) && entry.block() >= blocks_in_pool(entry.kind(), entry.place())) {
+      violation(fmt::format("entry {}: there are {} of {}", i,
+                            blocks_in_pool(entry.kind(), entry.place()), to_text(name_of(entry))));
+    }
+    if (entry.where() == Where::HostInPlace) {
+      continue;
+    }
+    Slot* slot = slot_of(entry);
+    if (slot == nullptr) {
+      violation(fmt::format("entry {}: slot {} of {}", i, entry.slot(), slots_[kv ? 0 : 1].size()));
+    } else if (slot->entry >= 0) {
+      const messages::AttentionEntry& other = batch_.entries[static_cast<std::size_t>(slot->entry)];
+      violation(fmt::format("slot {} is of {} and of {}", entry.slot(), to_text(name_of(other)),
+                            to_text(name_of(entry))));
+    } else {
+      slot->entry = static_cast<std::int64_t>(i);
+    }
+  }
+}
+
+void MiniBatchCheck::load() {
+  for (const messages::BlockRun& run : batch_.loads) {
+    load(run);
+  }
+}
+
+void MiniBatchCheck::load(const messages::BlockRun& run) {
+  auto& slots = slots_[run.kind() == Kind::Kv ? 0 : 1];
+  for (std::uint32_t i = 0; i < run.count(); ++i) {
+    const CheckedBlockName name{run.kind(), run.place(), run.first_block() + i};
+    const std::size_t to = std::size_t{run.first_slot()} + i;
+    ++log_.report_.blocks_loaded;
+    if (to >= slots.size() || slots[to].loaded) {
+      violation(fmt::format("{} is loaded to slot {} of {}{}", to_text(name), to, slots.size(),
+                            to < slots.size() ? ", which is loaded already" : ""));
+      continue;
+    }
+    if (name.number >= blocks_in_pool(name.kind, name.place)) {
+      violation(
+          fmt::format("loads {} of {}", to_text(name), blocks_in_pool(name.kind, name.place)));
+    }
+    Slot& slot = slots[to];
+    slot.loaded = name;
+    const CheckedBlock* block = log_.memory_.find(name);
+    const int tokens = i + 1 == run.count() ? run.tail_tokens() : kBlockTokens;
+    for (int token = 0; token < std::min(tokens, kBlockTokens); ++token) {
+      const auto row = static_cast<std::size_t>(token);
+      if (block == nullptr || (*block)[row].request == 0) {
+        violation(fmt::format("loads token {} of {}: nobody wrote it", token, to_text(name)));
+        break;
+      }
+      (run.kind() == Kind::Kv ? slot.rows : slot.act)[row] = (*block)[row];
+    }
+    const auto stored = log_.order_->stored.find(name);
+    if (stored != log_.order_->stored.end() && stored->second != number_) {
+      log_.order_->before.emplace(stored->second, number_);
+    }
+  }
+}
+
+void MiniBatchCheck::regenerate() {
+  for (const messages::SlotRange& range : batch_.regenerate) {
+    for (std::size_t at = range.first_slot(); at < std::size_t{range.first_slot()} + range.count();
+         ++at) {
+      if (at >= slots_[1].size() || !slots_[1][at].loaded || slots_[1][at].made) {
+        violation(fmt::format("makes keys and values in slot {}, which {}", at,
+                              at < slots_[1].size() && slots_[1][at].made
+                                  ? "has them already"
+                                  : "nothing is loaded to"));
+        continue;
+      }
+      slots_[1][at].made = true;
+      slots_[1][at].rows = slots_[1][at].act;
+    }
+  }
+}
+
+// Rows continue their request's text.
+void MiniBatchCheck::read_texts() {
+  for (std::uint32_t i = 0; i < batch_.sequences.size(); ++i) {
+    const messages::Sequence& sequence = batch_.sequences[i];
+    CheckedText& text = log_.texts_[sequence.request()];
+    texts_.push_back(&text);
+    if (sequence.context() > text.tokens.size()) {
+      log_.violation(at(i), fmt::format("{} tokens of context, {} are known", sequence.context(),
+                                        text.tokens.size()));
+      text.tokens.resize(sequence.context(), -1);
+    }
+    for (std::uint32_t j = 0; j < sequence.new_tokens(); ++j) {
+      const std::size_t position = std::size_t{sequence.context()} + j;
+      const std::size_t row = std::size_t{sequence.first_row()} + j;
+      const TokenId token = row < batch_.tokens.size() ? batch_.tokens[row] : -1;
+      if (position < text.tokens.size() && text.tokens[position] == token) {
+        continue;
+      }
+      const bool reopened = log_.reopened_.contains(sequence.request());
+      if (reopened || (position == text.tokens.size() && !text.sampled)) {
+        text.tokens.resize(position);
+        text.tokens.push_back(token);
+        continue;
+      }
+      log_.violation(at(i), position < text.tokens.size()
+                                ? fmt::format("position {} is token {}, it was {}", position, token,
+                                              text.tokens[position])
+                                : fmt::format("position {} is token {}, which nobody sampled",
+                                              position, token));
+      text.tokens.resize(std::max(text.tokens.size(), position + 1));
+      text.tokens[position] = token;
+    }
+  }
+}
+
+void MiniBatchCheck::place_new_rows() {
+  for (std::uint32_t i = 0; i < batch_.sequences.size(); ++i) {
+    const messages::Sequence& sequence = batch_.sequences[i];
+    const auto entries = entries_of(batch_, sequence);
+    for (std::uint32_t position = sequence.context(); position < end_of(sequence); ++position) {
+      const std::uint32_t block = position / kBlockTokens;
+      Slot* slot = block < entries.size() ? slot_of(entries[block]) : nullptr;
+      if (slot == nullptr) {
+        continue;
+      }
+      const bool act = entries[block].where() == Where::Activation;
+      CheckedRow& row = (act ? slot->act : slot->rows)[position % kBlockTokens];
+      if (row.request != 0) {
+        log_.violation(at(i),
+                       fmt::format("its position {} goes to a row of slot {} that is taken: {}",
+                                   position, entries[block].slot(), told(row)));
+      }
+      row = {sequence.request(), position, texts_[i]->tokens[position]};
+    }
+  }
+}
+
+const CheckedBlock* MiniBatchCheck::read_through(const messages::AttentionEntry& entry) {
+  if (entry.where() == Where::HostInPlace) {
+    return log_.memory_.find(name_of(entry));
+  }
+  const Slot* slot = slot_of(entry);
+  return slot == nullptr ? nullptr : entry.where() == Where::Activation ? &slot->act : &slot->rows;
+}
+
+void MiniBatchCheck::attend() {
+  for (std::uint32_t i = 0; i < batch_.sequences.size(); ++i) {
+    const messages::Sequence& sequence = batch_.sequences[i];
+    const auto entries = entries_of(batch_, sequence);
+    for (std::uint32_t block = 0; block < entries.size(); ++block) {
+      attend(sequence, i, block);
+    }
+    log_.report_.rows_read += end_of(sequence);
+  }
+}
+
+void MiniBatchCheck::attend(const messages::Sequence& sequence, std::uint32_t index,
+                            std::uint32_t block) {
+  const messages::AttentionEntry& entry = batch_.entries[sequence.first_entry() + block];
+  const auto name = [&] {
+    return is_kept(entry) ? to_text(name_of(entry)) : fmt::format("slot {}", entry.slot());
+  };
+  const std::uint32_t first = block * kBlockTokens;
+  const Slot* slot = slot_of(entry);
+  if (slot != nullptr && slot->loaded && is_kept(entry) && *slot->loaded != name_of(entry)) {
+    log_.violation(at(index), fmt::format("reads {} from slot {}, which {} is loaded to", name(),
+                                          entry.slot(), to_text(*slot->loaded)));
+    return;
+  }
+  const CheckedBlock* rows = read_through(entry);
+  const std::uint32_t end = std::min(end_of(sequence), first + kBlockTokens);
+  for (std::uint32_t position = first; position < end; ++position) {
+    if (entry.where() == Where::HostInPlace && position >= sequence.context()) {
+      continue;  // its own rows are stored there by now
+    }
+    const CheckedRow wanted{sequence.request(), position, texts_[index]->tokens[position]};
+    const CheckedRow found = rows == nullptr ? CheckedRow{} : (*rows)[position - first];
+    if (found != wanted) {
+      log_.violation(at(index), fmt::format("reads position {} (token {}) from {}: {}", position,
+                                            wanted.token, name(), told(found)));
+      return;
+    }
+  }
+}
+
+void MiniBatchCheck::store() {
+  std::vector<bool> stored(batch_.tokens.size());
+  for (const messages::Store& store : batch_.stores) {
+    const CheckedBlockName name = name_of(store);
+    log_.order_->stored[name] = number_;
+    for (std::uint32_t i = 0; i < store.count(); ++i) {
+      const std::size_t row = std::size_t{store.row()} + i;
+      if (row >= sequence_of_row_.size() || row >= stored.size() || stored[row]) {
+        violation(fmt::format("row {} is stored to {}, {}", row, to_text(name),
+                              row < stored.size() ? "after it was stored" : "there is none"));
+        continue;
+      }
+      stored[row] = true;
+      const std::uint32_t index = sequence_of_row_[row];
+      const messages::Sequence& sequence = batch_.sequences[index];
+      const auto position =
+          static_cast<std::uint32_t>(sequence.context() + row - sequence.first_row());
+      const auto entries = entries_of(batch_, sequence);
+      const std::uint32_t token = store.token() + i;
+      const std::uint32_t block = position / kBlockTokens;
+      if (block >= entries.size() || name_of(entries[block]) != name ||
+          token != position % kBlockTokens) {
+        log_.violation(
+            at(index),
+            fmt::format("position {} is stored to token {} of {}, it belongs to token {} "
+                        "of {}",
+                        position, token, to_text(name), position % kBlockTokens,
+                        block < entries.size() ? to_text(name_of(entries[block])) : "no entry"));
+      }
+      if (token >= static_cast<std::uint32_t>(kBlockTokens)) {
+        continue;
+      }
+      log_.memory_.at(name)[token] = {sequence.request(), position,
+                                      texts_[index]->tokens[position]};
+      ++log_.report_.rows_stored;
+    }
+  }
+  for (std::size_t row = 0; row < std::min(stored.size(), sequence_of_row_.size()); ++row) {
+    const std::uint32_t index = sequence_of_row_[row];
+    const messages::Sequence& sequence = batch_.sequences[index];
+    const std::size_t position = sequence.context() + row - sequence.first_row();
+    const auto entries = entries_of(batch_, sequence);
+    const std::size_t block = position / static_cast<std::size_t>(kBlockTokens);
+    if (!stored[row] && block < entries.size() && is_kept(entries[block])) {
+      log_.violation(at(index), fmt::format("position {} is stored nowhere, it belongs to {}",
+                                            position, to_text(name_of(entries[block]))));
+    }
+  }
+}
+
+void MiniBatchCheck::check_samples() {
+  for (const auto& sample : batch_.samples) {
+    if (sample->sequence >= batch_.sequences.size()) {
+      violation(fmt::format("a sample is of sequence {} of {}", sample->sequence,
+                            batch_.sequences.size()));
+      continue;
+    }
+    const messages::Sequence& sequence = batch_.sequences[sample->sequence];
+    if (!log_.order_->samples.emplace(sequence.request(), sample->generate).second) {
+      log_.violation(at(sample->sequence), "it is sampled twice");
+    }
+    CheckedText& text = *texts_[sample->sequence];
+    if (sample->generate && log_.reopened_.erase(sequence.request()) != 0) {
+      text.tokens.resize(end_of(sequence));
+    }
+    const std::size_t known = text.tokens.size();
+    if (sample->generate && end_of(sequence) != known) {
+      log_.violation(at(sample->sequence),
+                     fmt::format("it is sampled behind token {} of {}", end_of(sequence), known));
+    }
+  }
+}
+
+}  // namespace poise
