@@ -23,7 +23,7 @@
 namespace poise {
 
 inline constexpr std::uint64_t kControlMagic = 0x4553494f50ull;  // "POISE"
-inline constexpr std::uint32_t kAbiVersion = 1;
+inline constexpr std::uint32_t kAbiVersion = 2;
 
 enum class LoaderState : std::uint32_t {
   creating = 0,  // nothing but magic, ABI and layout hash may be trusted
@@ -45,7 +45,7 @@ struct alignas(64) ProgressWord {
 //      0 | magic, ABI version, layout hash          written before the name is published
 //     64 | identity: run id, model fingerprint      loader, before `loading`
 //    128 | ModelShape, dtype                         loader, before `loading`
-//    256 | loader state, epochs                      loader
+//    256 | loader state, epochs, released layers     loader
 //    320 | pool: epoch, partition                    loader, at a planner's request
 //    384 | progress words, one cache line each       their owners
 struct ControlSegment {
@@ -67,6 +67,9 @@ struct ControlSegment {
   std::uint32_t loader_epoch;               // one more each time a loader takes this segment over
   std::atomic<std::uint64_t> loaded_bytes;  // for the progress line
   std::atomic<std::uint64_t> fingerprint_ready;  // 1 once `fingerprint` is final
+  // Decoder layers whose weights are not in the segment any more because a device holds them, spread
+  // as is_resident (common/device_memory.h) spreads so many; their pages are holes.
+  std::atomic<std::uint32_t> released_layers;
 
   alignas(
       64) std::atomic<std::uint64_t> pool_epoch;  // 0: no pool; released after `pool` is written

@@ -194,6 +194,25 @@ void Segment::seal() {
   check(fchmod(mapping_->descriptor(), 0400) == 0, "the owner of a segment may change its mode");
 }
 
+void Segment::give_back(std::uint64_t offset, Bytes bytes) {
+  if (fallocate(mapping_->descriptor(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                static_cast<off_t>(offset), bytes.n) != 0) {
+    fail(Exit::interrupted, "{} bytes of shared memory {} cannot be given back: {}", bytes.n, name_,
+         std::strerror(errno));
+  }
+}
+
+void Segment::reserve_again(std::uint64_t offset, Bytes bytes) {
+  int error = EINTR;
+  while (error == EINTR) {
+    error = posix_fallocate(mapping_->descriptor(), static_cast<off_t>(offset), bytes.n);
+  }
+  if (error != 0) {
+    fail(Exit::interrupted, "{} bytes of shared memory {} cannot be reserved again: {}", bytes.n,
+         name_, std::strerror(error));
+  }
+}
+
 std::string segment_name(std::string_view run_id, std::string_view what) {
   return fmt::format("{}{}-{}", own_prefix(), run_id, what);
 }

@@ -44,6 +44,11 @@ class Segment {
   // writable.
   void seal();
 
+  // Gives a part's memory back, or reserves it again (zeroed), for the one who made the segment.
+  // Whole pages. A part given back must not be touched by anybody until it is reserved again.
+  void give_back(std::uint64_t offset, Bytes bytes);
+  void reserve_again(std::uint64_t offset, Bytes bytes);
+
  private:
   struct Mapping;
   Segment(std::string name, std::unique_ptr<Mapping> mapping);

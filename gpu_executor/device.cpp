@@ -39,8 +39,18 @@ HostBuffer Device::allocate_host(Bytes size) {
 
 Registration Device::register_host(std::span<std::byte> memory, bool read_only,
                                    std::span<const std::uint64_t> cuts) {
-  pin(memory, read_only, cuts);
+  pin({&memory, 1}, read_only, cuts);
   return {*this, memory.data(), {static_cast<std::int64_t>(memory.size())}};
+}
+
+std::vector<Registration> Device::register_host(std::span<const std::span<std::byte>> parts,
+                                                bool read_only) {
+  pin(parts, read_only, {});
+  std::vector<Registration> registrations;
+  for (const std::span<std::byte> part : parts) {
+    registrations.emplace_back(*this, part.data(), Bytes{static_cast<std::int64_t>(part.size())});
+  }
+  return registrations;
 }
 
 void Device::release(Memory kind, std::byte* data, Bytes size) {

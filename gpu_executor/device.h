@@ -17,6 +17,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "common/units.h"
 #include "kernels/kernels.h"
@@ -123,6 +124,9 @@ class Device {
   // `cuts`: offsets within it that no copy crosses, ascending.
   Registration register_host(std::span<std::byte> memory, bool read_only,
                              std::span<const std::uint64_t> cuts = {});
+  // Several, each of which may end by itself; all at once, since that takes time.
+  std::vector<Registration> register_host(std::span<const std::span<std::byte>> parts,
+                                          bool read_only);
 
   virtual std::unique_ptr<Event> make_event() = 0;
   virtual void record(Event& event, Stream stream) = 0;
@@ -160,8 +164,8 @@ class Device {
   virtual void give(std::byte* data, Bytes size) = 0;
   virtual std::byte* take_host(Bytes size) = 0;
   virtual void give_host(std::byte* data, Bytes size) = 0;
-  virtual void pin(std::span<std::byte> memory, bool read_only,
-                   std::span<const std::uint64_t> cuts) = 0;
+  virtual void pin(std::span<const std::span<std::byte>> parts, bool read_only,
+                   std::span<const std::uint64_t> cuts) = 0;  // within each part
   virtual void unpin(std::span<std::byte> memory) = 0;
   // The device's clock begins; without it, when this object was made.
   void clock_begins() { opened_ = std::chrono::steady_clock::now(); }

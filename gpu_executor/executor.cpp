@@ -94,6 +94,7 @@ void Executor::greet() {
   hello.device = device_->name();
   hello.device_memory = static_cast<std::uint64_t>(cap(0).n);
   hello.device_overhead = static_cast<std::uint64_t>(device_->overhead().n);
+  hello.resident_layers = resident_ ? resident_->layers() : -1;
   greeted_ = send(*channel_, std::move(hello));
 }
 
@@ -159,12 +160,33 @@ void Executor::configure(const messages::Configure& configure) {
   if (const PoolNow pool = memory_.pool(); pool.epoch != 0 && !memory_.mapped(pool)) {
     memory_.map_blocks(pool);
   }
-  const DeviceMemoryPlan plan =
-      plan_device_memory(model.shape, model.dtype, limits, device_->overhead());
-  check_fits(plan, allowed);
+  const auto planned = [&] {
+    return plan_device_memory(model.shape, model.dtype, limits, device_->overhead());
+  };
+  check_fits(planned(), allowed);
+  const bool there = resident_ && resident_->layers() == limits.resident_layers;
+  std::vector<bool> streamed(static_cast<std::size_t>(model.layout.layers) + 1);
+  for (std::uint32_t layer = 0; layer + 1 < streamed.size(); ++layer) {
+    streamed[layer + 1] = !is_resident(limits, {layer}, model.layout.layers);
+  }
+  const std::vector<bool> all(streamed.size(), true);
+  memory_.check_held(there ? streamed : all);
   pipeline_.reset();
   check_.reset();
-  pipeline_.emplace(*device_, model, limits, allowed, configure.trace());
+  device_->set_cap(allowed);
+  // Weights that stay are uploaded once, and from then on only streamed layers are copied from: no
+  // others are registered, so that the loader may give their memory back.
+  if (!there) {
+    resident_.reset();
+    memory_.register_weights(all);
+    resident_ = std::make_shared<const ResidentWeights>(
+        *device_, model.shape, model.dtype, model.layout, model.weights, limits.resident_layers);
+    device_->finish();
+  }
+  memory_.register_weights(streamed);
+  const DeviceMemoryPlan plan = planned();  // with the page tables of weights
+  check_fits(plan, allowed);
+  pipeline_.emplace(*device_, model, limits, allowed, configure.trace(), resident_);
   check_.emplace(model.shape, model.layout, limits, kCredits);
   spdlog::info("device memory, of {} bytes allowed:\n{}", allowed.n, to_text(plan));
   messages::ReadyT ready;

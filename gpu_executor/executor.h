@@ -57,6 +57,7 @@ class Executor {
   HostMemory memory_;
   std::unique_ptr<Channel> channel_;  // once the weights are there
   std::optional<OrderCheck> check_;   // both once configured
+  std::shared_ptr<const ResidentWeights> resident_;
   std::optional<Pipeline> pipeline_;
   bool greeted_ = false;
   bool stopping_ = false;

@@ -67,15 +67,48 @@ void HostMemory::map_weights() {
     fail(Exit::foreign, "shared memory {} has {} bytes, the model's weights take {}",
          weights_->name(), weights_->size().n, layout.total().n);
   }
-  std::vector<std::uint64_t> slabs;
-  for (std::uint32_t layer = 0; layer < static_cast<std::uint32_t>(layout.layers); ++layer) {
-    slabs.push_back(layout.layer_offset({layer}));
-  }
-  weights_registration_ = device_.register_host(all_of(*weights_), true, slabs);
+  weights_registrations_.resize(static_cast<std::size_t>(layout.layers) + 1);
   model_ = Model{.shape = control_->shape,
                  .dtype = control_->dtype,
                  .layout = std::move(layout),
                  .weights = all_of(*weights_)};
+}
+
+void HostMemory::check_held(const std::vector<bool>& slabs) const {
+  const DeviceLimits released{.resident_layers = static_cast<std::int32_t>(
+                                  control_->released_layers.load(std::memory_order_acquire))};
+  for (std::uint32_t layer = 0; layer + 1 < slabs.size(); ++layer) {
+    if (slabs[layer + 1] && is_resident(released, {layer}, model_->layout.layers)) {
+      fail(
+          "the weights of layer {} are not in host memory any more: the loader released those of "
+          "{} layers",
+          layer, released.resident_layers);
+    }
+  }
+}
+
+void HostMemory::register_weights(const std::vector<bool>& slabs) {
+  check(slabs.size() == weights_registrations_.size(), "a word for each slab");
+  const WeightLayout& layout = model_->layout;
+  std::vector<std::size_t> wanted;
+  std::vector<std::span<std::byte>> parts;
+  for (std::size_t slab = 0; slab < slabs.size(); ++slab) {
+    if (!slabs[slab]) {
+      weights_registrations_[slab].reset();
+    } else if (!weights_registrations_[slab]) {
+      wanted.push_back(slab);
+      const std::size_t begin =
+          slab > 0 ? layout.layer_offset({static_cast<std::uint32_t>(slab - 1)}) : 0;
+      const Bytes bytes = slab > 0 ? layout.layer.bytes : layout.outer.bytes;
+      parts.push_back(all_of(*weights_).subspan(begin, static_cast<std::size_t>(bytes.n)));
+    }
+  }
+  if (!wanted.empty()) {
+    std::vector<Registration> made = device_.register_host(parts, true);
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      weights_registrations_[wanted[i]] = std::move(made[i]);
+    }
+  }
 }
 
 std::vector<std::uint8_t> HostMemory::fingerprint() const {

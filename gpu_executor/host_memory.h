@@ -1,12 +1,13 @@
 #pragma once
 // What the loader shares with the executor: the control segment, the weights (mapped read-only once
-// they are sealed) and the block pool of the current epoch, each registered with the device while
-// it is mapped. Nothing in the control segment is believed before it was held against the sizes of
+// they are sealed) and the block pool of the current epoch, registered with the device where it
+// copies from them. Nothing in the control segment is believed before it was held against the sizes of
 // the segments. One thread; the device must outlive this.
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/shared_memory.h"
 #include "gpu_executor/device.h"
@@ -20,12 +21,17 @@ class HostMemory {
   // Attaches to the control segment; fails where there is none.
   HostMemory(const std::string& run_id, Device& device);
 
-  // True once the weights are sealed, mapped and registered. Fails where the loader ends, or where
-  // header and weights contradict each other.
+  // True once the weights are sealed and mapped. Fails where the loader ends, or where header and
+  // weights contradict each other.
   bool weights_ready();
   // REQUIRES: weights_ready, as below.
   const Model& model() const { return *model_; }
   std::uint64_t layout_hash() const { return control_->layout_hash; }
+  // Slabs of the weights, a word for each (0: outer, 1 + l: layer l). Fails where one is of a layer
+  // that the loader has released.
+  void check_held(const std::vector<bool>& slabs) const;
+  // From now on these are registered, and no others. REQUIRES: held; the device is not at work.
+  void register_weights(const std::vector<bool>& slabs);
   // SHA-256 of the model; empty until the loader has it.
   std::vector<std::uint8_t> fingerprint() const;
 
@@ -48,7 +54,7 @@ class HostMemory {
   Device& device_;
   Control control_;
   std::optional<Segment> weights_;
-  Registration weights_registration_;
+  std::vector<std::optional<Registration>> weights_registrations_;  // by slab
   std::optional<Model> model_;
   std::optional<Segment> blocks_;
   Registration blocks_registration_;

@@ -30,12 +30,16 @@ Device& with_cap(Device& device, const Model& model, const DeviceLimits& limits,
 }  // namespace
 
 Pipeline::Pipeline(Device& device, const Model& model, const DeviceLimits& limits, Bytes cap,
-                   bool trace)
+                   bool trace, std::shared_ptr<const ResidentWeights> resident)
     : device_(with_cap(device, model, limits, cap)),
       model_(model),
       limits_(limits),
       sizes_(block_sizes(model.shape, model.dtype)),
-      weights_(device, model.shape, model.dtype, model.layout, model.weights, limits),
+      weights_(device, model.shape, model.dtype, model.layout, model.weights, limits,
+               resident ? std::move(resident)
+                        : std::make_shared<const ResidentWeights>(device, model.shape, model.dtype,
+                                                                  model.layout, model.weights,
+                                                                  limits.resident_layers)),
       decoder_(device, model.shape, model.dtype, limits),
       tracer_(device, trace),
       host_buffers_(device) {
@@ -71,8 +75,6 @@ Pipeline::Pipeline(Device& device, const Model& model, const DeviceLimits& limit
   const Bytes planned =
       plan_device_memory(model.shape, model.dtype, limits, device.overhead()).total;
   check(device.in_use() + device.overhead() == planned, "device memory is what was planned");
-  // Nothing fails any more: only now copies may be under way.
-  weights_.upload_residents();
   for (const Stream stream : kAllStreams) {
     reported_[static_cast<std::size_t>(stream)] = device.make_event();
     device.record(*reported_[static_cast<std::size_t>(stream)], stream);

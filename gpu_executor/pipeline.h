@@ -57,9 +57,9 @@ struct OrderDone {
 class Pipeline {
  public:
   // Fails, with the plan's numbers, where the buffers are more than `cap`. `trace`: reports hold
-  // spans.
+  // spans. `resident`: as many layers as `limits` name; nothing: they are uploaded now.
   Pipeline(Device& device, const Model& model, const DeviceLimits& limits, Bytes cap,
-           bool trace = false);
+           bool trace = false, std::shared_ptr<const ResidentWeights> resident = nullptr);
   ~Pipeline();  // waits for what is queued
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;

@@ -1,9 +1,8 @@
 #pragma once
-// The model's weights as the device has them: the outer slab and the resident layers, uploaded once,
-// and two buffers through which the streamed layers pass, piece by piece. Uploads run on copy_in;
-// the compute stream waits for a piece when it needs it, and a buffer is overwritten only after the
-// order that computed from it. Computation waits for some load behind the first uploads anyway, and
-// so for them. Lives as long as a Configure; belongs to the pipeline.
+// The model's weights as the device has them: those that stay, and two buffers through which the
+// streamed layers pass, piece by piece. Uploads run on copy_in; the compute stream waits for a piece
+// when it needs it, and a buffer is overwritten only after the order that computed from it. Lives as
+// long as a Configure; belongs to the pipeline.
 
 #include <array>
 #include <cstdint>
@@ -18,42 +17,19 @@
 #include "common/weight_layout.h"
 #include "gpu_executor/device.h"
 #include "gpu_executor/layer_buffers.h"
+#include "gpu_executor/resident_weights.h"
 
 namespace poise {
 
-struct OuterWeights {
-  Matrix token_embedding;  // (vocab_size, word_embed_proj_dim)
-  Matrix head;             // (vocab_size, word_embed_proj_dim); the embedding where tied
-  Matrix project_in;       // (hidden_size, word_embed_proj_dim), models that project
-  Matrix project_out;      // (word_embed_proj_dim, hidden_size)
-  const void* position_embedding = nullptr;  // (max_position_embeddings + offset, hidden_size)
-  const void* final_norm_weight = nullptr;   // (hidden_size), as below; null: the model has none
-  const void* final_norm_bias = nullptr;
-};
-
-struct LayerWeights {
-  Matrix w_kv, w_q, w_o, fc1, fc2;  // shapes: common/weight_layout.h
-  const void* b_kv = nullptr;
-  const void* b_q = nullptr;
-  const void* b_o = nullptr;
-  const void* fc1_bias = nullptr;
-  const void* fc2_bias = nullptr;
-  const void* attention_norm_weight = nullptr;
-  const void* attention_norm_bias = nullptr;
-  const void* mlp_norm_weight = nullptr;
-  const void* mlp_norm_bias = nullptr;
-};
-
 class WeightsOnDevice {
  public:
-  // `host`: the weights segment, laid out as `layout` says. Takes the memory …
+  // `host`: the weights segment, laid out as `layout` says. REQUIRES: `resident` are the layers that
+  // `limits` name.
   WeightsOnDevice(Device& device, const ModelShape& shape, DType dtype, const WeightLayout& layout,
-                  std::span<const std::byte> host, const DeviceLimits& limits);
+                  std::span<const std::byte> host, const DeviceLimits& limits,
+                  std::shared_ptr<const ResidentWeights> resident);
 
-  // … and queues the uploads of what stays. Call once, before any other.
-  void upload_residents();
-
-  const OuterWeights& outer() const { return outer_; }
+  const OuterWeights& outer() const { return resident_->outer(); }
 
   // Queues a piece of a streamed layer on copy_in; returns its bytes. Fails as LayerBuffers does.
   // `begins` is called when the wait for room is queued and the copy is not.
@@ -75,20 +51,10 @@ class WeightsOnDevice {
     std::unique_ptr<Event> computed;              // the last order that used it; on compute
   };
 
-  Bytes upload(const Slab& slab, const DeviceSlab& placed, std::uint64_t from, std::byte* to,
-               std::optional<std::int32_t> piece);
-  LayerWeights layer_at(std::byte* data) const;
-
   Device& device_;
-  DType dtype_;
-  WeightLayout layout_;
-  DeviceSlab placed_outer_, placed_layer_;
-  std::span<const std::byte> host_;
+  WeightPlaces places_;
   LayerBuffers ledger_;
-
-  Buffer outer_memory_, resident_memory_;
-  OuterWeights outer_;
-  std::vector<LayerWeights> resident_;  // by layer; empty where streamed
+  std::shared_ptr<const ResidentWeights> resident_;
   std::array<Streamed, 2> streamed_;
 
   std::optional<int> buffer_in_use_;  // between begin and end, where the layer is streamed

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <utility>
 
 #include "common/regular_file.h"
 #include "common/trouble.h"
@@ -112,6 +113,10 @@ bool Loader::step() {
   bool moved = weights_.advance();
   if (moved && weights_.sealed()) {
     write_card();
+    pools_.set_released(weights_.released_bytes());
+    if (std::exchange(restoring_, false)) {
+      tell_weights();
+    }
   }
   // A pool is made only beside the weights' memory, so that what is available is known.
   if (weights_.has_segment() && pools_.busy()) {
@@ -165,6 +170,12 @@ bool Loader::handle(const messages::Message& message) {
     case messages::Body::PoolRelease:
       send(*channel_, pools_.release());
       return true;
+    case messages::Body::WeightsRelease:
+      release_weights(message.body_as_WeightsRelease()->resident_layers());
+      return true;
+    case messages::Body::WeightsRestore:
+      restore_weights();
+      return true;
     case messages::Body::Stop: {
       const auto* reason = message.body_as_Stop()->reason();
       spdlog::info("told to stop: {}", reason != nullptr ? shown(reason->string_view(), 300) : "");
@@ -175,6 +186,43 @@ bool Loader::handle(const messages::Message& message) {
                    messages::EnumNameBody(message.body_type()));
       return true;
   }
+}
+
+void Loader::release_weights(std::int32_t resident_layers) {
+  if (!weights_.sealed() || weights_.released() > 0) {
+    return tell_weights(weights_.sealed() ? "weights are released already"
+                                          : "the weights are not there yet");
+  }
+  if (resident_layers < 0 || resident_layers > model_.layout.layers) {
+    return tell_weights(fmt::format("{} layers cannot be released of a model of {}",
+                                    resident_layers, model_.layout.layers));
+  }
+  weights_.release(resident_layers);
+  pools_.set_released(weights_.released_bytes());
+  tell_weights();
+}
+
+void Loader::restore_weights() {
+  if (!weights_.sealed()) {
+    restoring_ = true;  // told when they are
+    return;
+  }
+  if (const auto why_not = pools_.why_no_room(weights_.released_bytes())) {
+    return tell_weights(*why_not);
+  }
+  weights_.restore();
+  restoring_ = !weights_.sealed();
+  if (!restoring_) {
+    tell_weights();
+  }
+}
+
+void Loader::tell_weights(std::string why_not) {
+  messages::WeightsHeldT held;
+  held.done = why_not.empty();
+  held.released_layers = weights_.released();
+  held.sentence = std::move(why_not);
+  send(*channel_, std::move(held));
 }
 
 void Loader::greet(const messages::Hello& hello) {

@@ -55,6 +55,9 @@ class Loader {
   std::optional<Received> receive();
   bool handle(const messages::Message& message);
   void greet(const messages::Hello& hello);
+  void release_weights(std::int32_t resident_layers);
+  void restore_weights();
+  void tell_weights(std::string why_not = {});
   void write_card() const;
 
   LoaderOptions options_;
@@ -65,6 +68,7 @@ class Loader {
   std::unique_ptr<Channel> channel_;
   WeightLoading weights_;
   PoolKeeper pools_;
+  bool restoring_ = false;  // and somebody waits for it
 };
 
 }  // namespace poise

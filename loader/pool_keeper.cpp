@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <utility>
@@ -75,7 +76,7 @@ std::optional<messages::PoolGrantT> PoolKeeper::begin() {
     return refusal(*reason);
   }
   const Bytes size{static_cast<std::int64_t>(making_.region_bytes) * layers_};
-  const Bytes weights{static_cast<std::int64_t>(control_->weights_bytes)};
+  const Bytes weights = Bytes{static_cast<std::int64_t>(control_->weights_bytes)} - released_;
   if (const auto reason = why_no_pool(size, weights, budget_, available_host_memory())) {
     return refusal(*reason);
   }
@@ -120,6 +121,18 @@ messages::PoolGrantT PoolKeeper::release() {
   blocks_.reset();
   publish(0, {});
   return grant();
+}
+
+std::optional<std::string> PoolKeeper::why_no_room(Bytes bytes) const {
+  const Bytes pool = blocks_ ? blocks_->size() : Bytes{0};
+  const Bytes weights = Bytes{static_cast<std::int64_t>(control_->weights_bytes)} - released_;
+  const Bytes left = std::min(available_host_memory(), budget_.cap - weights - pool);
+  if (bytes <= left) {
+    return std::nullopt;
+  }
+  return fmt::format(
+      "{} of weights do not fit beside a pool of {}: {} are left; release the pool first",
+      gib_text(bytes), gib_text(pool), gib_text(std::max(left, Bytes{0})));
 }
 
 messages::PoolGrantT PoolKeeper::grant() const {

@@ -8,6 +8,7 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "common/messages_generated.h"
 #include "common/shared_memory.h"
@@ -32,6 +33,10 @@ class PoolKeeper {
   // The answer to a claim, once there is one.
   std::optional<messages::PoolGrantT> advance();
   bool busy() const { return claimed_.has_value() || coming_.valid(); }
+  // Weights that are not in host memory: a pool may have their place.
+  void set_released(Bytes weights) { released_ = weights; }
+  // Why so many bytes cannot be had beside weights and pool as they are; nothing where they can.
+  std::optional<std::string> why_no_room(Bytes bytes) const;
 
  private:
   std::optional<messages::PoolGrantT> begin();
@@ -41,6 +46,7 @@ class PoolKeeper {
 
   Control& control_;
   HostBudget budget_;
+  Bytes released_{};
   BlockSizes sizes_;
   std::int32_t layers_;
   std::uint64_t epoch_ = 0;               // of the newest pool

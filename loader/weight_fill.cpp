@@ -11,12 +11,16 @@ std::size_t fill_threads() {
 }
 
 WeightFill::WeightFill(const WeightSource& source, std::span<std::byte> segment, DType dtype,
-                       std::size_t threads, std::atomic<std::uint64_t>& loaded)
+                       std::size_t threads, std::atomic<std::uint64_t>& loaded,
+                       const std::function<bool(std::uint32_t slab)>& wanted,
+                       std::vector<Digest> leaves)
     : source_(source),
       segment_(segment),
       element_(static_cast<std::size_t>(size_of(dtype).n)),
-      loaded_(loaded) {
-  cut_into_pieces();
+      loaded_(loaded),
+      leaves_(std::move(leaves)),
+      known_(!leaves_.empty()) {
+  cut_into_pieces(wanted);
   for (std::size_t i = 0; i < threads; ++i) {
     threads_.emplace_back([this] { work(); });
   }
@@ -29,20 +33,24 @@ WeightFill::~WeightFill() {
   }
 }
 
-void WeightFill::cut_into_pieces() {
+void WeightFill::cut_into_pieces(const std::function<bool(std::uint32_t slab)>& wanted) {
   const auto leaf = kDigestLeaf.n / static_cast<std::int64_t>(element_);
   std::uint32_t leaves = 0;
   for (std::uint32_t number = 0; number < source_.tensors().size(); ++number) {
     const WeightTensor& tensor = source_.tensors()[number];
     const auto bytes = static_cast<std::uint64_t>(tensor.elements) * element_;
     check(tensor.offset + bytes <= segment_.size(), "a tensor lies in the weight segment");
-    total_.n += static_cast<std::int64_t>(bytes);
+    const bool fills = !wanted || wanted(tensor.slab);
+    total_.n += fills ? static_cast<std::int64_t>(bytes) : 0;
     for (std::int64_t first = 0; first < tensor.elements; first += 2 * leaf) {
       const std::int64_t count = std::min(2 * leaf, tensor.elements - first);
-      pieces_.push_back({.tensor = number, .leaf = leaves, .first = first, .count = count});
+      if (fills) {
+        pieces_.push_back({.tensor = number, .leaf = leaves, .first = first, .count = count});
+      }
       leaves += static_cast<std::uint32_t>(ceil_div(count, leaf));
     }
   }
+  check(!known_ || leaves_.size() == leaves, "leaves are of the same model");
   leaves_.resize(leaves);
 }
 
@@ -75,15 +83,25 @@ void WeightFill::fill(const Piece& piece) {
   const auto leaf = static_cast<std::size_t>(kDigestLeaf.n);
   if (out.size() == 2 * leaf) {
     const std::array<Digest, 2> pair = sha256_pair(out.first(leaf), out.last(leaf));
-    std::ranges::copy(pair, leaves_.begin() + piece.leaf);
+    keep(piece, piece.leaf, pair[0]);
+    keep(piece, piece.leaf + 1, pair[1]);
   } else {
     const std::size_t first = std::min(leaf, out.size());
-    leaves_[piece.leaf] = sha256(out.first(first));
+    keep(piece, piece.leaf, sha256(out.first(first)));
     if (out.size() > first) {
-      leaves_[piece.leaf + 1] = sha256(out.subspan(first));
+      keep(piece, piece.leaf + 1, sha256(out.subspan(first)));
     }
   }
   loaded_.fetch_add(out.size(), std::memory_order_release);
+}
+
+void WeightFill::keep(const Piece& piece, std::uint32_t leaf, const Digest& digest) {
+  if (known_ && leaves_[leaf] != digest) {
+    fail(Exit::foreign,
+         "tensor {} has other bytes than when it was first read: the model's files changed",
+         source_.tensors()[piece.tensor].name);
+  }
+  leaves_[leaf] = digest;
 }
 
 bool WeightFill::done() {

@@ -9,10 +9,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/sha256.h"
@@ -24,9 +26,12 @@ inline constexpr Bytes kDigestLeaf = kKiB * 512;
 
 class WeightFill {
  public:
-  // `source` and `segment` outlive it. `loaded` counts bytes as they arrive.
+  // `source` and `segment` outlive it. `loaded` counts bytes as they arrive. With `wanted`, only the
+  // slabs (0: outer, 1 + l: layer l) for which it says so are filled, and all leaves must be given …
   WeightFill(const WeightSource& source, std::span<std::byte> segment, DType dtype,
-             std::size_t threads, std::atomic<std::uint64_t>& loaded);
+             std::size_t threads, std::atomic<std::uint64_t>& loaded,
+             const std::function<bool(std::uint32_t slab)>& wanted = nullptr,
+             std::vector<Digest> leaves = {});
   ~WeightFill();
   WeightFill(const WeightFill&) = delete;
   WeightFill& operator=(const WeightFill&) = delete;
@@ -35,6 +40,9 @@ class WeightFill {
   bool done();
   // The root. REQUIRES: done().
   Digest digest() const;
+  // … of which each filled one must come out the same again; `done` fails where one does not.
+  // REQUIRES: done().
+  std::vector<Digest> take_leaves() { return std::move(leaves_); }
   Bytes total() const { return total_; }
 
  private:
@@ -45,9 +53,10 @@ class WeightFill {
     std::int64_t first;  // element
     std::int64_t count;
   };
-  void cut_into_pieces();
+  void cut_into_pieces(const std::function<bool(std::uint32_t slab)>& wanted);
   void work();
   void fill(const Piece& piece);
+  void keep(const Piece& piece, std::uint32_t leaf, const Digest& digest);
 
   const WeightSource& source_;
   std::span<std::byte> segment_;
@@ -56,6 +65,7 @@ class WeightFill {
   Bytes total_{};
   std::vector<Piece> pieces_;
   std::vector<Digest> leaves_;
+  bool known_ = false;  // the leaves were given
   std::atomic<std::size_t> next_{0};
   std::atomic<std::size_t> filled_{0};
   std::atomic<bool> stop_{false};

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <span>
 
+#include "common/device_memory.h"
 #include "common/trouble.h"
 #include "loader/host_budget.h"
 
@@ -59,7 +60,7 @@ bool WeightLoading::advance() {
     return true;
   }
   if (fill_->done()) {
-    seal();
+    released_ > 0 ? sealed_again() : seal();
     return true;
   }
   tell_progress();
@@ -78,6 +79,7 @@ void WeightLoading::begin_filling() {
 void WeightLoading::seal() {
   const Digest fingerprint = model_fingerprint(model_.config, model_.dtype, fill_->digest());
   const Bytes total = fill_->total();
+  leaves_ = fill_->take_leaves();
   fill_.reset();
   segment_->seal();
   std::ranges::copy(fingerprint, control_->fingerprint);
@@ -88,6 +90,63 @@ void WeightLoading::seal() {
   spdlog::info("weights are loaded: {} as {} in {:.1f} s, {:.2f} GB/s, fingerprint {}",
                gib_text(total), name_of(model_.dtype), time.n, rate(total, time) / 1e9,
                to_hex(fingerprint));
+}
+
+bool WeightLoading::is_released(LayerId layer) const {
+  return is_resident({.resident_layers = released_}, layer, model_.layout.layers);
+}
+
+Bytes WeightLoading::released_bytes() const { return model_.layout.layer.bytes * released_; }
+
+void WeightLoading::release(std::int32_t resident_layers) {
+  check(sealed_ && released_ == 0, "whole weights are released");
+  check(resident_layers >= 0 && resident_layers <= model_.layout.layers, "of the model's layers");
+  // First the word, then the holes: whoever looks in time does not touch them.
+  released_ = resident_layers;
+  control_->released_layers.store(static_cast<std::uint32_t>(released_), std::memory_order_release);
+  for (std::uint32_t layer = 0; layer < static_cast<std::uint32_t>(model_.layout.layers); ++layer) {
+    if (is_released({layer})) {
+      segment_->give_back(model_.layout.layer_offset({layer}), model_.layout.layer.bytes);
+    }
+  }
+  spdlog::info("{} of {} layers are on a device alone: {} of host memory given back", released_,
+               model_.layout.layers, gib_text(released_bytes()));
+}
+
+void WeightLoading::restore() {
+  check(sealed_, "whole or released weights are restored");
+  if (released_ == 0) {
+    return;
+  }
+  for (std::uint32_t layer = 0; layer < static_cast<std::uint32_t>(model_.layout.layers); ++layer) {
+    if (is_released({layer})) {
+      segment_->reserve_again(model_.layout.layer_offset({layer}), model_.layout.layer.bytes);
+    }
+  }
+  sealed_ = false;
+  began_ = told_ = Clock::now();
+  control_->loaded_bytes.store(
+      static_cast<std::uint64_t>((model_.layout.total() - released_bytes()).n),
+      std::memory_order_release);
+  set_state(control_, LoaderState::loading);
+  fill_.emplace(
+      *model_.source, std::span(segment_->data(), static_cast<std::size_t>(segment_->size().n)),
+      model_.dtype, fill_threads(), control_->loaded_bytes,
+      [this](std::uint32_t slab) { return slab > 0 && is_released({slab - 1}); },
+      std::move(leaves_));
+}
+
+void WeightLoading::sealed_again() {
+  leaves_ = fill_->take_leaves();
+  const Bytes total = fill_->total();
+  fill_.reset();
+  released_ = 0;
+  control_->released_layers.store(0, std::memory_order_release);
+  set_state(control_, LoaderState::sealed);
+  sealed_ = true;
+  const Seconds time{std::chrono::duration<double>(Clock::now() - began_).count()};
+  spdlog::info("released weights are back: {} in {:.1f} s, {:.2f} GB/s", gib_text(total), time.n,
+               rate(total, time) / 1e9);
 }
 
 void WeightLoading::tell_progress() {

@@ -3,12 +3,16 @@
 // then filled by all cores (weight_fill.h); `advance` is called again and again by the loader's one
 // thread and moves the loader's state in the control segment: creating → loading (the segment is
 // there) → sealed (every byte and the fingerprint are). Destroyed, the segment's name goes.
+//
+// Layers that a device holds may be released, their memory given back, and later restored from where
+// they came from: sealed → loading → sealed.
 
 #include <atomic>
 #include <chrono>
 #include <future>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/shared_memory.h"
 #include "loader/model_on_disk.h"
@@ -29,11 +33,21 @@ class WeightLoading {
   bool has_segment() const { return segment_.has_value(); }
   bool sealed() const { return sealed_; }
 
+  // Gives back the memory of the layers that `resident_layers` are (is_resident), and no others.
+  // REQUIRES: sealed, nothing released.
+  void release(std::int32_t resident_layers);
+  // Fills what was released; `advance` tells when it is sealed again. REQUIRES: sealed.
+  void restore();
+  std::int32_t released() const { return released_; }
+  Bytes released_bytes() const;
+
  private:
   using Clock = std::chrono::steady_clock;
 
+  bool is_released(LayerId layer) const;
   void begin_filling();
   void seal();
+  void sealed_again();
   void tell_progress();
 
   Control& control_;
@@ -43,6 +57,8 @@ class WeightLoading {
   std::future<Segment> coming_;
   std::optional<Segment> segment_;
   std::optional<WeightFill> fill_;  // until sealed
+  std::vector<Digest> leaves_;      // of the first fill
+  std::int32_t released_ = 0;       // layers
   bool sealed_ = false;
   std::uint64_t seen_bytes_ = 0;
   Clock::time_point began_;

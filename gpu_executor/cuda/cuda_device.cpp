@@ -232,9 +232,9 @@ class Opened final : public Device {
   }
   void give_host(std::byte* data, Bytes) override { static_cast<void>(cudaFreeHost(data)); }
 
-  void pin(std::span<std::byte> memory, bool read_only,
+  void pin(std::span<const std::span<std::byte>> parts, bool read_only,
            std::span<const std::uint64_t> cuts) override {
-    pinned_.pin(memory, read_only, cuts);
+    pinned_.pin(parts, read_only, cuts);
   }
   void unpin(std::span<std::byte> memory) override { pinned_.unpin(memory); }
 

@@ -64,10 +64,17 @@ void unregister(std::span<const std::span<std::byte>> slices) {
 
 }  // namespace
 
-void PinnedHost::pin(std::span<std::byte> memory, bool read_only,
+void PinnedHost::pin(std::span<const std::span<std::byte>> parts, bool read_only,
                      std::span<const std::uint64_t> cuts) {
   const auto began = std::chrono::steady_clock::now();
-  const Slices slices = cut(memory, cuts);
+  Slices slices;
+  std::map<const std::byte*, Slices> by_part;
+  Bytes bytes{};
+  for (const std::span<std::byte> part : parts) {
+    Slices& own = by_part[part.data()] = cut(part, cuts);
+    slices.insert(slices.end(), own.begin(), own.end());
+    bytes += Bytes{static_cast<std::int64_t>(part.size())};
+  }
   const unsigned flags =
       cudaHostRegisterPortable | (read_only ? cudaHostRegisterReadOnly : cudaHostRegisterDefault);
   std::atomic<cudaError_t> failed{cudaSuccess};
@@ -89,12 +96,12 @@ void PinnedHost::pin(std::span<std::byte> memory, bool read_only,
     fail(Exit::interrupted,
          "{} bytes of host memory cannot be pinned for the GPU: {}; the limit on locked memory "
          "(`ulimit -l`) or the machine's memory may be too small",
-         memory.size(), cudaGetErrorString(failed));
+         bytes.n, cudaGetErrorString(failed));
   }
-  pinned_[memory.data()] = slices;
-  bytes_ += Bytes{static_cast<std::int64_t>(memory.size())};
+  pinned_.merge(by_part);
+  bytes_ += bytes;
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-  spdlog::info("pinned {} bytes{} in {} slices in {:.2f} s", memory.size(),
+  spdlog::info("pinned {} bytes{} in {} slices in {:.2f} s", bytes.n,
                read_only ? ", read-only," : "", slices.size(), took.count());
 }
 

@@ -15,10 +15,11 @@ namespace poise {
 
 class PinnedHost {
  public:
-  // `cuts`: offsets that no copy crosses, ascending; a slice ends only there. Fails (Exit::interrupted)
-  // where the machine does not let so much be pinned.
-  void pin(std::span<std::byte> memory, bool read_only, std::span<const std::uint64_t> cuts);
-  // REQUIRES: pinned as one.
+  // `cuts`: offsets within a part that no copy crosses, ascending; a slice ends only there, or with
+  // its part. Fails (Exit::interrupted) where the machine does not let so much be pinned.
+  void pin(std::span<const std::span<std::byte>> parts, bool read_only,
+           std::span<const std::uint64_t> cuts);
+  // REQUIRES: a part that was pinned.
   void unpin(std::span<std::byte> memory);
 
   Bytes bytes() const { return bytes_; }
@@ -26,7 +27,7 @@ class PinnedHost {
  private:
   using Slices = std::vector<std::span<std::byte>>;
 
-  std::map<const std::byte*, Slices> pinned_;  // by the beginning of what was pinned as one
+  std::map<const std::byte*, Slices> pinned_;  // by the beginning of its part
   Bytes bytes_{};
 };
 

@@ -219,6 +219,41 @@ TEST_F(ExecutorTest, RunsOrdersAndTellsWhatStraightRunsTell) {
   EXPECT_EQ(compared, 37u + 21 + 50 - 3);
 }
 
+// The host has other uses for the memory of layers that the device holds.
+TEST_F(ExecutorTest, LayersItHoldsNeedNoHostMemoryAnyMore) {
+  make_ready();
+  const Outcome expected = rehearse(model_, plan_, setting_);
+  loader_.release_layers(setting_.limits.resident_layers, model_.layout);
+  messages::ConfigureT other = configure();
+  other.resident_layers = 2;
+  wires_->send(other);
+  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence,
+              HasSubstr("not in host memory any more"));
+  wires_->send(configure());  // other buffers, the same layers
+  next(Body::Ready);
+  next(Body::Ack);
+  SmallPlanner planner = this->planner();
+  std::size_t compared = 0;
+  std::map<std::uint32_t, std::size_t> positions;
+  for (Planned planned = planner.next(); !planned.orders.empty(); planned = planner.next()) {
+    for (const auto& result : run(planned).iteration.results) {
+      for (const auto& row : result->prompt) {
+        EXPECT_EQ(bits_of(*row), expected.rows.at({result->request, ++positions[result->request]}));
+        ++compared;
+      }
+    }
+  }
+  EXPECT_EQ(compared, 37u + 21 + 50 - 3);
+
+  executor_.reset();
+  wires_ = std::make_shared<Wires>();
+  open(0);
+  EXPECT_EQ(next(Body::Hello).body.AsHello()->resident_layers, -1);
+  wires_->send(configure());
+  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence,
+              HasSubstr("not in host memory any more"));
+}
+
 TEST_F(ExecutorTest, ReportsBytesCountsAndTimes) {
   make_ready();
   SmallPlanner planner = this->planner();

@@ -49,6 +49,16 @@ class HandmadeLoader {
     control_->loader_state.store(static_cast<std::uint32_t>(LoaderState::sealed));
   }
 
+  // Gives back the memory of the layers that a device holds.
+  void release_layers(std::int32_t resident_layers, const WeightLayout& layout) {
+    control_->released_layers.store(static_cast<std::uint32_t>(resident_layers));
+    for (std::uint32_t layer = 0; layer < static_cast<std::uint32_t>(layers_); ++layer) {
+      if (is_resident({.resident_layers = resident_layers}, {layer}, layers_)) {
+        weights_.give_back(layout.layer_offset({layer}), layout.layer.bytes);
+      }
+    }
+  }
+
   // A pool of a new epoch.
   PoolPartition make_pool(std::uint32_t act_blocks, std::uint32_t kv_blocks) {
     const std::int64_t bytes =

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 
@@ -290,6 +291,78 @@ TEST_F(LoaderProcess, APlannerThatComesBackIsServedAndItsClaimReplacesTheOldOne)
   EXPECT_TRUE(exists(segment("blocks-1")));  // until somebody claims
   EXPECT_EQ(ask_for_pool(*second, claim(4096, 1, 0)).pool_epoch, 2u);
   EXPECT_FALSE(exists(segment("blocks-1")));
+}
+
+// A device has taken a layer: its host memory goes to blocks, and comes back with the same bytes.
+TEST_F(LoaderProcess, LayersThatADeviceHoldsGiveTheirMemoryBackAndAreRestored) {
+  const WeightLayout layout = weight_layout(tiny_shape(), DType::float32);
+  LoaderOptions capped = options();
+  capped.host_memory = layout.total() + layout.layer.bytes / 2;
+  start(capped);
+  const auto planner = connected_planner();
+  wait_for_seal();
+  ask(*planner, hello());
+  const auto weights_of = [&](messages::MessageT message) {
+    const auto* held = message.body.AsWeightsHeld();
+    return held != nullptr ? *held : messages::WeightsHeldT{};
+  };
+  const auto bytes = [&] {
+    const Segment weights = Segment::attach(segment("weights"), Access::read_only);
+    return std::vector<std::byte>(weights.data(), weights.data() + weights.size().n);
+  };
+  const auto reserved = [&] {
+    struct stat status {};
+    EXPECT_EQ(stat(("/dev/shm/" + segment("weights")).c_str(), &status), 0);
+    return status.st_blocks * 512;
+  };
+  const auto before = bytes();
+  const std::uint64_t region = static_cast<std::uint64_t>(layout.layer.bytes.n) / 2;
+  EXPECT_FALSE(ask_for_pool(*planner, claim(region, 1, 1)).granted);
+
+  messages::WeightsReleaseT release;
+  release.resident_layers = 3;
+  EXPECT_THAT(weights_of(ask(*planner, release)).sentence, HasSubstr("of a model of 2"));
+  release.resident_layers = 1;
+  messages::WeightsHeldT held = weights_of(ask(*planner, release));
+  EXPECT_TRUE(held.done) << held.sentence;
+  EXPECT_EQ(held.released_layers, 1);
+  EXPECT_EQ(control()->released_layers.load(), 1u);
+  EXPECT_EQ(reserved(), (layout.total() - layout.layer.bytes).n);
+  EXPECT_FALSE(weights_of(ask(*planner, release)).done);
+  EXPECT_TRUE(ask_for_pool(*planner, claim(region, 1, 1)).granted);
+
+  held = weights_of(ask(*planner, messages::WeightsRestoreT{}));
+  EXPECT_FALSE(held.done);
+  EXPECT_THAT(held.sentence, HasSubstr("release the pool first"));
+  ask_for_pool(*planner, messages::PoolReleaseT{});
+  held = weights_of(ask(*planner, messages::WeightsRestoreT{}));
+  EXPECT_TRUE(held.done) << held.sentence;
+  EXPECT_EQ(held.released_layers, 0);
+  EXPECT_EQ(control()->released_layers.load(), 0u);
+  EXPECT_EQ(state(), LoaderState::sealed);
+  EXPECT_EQ(reserved(), layout.total().n);
+  EXPECT_TRUE(bytes() == before);
+}
+
+TEST_F(LoaderProcess, WeightsThatChangedOnDiskAreNotTakenForThoseReleased) {
+  start();
+  const auto planner = connected_planner();
+  wait_for_seal();
+  ask(*planner, hello());
+  messages::WeightsReleaseT release;
+  release.resident_layers = 2;
+  ask(*planner, release);
+  std::fstream file(model_ / "model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-3, std::ios::end);
+  file.put('\x5a');
+  file.close();
+  try {
+    ask(*planner, messages::WeightsRestoreT{});
+    ADD_FAILURE() << "other bytes were taken";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::foreign);
+    EXPECT_THAT(failure.what(), HasSubstr("the model's files changed"));
+  }
 }
 
 TEST_F(LoaderProcess, AClaimNobodyWaitsForAnyMoreLeavesNoPool) {
