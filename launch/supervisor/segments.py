@@ -14,7 +14,7 @@ from . import processes
 FOLDER = Path("/dev/shm")
 
 _MAGIC = 0x4553494F50
-_ABI_VERSION = 1
+_ABI_VERSION = 2
 _LOADER_STATE = 256
 _LOADED_BYTES = 264
 _FINGERPRINT_READY = 272

@@ -80,7 +80,7 @@ TEST(Machines, CostWhatTheirConstantsSay) {
   const Profile p = profile_of(machine_named("rtx4090-pcie4"), shape_of(32), DType::float16);
   EXPECT_NEAR(p.load_kv(1).n, 16 * 16384 / 22e9, 1e-15);
   EXPECT_NEAR(p.load_act(1).n, 16 * 8192 / 22e9, 1e-15);
-  EXPECT_NEAR(p.kv_gen(10).n, 160 * 4.0 * 4096 * 4096 / 120e12, 1e-12);
+  EXPECT_NEAR(p.kv_gen(10).n, 160 * 4.0 * 4096 * 4096 / 125e12, 1e-15);
   EXPECT_NEAR(p.load_w(1).n, 12.0 * 4096 * 4096 * 2 / 22e9, 1e-4);
   EXPECT_EQ(p.gpu_memory, kGiB * 24);
 }
