@@ -1,9 +1,12 @@
 #include "planner/cost_model.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -17,20 +20,23 @@ namespace {
 
 constexpr double kGiga = 1e9;
 constexpr double kTera = 1e12;
+constexpr double kLeastRise = 1e-9;  // of a level line, in its height for each n
 
-struct NamedLine {
-  const char* name;
-  Line Profile::*line;
-};
-constexpr std::array<NamedLine, 9> kLines{{{"load_w", &Profile::load_w},
-                                           {"load_kv", &Profile::load_kv},
-                                           {"load_act", &Profile::load_act},
-                                           {"kv_gen", &Profile::kv_gen},
-                                           {"attention", &Profile::attention},
-                                           {"forward", &Profile::forward},
-                                           {"head", &Profile::head},
-                                           {"store_kv", &Profile::store_kv},
-                                           {"store_act", &Profile::store_act}}};
+constexpr std::array<ProfileLine, 13> kLines{{
+    {"load_w", "layers", &Profile::load_w},
+    {"load_kv", "KV blocks", &Profile::load_kv},
+    {"load_act", "ACT blocks", &Profile::load_act},
+    {"load_here", "ACT blocks of the device", &Profile::load_here},
+    {"kv_gen", "ACT blocks", &Profile::kv_gen},
+    {"attention", "blocks", &Profile::attention},
+    {"prefill", "pairs of rows", &Profile::prefill},
+    {"forward", "rows", &Profile::forward},
+    {"qkv", "rows", &Profile::qkv},
+    {"embed", "rows", &Profile::embed},
+    {"head", "rows", &Profile::head},
+    {"store_kv", "rows", &Profile::store_kv},
+    {"store_act", "rows", &Profile::store_act},
+}};
 
 double seconds(Bytes bytes, double gb_per_second) {
   return static_cast<double>(bytes.n) / (gb_per_second * kGiga);
@@ -50,8 +56,8 @@ double r_squared(std::span<const Point> points, const Line& line) {
   return scatter > 0 ? 1 - left / scatter : left > 0 ? 0 : 1;
 }
 
-double required_number(const JsonObject& object, const char* name) {
-  const auto value = object.number(name, {});
+double required_number(const JsonObject& object, const char* name, double least) {
+  const auto value = object.number(name, {.min = least});
   if (!value) {
     object.refuse(name, "is missing");
   }
@@ -64,6 +70,53 @@ Bytes required_bytes(const JsonObject& object, const char* name) {
     object.refuse(name, "is missing");
   }
   return {*value};
+}
+
+JsonObject required_object(const JsonObject& object, const char* name) {
+  const auto value = object.object(name);
+  if (!value) {
+    object.refuse(name, "is missing");
+  }
+  return *value;
+}
+
+// No time falls as n rises, and none is below 0.
+Line line_of(const JsonObject& values) {
+  return {.a = required_number(values, "a", 0),
+          .b = required_number(values, "b", 0),
+          .r2 = required_number(values, "r2", std::numeric_limits<double>::lowest())};
+}
+
+nlohmann::ordered_json json_of(const Line& line) {
+  return {{"a", line.a}, {"b", line.b}, {"r2", line.r2}};
+}
+
+// [n, seconds, seconds beside the line]
+nlohmann::ordered_json json_of(std::span<const Point> points, const Line& line) {
+  auto list = nlohmann::ordered_json::array();
+  for (const Point& point : points) {
+    list.push_back({point.n, point.time.n, point.time.n - line(point.n).n});
+  }
+  return list;
+}
+
+std::vector<Point> points_of(const JsonObject& object) {
+  std::vector<Point> points;
+  const nlohmann::json* list = object.find("points");
+  if (list == nullptr || !list->is_array()) {
+    object.refuse("points", "must be a list");
+  }
+  for (const nlohmann::json& point : *list) {
+    if (!point.is_array() || point.size() < 2 || !point[0].is_number() || !point[1].is_number()) {
+      object.refuse("points", fmt::format("must hold [n, seconds], not {}", described(point)));
+    }
+    points.push_back({point[0].get<double>(), {point[1].get<double>()}});
+  }
+  return points;
+}
+
+std::string hash_text(std::string_view text) {
+  return to_hex(sha256(std::as_bytes(std::span(text.data(), text.size()))));
 }
 
 }  // namespace
@@ -91,6 +144,9 @@ Line fit_line(std::span<const Point> points) {
   }
   if (line.a < 0 || spread <= 1e-12 * n * xx) {
     line = {.a = 0, .b = xy / xx};
+  }
+  if (line.b <= 0) {  // it does not grow: as good as level, but whoever searches it finds an end
+    line = {.a = y / n, .b = kLeastRise * y / n};
   }
   line.r2 = r_squared(points, line);
   return line;
@@ -127,6 +183,11 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype)
   for (const WeightEntry& entry : layout.layer.entries) {
     weights += entry.matrix() ? static_cast<double>(entry.rows) * entry.cols : 0;
   }
+  double first = 0;  // of them, those before attention
+  for (const WeightEntry& entry : layout.layer.entries) {
+    const bool before = entry.weight == Weight::w_kv || entry.weight == Weight::w_q;
+    first += before ? static_cast<double>(entry.rows) * entry.cols : 0;
+  }
   const double flops = machine.compute * kTera;
   const double head = static_cast<double>(shape.vocab_size) * shape.word_embed_proj_dim;
   const double w_kv = 2.0 * shape.kv_dim() * shape.hidden_size;
@@ -134,40 +195,62 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype)
     return Line{.b = seconds(sizes.row(kind), machine.back)};
   };
   // Few rows cost the weights' way from the device's memory, many their operations.
+  const Line forward{.a = seconds(layout.layer.bytes, machine.memory), .b = 2 * weights / flops};
+  const double qkv_share = first / weights;
   return {.name = std::string(machine.name),
           .fingerprint = profile_fingerprint(machine.name, shape, dtype),
+          .model = model_fingerprint(shape, dtype),
           .load_w = {.b = seconds(layout.layer.bytes, machine.link)},
           .load_kv = {.b = seconds(sizes.block(BlockKind::kv), machine.link)},
           .load_act = {.b = seconds(sizes.block(BlockKind::act), machine.link)},
+          .load_here = {.b = seconds(sizes.block(BlockKind::act) * 2, machine.memory)},
           .kv_gen = {.b = kBlockTokens * 2 * w_kv / flops},
           .attention = {.b = seconds(sizes.block(BlockKind::kv), machine.memory)},
-          .forward = {.a = seconds(layout.layer.bytes, machine.memory), .b = 2 * weights / flops},
+          .prefill = {.b = 4.0 * shape.q_dim() / flops},
+          .forward = forward,
+          .qkv = {.a = forward.a * qkv_share, .b = forward.b * qkv_share},
+          .embed = {},
           .head = {.a = seconds(size_of(dtype) * static_cast<std::int64_t>(head), machine.memory),
                    .b = 2 * head / flops},
           .store_kv = per_row(BlockKind::kv),
           .store_act = per_row(BlockKind::act),
           .gpu_memory = machine.gpu_memory,
+          .gpu_overhead = kGiB,
           .host_memory = machine.host_memory};
 }
 
 std::string profile_fingerprint(std::string_view machine, const ModelShape& shape, DType dtype) {
-  const std::string text =
-      fmt::format("{} {:016x}", machine, weight_layout(shape, dtype).model_hash);
-  return to_hex(sha256(std::as_bytes(std::span(text))));
+  return hash_text(fmt::format("{} {:016x}", machine, weight_layout(shape, dtype).model_hash));
 }
+
+std::string model_fingerprint(const ModelShape& shape, DType dtype) {
+  return hash_text(fmt::format("{:016x}", weight_layout(shape, dtype).model_hash));
+}
+
+std::span<const ProfileLine> profile_lines() { return kLines; }
 
 void write_profile(const std::filesystem::path& path, const Profile& profile) {
   nlohmann::ordered_json json{{"name", profile.name},
                               {"fingerprint", profile.fingerprint},
+                              {"model", profile.model},
                               {"gpu_memory", profile.gpu_memory.n},
-                              {"host_memory", profile.host_memory.n}};
-  for (const NamedLine& line : kLines) {
-    const Line& values = profile.*line.line;
-    json[line.name] = {{"a", values.a}, {"b", values.b}, {"r2", values.r2}};
+                              {"gpu_overhead", profile.gpu_overhead.n},
+                              {"host_memory", profile.host_memory.n},
+                              {"between", profile.between.n}};
+  for (const ProfileLine& line : kLines) {
+    json[line.name] = json_of(profile.*line.line);
+    json[line.name]["unit"] = line.unit;
+    const auto measured = std::ranges::find(profile.measured, line.name, &MeasuredLine::name);
+    if (measured != profile.measured.end()) {
+      json[line.name]["points"] = json_of(measured->points, profile.*line.line);
+      json[line.name]["remeasured"] = measured->remeasured;
+      json[line.name]["alone"] = json_of(measured->alone_line);
+      json[line.name]["alone"]["points"] = json_of(measured->alone, measured->alone_line);
+    }
   }
   // Whoever reads at the same time sees the old file or the new one.
   std::filesystem::path fresh = path;
-  fresh += ".new";
+  fresh += fmt::format(".{}.new", getpid());
   std::ofstream file(fresh);
   file << json.dump(2) << '\n';
   file.close();
@@ -177,28 +260,49 @@ void write_profile(const std::filesystem::path& path, const Profile& profile) {
   std::filesystem::rename(fresh, path);
 }
 
+Profile read_profile(const std::filesystem::path& path) {
+  const nlohmann::json json = read_json_file(path);
+  const JsonObject object(json, path.string());
+  Profile profile{.name = object.string("name").value_or(""),
+                  .fingerprint = object.string("fingerprint").value_or(""),
+                  .model = object.string("model").value_or(""),
+                  .between = {required_number(object, "between", 0)},
+                  .gpu_memory = required_bytes(object, "gpu_memory"),
+                  .gpu_overhead = required_bytes(object, "gpu_overhead"),
+                  .host_memory = required_bytes(object, "host_memory")};
+  for (const ProfileLine& line : kLines) {
+    const JsonObject values = required_object(object, line.name);
+    profile.*line.line = line_of(values);
+    if (values.has("points")) {
+      const JsonObject alone = required_object(values, "alone");
+      profile.measured.push_back(
+          {.name = line.name,
+           .points = points_of(values),
+           .alone = points_of(alone),
+           .alone_line = line_of(alone),
+           .remeasured = static_cast<std::int32_t>(
+               values.integer("remeasured", {.min = 0, .max = 1 << 20}).value_or(0))});
+    }
+  }
+  return profile;
+}
+
 std::optional<Profile> read_profile(const std::filesystem::path& path,
                                     std::string_view fingerprint) {
   if (!std::filesystem::exists(path)) {
     return std::nullopt;
   }
-  const nlohmann::json json = read_json_file(path);
-  const JsonObject object(json, path.string());
-  Profile profile{.name = object.string("name").value_or(""),
-                  .fingerprint = object.string("fingerprint").value_or(""),
-                  .gpu_memory = required_bytes(object, "gpu_memory"),
-                  .host_memory = required_bytes(object, "host_memory")};
-  for (const NamedLine& line : kLines) {
-    const auto values = object.object(line.name);
-    if (!values) {
-      object.refuse(line.name, "is missing");
-    }
-    profile.*line.line = {.a = required_number(*values, "a"),
-                          .b = required_number(*values, "b"),
-                          .r2 = required_number(*values, "r2")};
-  }
-  if (profile.fingerprint != fingerprint) {
-    return std::nullopt;
+  Profile profile = read_profile(path);
+  return profile.fingerprint == fingerprint ? std::optional(std::move(profile)) : std::nullopt;
+}
+
+Profile read_profile_of(const std::filesystem::path& path, const ModelShape& shape, DType dtype) {
+  Profile profile = read_profile(path);
+  if (profile.model != model_fingerprint(shape, dtype)) {
+    fail(
+        "{}: the profile of {} is of another model, or of this one in another dtype: measure again "
+        "with poise profile",
+        path.string(), profile.name);
   }
   return profile;
 }

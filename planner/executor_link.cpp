@@ -162,6 +162,9 @@ void ExecutorLink::take(const messages::LayerDone& done) {
          done.iteration(), done.stage());
   }
   --iteration_->undone;
+  if (watcher_) {
+    watcher_(done);
+  }
   ++totals_.layer_orders;
   if (const auto* link = done.link()) {
     totals_.weights += link->weights();

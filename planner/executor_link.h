@@ -6,6 +6,7 @@
 // refuses an order or breaks the protocol, a step fails.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,6 +42,16 @@ class ExecutorLink {
   bool step(Seconds timeout);
 
   const std::optional<Greeting>& greeting() const { return greeting_; }
+  // Is shown every LayerDone from now on; nothing: nobody is.
+  void watch(std::function<void(const messages::LayerDone&)> watcher) {
+    watcher_ = std::move(watcher);
+  }
+  // What is sent and reported goes there from now on, and is counted anew.
+  void log_to(OrderLog& log) {
+    log_ = &log;
+    totals_ = {};
+  }
+
   // REQUIRES: greeted.
   void configure(const DeviceLimits& limits, Bytes gpu_memory, const WeightLayout& layout,
                  bool trace);
@@ -83,6 +94,7 @@ class ExecutorLink {
   std::optional<WeightStream> weights_;
   std::optional<UnderWay> iteration_;
   std::optional<Received> results_;
+  std::function<void(const messages::LayerDone&)> watcher_;
   ExecutorTotals totals_;
   Seconds message_time_{};
   std::vector<std::byte> sent_;

@@ -28,6 +28,7 @@ bool LoaderLink::step(Seconds timeout) {
 
 void LoaderLink::claim(std::uint64_t region_bytes, const Allocation& host) {
   check(greeted_, "a pool is claimed of a loader that is there");
+  grant_.reset();
   claim_.region_bytes = region_bytes;
   claim_.act_blocks = host.act_blocks;
   claim_.kv_blocks = host.kv_blocks;

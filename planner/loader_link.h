@@ -26,7 +26,7 @@ class LoaderLink {
   // refuses the claim, with its sentence.
   bool step(Seconds timeout);
   bool greeted() const { return greeted_; }
-  // REQUIRES: greeted(), and no claim before.
+  // In place of the pool of an earlier claim, if any. REQUIRES: greeted().
   void claim(std::uint64_t region_bytes, const Allocation& host);
   const std::optional<Grant>& grant() const { return grant_; }
   // The pool is not needed any more.

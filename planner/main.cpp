@@ -16,6 +16,7 @@
 #include "planner/log_check.h"
 #include "planner/options.h"
 #include "planner/planner.h"
+#include "planner/profile_run.h"
 #include "planner/simulate_papers.h"
 #include "planner/tokenizer/tokenizer.h"
 
@@ -31,6 +32,15 @@ Exit run(RunOptions options) {
   }
   fmt::print("{}\n", planner.summary());
   return planner.outcome();
+}
+
+Exit run(ProfileOptions options) {
+  watch_signals(options.death_descriptor);
+  open_log("planner", options.log);
+  ProfileRun profile(std::move(options));
+  while (profile.step()) {
+  }
+  return profile.outcome();
 }
 
 void flush_stdout() {

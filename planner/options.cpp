@@ -139,6 +139,35 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   return run;
 }
 
+PlannerCommand profile_command(const std::vector<std::string>& words) {
+  cxxopts::Options options("poise-planner profile", "Measures what everything costs here.");
+  const auto text = [] { return cxxopts::value<std::string>(); };
+  options.add_options()("run-dir", "state of the run", text())(
+      "run-id", "of the control segment", text())("loader-socket", "to connect to", text())(
+      "executor-socket", "to bind", text())("profile-dir", "keeps profiles by their fingerprint",
+                                            text())("o,output-file", "the profile",
+                                                    text())("gpu-memory", "cap, bytes", text())(
+      "host-memory", "cap, bytes", text())("log", "file", text())(
+      "death-fd", "pipe that the supervisor holds", text())("h,help", "this text");
+  const auto given = parse_arguments(options, words);
+  if (given.count("help") != 0) {
+    return HelpOptions{options.help()};
+  }
+  ProfileOptions profile;
+  profile.run_dir = required_argument(given, "run-dir");
+  profile.run_id = required_argument(given, "run-id");
+  profile.loader_socket = required_argument(given, "loader-socket");
+  profile.executor_socket = required_argument(given, "executor-socket");
+  profile.output = required_argument(given, "output-file");
+  take_bytes(given, "gpu-memory", profile.gpu_memory);
+  take_bytes(given, "host-memory", profile.host_memory);
+  if (given.count("log") != 0) {
+    profile.log = required_argument(given, "log");
+  }
+  take_number(given, "death-fd", 0, 1 << 20, profile.death_descriptor);
+  return profile;
+}
+
 PlannerCommand inspect_command(const std::vector<std::string>& words) {
   cxxopts::Options options("poise-planner inspect", "Shows a log of orders.");
   options.add_options()("log", "the log", cxxopts::value<std::string>())(
@@ -229,11 +258,9 @@ PlannerCommand parse_planner_arguments(int argc, const char* const* argv) {
   std::vector<std::string> words = with_hyphens(argc, argv);
   const std::string command = words.size() > 1 ? words[1] : "";
   const std::pair<std::string_view, PlannerCommand (*)(const std::vector<std::string>&)> others[] =
-      {{"inspect", inspect_command},
-       {"validate", validate_command},
-       {"encode", encode_command},
-       {"policies", policies_command},
-       {"simulate", simulate_command}};
+      {{"inspect", inspect_command}, {"validate", validate_command},
+       {"encode", encode_command},   {"policies", policies_command},
+       {"profile", profile_command}, {"simulate", simulate_command}};
   for (const auto& [name, parse] : others) {
     if (command == name) {
       words.erase(words.begin() + 1);

@@ -44,6 +44,19 @@ struct RunOptions {
   int death_descriptor = -1;
 };
 
+// Measures what everything costs; links and logs as a run's.
+struct ProfileOptions {
+  std::filesystem::path run_dir;
+  std::string run_id;
+  std::filesystem::path loader_socket;
+  std::filesystem::path executor_socket;
+  std::filesystem::path output;  // the profile
+  std::optional<Bytes> gpu_memory;
+  std::optional<Bytes> host_memory;
+  std::string log;
+  int death_descriptor = -1;
+};
+
 struct InspectOptions {
   std::filesystem::path log;
   bool json = false;
@@ -75,7 +88,7 @@ struct HelpOptions {
 };
 
 using PlannerCommand = std::variant<RunOptions, InspectOptions, ValidateOptions, EncodeOptions,
-                                    PoliciesOptions, SimulateOptions, HelpOptions>;
+                                    PoliciesOptions, SimulateOptions, ProfileOptions, HelpOptions>;
 
 PlannerCommand parse_planner_arguments(int argc, const char* const* argv);
 

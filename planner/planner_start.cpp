@@ -6,11 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "common/sha256.h"
 #include "common/trouble.h"
 #include "planner/clock.h"
+#include "planner/greeting.h"
 #include "planner/planner.h"
 #include "planner/result_line.h"
 #include "planner/results_directory.h"
@@ -21,54 +21,10 @@ namespace {
 
 constexpr Seconds kShortWait{0.005};  // where two sockets, or memory, are looked at in turn
 
-// Grows with each planner of this machine's uptime, in steps of 10 ms; never 0.
-std::uint32_t planner_epoch() {
-  return std::max<std::uint32_t>(
-      1, static_cast<std::uint32_t>(static_cast<std::uint64_t>(monotonic_now().n * 100)));
-}
-
 double mib(Bytes bytes) { return static_cast<double>(bytes.n) / static_cast<double>(kMiB.n); }
 
 std::string fingerprint_of(const ControlSegment& control) {
   return to_hex(std::to_array(control.fingerprint));
-}
-
-std::string log_header(const ControlSegment& control, const std::string& run_id) {
-  const BlockSizes sizes = block_sizes(control.shape, control.dtype);
-  const WeightLayout layout = weight_layout(control.shape, control.dtype);
-  nlohmann::ordered_json header{{"run_id", run_id},
-                                {"build", build_id()},
-                                {"model", fingerprint_of(control)},
-                                {"dtype", std::string(name_of(control.dtype))},
-                                {"layers", control.shape.num_hidden_layers},
-                                {"hidden_size", control.shape.hidden_size},
-                                {"kv_row_bytes", sizes.kv_row.n},
-                                {"act_row_bytes", sizes.act_row.n}};
-  for (const WeightPiece& piece : layout.layer.pieces) {
-    header["piece_bytes"].push_back(piece.bytes.n);
-  }
-  return header.dump();
-}
-
-// No result depends on the log: one that cannot be continued (the machine lost power, say) is put
-// aside.
-std::unique_ptr<OrderLog> open_order_log(const std::filesystem::path& path,
-                                         const std::string& header) {
-  try {
-    return std::make_unique<OrderLog>(path, header);
-  } catch (const Failure& failure) {
-    if (failure.code() != Exit::cannot_start) {  // it cannot be written
-      throw;
-    }
-    std::filesystem::path aside = path;
-    aside += ".damaged";
-    std::filesystem::rename(path, aside);
-    fmt::print("{}; it is kept as {}, a new one begins\n", failure.what(),
-               aside.filename().string());
-    std::fflush(stdout);
-    spdlog::warn("{}", failure.what());
-  }
-  return std::make_unique<OrderLog>(path, header);
 }
 
 // The pool, for whoever reads the log: it is granted by the loader, which keeps none.
@@ -90,13 +46,7 @@ void log_grant(OrderLog& log, const LoaderLink::Grant& grant, const std::string&
 }  // namespace
 
 bool Planner::load() {
-  const auto state =
-      static_cast<LoaderState>(control_->loader_state.load(std::memory_order_acquire));
-  if (state == LoaderState::draining) {
-    fail(Exit::interrupted, "the loader ended before the model was loaded");
-  }
-  if (state != LoaderState::sealed ||
-      control_->fingerprint_ready.load(std::memory_order_acquire) == 0) {
+  if (!weights_sealed(*control_)) {
     usleep(static_cast<useconds_t>(kShortWait.n * 1e6));
     return false;
   }
@@ -153,24 +103,12 @@ void Planner::open_results_and_take_stock() {
 }
 
 void Planner::begin_greeting() {
-  const Identity identity{.run_id = options_.run_id, .layout_hash = control_->layout_hash};
   order_log_ =
-      open_order_log(options_.run_dir / "orders.log", log_header(*control_, options_.run_id));
-  const Epochs epochs{.planner = planner_epoch(), .executor = 0};
-  auto executor = serve(options_.executor_socket.string(), identity);
-  executor->set_epochs(epochs);
-  executor_ = std::make_unique<ExecutorLink>(std::move(executor), *order_log_,
-                                             control_->shape.num_hidden_layers);
-  auto loader = connect(options_.loader_socket.string(), identity);
-  loader->set_epochs(epochs);
-  messages::HelloT hello;
-  hello.protocol = kProtocol;
-  hello.build = build_id();
-  hello.layout_hash = control_->layout_hash;
-  hello.fingerprint.assign(std::begin(control_->fingerprint), std::end(control_->fingerprint));
-  hello.process = static_cast<std::uint32_t>(Process::planner);
-  hello.pid = static_cast<std::uint32_t>(getpid());
-  loader_ = std::make_unique<LoaderLink>(std::move(loader), std::move(hello));
+      open_order_log(options_.run_dir / "orders.log", order_log_header(*control_, options_.run_id));
+  Links links = open_links(*control_, options_.run_id, options_.executor_socket,
+                           options_.loader_socket, *order_log_);
+  executor_ = std::move(links.executor);
+  loader_ = std::move(links.loader);
   status_.state = "preparing";
   phase_ = Phase::greeting;
 }

@@ -54,7 +54,16 @@ class Opened final : public CpuDevice {
   }
 
   std::string name() const override {
-    return fmt::format("cpu, {} thread{}", options_.threads, options_.threads == 1 ? "" : "s");
+    // Speeds that were set are part of it: what was measured at others does not hold.
+    std::string name =
+        fmt::format("cpu, {} thread{}", options_.threads, options_.threads == 1 ? "" : "s");
+    if (options_.link_bytes_per_s > 0) {
+      name += fmt::format(", a link of {:g} GB/s", options_.link_bytes_per_s * 1e-9);
+    }
+    if (options_.compute_flops > 0) {
+      name += fmt::format(", {:g} GFLOP/s", options_.compute_flops * 1e-9);
+    }
+    return name;
   }
   Bytes memory() const override { return memory_; }
   Bytes overhead() const override { return {0}; }

@@ -76,12 +76,16 @@ def add_loading(to):
     to.add_argument("--host-memory", type=quantities.size, metavar="SIZE", help="cap on host memory: 100GiB, 64GB")
 
 
-def add_planning(to):
+def add_device(to):
     to.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one")
     to.add_argument("--gpu-memory", type=quantities.size, metavar="SIZE", help="cap on the device's memory: 24GiB")
     to.add_argument("--threads", type=quantities.count, metavar="N", help="threads of the CPU device")
     to.add_argument("--link-gbps", type=quantities.positive, metavar="X", help="rehearse a link: GB/s of the CPU device")
     to.add_argument("--compute-gflops", type=quantities.positive, metavar="X", help="and its speed of computing")
+
+
+def add_planning(to):
+    add_device(to)
     to.add_argument("--policy", metavar="NAME", help="how context is kept: hybrid, act-only, kv-only, …: see policies")
     to.add_argument("--act-share", type=quantities.share, metavar="0..1", help="share of ACT blocks, for hybrid and kvpr")
     to.add_argument("--machine", metavar="NAME", help="whose costs hybrid and kvpr decide by: h200-pcie5, rtx4090-pcie4, …")

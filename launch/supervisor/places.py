@@ -79,6 +79,12 @@ def _is_private(folder):
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
+def profile_folder():
+    """Where measured profiles are kept."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "poise" / "profiles"
+
+
 def fits_a_socket(path):
     return len(os.fsencode(path)) <= SOCKET_PATH_LIMIT
 

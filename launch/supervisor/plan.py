@@ -80,9 +80,13 @@ class Plan:
         home.stop()
         return None
 
-    def begin(self):
+    def record(self):
+        """What `status` and a later --resume want to know of the run."""
         record = {name: getattr(self.given, name) for name in ("model", "input", "output", "device", "policy", "dtype")}
-        record |= {"folder": os.getcwd(), "began": time.time(), "answers_hang_on": what_answers_hang_on(self.given)}
+        return record | {"answers_hang_on": what_answers_hang_on(self.given)}
+
+    def begin(self):
+        record = self.record() | {"folder": os.getcwd(), "began": time.time()}
         if self.run_id:
             record["run_id"] = self.run_id
         run_id = self.directory.begin(record)
@@ -112,14 +116,18 @@ class Plan:
     def loader_arguments(self):
         return [*loader_arguments(self.given), "--home", self._home, "--run-id", self.run_id, *self._logs("loader")]
 
-    def planner_arguments(self):
-        given = self.given
+    def planner_links(self):
+        """Where the planner finds the others."""
         words = ["--run-dir", self.directory.path, "--run-id", self.run_id]
         words += ["--loader-socket", self.loader_socket, "--executor-socket", self.executor_socket]
+        return words + self._logs("planner")
+
+    def planner_arguments(self):
+        given = self.given
+        words = self.planner_links()
         words += ["--model", given.model, "-i", given.input, "-o", given.output, *planner_arguments(given)]
         words += [f"--{name}" for name in ("resume", "overwrite") if getattr(given, name)]
-        words += ["--trace"] if given.trace is not None else []
-        return words + self._logs("planner")
+        return words + (["--trace"] if given.trace is not None else [])
 
     def executor_arguments(self):
         words = ["--run-id", self.run_id, "--planner-socket", self.executor_socket]

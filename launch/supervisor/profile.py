@@ -1,0 +1,164 @@
+"""`poise profile`: the planner has the executor measure what everything costs; the lines are kept, shown and drawn.
+
+A profile holds for one device and one model (its fingerprint). Kept ones lie in $XDG_CACHE_HOME/poise/profiles, where runs
+and `poise plan` find them.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from . import inputs, loaders, segments
+from .interrupts import Interrupts
+from .options import add_device, add_loading, add_model, normalised, parser
+from .pipeline import Pipeline
+from .places import PROGRAMS, profile_folder, program
+from .plan import Plan
+from .progress import ProgressLine
+from .run_directory import RunDirectory, read_json
+from .svg import Figure, page
+from .trouble import DONE, Refusal, brief, of_system, say, tell
+
+_MICRO = 1e6
+_TITLES = {
+    "load_w": "T_load_w",
+    "load_kv": "T_load_kv",
+    "load_act": "T_load_act",
+    "load_here": "ACT blocks of the device",
+    "kv_gen": "T_kv_gen",
+    "attention": "attention, decoding",
+    "prefill": "attention, prompts",
+    "forward": "forward",
+    "qkv": "forward, before attention",
+    "embed": "embedding",
+    "head": "head",
+    "store_kv": "stores, KV",
+    "store_act": "stores, ACT",
+}
+
+
+def profile(words):
+    made = parser(
+        "profile",
+        "Measures what loading, computing and storing cost on this machine with this model, and keeps lines through the\n"
+        "times; policies decide and `poise plan` foretells by them. Takes seconds once the model is loaded.",
+    )
+    add_model(made)
+    made.add_argument("-o", "--output-file", dest="output", metavar="FILE", help="keep it there, too")
+    add_device(made)
+    add_loading(made)
+    given = made.parse_args(normalised(words))
+    given.keep_loader, given.stall_timeout = False, 30.0
+    inputs.check_limits()
+    inputs.check_model(given.model)
+    for name in PROGRAMS:
+        program(name)
+    folder = Path(tempfile.mkdtemp(prefix="poise-profile-"))
+    try:
+        code = _measure(folder, given)
+        if code == DONE:
+            _keep(folder / "profile.json", given.output)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return code
+
+
+class _ProfilePlan(Plan):
+    """A run that ends where its first iteration would begin."""
+
+    def record(self):
+        return {name: getattr(self.given, name) for name in ("model", "device", "dtype")}
+
+    def planner_arguments(self):
+        words = ["profile", *self.planner_links(), "-o", self.directory.path.parent / "profile.json"]
+        for name in ("gpu_memory", "host_memory"):
+            if getattr(self.given, name) is not None:
+                words += ["--" + name.replace("_", "-"), getattr(self.given, name)]
+        return words
+
+
+def _measure(folder, given):
+    segments.reap()
+    loaders.sweep()
+    inputs.clip_memory(given, loaders.Home.of(given).weights_bytes())
+    directory = RunDirectory(folder / "run")
+    interrupts, line = Interrupts(), ProgressLine()
+    directory.enter()
+    plan = _ProfilePlan(directory, given)
+    try:
+        kept = plan.choose_loader()
+        plan.begin()
+        outcome = Pipeline(plan, interrupts, line, kept).run()
+    finally:
+        line.clear()
+        plan.end()
+        directory.leave()
+    if outcome.code != DONE:
+        say(outcome.sentence)
+    return outcome.code
+
+
+def _keep(path, output):
+    measured = read_json(path)
+    kept = kept_path(measured["fingerprint"])
+    try:
+        os.makedirs(kept.parent, mode=0o700, exist_ok=True)
+        fresh = kept.with_suffix(f".{os.getpid()}.new")
+        shutil.copyfile(path, fresh)
+        os.replace(fresh, kept)
+        kept.with_suffix(".svg").write_text(picture(measured), encoding="utf-8")
+        if output:
+            shutil.copyfile(path, output)
+    except OSError as problem:
+        raise of_system(problem) from None
+    tell(table(measured))
+    say(f"kept as {brief(kept)}, drawn in {brief(kept.with_suffix('.svg'))}")
+
+
+def kept_path(fingerprint):
+    """As planner/profile_run.h names it."""
+    return profile_folder() / f"{fingerprint[:16]}.json"
+
+
+def lines_of(measured):
+    return [(name, measured[name]) for name in _TITLES if isinstance(measured.get(name), dict) and "points" in measured[name]]
+
+
+def table(measured):
+    """T(n) = a + b n for each line, how well it fits, and the point that lies furthest off."""
+    rows = [("line", "a, µs", "b, µs", "R²", "worst", "points", "alone: a", "b, µs", "n counts")]
+    for name, line in lines_of(measured):
+        worst = max((abs(beside) / seconds for _, seconds, beside in line["points"] if seconds > 0), default=0.0)
+        alone = line["alone"] if line["alone"]["points"] else None
+        again = f" ({line['remeasured']} measured again)" if line.get("remeasured") else ""
+        rows.append((
+            name, f"{line['a'] * _MICRO:.2f}", f"{line['b'] * _MICRO:.4g}", f"{line['r2']:.4f}", f"{worst:.1%}",
+            str(len(line["points"])), f"{alone['a'] * _MICRO:.2f}" if alone else "-",
+            f"{alone['b'] * _MICRO:.4g}" if alone else "-", line["unit"] + again,
+        ))  # fmt: skip
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    text = [measured["name"]]
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1])), row[-1]]
+        text.append("  ".join(cells))
+    return "\n".join(text)
+
+
+def picture(measured):
+    """A figure for each line: points, the line, and those measured while the other streams rested."""
+    figures = []
+    for name, line in lines_of(measured):
+        figure = Figure(_TITLES[name], x=line["unit"], y="ms", width=420, height=280)
+        most = max(n for n, _, _ in line["points"])
+        figure.points("measured", [(n, seconds * 1e3) for n, seconds, _ in line["points"]])
+        figure.line(f"R² {line['r2']:.4f}", [(0, line["a"] * 1e3), (most, (line["a"] + line["b"] * most) * 1e3)])
+        if line["alone"]["points"]:
+            alone = line["alone"]
+            figure.points("alone", [(n, seconds * 1e3) for n, seconds, _ in alone["points"]])
+            figure.line("", [(0, alone["a"] * 1e3), (most, (alone["a"] + alone["b"] * most) * 1e3)], dashed=True)
+        figures.append(figure)
+    if not figures:
+        raise Refusal(f"the profile of {measured.get('name')} holds no points: it was made of a machine's constants")
+    return page(figures, columns=3)

@@ -1,0 +1,136 @@
+#include "planner/profiler.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "common/trouble.h"
+#include "planner/sizes.h"
+
+namespace poise {
+namespace {
+
+constexpr Bytes kLargestPool = kGiB * 2;
+constexpr std::int64_t kShareOfHost = 8;  // of what is free, the pool may take one part
+constexpr Seconds kIteration{0.25};        // of one work, beside its weights
+constexpr int kFewestRounds = 3;          // 6 sizes of the head's rows
+constexpr std::int32_t kVisits = 24;      // of each size, all layers and rounds together, at least
+
+}  // namespace
+
+Profiler::Profiler(ProfiledMachine machine, LoaderLink& loader, ExecutorLink& executor)
+    : machine_(std::move(machine)),
+      layout_(weight_layout(machine_.shape, machine_.dtype)),
+      loader_(loader),
+      executor_(executor) {
+  profile_.name = machine_.device;
+  profile_.fingerprint = profile_fingerprint(machine_.device, machine_.shape, machine_.dtype);
+  profile_.model = model_fingerprint(machine_.shape, machine_.dtype);
+  profile_.gpu_memory = machine_.gpu_memory;
+  profile_.gpu_overhead = machine_.gpu_overhead;
+  profile_.host_memory = machine_.host_memory;
+  executor_.watch([this](const messages::LayerDone& done) {
+    if (done.spans() != nullptr) {
+      for (const messages::Span* span : *done.spans()) {
+        spans_.push_back({done.stage(), *span});
+      }
+    }
+  });
+  begin(kFirstProfileScale, 1);
+}
+
+Profiler::~Profiler() { executor_.watch(nullptr); }
+
+void Profiler::begin(ProfileScale scale, int rounds) {
+  sizes_ = profile_sizes(machine_.shape, machine_.dtype, scale,
+                         std::min(kLargestPool, machine_.host_free / kShareOfHost),
+                         machine_.gpu_overhead, machine_.gpu_memory);
+  rounds_ = rounds;
+  for (int round = 0; round < rounds; ++round) {
+    for (const ProfileWork work : kProfileWork) {
+      works_.push_back({work, round});
+    }
+  }
+  times_.emplace(layout_, sizes_.device);
+  loader_.claim(region_bytes(block_sizes(machine_.shape, machine_.dtype), sizes_.host),
+                sizes_.host);
+  phase_ = Phase::claiming;
+}
+
+bool Profiler::step(Seconds timeout) {
+  bool moved = false;
+  switch (phase_) {
+    case Phase::claiming:
+      moved = loader_.step(timeout);
+      if (loader_.grant()) {
+        executor_.configure(sizes_.device, machine_.gpu_memory, layout_, true);
+        phase_ = Phase::configuring;
+      }
+      break;
+    case Phase::configuring:
+      moved = executor_.step(timeout);
+      if (executor_.ready()) {
+        phase_ = Phase::measuring;
+        go_on();
+      }
+      break;
+    case Phase::measuring:
+      moved = executor_.step(timeout);
+      if (executor_.take_results()) {
+        times_->add(tables_, spans_);
+        go_on();
+      }
+      break;
+    case Phase::over:
+      break;
+  }
+  return moved;
+}
+
+void Profiler::go_on() {
+  if (works_.empty()) {
+    next_pass();
+    return;
+  }
+  const Work next = works_.front();
+  works_.pop_front();
+  spans_.clear();
+  messages::IterationT tables = profile_iteration(next.work, sizes_, machine_.shape, ++iteration_,
+                                                  loader_.grant()->pool_epoch, next.round, rounds_);
+  tables_ = tables;
+  executor_.begin(std::move(tables), works_.empty());
+}
+
+void Profiler::next_pass() {
+  times_->fit(profile_);
+  if (std::exchange(small_, false)) {
+    const std::int32_t layers = machine_.shape.num_hidden_layers;
+    const ProfileScale scale = profile_scale(profile_, layers, kIteration);
+    spdlog::info("profiling with up to {} blocks and {} rows", scale.blocks, scale.rows);
+    begin(scale, std::max(kFewestRounds, static_cast<int>(ceil_div(kVisits, layers))));
+    return;
+  }
+  const ProfileTimes::Outliers outliers = times_->outliers();
+  if (outliers.empty() || std::exchange(repeated_, true)) {
+    phase_ = Phase::over;
+    return;
+  }
+  repeat(outliers);
+}
+
+// Their works again, every round: a size of the head's rows comes in one round alone.
+void Profiler::repeat(const ProfileTimes::Outliers& outliers) {
+  times_->forget(outliers);
+  for (int round = 0; round < rounds_; ++round) {
+    for (const ProfileWork work : kProfileWork) {
+      if (std::ranges::any_of(outliers,
+                              [&](const auto& one) { return measures(work, one.first); })) {
+        works_.push_back({work, round});
+      }
+    }
+  }
+  go_on();
+}
+
+}  // namespace poise

@@ -1,0 +1,70 @@
+#pragma once
+// Has the executor do profiling.h's iterations and fits their times: first a small set, which tells
+// how large the others may be to take seconds and not minutes, then all works several times, and once
+// more those whose points lie far off their lines. Claims a small pool and configures the executor,
+// traced; whoever goes on with them claims and configures anew. One thread, one `step` at a time.
+
+#include <deque>
+#include <optional>
+
+#include "planner/executor_link.h"
+#include "planner/loader_link.h"
+#include "planner/profiling.h"
+
+namespace poise {
+
+// What is measured, and how much memory that may take.
+struct ProfiledMachine {
+  ModelShape shape{};
+  DType dtype{};
+  std::string device;  // as the executor names it
+  Bytes gpu_memory;    // at most
+  Bytes gpu_overhead;  // of it, beside the buffers
+  Bytes host_free;     // that a pool may be made of
+  Bytes host_memory;   // of the machine
+};
+
+class Profiler {
+ public:
+  // The links have greeted, and outlive this.
+  Profiler(ProfiledMachine machine, LoaderLink& loader, ExecutorLink& executor);
+  ~Profiler();
+  Profiler(const Profiler&) = delete;
+  Profiler& operator=(const Profiler&) = delete;
+
+  // Waits at most `timeout` for an answer. True where anything passed.
+  bool step(Seconds timeout);
+  bool done() const { return phase_ == Phase::over; }
+  // REQUIRES: done().
+  const Profile& profile() const { return profile_; }
+
+ private:
+  enum class Phase { claiming, configuring, measuring, over };
+  struct Work {
+    ProfileWork work;
+    int round;
+  };
+
+  void begin(ProfileScale scale, int rounds);
+  void go_on();
+  void next_pass();
+  void repeat(const ProfileTimes::Outliers& outliers);
+
+  const ProfiledMachine machine_;
+  const WeightLayout layout_;
+  LoaderLink& loader_;
+  ExecutorLink& executor_;
+  Phase phase_ = Phase::claiming;
+  bool small_ = true;  // the first pass, which only finds the scale
+  bool repeated_ = false;
+  int rounds_ = 1;
+  ProfileSizes sizes_;
+  std::deque<Work> works_;
+  std::uint64_t iteration_ = 0;
+  messages::IterationT tables_;  // of the iteration under way
+  std::vector<ProfileTimes::StageSpan> spans_;
+  std::optional<ProfileTimes> times_;
+  Profile profile_;
+};
+
+}  // namespace poise

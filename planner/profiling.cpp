@@ -1,0 +1,295 @@
+#include "planner/profiling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+#include <memory>
+#include <numeric>
+
+#include "common/trouble.h"
+#include "common/weight_layout.h"
+#include "planner/sizes.h"
+
+namespace poise {
+namespace {
+
+constexpr int kSizes = 8;                     // of blocks in the context works
+constexpr std::int32_t kSequences = 8;        // a mini-batch's blocks are shared out among
+constexpr std::int32_t kPromptTokens = 1024;  // of one sequence
+constexpr std::int32_t kLogitsRows = 256;
+constexpr std::int32_t kHereBlocks = 16;  // ACT blocks on the device
+// Neighbours' rows are together more than a mini-batch's buffers hold, so that each is a group of its
+// own; in eighths of the largest, 0 for a single row.
+constexpr std::array<std::int32_t, 8> kPromptEighths{0, 8, 1, 8, 2, 7, 4, 5};
+
+std::int32_t context_blocks(const DeviceLimits& limits) {
+  return std::max(1, limits.max_context / kBlockTokens);
+}
+
+std::int32_t size_of_step(std::int32_t most, int step) {  // 1 .. kSizes
+  return std::max(1, most * step / kSizes);
+}
+
+std::vector<std::int32_t> prompt_rows(std::int32_t most) {
+  std::vector<std::int32_t> rows;
+  for (const std::int32_t eighths : kPromptEighths) {
+    rows.push_back(std::max(1, most * eighths / 8));
+  }
+  return rows;
+}
+
+// A run or entry of one kind and place.
+struct Blocks {
+  messages::Kind kind;
+  messages::Place place;
+  std::uint32_t pool;  // so many there are
+};
+
+// Mini-batches one behind the other.
+class Tables {
+ public:
+  Tables(const ProfileSizes& sizes, const ModelShape& shape) : sizes_(sizes), shape_(shape) {}
+
+  // One-row sequences that load `n` blocks between them, the last row of each block's last aside:
+  // that is the new one.
+  void add_context(const Blocks& blocks, std::int32_t n) {
+    auto batch = begin();
+    const std::int32_t sequences =
+        std::max(std::min(n, kSequences),
+                 static_cast<std::int32_t>(ceil_div(n, context_blocks(sizes_.device))));
+    std::uint32_t slot = 0;
+    for (std::int32_t i = 0; i < sequences; ++i) {
+      const std::int32_t share = n * (i + 1) / sequences - n * i / sequences;
+      const auto count = static_cast<std::uint32_t>(share);
+      batch->sequences.emplace_back(next_request_++, count * kBlockTokens - 1, 1,
+                                    static_cast<std::uint32_t>(i),
+                                    static_cast<std::uint32_t>(batch->entries.size()));
+      batch->tokens.push_back(token());
+      for (std::uint32_t left = count; left > 0;) {
+        const std::uint32_t first = next_block_ % blocks.pool;
+        const std::uint32_t run = std::min(left, blocks.pool - first);
+        const bool last = run == left;
+        batch->loads.emplace_back(blocks.kind, blocks.place,
+                                  static_cast<std::uint16_t>(kBlockTokens - (last ? 1 : 0)), run,
+                                  first, slot);
+        for (std::uint32_t j = 0; j < run; ++j) {
+          batch->entries.emplace_back(where(blocks.kind), blocks.kind, blocks.place, 0, slot + j,
+                                      first + j);
+        }
+        slot += run;
+        next_block_ += run;
+        left -= run;
+      }
+    }
+    if (blocks.kind == messages::Kind::Act) {
+      batch->regenerate.emplace_back(0, slot);
+    }
+    end(std::move(batch));
+  }
+
+  // New sequences of `rows` rows together, of which `stored` go to blocks that nobody else uses.
+  void add_prompts(const Blocks& blocks, std::int32_t rows, std::int32_t stored) {
+    auto batch = begin();
+    const std::int32_t longest = std::min(kPromptTokens, sizes_.device.max_context);
+    std::uint32_t slot = 0;
+    for (std::int32_t row = 0; row < rows;) {
+      const std::int32_t tokens = std::min(longest, rows - row);
+      batch->sequences.emplace_back(next_request_++, 0, static_cast<std::uint32_t>(tokens),
+                                    static_cast<std::uint32_t>(row),
+                                    static_cast<std::uint32_t>(batch->entries.size()));
+      for (std::int32_t begin = 0; begin < tokens; begin += kBlockTokens) {
+        const std::int32_t count = std::min({kBlockTokens, tokens - begin, stored});
+        const std::uint32_t block = count > 0 ? next_block_++ : 0;
+        check(block < blocks.pool, "the pool has a block for each that is stored");
+        batch->entries.emplace_back(where(blocks.kind), blocks.kind, blocks.place, 0, slot++,
+                                    block);
+        if (count > 0) {
+          batch->stores.emplace_back(blocks.kind, blocks.place, 0,
+                                     static_cast<std::uint32_t>(count),
+                                     static_cast<std::uint32_t>(row + begin), block);
+          stored -= count;
+        }
+      }
+      for (std::int32_t i = 0; i < tokens; ++i) {
+        batch->tokens.push_back(token());
+      }
+      row += tokens;
+    }
+    end(std::move(batch));
+  }
+
+  // A token is sampled for so many of the sequences, at least one.
+  messages::IterationT finish(std::uint64_t iteration, std::uint64_t pool_epoch, double share) {
+    std::int64_t sequences = 0;
+    for (const auto& batch : tables_.mini_batches) {
+      sequences += std::ssize(batch->sequences);
+    }
+    auto left = std::max<std::int64_t>(1, std::llround(share * static_cast<double>(sequences)));
+    for (auto& batch : tables_.mini_batches) {
+      for (std::uint32_t i = 0; i < batch->sequences.size() && left > 0; ++i, --left) {
+        auto sample = std::make_unique<messages::SampleT>();
+        sample->sequence = i;
+        sample->temperature = 0;
+        batch->samples.push_back(std::move(sample));
+      }
+    }
+    tables_.iteration = iteration;
+    tables_.pool_epoch = pool_epoch;
+    return std::move(tables_);
+  }
+
+ private:
+  static messages::Where where(messages::Kind kind) {
+    return kind == messages::Kind::Kv ? messages::Where::LoadedKv : messages::Where::RegeneratedKv;
+  }
+  TokenId token() { return static_cast<TokenId>(next_token_++ % unsigned(shape_.vocab_size)); }
+  std::unique_ptr<messages::MiniBatchT> begin() const {
+    auto batch = std::make_unique<messages::MiniBatchT>();
+    batch->id = static_cast<std::uint32_t>(tables_.mini_batches.size());
+    return batch;
+  }
+  void end(std::unique_ptr<messages::MiniBatchT> batch) {
+    tables_.mini_batches.push_back(std::move(batch));
+  }
+
+  const ProfileSizes& sizes_;
+  const ModelShape& shape_;
+  messages::IterationT tables_;
+  std::uint32_t next_block_ = 0, next_request_ = 0, next_token_ = 0;
+};
+
+DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale) {
+  const std::int32_t positions = shape.max_position_embeddings / kBlockTokens * kBlockTokens;
+  DeviceLimits limits;
+  std::int64_t rows = 0;
+  for (const std::int32_t one : prompt_rows(scale.rows)) {
+    rows += one;
+  }
+  limits.max_context = std::max(std::min(positions, scale.blocks * kBlockTokens), kBlockTokens);
+  const std::int32_t sequences = std::max(
+      kSequences, static_cast<std::int32_t>(ceil_div(scale.blocks, context_blocks(limits))));
+  const std::int64_t prompts = ceil_div(scale.rows, std::min(kPromptTokens, limits.max_context));
+  limits.max_rows = static_cast<std::int32_t>(std::max<std::int64_t>(rows, 7 * kSizes * sequences));
+  limits.max_mini_batch_rows = std::max(scale.rows, sequences);
+  limits.max_sequences = std::max(sequences, static_cast<std::int32_t>(prompts));
+  limits.act_slots = limits.kv_slots = std::max(
+      scale.blocks, static_cast<std::int32_t>(ceil_div(scale.rows, kBlockTokens) + prompts));
+  limits.logits_rows = kLogitsRows;
+  limits.gpu_act_blocks = kHereBlocks;
+  return limits;
+}
+
+}  // namespace
+
+ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale scale,
+                           Bytes host_bytes, Bytes overhead, Bytes cap) {
+  const BlockSizes blocks = block_sizes(shape, dtype);
+  const Bytes pair =
+      (blocks.block(BlockKind::kv) + blocks.block(BlockKind::act)) * shape.num_hidden_layers;
+  // Every mini-batch of prompts begins a block that it does not fill.
+  const std::int64_t wanted =
+      std::max<std::int64_t>(scale.rows / kBlockTokens, 4) + std::ssize(kPromptEighths);
+  const std::int64_t pool = std::clamp<std::int64_t>(host_bytes / pair, 2, wanted);
+  ProfileSizes sizes{.scale = scale, .host = {}, .device = limits_for(shape, scale)};
+  while (plan_device_memory(shape, dtype, sizes.device, overhead).total > cap &&
+         (sizes.scale.blocks > 1 || sizes.scale.rows > kSequences)) {
+    sizes.scale.blocks = std::max(1, sizes.scale.blocks / 2);
+    sizes.scale.rows = std::max(kSequences, sizes.scale.rows / 2);
+    sizes.device = limits_for(shape, sizes.scale);
+    sizes.device.logits_rows = std::min(kLogitsRows, sizes.scale.rows);
+  }
+  sizes.host = {.act_blocks = static_cast<std::uint32_t>(pool),
+                .kv_blocks = static_cast<std::uint32_t>(pool),
+                .gpu_act_blocks = kHereBlocks};
+  // Layers that stay need not be streamed again and again; a few that are streamed tell the price.
+  constexpr std::int32_t kStreamed = 4;
+  sizes.device = with_resident_layers(shape, dtype, sizes.device, overhead, cap);
+  sizes.device.resident_layers =
+      std::min(sizes.device.resident_layers, std::max(0, shape.num_hidden_layers - kStreamed));
+  return sizes;
+}
+
+messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& sizes,
+                                       const ModelShape& shape, std::uint64_t iteration,
+                                       std::uint64_t pool_epoch, int round, int rounds) {
+  using messages::Kind, messages::Place;
+  const Blocks kv{Kind::Kv, Place::Host, sizes.host.kv_blocks};
+  const Blocks act{Kind::Act, Place::Host, sizes.host.act_blocks};
+  const Blocks here{Kind::Act, Place::Gpu, sizes.host.gpu_act_blocks};
+  Tables tables(sizes, shape);
+  if (work == ProfileWork::context_apart || work == ProfileWork::context_together) {
+    for (int step = kSizes; step >= 1; --step) {
+      for (const Blocks& kind : {kv, act, here}) {
+        tables.add_context(kind, size_of_step(sizes.scale.blocks, step));
+        if (work == ProfileWork::context_apart) {
+          tables.add_context(kv, 1);
+        }
+      }
+    }
+    const int index = 2 * round + (work == ProfileWork::context_together ? 1 : 0);
+    return tables.finish(iteration, pool_epoch, (index + 1.0) / (2.0 * rounds));
+  }
+  const Blocks& kind = work == ProfileWork::prompts_kv ? kv : act;
+  const std::vector<std::int32_t> rows = prompt_rows(sizes.scale.rows);
+  double all = 0;
+  for (const std::int32_t one : rows) {
+    all += one;
+  }
+  const double room = (kind.pool - static_cast<double>(rows.size())) * kBlockTokens;
+  for (const std::int32_t one : rows) {
+    const double stored = std::clamp(room / all, 0.0, 1.0) * one;
+    tables.add_prompts(kind, one, static_cast<std::int32_t>(stored));
+  }
+  return tables.finish(iteration, pool_epoch, 0);
+}
+
+bool measures(ProfileWork work, Line Profile::*line) {
+  const auto among = [&](std::initializer_list<Line Profile::*> lines) {
+    return std::ranges::find(lines, line) != lines.end();
+  };
+  if (among({&Profile::load_w, &Profile::forward, &Profile::qkv, &Profile::embed})) {
+    return true;
+  }
+  if (among({&Profile::store_kv})) {
+    return work == ProfileWork::prompts_kv;
+  }
+  if (among({&Profile::store_act})) {
+    return work == ProfileWork::prompts_act;
+  }
+  const bool prompts = work == ProfileWork::prompts_kv || work == ProfileWork::prompts_act;
+  return prompts == among({&Profile::prefill});
+}
+
+ProfileScale profile_scale(const Profile& first, std::int32_t layers, Seconds budget) {
+  constexpr double kContextSizes = (kSizes + 1) / 2.0;  // of the largest, all sizes of one kind
+  const double each = budget.n / layers;
+  const double block = kContextSizes * (std::max(first.load_kv.b, first.attention.b) +
+                                        std::max(first.load_act.b + first.load_here.b,
+                                                 2 * (first.kv_gen.b + first.attention.b)));
+  const double rows = std::accumulate(kPromptEighths.begin(), kPromptEighths.end(), 0) / 8.0;
+  const double row = rows * first.forward.b;
+  const auto scaled = [&](double cost, std::int32_t least, std::int32_t most) {
+    // Whole eighths, so that every size is another.
+    return static_cast<std::int32_t>(std::clamp(each / cost, double(least), double(most))) / 8 * 8;
+  };
+  return {.blocks = scaled(block, kFirstProfileScale.blocks, kLargestProfileScale.blocks),
+          .rows = scaled(row, kFirstProfileScale.rows, kLargestProfileScale.rows)};
+}
+
+std::vector<std::size_t> far_points(std::span<const Point> points, const Line& line, double least) {
+  std::vector<double> distances;
+  for (const Point& point : points) {
+    distances.push_back(std::abs(point.time.n - line(point.n).n));
+  }
+  std::vector<double> sorted = distances;
+  std::ranges::sort(sorted);
+  std::vector<std::size_t> far;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    if (distances[i] > 5 * sorted[sorted.size() / 2] && distances[i] > least * points[i].time.n) {
+      far.push_back(i);
+    }
+  }
+  return far;
+}
+
+}  // namespace poise

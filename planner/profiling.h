@@ -1,0 +1,116 @@
+#pragma once
+// What is ordered to learn what everything costs (cost_model.h), and what its times say. The orders
+// are ordinary iterations whose mini-batches differ in size: one of them brings every size of a kind
+// in every layer, so that a handful of iterations measures all lines, each point many times.
+//
+//   context, apart      one-row sequences with n KV or n ACT blocks, each size between two tiny
+//                       mini-batches: while it loads or computes, the other streams rest
+//   context, together   the same without the tiny ones: every stream works
+//   prompts, KV / ACT   r new rows without context, stored as KV or as ACT blocks
+//
+// Blocks of the pool are loaded again and again: a small pool stands for a large one. Pure functions
+// of sizes and reports; profiler.h talks with the executor.
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/device_memory.h"
+#include "common/messages_generated.h"
+#include "planner/cost_model.h"
+#include "planner/policy.h"
+
+namespace poise {
+
+enum class ProfileWork : std::uint8_t { context_apart, context_together, prompts_kv, prompts_act };
+inline constexpr std::array<ProfileWork, 4> kProfileWork{
+    ProfileWork::context_apart, ProfileWork::context_together, ProfileWork::prompts_kv,
+    ProfileWork::prompts_act};
+
+// How large the largest mini-batches are made.
+struct ProfileScale {
+  std::int32_t blocks = 0;  // loaded, of one kind
+  std::int32_t rows = 0;    // of prompts
+};
+inline constexpr ProfileScale kFirstProfileScale{.blocks = 16, .rows = 16};
+inline constexpr ProfileScale kLargestProfileScale{.blocks = 512, .rows = 2048};
+
+// The pool and the buffers that the orders of a scale need.
+struct ProfileSizes {
+  ProfileScale scale;
+  Allocation host;
+  DeviceLimits device;
+};
+// `scale` or, where `cap` does not hold its buffers, half of it and so on; fails as check_fits does
+// where nothing fits. `host_bytes`: for the pool, all layers together.
+ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale scale,
+                           Bytes host_bytes, Bytes overhead, Bytes cap);
+
+// The tables of one iteration. `round` of `rounds`: how many rows the head has differs with it.
+messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& sizes,
+                                       const ModelShape& shape, std::uint64_t iteration,
+                                       std::uint64_t pool_epoch, int round, int rounds);
+
+// Whether the work's iterations have times for the line.
+bool measures(ProfileWork work, Line Profile::*line);
+
+// The scale at which one iteration takes about `budget` beside the weights, judged by `first`, the
+// lines of a smaller one.
+ProfileScale profile_scale(const Profile& first, std::int32_t layers, Seconds budget);
+
+// Of a prompt's part: new rows times the rows that each sees; 0 for a single new row.
+double prefill_pairs(const messages::Sequence& sequence);
+
+// Times of all spans, by line and n (profile_times.cpp).
+class ProfileTimes {
+ public:
+  ProfileTimes(const WeightLayout& layout, const DeviceLimits& limits)
+      : layout_(layout), limits_(limits) {}
+
+  // Every span of every order of the iteration.
+  struct StageSpan {
+    std::uint32_t stage;
+    messages::Span span;
+  };
+  void add(const messages::IterationT& tables, const std::vector<StageSpan>& spans);
+
+  // Lines of the machine `profile` is named for; its other fields stay as they are.
+  void fit(Profile& profile) const;
+
+  // Points that lie further from their line than chance puts them, by line and n.
+  using Outliers = std::vector<std::pair<Line Profile::*, double>>;
+  Outliers outliers() const;
+  // Their times are forgotten, to be measured again.
+  void forget(const Outliers& outliers);
+
+ private:
+  struct Time {
+    double seconds;
+    double overlap;  // share of it in which another stream worked
+  };
+  struct Samples {
+    std::map<double, std::vector<Time>> by_n;
+    std::int32_t remeasured = 0;
+  };
+  class Reader;
+
+  void add(Line Profile::*line, double n, Time time);
+  static std::vector<Point> medians(const Samples& samples, bool alone);
+  Samples& samples(Line Profile::*line);
+
+  WeightLayout layout_;
+  DeviceLimits limits_;
+  std::array<Samples, 16> lines_;  // in the order of profile_lines()
+  std::vector<double> between_;
+  std::int64_t last_end_ns_ = -1;  // of the iteration before
+};
+
+// Which of the points lie further from the line through all of them than five times the middle
+// distance, and than `least` of their own height.
+std::vector<std::size_t> far_points(std::span<const Point> points, const Line& line,
+                                    double least = 0.1);
+
+}  // namespace poise
