@@ -46,7 +46,7 @@ class ExecutorLink {
   void watch(std::function<void(const messages::LayerDone&)> watcher) {
     watcher_ = std::move(watcher);
   }
-  // What is sent and reported goes there from now on, and is counted anew.
+  // What is sent and reported goes to `log` from now on, and is counted anew.
   void log_to(OrderLog& log) {
     log_ = &log;
     totals_ = {};

@@ -89,6 +89,8 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
       "executor-socket", "to bind", text())("policy", "one of `poise-planner policies`", text())(
       "act-share", "share of ACT blocks, for hybrid and kvpr", text())(
       "machine", "whose costs the policy decides by: h200-pcie5, …", text())(
+      "profile", "costs that were measured: a file", text())(
+      "profile-dir", "measured costs are kept there", text())(
       "max-num-seqs", "requests under way at a time", text())("mini-batch-tokens",
                                                               "context of a mini-batch", text())(
       "prefill-tokens", "rows of prompts in an iteration", text())(
@@ -118,6 +120,15 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
     run.machine = required_argument(given, "machine");
     machine_named(*run.machine);  // refuses what there is not
   }
+  if (given.count("profile") != 0) {
+    run.profile = required_argument(given, "profile");
+    if (run.machine) {
+      fail("--profile and --machine: only one of them can say what everything costs");
+    }
+  }
+  if (given.count("profile-dir") != 0) {
+    run.profile_dir = required_argument(given, "profile-dir");
+  }
   if (run.policy || run.policy_options.act_share) {
     make_policy(run.policy.value_or("hybrid"), run.policy_options);  // refuses what cannot be
   }
@@ -145,10 +156,10 @@ PlannerCommand profile_command(const std::vector<std::string>& words) {
   options.add_options()("run-dir", "state of the run", text())(
       "run-id", "of the control segment", text())("loader-socket", "to connect to", text())(
       "executor-socket", "to bind", text())("profile-dir", "keeps profiles by their fingerprint",
-                                            text())("o,output-file", "the profile",
-                                                    text())("gpu-memory", "cap, bytes", text())(
-      "host-memory", "cap, bytes", text())("log", "file", text())(
-      "death-fd", "pipe that the supervisor holds", text())("h,help", "this text");
+                                            text())("o,output-file", "the profile", text())(
+      "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
+      "log", "file", text())("death-fd", "pipe that the supervisor holds", text())("h,help",
+                                                                                   "this text");
   const auto given = parse_arguments(options, words);
   if (given.count("help") != 0) {
     return HelpOptions{options.help()};

@@ -32,6 +32,8 @@ struct RunOptions {
   std::filesystem::path executor_socket;
   std::optional<std::string> policy;   // nothing: by the device
   std::optional<std::string> machine;  // whose costs the policy decides by; nothing: unknown
+  std::optional<std::filesystem::path> profile;  // whose costs it decides by instead
+  std::filesystem::path profile_dir;             // measured ones are kept there; empty: nowhere
   PolicyOptions policy_options;
   BatchOptions batch;
   std::optional<Bytes> gpu_memory;

@@ -61,6 +61,9 @@ bool Planner::step() {
     case Phase::greeting:
       moved = greet();
       break;
+    case Phase::profiling:
+      moved = measure();
+      break;
     case Phase::claiming:
       moved = loader_->step(kWait);
       if (loader_->grant()) {
@@ -117,12 +120,18 @@ void Planner::plan_iteration() {
   messages::IterationT tables =
       order_tables_->build(++iteration_, loader_->grant()->pool_epoch, parts_, items, batches);
   const bool last = scheduler_->last_iteration();
+  if (prediction_) {
+    prediction_->begin(tables, last, begin);
+  }
   status_.planning_time += monotonic_now() - begin;
   executor_->begin(std::move(tables), last);
 }
 
 void Planner::take_results(const Received& results) {
   const Seconds begin = monotonic_now();
+  if (prediction_) {
+    prediction_->done(begin);
+  }
   const AnswerBook::Progress progress =
       answers_->apply(parts_, *results->body_as_IterationDone(), std::time(nullptr));
   write_lines(progress.lines);
@@ -217,6 +226,9 @@ void Planner::report(bool always) {
   }
   if (order_log_) {
     order_log_->flush();
+  }
+  if (prediction_) {
+    status_.prediction = prediction_->figures();
   }
   status_.iteration = iteration_;
   status_.elapsed = running_since_ ? time - *running_since_ : Seconds{0};

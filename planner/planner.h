@@ -7,6 +7,7 @@
 //   phase        waits for
 //   loading      the loader's weights to be sealed
 //   greeting     loader and executor to say Hello
+//   profiling    the executor to be measured; only where costs are wanted that nobody has
 //   claiming     the pool
 //   configuring  the executor to be Ready
 //   running      the iteration under way, again and again
@@ -24,6 +25,8 @@
 #include "planner/loader_link.h"
 #include "planner/options.h"
 #include "planner/orders.h"
+#include "planner/prediction.h"
+#include "planner/profiler.h"
 #include "planner/results_file.h"
 #include "planner/run_input.h"
 #include "planner/schedule.h"
@@ -46,12 +49,15 @@ class Planner {
   std::string summary() const;
 
  private:
-  enum class Phase { loading, greeting, claiming, configuring, running, over };
+  enum class Phase { loading, greeting, profiling, claiming, configuring, running, over };
 
   bool load();
   void open_results_and_take_stock();
   void begin_greeting();
   bool greet();
+  bool find_profile();
+  bool measure();
+  void use_profile(Profile profile);
   void decide_sizes();
   Bytes place_blocks(bool device_is_host);
   bool configure();
@@ -76,9 +82,14 @@ class Planner {
   std::vector<RequestId> input_lines_;
   std::vector<const Request*> to_do_;
   std::unique_ptr<OrderLog> order_log_;
+  std::unique_ptr<OrderLog> profile_log_;
   std::unique_ptr<LoaderLink> loader_;
   std::unique_ptr<ExecutorLink> executor_;
 
+  std::string policy_name_;
+  std::unique_ptr<Profiler> profiler_;      // while it measures
+  std::shared_ptr<const Profile> profile_;  // nothing: costs are not known
+  std::optional<Prediction> prediction_;
   std::unique_ptr<Policy> policy_;
   Demand demand_;
   Allocation host_;

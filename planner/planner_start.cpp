@@ -12,6 +12,7 @@
 #include "planner/clock.h"
 #include "planner/greeting.h"
 #include "planner/planner.h"
+#include "planner/profile_run.h"
 #include "planner/result_line.h"
 #include "planner/results_directory.h"
 #include "planner/results_start.h"
@@ -19,6 +20,7 @@
 namespace poise {
 namespace {
 
+constexpr Seconds kMessageWait{0.1};
 constexpr Seconds kShortWait{0.005};  // where two sockets, or memory, are looked at in turn
 
 double mib(Bytes bytes) { return static_cast<double>(bytes.n) / static_cast<double>(kMiB.n); }
@@ -116,11 +118,82 @@ void Planner::begin_greeting() {
 bool Planner::greet() {
   const bool loader_moved = loader_->step(loader_->greeted() ? Seconds{0} : kShortWait);
   const bool executor_moved = executor_->step(executor_->greeting() ? Seconds{0} : kShortWait);
-  if (loader_->greeted() && executor_->greeting()) {
+  if (loader_->greeted() && executor_->greeting() && find_profile()) {
     decide_sizes();
   }
   report();
   return loader_moved || executor_moved;
+}
+
+// Which policy, and what everything costs, where that is known. False where it is to be measured
+// first: it would decide by costs that nobody has.
+bool Planner::find_profile() {
+  const ModelShape& shape = control_->shape;
+  const DType dtype = control_->dtype;
+  const std::string& device = executor_->greeting()->device;
+  const bool device_is_host = device.starts_with("cpu");
+  // On the CPU device nothing hides the making of keys and values: they are kept.
+  const bool costs_given =
+      options_.policy_options.act_share || options_.machine || options_.profile;
+  policy_name_ = options_.policy.value_or(device_is_host && !costs_given ? "kv-only" : "hybrid");
+  if (options_.machine) {
+    use_profile(profile_of(machine_named(*options_.machine), shape, dtype));
+    return true;
+  }
+  if (options_.profile) {
+    use_profile(read_profile_of(*options_.profile, shape, dtype));
+    return true;
+  }
+  if (options_.profile_dir.empty()) {
+    return true;
+  }
+  const std::string fingerprint = profile_fingerprint(device, shape, dtype);
+  try {
+    if (auto kept = read_profile(kept_profile(options_.profile_dir, fingerprint), fingerprint)) {
+      use_profile(std::move(*kept));
+      return true;
+    }
+  } catch (const Failure& broken) {  // of an older version, say
+    spdlog::warn("{}", broken.what());
+  }
+  const bool wanted = policy_named(policy_name_).needs_profile &&
+                      !options_.policy_options.act_share &&
+                      (!device_is_host || options_.policy.has_value());
+  if (!wanted) {
+    return true;
+  }
+  fmt::print("policy {}: what everything costs on {} is not known yet; measuring it once\n",
+             policy_name_, device);
+  std::fflush(stdout);
+  profile_log_ = open_order_log(options_.run_dir / "profile-orders.log",
+                                order_log_header(*control_, options_.run_id));
+  executor_->log_to(*profile_log_);
+  profiler_ =
+      std::make_unique<Profiler>(profiled_machine(*control_, *executor_->greeting(),
+                                                  options_.gpu_memory, options_.host_memory),
+                                 *loader_, *executor_);
+  phase_ = Phase::profiling;
+  return false;
+}
+
+bool Planner::measure() {
+  const bool moved = profiler_->step(kMessageWait);
+  if (profiler_->done()) {
+    Profile profile = profiler_->profile();
+    profiler_.reset();
+    keep_profile(options_.profile_dir, profile);
+    use_profile(std::move(profile));
+    executor_->log_to(*order_log_);
+    profile_log_.reset();
+    decide_sizes();
+  }
+  report();
+  return moved;
+}
+
+void Planner::use_profile(Profile profile) {
+  write_profile(options_.run_dir / "profile.json", profile);
+  profile_ = std::make_shared<const Profile>(std::move(profile));
 }
 
 void Planner::decide_sizes() {
@@ -128,15 +201,9 @@ void Planner::decide_sizes() {
   const ModelShape& shape = control_->shape;
   const DType dtype = control_->dtype;
   const bool device_is_host = device.device.starts_with("cpu");
-  // On the CPU device nothing hides the making of keys and values: they are kept.
-  const bool share_given = options_.policy_options.act_share || options_.machine;
-  const std::string policy =
-      options_.policy.value_or(device_is_host && !share_given ? "kv-only" : "hybrid");
+  const std::string& policy = policy_name_;
   PolicyOptions policy_options = options_.policy_options;
-  if (options_.machine) {
-    policy_options.profile =
-        std::make_shared<const Profile>(profile_of(machine_named(*options_.machine), shape, dtype));
-  }
+  policy_options.profile = profile_;
   policy_ = make_policy(policy, policy_options);
   demand_ = demand_of(to_do_, options_.batch.max_num_seqs);
   const Bytes overhead = place_blocks(device_is_host);
@@ -212,6 +279,9 @@ void Planner::begin_running() {
   order_tables_ = std::make_unique<OrderTables>(host_);
   answers_ = std::make_unique<AnswerBook>(input_.tokenizer.get(), input_.model.eos,
                                           options_.served_model_name);
+  if (profile_) {
+    prediction_.emplace(*profile_, weight_layout(control_->shape, control_->dtype), device_limits_);
+  }
   running_since_ = monotonic_now();
   status_.state = "running";
   phase_ = Phase::running;

@@ -95,7 +95,10 @@ struct PolicyEntry {
   std::string_view description;
   std::string_view source;  // paper and section
   std::unique_ptr<Policy> (*make)(const PolicyOptions& options);
+  bool needs_profile = false;  // unless --act-share decides
 };
+// Fails with the names there are.
+const PolicyEntry& policy_named(std::string_view name);
 
 std::span<const PolicyEntry> policies();
 // Fails with the names there are, or where an option does not belong to the policy.

@@ -80,6 +80,15 @@ ProfiledMachine profiled_machine(const ControlSegment& control,
           .host_memory = free + weights};
 }
 
+void keep_profile(const std::filesystem::path& folder, const Profile& profile) {
+  try {
+    std::filesystem::create_directories(folder);
+    write_profile(kept_profile(folder, profile.fingerprint), profile);
+  } catch (const std::exception& problem) {
+    spdlog::warn("the profile is not kept: {}", problem.what());
+  }
+}
+
 std::filesystem::path kept_profile(const std::filesystem::path& folder,
                                    std::string_view fingerprint) {
   return folder / fmt::format("{}.json", fingerprint.substr(0, 16));

@@ -40,6 +40,8 @@ ProfiledMachine profiled_machine(const ControlSegment& control,
                                  const std::optional<Bytes>& gpu_memory,
                                  const std::optional<Bytes>& host_memory);
 
+// Keeps it under its fingerprint. That it cannot be kept is no trouble: it is measured again then.
+void keep_profile(const std::filesystem::path& folder, const Profile& profile);
 // Where the profile of that fingerprint is kept.
 std::filesystem::path kept_profile(const std::filesystem::path& folder,
                                    std::string_view fingerprint);

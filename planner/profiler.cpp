@@ -13,7 +13,8 @@ namespace {
 
 constexpr Bytes kLargestPool = kGiB * 2;
 constexpr std::int64_t kShareOfHost = 8;  // of what is free, the pool may take one part
-constexpr Seconds kIteration{0.25};        // of one work, beside its weights
+constexpr Seconds kMeasuring{3};          // all works of full size together, beside their weights
+constexpr int kSmaller = 4;               // so much smaller is a work that is not of full size
 constexpr int kFewestRounds = 3;          // 6 sizes of the head's rows
 constexpr std::int32_t kVisits = 24;      // of each size, all layers and rounds together, at least
 
@@ -96,7 +97,13 @@ void Profiler::go_on() {
   const Work next = works_.front();
   works_.pop_front();
   spans_.clear();
-  messages::IterationT tables = profile_iteration(next.work, sizes_, machine_.shape, ++iteration_,
+  // One round in three is of full size; the others bring sizes between.
+  ProfileSizes sizes = sizes_;
+  if (next.round % kFewestRounds != 0) {
+    sizes.scale.blocks = std::max(1, sizes.scale.blocks / kSmaller - next.round);
+    sizes.scale.rows = std::max(1, sizes.scale.rows / kSmaller - next.round);
+  }
+  messages::IterationT tables = profile_iteration(next.work, sizes, machine_.shape, ++iteration_,
                                                   loader_.grant()->pool_epoch, next.round, rounds_);
   tables_ = tables;
   executor_.begin(std::move(tables), works_.empty());
@@ -106,9 +113,12 @@ void Profiler::next_pass() {
   times_->fit(profile_);
   if (std::exchange(small_, false)) {
     const std::int32_t layers = machine_.shape.num_hidden_layers;
-    const ProfileScale scale = profile_scale(profile_, layers, kIteration);
+    const int rounds = std::max(kFewestRounds, static_cast<int>(ceil_div(kVisits, layers)));
+    const auto full =
+        static_cast<double>(ceil_div(rounds, kFewestRounds) * std::ssize(kProfileWork));
+    const ProfileScale scale = profile_scale(profile_, layers, {kMeasuring.n / full});
     spdlog::info("profiling with up to {} blocks and {} rows", scale.blocks, scale.rows);
-    begin(scale, std::max(kFewestRounds, static_cast<int>(ceil_div(kVisits, layers))));
+    begin(scale, rounds);
     return;
   }
   const ProfileTimes::Outliers outliers = times_->outliers();

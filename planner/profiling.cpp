@@ -22,6 +22,8 @@ constexpr std::int32_t kHereBlocks = 16;  // ACT blocks on the device
 // own; in eighths of the largest, 0 for a single row.
 constexpr std::array<std::int32_t, 8> kPromptEighths{0, 8, 1, 8, 2, 7, 4, 5};
 
+constexpr double kLate = 20e-6;  // seconds
+
 std::int32_t context_blocks(const DeviceLimits& limits) {
   return std::max(1, limits.max_context / kBlockTokens);
 }
@@ -276,7 +278,7 @@ ProfileScale profile_scale(const Profile& first, std::int32_t layers, Seconds bu
           .rows = scaled(row, kFirstProfileScale.rows, kLargestProfileScale.rows)};
 }
 
-std::vector<std::size_t> far_points(std::span<const Point> points, const Line& line, double least) {
+std::vector<std::size_t> far_points(std::span<const Point> points, const Line& line) {
   std::vector<double> distances;
   for (const Point& point : points) {
     distances.push_back(std::abs(point.time.n - line(point.n).n));
@@ -285,7 +287,8 @@ std::vector<std::size_t> far_points(std::span<const Point> points, const Line& l
   std::ranges::sort(sorted);
   std::vector<std::size_t> far;
   for (std::size_t i = 0; i < points.size(); ++i) {
-    if (distances[i] > 5 * sorted[sorted.size() / 2] && distances[i] > least * points[i].time.n) {
+    if (distances[i] > 5 * sorted[sorted.size() / 2] && distances[i] > 0.1 * points[i].time.n &&
+        distances[i] > kLate) {
       far.push_back(i);
     }
   }

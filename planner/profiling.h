@@ -109,8 +109,7 @@ class ProfileTimes {
 };
 
 // Which of the points lie further from the line through all of them than five times the middle
-// distance, and than `least` of their own height.
-std::vector<std::size_t> far_points(std::span<const Point> points, const Line& line,
-                                    double least = 0.1);
+// distance, than a tenth of their own height, and than a thread may wake late.
+std::vector<std::size_t> far_points(std::span<const Point> points, const Line& line);
 
 }  // namespace poise

@@ -61,6 +61,20 @@ std::string to_json(const RunStatus& status) {
         {"messages_share", share(status.message_time.n, seconds)},
         {"answers_share", share(status.answer_time.n, seconds)}}},
   };
+  if (status.prediction) {
+    const Prediction::Figures& both = *status.prediction;
+    const auto each = [&](Seconds all) {
+      return both.decoding > 0 ? all.n / static_cast<double>(both.decoding) : 0;
+    };
+    const auto tokens_per_second = [&](Seconds all) {
+      return all.n > 0 ? rounded(static_cast<double>(status.generated_tokens) / all.n) : 0;
+    };
+    json["predicted"] = {{"decode_iteration_seconds", each(both.decode_predicted)},
+                         {"tokens_per_second", tokens_per_second(both.predicted)}};
+    json["measured"] = {{"decode_iteration_seconds", each(both.decode_measured)},
+                        {"tokens_per_second", tokens_per_second(both.measured)}};
+    json["decode_iterations"] = both.decoding;
+  }
   if (status.state == "running" && rate > 0) {
     json["seconds_left"] = rounded(static_cast<double>(status.tokens_left) / rate);
   }

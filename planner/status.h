@@ -5,10 +5,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "common/units.h"
 #include "planner/executor_link.h"
+#include "planner/prediction.h"
 
 namespace poise {
 
@@ -29,6 +31,7 @@ struct RunStatus {
   Seconds answer_time{};         // text and result lines
   std::int64_t tokens_left = 0;  // at most, of all requests that are not done
   ExecutorTotals executor;
+  std::optional<Prediction::Figures> prediction;  // where costs are known
 };
 
 // One JSON object.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/trouble.h"
+#include "planner/profiling.h"
 
 namespace poise {
 namespace {
@@ -20,15 +21,11 @@ VirtualExecutor::VirtualExecutor(const Profile& profile, const WeightLayout& lay
       limits_(limits),
       weights_(layout, limits),
       stored_(static_cast<std::size_t>(layout.layers)) {
-  double before_attention = 0, all = 0;
   for (const WeightEntry& entry : layout.layer.entries) {
-    const bool first = entry.weight == Weight::w_kv || entry.weight == Weight::w_q;
-    all += static_cast<double>(entry.bytes.n);
-    before_attention += first ? static_cast<double>(entry.bytes.n) : 0;
-    qkv_piece_ =
-        first ? std::max(qkv_piece_, static_cast<std::size_t>(entry.last_piece)) : qkv_piece_;
+    if (entry.weight == Weight::w_kv || entry.weight == Weight::w_q) {
+      qkv_piece_ = std::max(qkv_piece_, static_cast<std::size_t>(entry.last_piece));
+    }
   }
-  qkv_share_ = before_attention / all;
 }
 
 void VirtualExecutor::run(const messages::IterationT& tables, bool last) {
@@ -41,42 +38,64 @@ void VirtualExecutor::run(const messages::IterationT& tables, bool last) {
   const auto layers = static_cast<std::uint32_t>(layout_.layers);
   const auto count = static_cast<std::uint32_t>(batches.size());
   // Nothing of an iteration is ordered before the results of the one before are there.
+  now_ += now_.n > 0 ? profile_.between : Seconds{};
+  copy_in_ = std::max(copy_in_, now_);  // the tables
   for (std::uint32_t stage = 0; stage < layers + 2; ++stage) {
     const auto pieces = weights_.next(stage, count, last);
     if (stage >= 1 && stage <= layers) {
       run_layer(stage - 1, batches, pieces);
       continue;
     }
-    if (stage > layers) {
-      compute(now_, profile_.head(samples));
-    }
+    const Seconds tables = copy_in_;
     for (std::uint32_t i = 0; i < count; ++i) {
       fetch(pieces, i);
+      if (stage == 0) {
+        compute(tables, profile_.embed(batches[i].rows));
+      }
+    }
+    if (stage > layers) {
+      run_head(samples);
     }
   }
-  now_ = compute_;
+  now_ = copy_out_ = std::max(copy_out_, compute_);
+}
+
+void VirtualExecutor::run_head(double samples) {
+  for (double left = samples; left > 0; left -= limits_.logits_rows) {
+    compute(now_, profile_.head(std::min<double>(left, limits_.logits_rows)));
+  }
 }
 
 VirtualExecutor::Batch VirtualExecutor::costs_of(const messages::MiniBatchT& batch) const {
-  double kv = 0, act = 0, regenerated = 0, new_kv = 0, new_act = 0;
+  double kv = 0, act = 0, here = 0, regenerated = 0, decoded = 0, pairs = 0;
   for (const messages::BlockRun& run : batch.loads) {
-    if (run.place() == messages::Place::Host) {
-      (run.kind() == messages::Kind::Kv ? kv : act) += tokens_of(run) / kBlockTokens;
-    }
+    (run.place() == messages::Place::Gpu ? here
+     : run.kind() == messages::Kind::Kv  ? kv
+                                         : act) += tokens_of(run) / kBlockTokens;
   }
   for (const auto& range : batch.regenerate) {
     regenerated += range.count();
   }
+  for (const messages::Sequence& sequence : batch.sequences) {
+    pairs += prefill_pairs(sequence);
+    decoded += sequence.new_tokens() == 1
+                   ? static_cast<double>(ceil_div(sequence.context() + 1, kBlockTokens))
+                   : 0;
+  }
+  Batch costs{.load = {kv * profile_.load_kv.b + act * profile_.load_act.b},
+              .here = profile_.load_here(here),
+              .regenerate = profile_.kv_gen(regenerated),
+              .attend = profile_.attention(decoded) + profile_.prefill(pairs),
+              .rows = static_cast<double>(batch.tokens.size())};
+  // Blocks of both kinds come in one copy.
+  costs.load +=
+      Seconds{std::max(kv > 0 ? profile_.load_kv.a : 0, act > 0 ? profile_.load_act.a : 0)};
   for (const auto& store : batch.stores) {
     if (store.place() == messages::Place::Host) {
-      (store.kind() == messages::Kind::Kv ? new_kv : new_act) += store.count();
+      (store.kind() == messages::Kind::Kv ? costs.stored_kv : costs.stored_act) += store.count();
     }
   }
-  return {.load = profile_.load_kv(kv) + profile_.load_act(act),
-          .regenerate = profile_.kv_gen(regenerated),
-          .attend = profile_.attention(static_cast<double>(batch.entries.size())),
-          .store = profile_.store_kv(new_kv) + profile_.store_act(new_act),
-          .rows = static_cast<double>(batch.tokens.size())};
+  return costs;
 }
 
 void VirtualExecutor::fetch(const std::vector<messages::WeightFetch>& pieces,
@@ -112,28 +131,32 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const std::vector<Batch>& b
   };
   load_next(0);
   for (std::size_t begin = 0, end = 0; begin < batches.size(); begin = end) {
-    double rows = 0;  // of neighbours that go through the row-wise products together
-    Seconds stores{};
+    // Of neighbours that go through the row-wise products together.
+    double rows = 0, stored_kv = 0, stored_act = 0;
     for (; end < batches.size() &&
            (end == begin || rows + batches[end].rows <= limits_.max_mini_batch_rows);
          ++end) {
       rows += batches[end].rows;
-      stores += batches[end].store;
+      stored_kv += batches[end].stored_kv;
+      stored_act += batches[end].stored_act;
     }
     Seconds& rows_stored = rows_stored_[groups_++ % 2];
-    const Seconds products = profile_.forward(rows);
-    compute(std::max(rows_stored, arrived(layer, qkv_piece_)), products * qkv_share_);
-    copy_out_ = std::max(copy_out_, compute_) + stores;
-    rows_stored = stored_[layer] = copy_out_;
+    const Seconds first = profile_.qkv(rows);
+    compute(std::max(rows_stored, arrived(layer, qkv_piece_)), first);
+    if (stored_kv + stored_act > 0) {
+      copy_out_ = std::max(copy_out_, compute_) + profile_.store_kv(stored_kv) +
+                  profile_.store_act(stored_act);
+      rows_stored = stored_[layer] = copy_out_;
+    }
     for (std::size_t i = begin; i < end; ++i) {
       if (i + 1 < batches.size()) {
         load_next(i + 1);
       }
       const std::size_t side = (first_visit + i) % 2;
-      compute(loaded_[side], batches[i].regenerate + batches[i].attend);
+      compute(std::max(loaded_[side], here_[side]), batches[i].regenerate + batches[i].attend);
       computed_[side] = compute_;
     }
-    compute(arrived(layer, layout_.layer.pieces.size() - 1), products * (1 - qkv_share_));
+    compute(arrived(layer, layout_.layer.pieces.size() - 1), profile_.forward(rows) - first);
   }
   for (Buffer& buffer : buffers_) {
     if (buffer.layer == layer) {
@@ -146,6 +169,10 @@ void VirtualExecutor::load(const Batch& batch, std::size_t side, Seconds stored)
   copy_in_ = std::max({copy_in_, now_, computed_[side], stored}) + batch.load;
   link_busy_ += batch.load;
   loaded_[side] = copy_in_;
+  if (batch.here.n > 0) {
+    copy_out_ = std::max({copy_out_, now_, computed_[side]}) + batch.here;
+    here_[side] = copy_out_;
+  }
 }
 
 void VirtualExecutor::compute(Seconds from, Seconds time) {

@@ -2,9 +2,9 @@
 // Plays an iteration's orders in virtual time, as gpu_executor/pipeline.h runs them: three streams,
 // each in order, that wait for each other exactly where the pipeline does. Loads go into two sides in
 // turn, weights into two layer buffers, new rows leave from two more; one layer's loads begin while
-// the layer before computes. What each piece of work takes, a profile says. A prompt's attention is
-// counted as if each of its rows were a decoded one's share of the blocks: good enough between
-// decoding iterations, not for prefill alone. Pure; one thread.
+// the layer before computes. ACT blocks that stay on the device move on copy_out, between the stores;
+// an iteration's tables come behind the weights that were fetched for it ahead, its results leave
+// behind all stores. What each piece of work takes, a profile says. Pure; one thread.
 
 #include <array>
 #include <vector>
@@ -31,10 +31,10 @@ class VirtualExecutor {
  private:
   struct Batch {
     Seconds load;  // its blocks over the link
+    Seconds here;  // its blocks on the device
     Seconds regenerate;
     Seconds attend;
-    Seconds store;  // its new rows
-    double rows = 0;
+    double rows = 0, stored_kv = 0, stored_act = 0;
   };
   struct Buffer {                  // of a streamed layer
     std::vector<Seconds> arrived;  // by piece
@@ -46,6 +46,7 @@ class VirtualExecutor {
   void fetch(const std::vector<messages::WeightFetch>& pieces, std::uint32_t mini_batch);
   void run_layer(std::uint32_t layer, const std::vector<Batch>& batches,
                  const std::vector<messages::WeightFetch>& pieces);
+  void run_head(double samples);
   void load(const Batch& batch, std::size_t side, Seconds stored);
   void compute(Seconds from, Seconds time);
   // When pieces up to `last` of the layer are there; at once for a resident one.
@@ -56,12 +57,11 @@ class VirtualExecutor {
   DeviceLimits limits_;
   WeightStream weights_;
   std::size_t qkv_piece_ = 0;  // the last that the products before attention need
-  double qkv_share_ = 0;       // of a layer's products
 
   Seconds now_{}, copy_in_{}, compute_{}, copy_out_{};  // when each stream is free
   Seconds link_busy_{}, compute_busy_{};
-  std::array<Seconds, 2> loaded_{}, computed_{}, rows_stored_{};  // by side
-  std::vector<Seconds> stored_;                                   // by layer
+  std::array<Seconds, 2> loaded_{}, here_{}, computed_{}, rows_stored_{};  // by side
+  std::vector<Seconds> stored_;                                            // by layer
   std::array<Buffer, 2> buffers_;
   std::size_t visits_ = 0, groups_ = 0, fetched_layers_ = 0;
 };

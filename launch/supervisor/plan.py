@@ -7,7 +7,7 @@ import time
 
 from . import loaders, segments
 from .options import executor_arguments, loader_arguments, planner_arguments
-from .places import fits_a_socket, make_private, private_folder
+from .places import fits_a_socket, make_private, private_folder, profile_folder
 from .progress import LoadingRate, reserving_text
 from .run_directory import read_json, remove_tree
 from .status import progress_text
@@ -126,6 +126,7 @@ class Plan:
         given = self.given
         words = self.planner_links()
         words += ["--model", given.model, "-i", given.input, "-o", given.output, *planner_arguments(given)]
+        words += ["--profile-dir", profile_folder()]
         words += [f"--{name}" for name in ("resume", "overwrite") if getattr(given, name)]
         return words + (["--trace"] if given.trace is not None else [])
 

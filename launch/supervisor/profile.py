@@ -71,6 +71,10 @@ class _ProfilePlan(Plan):
     def record(self):
         return {name: getattr(self.given, name) for name in ("model", "device", "dtype")}
 
+    def progress_text(self, control):
+        loaded = control.loader_state >= segments.SEALED
+        return "measuring" if loaded else super().progress_text(control)
+
     def planner_arguments(self):
         words = ["profile", *self.planner_links(), "-o", self.directory.path.parent / "profile.json"]
         for name in ("gpu_memory", "host_memory"):

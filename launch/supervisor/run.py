@@ -13,7 +13,7 @@ from .plan import Plan, finished_as_it_stands
 from .progress import ProgressLine
 from .record import read_record
 from .run_directory import FINISHED, UNFINISHED, RunDirectory
-from .status import safe_text, summary
+from .status import beside_predicted, safe_text, summary
 from .timeline import write_trace
 from .trouble import CANNOT_START, DONE, FOREIGN, INTERRUPTED, OUTPUT, Refusal, brief, of_system, say
 
@@ -69,6 +69,9 @@ def _run_in(directory, given, words, interrupts):
         _write_trace(directory, given.trace or directory.path / "trace.json")
     if outcome.code == DONE:
         say(summary(directory, given.output))
+        compared = beside_predicted(directory.status())
+        if compared:
+            say(compared)
     elif outcome.code in (INTERRUPTED, OUTPUT):
         safe = safe_text(directory) if directory.state() == UNFINISHED else "nothing was finished yet"
         say(f"{outcome.sentence}; {safe}; go on with: {inputs.resume_command(words)}")

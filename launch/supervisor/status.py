@@ -54,6 +54,21 @@ def summary(directory, output):
     return f"{brief(output)} is written: {done - errors} answers, {errors} errors"
 
 
+def beside_predicted(status):
+    """Predicted beside measured, of a run whose costs were known; None where there is nothing to compare."""
+    predicted, measured = status.get("predicted"), status.get("measured")
+    if not isinstance(predicted, dict) or not isinstance(measured, dict) or not status.get("decode_iterations"):
+        return None
+    name = "decode_iteration_seconds"
+    if not measured.get(name):
+        return None
+    return (
+        f"a decoding iteration took {measured[name] * 1e3:.3g} ms, {predicted[name] * 1e3:.3g} ms were predicted "
+        f"({predicted[name] / measured[name] - 1:+.1%}); {measured['tokens_per_second']:.4g} tokens/s, "
+        f"{predicted['tokens_per_second']:.4g} predicted"
+    )
+
+
 def status(words):
     made = parser("status", "How far the run in RUN is; without RUN, which runs and kept loaders live.")
     made.add_argument("run", nargs="?", metavar="RUN", help="a run directory")

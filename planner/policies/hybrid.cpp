@@ -53,7 +53,8 @@ PolicyEntry hybrid_entry() {
           .source = "CAPTURE (ICCD 2025), Algorithm 1, Eq. 5-7; HybridServe, Eq. 11-13",
           .make = [](const PolicyOptions& options) -> std::unique_ptr<Policy> {
             return std::make_unique<Hybrid>(options);
-          }};
+          },
+          .needs_profile = true};
 }
 
 }  // namespace poise

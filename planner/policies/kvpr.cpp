@@ -54,7 +54,8 @@ PolicyEntry kvpr_entry() {
           .source = "KVPR (2024), Eq. 11-12",
           .make = [](const PolicyOptions& options) -> std::unique_ptr<Policy> {
             return std::make_unique<Kvpr>(options);
-          }};
+          },
+          .needs_profile = true};
 }
 
 }  // namespace poise

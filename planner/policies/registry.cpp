@@ -13,7 +13,7 @@ std::span<const PolicyEntry> policies() {
   return entries;
 }
 
-std::unique_ptr<Policy> make_policy(std::string_view name, const PolicyOptions& options) {
+const PolicyEntry& policy_named(std::string_view name) {
   const auto all = policies();
   const auto found = std::ranges::find(all, name, &PolicyEntry::name);
   if (found == all.end()) {
@@ -24,7 +24,11 @@ std::unique_ptr<Policy> make_policy(std::string_view name, const PolicyOptions& 
     }
     fail("--policy {}: there is no such policy; there are {}", name, names);
   }
-  return found->make(options);
+  return *found;
+}
+
+std::unique_ptr<Policy> make_policy(std::string_view name, const PolicyOptions& options) {
+  return policy_named(name).make(options);
 }
 
 void refuse_act_share(std::string_view policy, const PolicyOptions& options) {
