@@ -308,7 +308,7 @@ ProfileTimes::Outliers ProfileTimes::outliers() const {
     if (points.empty()) {
       continue;
     }
-    for (const std::size_t far : far_points(points, fit_line(points))) {
+    for (const std::size_t far : far_points(points)) {
       outliers.emplace_back(profile_lines()[i].line, points[far].n);
     }
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <iterator>
 #include <memory>
 #include <numeric>
 
@@ -278,17 +279,20 @@ ProfileScale profile_scale(const Profile& first, std::int32_t layers, Seconds bu
           .rows = scaled(row, kFirstProfileScale.rows, kLargestProfileScale.rows)};
 }
 
-std::vector<std::size_t> far_points(std::span<const Point> points, const Line& line) {
-  std::vector<double> distances;
-  for (const Point& point : points) {
-    distances.push_back(std::abs(point.time.n - line(point.n).n));
-  }
-  std::vector<double> sorted = distances;
-  std::ranges::sort(sorted);
+std::vector<std::size_t> far_points(std::span<const Point> points) {
   std::vector<std::size_t> far;
-  for (std::size_t i = 0; i < points.size(); ++i) {
-    if (distances[i] > 5 * sorted[sorted.size() / 2] && distances[i] > 0.1 * points[i].time.n &&
-        distances[i] > kLate) {
+  for (std::size_t i = 0; i < points.size() && points.size() > 2; ++i) {
+    std::vector<Point> others(points.begin(), points.end());
+    others.erase(others.begin() + static_cast<std::ptrdiff_t>(i));
+    const Line line = fit_line(others);
+    const auto distance = [&](const Point& point) {
+      return std::abs(point.time.n - line(point.n).n);
+    };
+    std::vector<double> distances;
+    std::ranges::transform(others, std::back_inserter(distances), distance);
+    std::ranges::sort(distances);
+    const double own = distance(points[i]);
+    if (own > 5 * distances[distances.size() / 2] && own > 0.1 * points[i].time.n && own > kLate) {
       far.push_back(i);
     }
   }

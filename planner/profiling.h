@@ -35,7 +35,7 @@ struct ProfileScale {
   std::int32_t blocks = 0;  // loaded, of one kind
   std::int32_t rows = 0;    // of prompts
 };
-inline constexpr ProfileScale kFirstProfileScale{.blocks = 16, .rows = 16};
+inline constexpr ProfileScale kFirstProfileScale{.blocks = 8, .rows = 8};
 inline constexpr ProfileScale kLargestProfileScale{.blocks = 512, .rows = 2048};
 
 // The pool and the buffers that the orders of a scale need.
@@ -108,8 +108,8 @@ class ProfileTimes {
   std::int64_t last_end_ns_ = -1;  // of the iteration before
 };
 
-// Which of the points lie further from the line through all of them than five times the middle
-// distance, than a tenth of their own height, and than a thread may wake late.
-std::vector<std::size_t> far_points(std::span<const Point> points, const Line& line);
+// Which of the points lie further from the line through all others than five times those others'
+// middle distance, than a tenth of their own height, and than a thread may wake late.
+std::vector<std::size_t> far_points(std::span<const Point> points);
 
 }  // namespace poise

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <random>
 
 #include "common/trouble.h"
@@ -75,12 +77,21 @@ TEST(Line, BeginsAtNothingWhereItWouldBeginBelow) {
   EXPECT_EQ(fit_line(one).a, 0);
 }
 
+TEST(Line, ThatWouldFallIsLevel) {
+  const Point falling[] = {{1, {5}}, {10, {4}}, {20, {3}}};
+  const Line line = fit_line(falling);
+  EXPECT_NEAR(line.a, 4, 1e-9);
+  EXPECT_GT(line.b, 0);
+  EXPECT_NEAR(line(20).n, 4, 1e-5);
+}
+
 // The figures of the design: h = 7168 on the H200 takes 0.52 µs a token for KV and 0.26 for ACT.
 TEST(Machines, CostWhatTheirConstantsSay) {
-  const Profile p = profile_of(machine_named("rtx4090-pcie4"), shape_of(32), DType::float16);
+  const Machine& machine = machine_named("rtx4090-pcie4");
+  const Profile p = profile_of(machine, shape_of(32), DType::float16);
   EXPECT_NEAR(p.load_kv(1).n, 16 * 16384 / 22e9, 1e-15);
   EXPECT_NEAR(p.load_act(1).n, 16 * 8192 / 22e9, 1e-15);
-  EXPECT_NEAR(p.kv_gen(10).n, 160 * 4.0 * 4096 * 4096 / 125e12, 1e-15);
+  EXPECT_NEAR(p.kv_gen(10).n, 160 * 4.0 * 4096 * 4096 / (machine.compute * 1e12), 1e-12);
   EXPECT_NEAR(p.load_w(1).n, 12.0 * 4096 * 4096 * 2 / 22e9, 1e-4);
   EXPECT_EQ(p.gpu_memory, kGiB * 24);
 }
@@ -106,6 +117,12 @@ TEST(ProfileFile, IsReadAsItWasWritten) {
   const TempDirectory folder;
   Profile profile = profile_of(machine_named("l4-pcie4"), shape_of(8), DType::bfloat16);
   profile.load_kv.r2 = 0.9934;
+  profile.between = {0.003};
+  profile.measured = {{.name = "load_kv",
+                       .points = {{1, {0.5}}, {8, {1.25}}},
+                       .alone = {{1, {0.25}}},
+                       .alone_line = {.a = 0.125, .b = 0.5, .r2 = 0.5},
+                       .remeasured = 2}};
   const auto path = folder.path() / "profile.json";
   write_profile(path, profile);
   EXPECT_EQ(read_profile(path, profile.fingerprint), profile);
@@ -121,6 +138,40 @@ TEST(ProfileFile, HoldsForOneMachineAndModel) {
                             profile_fingerprint("l4-pcie4", shape_of(8), DType::bfloat16),
                             profile_fingerprint("a100-pcie4", shape_of(8), DType::float16)}) {
     EXPECT_EQ(read_profile(path, other), std::nullopt);
+  }
+}
+
+TEST(ProfileFile, OfAnotherModelIsRefusedWhereItWasNamed) {
+  const TempDirectory folder;
+  const auto path = folder.path() / "profile.json";
+  const Profile profile = profile_of(machine_named("l4-pcie4"), shape_of(8), DType::float16);
+  write_profile(path, profile);
+  EXPECT_EQ(read_profile_of(path, shape_of(8), DType::float16), profile);
+  EXPECT_THROW(read_profile_of(path, shape_of(4), DType::float16), Failure);
+}
+
+TEST(ProfileFile, ThatIsBrokenIsNamedWithItsField) {
+  const TempDirectory folder;
+  const auto path = folder.path() / "profile.json";
+  write_profile(path, profile_of(machine_named("l4-pcie4"), shape_of(8), DType::float16));
+  const nlohmann::ordered_json whole = nlohmann::ordered_json::parse(std::ifstream(path));
+  const auto sentence = [&](const nlohmann::ordered_json& json) -> std::string {
+    testing_support::write_file(path, json.dump());
+    try {
+      read_profile(path);
+    } catch (const Failure& failure) {
+      return failure.what();
+    }
+    return "";
+  };
+  for (const ProfileLine& line : profile_lines()) {
+    auto broken = whole;
+    broken.erase(line.name);
+    EXPECT_NE(sentence(broken).find(line.name), std::string::npos) << sentence(broken);
+    EXPECT_NE(sentence(broken).find(path.string()), std::string::npos);
+    broken = whole;
+    broken[line.name]["b"] = -1;
+    EXPECT_NE(sentence(broken).find("b"), std::string::npos);
   }
 }
 

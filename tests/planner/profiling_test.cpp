@@ -1,0 +1,209 @@
+#include "planner/profiling.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "common/trouble.h"
+#include "planner/simulate_papers.h"
+
+namespace poise {
+namespace {
+
+using messages::SpanKind;
+
+ProfileSizes sizes_of(std::string_view model, ProfileScale scale = kLargestProfileScale) {
+  return profile_sizes(opt_shape(model), DType::float16, scale, kGiB * 2, kGiB, kGiB * 24);
+}
+
+TEST(ProfileSizes, FitUnderTheCap) {
+  for (const char* model : {"opt-1.3b", "opt-30b", "opt-175b"}) {
+    for (const std::int64_t gib : {12, 24, 80}) {
+      const ModelShape shape = opt_shape(model);
+      const ProfileSizes sizes =
+          profile_sizes(shape, DType::float16, kLargestProfileScale, kGiB * 2, kGiB, kGiB * gib);
+      EXPECT_LE(plan_device_memory(shape, DType::float16, sizes.device, kGiB).total, kGiB * gib);
+      EXPECT_LT(sizes.device.resident_layers, shape.num_hidden_layers) << "weights are streamed";
+    }
+  }
+  EXPECT_THROW(profile_sizes(opt_shape("opt-175b"), DType::float16, kLargestProfileScale, kGiB,
+                             kGiB, kGiB * 2),
+               Failure);
+}
+
+TEST(ProfileIteration, StaysWithinTheBuffersAndThePool) {
+  for (const ProfileScale scale :
+       {kFirstProfileScale, ProfileScale{56, 136}, kLargestProfileScale}) {
+    const ProfileSizes sizes = sizes_of("opt-6.7b", scale);
+    for (const ProfileWork work : kProfileWork) {
+      const auto tables = profile_iteration(work, sizes, opt_shape("opt-6.7b"), 1, 1, 0, 3);
+      std::size_t rows = 0;
+      for (const auto& batch : tables.mini_batches) {
+        rows += batch->tokens.size();
+        EXPECT_LE(std::ssize(batch->tokens), sizes.device.max_mini_batch_rows);
+        EXPECT_LE(std::ssize(batch->sequences), sizes.device.max_sequences);
+        EXPECT_LE(std::ssize(batch->entries), sizes.device.max_entries());
+        for (const auto& run : batch->loads) {
+          const bool act = run.kind() == messages::Kind::Act;
+          EXPECT_LE(run.first_slot() + run.count(),
+                    unsigned(act ? sizes.device.act_slots : sizes.device.kv_slots));
+          EXPECT_LE(run.first_block() + run.count(), run.place() == messages::Place::Gpu
+                                                         ? sizes.host.gpu_act_blocks
+                                                     : act ? sizes.host.act_blocks
+                                                           : sizes.host.kv_blocks);
+        }
+      }
+      EXPECT_LE(std::int64_t(rows), sizes.device.max_rows);
+    }
+  }
+}
+
+// A machine that takes exactly a + b · n for everything.
+struct Exact {
+  Profile costs;
+  double late = 1;  // of kv_gen with so many blocks:
+  std::uint32_t late_n = 0;
+
+  std::vector<ProfileTimes::StageSpan> spans(const messages::IterationT& tables,
+                                             const DeviceLimits& limits) const {
+    std::vector<ProfileTimes::StageSpan> spans;
+    std::int64_t now = 1000;
+    const auto add = [&](SpanKind kind, int stream, std::uint32_t batch, Seconds time) {
+      const auto ns = std::llround(time.n * 1e9);
+      spans.push_back({1, messages::Span(kind, static_cast<std::uint8_t>(stream), 0, batch, 0, 0,
+                                         now, now + ns)});
+      now += ns;
+    };
+    double rows = 0;
+    for (std::size_t i = 0; i < tables.mini_batches.size(); ++i) {
+      const auto& batch = *tables.mini_batches[i];
+      const auto id = static_cast<std::uint32_t>(i);
+      double blocks = 0, pairs = 0;
+      bool kv = false, here = false;
+      for (const auto& run : batch.loads) {
+        blocks += run.count() - 1 + run.tail_tokens() / 16.0;
+        kv = run.kind() == messages::Kind::Kv;
+        here = run.place() == messages::Place::Gpu;
+      }
+      if (blocks > 0) {
+        add(SpanKind::Load, here ? 2 : 0, id,
+            here ? costs.load_here(blocks)
+            : kv ? costs.load_kv(blocks)
+                 : costs.load_act(blocks));
+      }
+      for (const auto& range : batch.regenerate) {
+        add(SpanKind::KvGen, 1, id,
+            costs.kv_gen(range.count()) * (range.count() == late_n ? late : 1));
+      }
+      for (const auto& sequence : batch.sequences) {
+        pairs += prefill_pairs(sequence);
+      }
+      add(SpanKind::Attention, 1, id,
+          pairs > 0 ? costs.prefill(pairs) : costs.attention(double(batch.entries.size())));
+      rows += double(batch.tokens.size());
+      const bool ends =
+          i + 1 == tables.mini_batches.size() ||
+          rows + double(tables.mini_batches[i + 1]->tokens.size()) > limits.max_mini_batch_rows;
+      if (ends) {
+        add(SpanKind::Qkv, 1, id, costs.qkv(rows));
+        add(SpanKind::Fc2, 1, id, costs.forward(rows) - costs.qkv(rows));
+        rows = 0;
+      }
+    }
+    return spans;
+  }
+};
+
+struct Measuring {
+  ModelShape shape = opt_shape("opt-6.7b");
+  ProfileSizes sizes = sizes_of("opt-6.7b");
+  ProfileTimes times{weight_layout(shape, DType::float16), sizes.device};
+  std::uint64_t iteration = 0;
+
+  void go(const Exact& machine) {
+    for (const ProfileWork work : kProfileWork) {
+      const auto tables = profile_iteration(work, sizes, shape, ++iteration, 1, 0, 3);
+      times.add(tables, machine.spans(tables, sizes.device));
+    }
+  }
+};
+
+Exact some_machine() {
+  Exact machine{.costs =
+                    profile_of(machine_named("l4-pcie4"), opt_shape("opt-6.7b"), DType::float16)};
+  double a = 1e-6;
+  for (const ProfileLine& line : profile_lines()) {
+    (machine.costs.*line.line).a = a += 2e-6;
+  }
+  return machine;
+}
+
+TEST(ProfileTimes, GiveTheLinesBackThatTheyCameFrom) {
+  const Exact machine = some_machine();
+  Measuring measuring;
+  measuring.go(machine);
+  Profile found;
+  measuring.times.fit(found);
+  for (const auto line :
+       {&Profile::load_kv, &Profile::load_act, &Profile::load_here, &Profile::kv_gen,
+        &Profile::attention, &Profile::prefill, &Profile::forward, &Profile::qkv}) {
+    EXPECT_NEAR((found.*line).a, (machine.costs.*line).a, 1e-7);
+    EXPECT_NEAR((found.*line).b, (machine.costs.*line).b, 1e-3 * (machine.costs.*line).b);
+    EXPECT_GT((found.*line).r2, 0.999999);
+  }
+  EXPECT_TRUE(measuring.times.outliers().empty());
+  for (const MeasuredLine& line : found.measured) {
+    EXPECT_GE(line.points.size(), 6u) << line.name;
+  }
+}
+
+TEST(ProfileTimes, ThatLieFarOffAreForgottenAndMeasuredAgain) {
+  Exact machine = some_machine();
+  machine.late = 3;
+  machine.late_n = 128;
+  Measuring measuring;
+  measuring.go(machine);
+  const auto outliers = measuring.times.outliers();
+  ASSERT_EQ(outliers.size(), 1u);
+  EXPECT_EQ(outliers[0].first, &Profile::kv_gen);
+  EXPECT_EQ(outliers[0].second, 128);
+  EXPECT_TRUE(measures(ProfileWork::context_together, outliers[0].first));
+  EXPECT_FALSE(measures(ProfileWork::prompts_kv, outliers[0].first));
+  measuring.times.forget(outliers);
+  machine.late = 1;
+  measuring.go(machine);
+  Profile found;
+  measuring.times.fit(found);
+  EXPECT_NEAR(found.kv_gen.b, machine.costs.kv_gen.b, 1e-3 * machine.costs.kv_gen.b);
+  EXPECT_TRUE(measuring.times.outliers().empty());
+  const auto line = std::ranges::find(found.measured, "kv_gen", &MeasuredLine::name);
+  ASSERT_NE(line, found.measured.end());
+  EXPECT_EQ(line->remeasured, 1);
+}
+
+TEST(FarPoints, AreThoseFarFromTheLineOfAllOthers) {
+  std::vector<Point> points;
+  for (int n = 1; n <= 9; ++n) {
+    points.push_back({double(n), {n * 1e-3 * (n % 2 == 0 ? 1.01 : 0.99)}});
+  }
+  EXPECT_TRUE(far_points(points).empty());
+  points[6].time.n *= 1.5;
+  EXPECT_EQ(far_points(points), std::vector<std::size_t>{6});
+}
+
+TEST(ProfileScale, ShrinksForASlowMachine) {
+  Profile fast = profile_of(machine_named("h200-pcie5"), opt_shape("opt-1.3b"), DType::float16);
+  Profile slow = fast;
+  for (const ProfileLine& line : profile_lines()) {
+    (slow.*line.line).b *= 1e4;
+  }
+  const ProfileScale large = profile_scale(fast, 24, {1}), small = profile_scale(slow, 24, {1});
+  EXPECT_GT(large.blocks, small.blocks);
+  EXPECT_GT(large.rows, small.rows);
+  EXPECT_GE(small.blocks, kFirstProfileScale.blocks);
+  EXPECT_LE(large.rows, kLargestProfileScale.rows);
+}
+
+}  // namespace
+}  // namespace poise
