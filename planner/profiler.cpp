@@ -13,7 +13,7 @@ namespace {
 
 constexpr Bytes kLargestPool = kGiB * 2;
 constexpr std::int64_t kShareOfHost = 8;  // of what is free, the pool may take one part
-constexpr Seconds kMeasuring{3};          // all works of full size together, beside their weights
+constexpr Seconds kMeasuring{2};          // all works of full size together, beside their weights
 constexpr int kSmaller = 4;               // so much smaller is a work that is not of full size
 constexpr int kFewestRounds = 3;          // 6 sizes of the head's rows
 constexpr std::int32_t kVisits = 24;      // of each size, all layers and rounds together, at least

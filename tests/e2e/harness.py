@@ -94,7 +94,8 @@ class Workspace:
         return self.folder / name
 
     def environment(self, extra=None):
-        environment = {**os.environ, "XDG_RUNTIME_DIR": str(self.runtime), "POISE_COMMAND": "poise", **(extra or {})}
+        environment = {**os.environ, "XDG_RUNTIME_DIR": str(self.runtime), "POISE_COMMAND": "poise"}
+        environment |= {"XDG_CACHE_HOME": str(self.folder / "cache"), **(extra or {})}
         environment.pop("PYTHONUNBUFFERED", None)  # as users have it: what stdout holds back is ours to lose
         return environment
 

@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""What everything costs: measured on a CPU device whose speeds are set, so that sleeping is nearly all of it."""
+
+import json
+import xml.etree.ElementTree as xml
+
+import harness
+from harness import DEMO_MODEL, expect, expect_equal, request, test
+
+LINK, COMPUTE = 0.2, 8.0  # GB/s, GFLOP/s
+SLOW = ("--link-gbps", 0.08, "--compute-gflops", 3.0)  # so slow that threads' waking is small beside it
+SET = ("--device", "cpu", "--threads", "1", "--link-gbps", LINK, "--compute-gflops", COMPUTE)
+HIDDEN, WIDTH, BLOCK = 128, 2, 16  # the demo model's, float16
+
+
+def measured(workspace, *options):
+    workspace.poise("profile", "--model", DEMO_MODEL, *SET, "-o", workspace / "profile.json", *options).expect(0)
+    return json.loads((workspace / "profile.json").read_text())
+
+
+def near(value, wanted, share, what):
+    expect(abs(value - wanted) <= share * wanted, f"{what}: {value:.4g}, {wanted:.4g} wanted within {share:.0%}")
+
+
+@test
+def profile_finds_the_speeds_that_were_set(workspace):
+    profile = measured(workspace)
+    act = BLOCK * HIDDEN * WIDTH / (LINK * 1e9)
+    near(profile["load_act"]["b"], act, 0.05, "seconds an ACT block over the link")
+    near(profile["load_kv"]["b"], 2 * act, 0.05, "seconds a KV block over the link")
+    near(profile["kv_gen"]["b"], BLOCK * 4 * HIDDEN * HIDDEN / (COMPUTE * 1e9), 0.05, "seconds to make a block's K and V")
+    weights = 12 * HIDDEN * HIDDEN
+    near(profile["forward"]["b"], 2 * weights / (COMPUTE * 1e9), 0.05, "seconds a row in a layer")
+    near(profile["load_w"]["b"], weights * WIDTH / (LINK * 1e9), 0.06, "seconds a layer's weights")
+    for name in ("load_act", "load_kv", "kv_gen", "forward"):
+        expect(profile[name]["r2"] >= 0.99, f"{name}: R² {profile[name]['r2']}")
+        expect(len(profile[name]["points"]) >= 6, f"{name}: {len(profile[name]['points'])} points")
+    kept = list((workspace / "cache" / "poise" / "profiles").iterdir())
+    expect_equal(sorted(path.suffix for path in kept), [".json", ".svg"], "what is kept")
+    picture = next(path for path in kept if path.suffix == ".svg").read_text()
+    circles = sum(1 for one in xml.fromstring(picture).iter() if one.tag.endswith("circle"))
+    expect(circles >= 60, f"{circles} points drawn")
+
+
+@test
+def a_run_takes_as_long_as_was_predicted(workspace):
+    prompt = [workspace.random.randrange(4, 1300) for _ in range(150)]
+    requests = workspace.write_requests(
+        "in.jsonl", [request(i, prompt, max_tokens=6, ignore_eos=True) for i in range(10)]
+    )
+    measured(workspace, *SLOW)
+    for policy in ("kv-only", "act-only"):
+        output = workspace / f"{policy}.jsonl"
+        ended = workspace.poise(
+            "run", "--model", DEMO_MODEL, "-i", requests, "-o", output, *SET, *SLOW, "--policy", policy, "--gpu-memory", "6MiB"
+        ).expect(0, "were predicted")
+        status = json.loads((workspace / f"{policy}.jsonl.poise" / "status.json").read_text())
+        each = "decode_iteration_seconds"
+        near(status["predicted"][each], status["measured"][each], 0.1, f"{policy}: an iteration")
+        expect((workspace / f"{policy}.jsonl.poise" / "profile.json").exists(), f"no profile.json: {ended.err}")
+
+
+@test
+def costs_are_measured_once_where_a_policy_decides_by_them(workspace):
+    requests = workspace.write_requests("in.jsonl", [request("a", [5, 6, 7])])
+    said = []
+    for number in range(2):
+        options = ("--policy", "hybrid", "--resume") if number == 0 else ("--policy", "hybrid")
+        said.append(workspace.run(requests, workspace / f"{number}.jsonl", *options).expect(0).err)
+    expect("measuring it once" in said[0], said[0])
+    expect("measuring it once" not in said[1], said[1])
+
+
+@test
+def a_profile_that_is_none_is_refused(workspace):
+    requests = workspace.write_requests("in.jsonl", [request("a", [5, 6, 7])])
+    (workspace / "broken.json").write_text('{"gpu_memory": 1}')
+    workspace.run(requests, workspace / "o.jsonl", "--profile", workspace / "broken.json").expect(2, "broken.json", "between")
+
+
+if __name__ == "__main__":
+    raise SystemExit(harness.main())
