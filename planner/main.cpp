@@ -15,6 +15,7 @@
 #include "planner/inspect.h"
 #include "planner/log_check.h"
 #include "planner/options.h"
+#include "planner/plan.h"
 #include "planner/planner.h"
 #include "planner/profile_run.h"
 #include "planner/simulate_papers.h"
@@ -113,6 +114,8 @@ void print(const SimulateOptions& options) {
     fmt::print("\n");
   }
 }
+
+void print(const PlanOptions& options) { fmt::print("{}\n", plan_run(options).dump()); }
 
 void print(const HelpOptions& options) { fmt::print("{}\n", options.text); }
 

@@ -150,6 +150,54 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   return run;
 }
 
+PlannerCommand plan_command(const std::vector<std::string>& words) {
+  cxxopts::Options options("poise-planner plan", "What a run would do, as JSON.");
+  add_input(options);
+  const auto text = [] { return cxxopts::value<std::string>(); };
+  options.add_options()("dtype", "of weights and context", text())("policy", "name", text())(
+      "act-share", "share of ACT blocks", text())("machine", "whose costs to count with", text())(
+      "profile", "costs that were measured", text())("profile-dir", "where such are kept", text())(
+      "max-num-seqs", "requests at a time", text())("mini-batch-tokens", "context", text())(
+      "prefill-tokens", "rows of prompts in an iteration", text())(
+      "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
+      "served-model-name", "has no meaning here", text());
+  const auto given = parse_arguments(options, words);
+  if (given.count("help") != 0) {
+    return HelpOptions{options.help()};
+  }
+  PlanOptions plan;
+  plan.input = input_of(given);
+  if (given.count("dtype") != 0 && given["dtype"].as<std::string>() != "auto") {
+    plan.dtype = dtype_from(required_argument(given, "dtype"));
+    if (!plan.dtype) {
+      fail("--dtype {}: there is no such type", given["dtype"].as<std::string>());
+    }
+  }
+  if (given.count("policy") != 0) {
+    plan.policy = required_argument(given, "policy");
+  }
+  if (given.count("act-share") != 0) {
+    plan.policy_options.act_share = share(given, "act-share");
+  }
+  if (given.count("machine") != 0) {
+    plan.machine = required_argument(given, "machine");
+    machine_named(*plan.machine);
+  }
+  if (given.count("profile") != 0) {
+    plan.profile = required_argument(given, "profile");
+  }
+  if (given.count("profile-dir") != 0) {
+    plan.profile_dir = required_argument(given, "profile-dir");
+  }
+  make_policy(plan.policy.value_or("hybrid"), plan.policy_options);  // refuses what cannot be
+  take_number(given, "max-num-seqs", 1, kMostOf, plan.batch.max_num_seqs);
+  take_number(given, "mini-batch-tokens", kBlockTokens, kMostOf, plan.batch.mini_batch_tokens);
+  take_number(given, "prefill-tokens", 1, kMostOf, plan.batch.prefill_tokens);
+  take_bytes(given, "gpu-memory", plan.gpu_memory);
+  take_bytes(given, "host-memory", plan.host_memory);
+  return plan;
+}
+
 PlannerCommand profile_command(const std::vector<std::string>& words) {
   cxxopts::Options options("poise-planner profile", "Measures what everything costs here.");
   const auto text = [] { return cxxopts::value<std::string>(); };
@@ -269,9 +317,9 @@ PlannerCommand parse_planner_arguments(int argc, const char* const* argv) {
   std::vector<std::string> words = with_hyphens(argc, argv);
   const std::string command = words.size() > 1 ? words[1] : "";
   const std::pair<std::string_view, PlannerCommand (*)(const std::vector<std::string>&)> others[] =
-      {{"inspect", inspect_command}, {"validate", validate_command},
-       {"encode", encode_command},   {"policies", policies_command},
-       {"profile", profile_command}, {"simulate", simulate_command}};
+      {{"inspect", inspect_command},   {"validate", validate_command}, {"encode", encode_command},
+       {"policies", policies_command}, {"plan", plan_command},         {"profile", profile_command},
+       {"simulate", simulate_command}};
   for (const auto& [name, parse] : others) {
     if (command == name) {
       words.erase(words.begin() + 1);

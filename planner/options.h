@@ -59,6 +59,18 @@ struct ProfileOptions {
   int death_descriptor = -1;
 };
 
+// What a run with these arguments would do.
+struct PlanOptions {
+  InputOptions input;
+  std::optional<DType> dtype;  // nothing: as the model says
+  std::optional<std::string> policy, machine;
+  std::optional<std::filesystem::path> profile;
+  std::filesystem::path profile_dir;
+  PolicyOptions policy_options;
+  BatchOptions batch;
+  std::optional<Bytes> gpu_memory, host_memory;
+};
+
 struct InspectOptions {
   std::filesystem::path log;
   bool json = false;
@@ -89,8 +101,9 @@ struct HelpOptions {
   std::string text;
 };
 
-using PlannerCommand = std::variant<RunOptions, InspectOptions, ValidateOptions, EncodeOptions,
-                                    PoliciesOptions, SimulateOptions, ProfileOptions, HelpOptions>;
+using PlannerCommand =
+    std::variant<RunOptions, InspectOptions, ValidateOptions, EncodeOptions, PoliciesOptions,
+                 SimulateOptions, ProfileOptions, PlanOptions, HelpOptions>;
 
 PlannerCommand parse_planner_arguments(int argc, const char* const* argv);
 

@@ -68,17 +68,26 @@ DeviceLimits limits_after(int halvings, const Demand& demand, const Allocation& 
 }  // namespace
 
 Demand demand_of(std::span<const Request* const> requests, std::int32_t max_num_seqs) {
+  std::vector<RequestSize> sizes;
+  for (const Request* request : requests) {
+    sizes.push_back({request->id, static_cast<std::int32_t>(request->prompt.size()),
+                     request->sampling.max_tokens});
+  }
+  return demand_of(sizes, max_num_seqs);
+}
+
+Demand demand_of(std::span<const RequestSize> requests, std::int32_t max_num_seqs) {
   Demand demand;
   demand.sequences = static_cast<std::int32_t>(
       std::min<std::int64_t>(max_num_seqs, static_cast<std::int64_t>(requests.size())));
   std::vector<std::int32_t> blocks, prompts;
-  for (const Request* request : requests) {
-    blocks.push_back(blocks_for(request->most_context()));
-    prompts.push_back(static_cast<std::int32_t>(request->prompt.size()));
-    demand.longest_context = std::max(demand.longest_context, request->most_context());
+  for (const RequestSize& request : requests) {
+    blocks.push_back(blocks_for(request.most_context()));
+    prompts.push_back(request.prompt);
+    demand.longest_context = std::max(demand.longest_context, request.most_context());
     if (blocks.back() > demand.largest_request) {
       demand.largest_request = blocks.back();
-      demand.largest = request->id;
+      demand.largest = request.id;
     }
   }
   demand.most_blocks = sum_of_largest(std::move(blocks), demand.sequences);

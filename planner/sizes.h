@@ -4,6 +4,7 @@
 // buffers hold. Nothing is made larger than the requests can use. Pure functions; sizes of the
 // machine come in as arguments.
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -32,6 +33,14 @@ struct Demand {
   std::int64_t most_blocks = 0;       // of the largest `sequences` together
   std::int64_t most_prompt_rows = 0;  // of the longest `sequences` prompts together
 };
+struct RequestSize {
+  RequestId id;
+  std::int32_t prompt = 0;  // tokens
+  std::int32_t answer = 0;  // at most
+
+  std::int32_t most_context() const { return prompt + std::max(answer - 1, 0); }
+};
+Demand demand_of(std::span<const RequestSize> requests, std::int32_t max_num_seqs);
 Demand demand_of(std::span<const Request* const> requests, std::int32_t max_num_seqs);
 
 // Bytes for blocks of context, all layers together: the least of what the user allows beside the

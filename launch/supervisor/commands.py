@@ -15,6 +15,7 @@ COMMANDS = {
     "setup": ("setup", "setup", "installs what is missing and builds"),
     "run": ("run", "run", "answers every line of a file of requests"),
     "bench": ("bench", "bench", "makes requests, runs them, and tells the speed beside what the link allows"),
+    "plan": ("foresee", "plan", "what a run would do and how fast: memory, speed, bytes; no GPU, no weights"),
     "profile": ("profile", "profile", "measures what everything costs on this machine, and keeps it"),
     "load": ("load", "load", "loads a model and keeps it in memory for the runs to come"),
     "status": ("status", "status", "how far a run is; without RUN: what is running"),

@@ -98,9 +98,9 @@ def add_planning(to):
     to.add_argument("--skip-tokenizer-init", action="store_true", help="prompts are token ids; `text` stays empty")
 
 
-def add_files(to):
+def add_files(to, output_required=True):
     to.add_argument("-i", "--input-file", dest="input", required=True, metavar="FILE", help="OpenAI batch lines")
-    to.add_argument("-o", "--output-file", dest="output", required=True, metavar="FILE", help="one result line for each")
+    to.add_argument("-o", "--output-file", dest="output", required=output_required, metavar="FILE", help="one result line for each")
     to.add_argument("--run-dir", metavar="DIR", help="state, logs, partial results (default: OUTPUT.poise)")
     to.add_argument("--resume", action="store_true", help="do only what is missing")
     to.add_argument("--overwrite", action="store_true", help="replace an existing output")

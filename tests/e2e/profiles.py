@@ -2,12 +2,13 @@
 """What everything costs: measured on a CPU device whose speeds are set, so that sleeping is nearly all of it."""
 
 import json
+import shutil
 import xml.etree.ElementTree as xml
 
 import harness
 from harness import DEMO_MODEL, expect, expect_equal, request, test
 
-LINK, COMPUTE = 0.2, 8.0  # GB/s, GFLOP/s
+LINK, COMPUTE = 0.1, 3.0  # GB/s, GFLOP/s
 SLOW = ("--link-gbps", 0.08, "--compute-gflops", 3.0)  # so slow that threads' waking is small beside it
 SET = ("--device", "cpu", "--threads", "1", "--link-gbps", LINK, "--compute-gflops", COMPUTE)
 HIDDEN, WIDTH, BLOCK = 128, 2, 16  # the demo model's, float16
@@ -76,6 +77,53 @@ def a_profile_that_is_none_is_refused(workspace):
     requests = workspace.write_requests("in.jsonl", [request("a", [5, 6, 7])])
     (workspace / "broken.json").write_text('{"gpu_memory": 1}')
     workspace.run(requests, workspace / "o.jsonl", "--profile", workspace / "broken.json").expect(2, "broken.json", "between")
+
+
+@test
+def a_plan_foretells_what_the_run_then_takes(workspace):
+    prompt = [workspace.random.randrange(4, 1300) for _ in range(150)]
+    requests = workspace.write_requests(
+        "in.jsonl", [request(i, prompt, max_tokens=6, ignore_eos=True) for i in range(10)]
+    )
+    measured(workspace, *SLOW)
+    words = ("--model", DEMO_MODEL, "-i", requests, *SET, *SLOW, "--policy", "kv-only", "--gpu-memory", "6MiB")
+    found = json.loads(workspace.poise("plan", *words, "--json").expect(0).out)
+    workspace.poise("run", *words, "-o", workspace / "o.jsonl").expect(0)
+    status = json.loads((workspace / "o.jsonl.poise" / "status.json").read_text())
+    near(found["seconds"], status["elapsed_seconds"], 0.1, "the whole run")
+    expect_equal(found["bytes"]["stores"], status["link_bytes"]["stores"], "bytes of stores")
+    near(found["bytes"]["kv"], status["link_bytes"]["kv"], 0.05, "bytes of KV blocks")
+
+
+def a_large_model(workspace):
+    folder = workspace / "opt-175b"
+    folder.mkdir()
+    shutil.copyfile(harness.ROOT / "bench" / "models" / "opt-175b.json", folder / "config.json")
+    return folder
+
+
+@test
+def a_plan_of_the_largest_model_and_100000_requests_takes_two_seconds(workspace):
+    body = json.dumps(request("X", [workspace.random.randrange(4, 50000) for _ in range(128)], max_tokens=64))
+    with open(workspace / "in.jsonl", "w") as file:
+        for number in range(100_000):
+            file.write(body.replace('"X"', f'"{number}"') + "\n")
+    words = ("plan", "--model", a_large_model(workspace), "-i", workspace / "in.jsonl", "--skip-tokenizer-init")
+    ended = min((workspace.poise(*words, "--machine", "rtx4090-pcie4") for _ in range(2)), key=lambda one: one.seconds)
+    ended.expect(0)
+    for words in ("100000 requests, 12800000 prompt", "KV blocks", "GPU memory", "decoding iteration", "tokens/s"):
+        expect(words in ended.out, f"{words!r} is not said:\n{ended.out}")
+    expect(ended.seconds < 2, f"it took {ended.seconds:.1f} s")
+
+
+@test
+def a_plan_refuses_with_numbers_what_cannot_fit(workspace):
+    requests = workspace.write_requests("in.jsonl", [request("a", [5] * 100)])
+    words = ("plan", "--model", a_large_model(workspace), "-i", requests, "--skip-tokenizer-init")
+    workspace.poise(*words, "--machine", "l4-pcie4").expect(2, "host memory", "325.2", "128.0")
+    workspace.poise(*words, "--machine", "rtx4090-pcie4", "--gpu-memory", "4GiB").expect(2, "device memory", "4096.0 MiB")
+    workspace.poise(*words).expect(2, "--machine", "poise profile", "h200-pcie5")
+    workspace.poise(*words, "--machine", "abacus").expect(2, "abacus")
 
 
 if __name__ == "__main__":
