@@ -165,13 +165,19 @@ bool Planner::find_profile() {
   fmt::print("policy {}: what everything costs on {} is not known yet; measuring it once\n",
              policy_name_, device);
   std::fflush(stdout);
+  try {
+    profiler_ =
+        std::make_unique<Profiler>(profiled_machine(*control_, *executor_->greeting(),
+                                                    options_.gpu_memory, options_.host_memory),
+                                   *loader_, *executor_);
+  } catch (const Failure& too_small) {  // for measuring, which is not to say for the run
+    fmt::print("it is not measured: {}\n", too_small.what());
+    std::fflush(stdout);
+    return true;
+  }
   profile_log_ = open_order_log(options_.run_dir / "profile-orders.log",
                                 order_log_header(*control_, options_.run_id));
   executor_->log_to(*profile_log_);
-  profiler_ =
-      std::make_unique<Profiler>(profiled_machine(*control_, *executor_->greeting(),
-                                                  options_.gpu_memory, options_.host_memory),
-                                 *loader_, *executor_);
   phase_ = Phase::profiling;
   return false;
 }

@@ -69,15 +69,16 @@ ProfiledMachine profiled_machine(const ControlSegment& control,
                                  const std::optional<Bytes>& gpu_memory,
                                  const std::optional<Bytes>& host_memory) {
   const Bytes weights{static_cast<std::int64_t>(control.weights_bytes)};
-  const Bytes free = bytes_for_blocks(
-      {.weights = weights, .available = available_host_memory(), .host_memory = host_memory});
+  const Bytes available = available_host_memory();
+  const Bytes free =
+      bytes_for_blocks({.weights = weights, .available = available, .host_memory = host_memory});
   return {.shape = control.shape,
           .dtype = control.dtype,
           .device = device.device,
           .gpu_memory = std::min(device.memory, gpu_memory.value_or(device.memory)),
           .gpu_overhead = device.overhead,
           .host_free = free,
-          .host_memory = free + weights};
+          .host_memory = available + weights};
 }
 
 void keep_profile(const std::filesystem::path& folder, const Profile& profile) {

@@ -31,6 +31,7 @@ Profiler::Profiler(ProfiledMachine machine, LoaderLink& loader, ExecutorLink& ex
   profile_.gpu_memory = machine_.gpu_memory;
   profile_.gpu_overhead = machine_.gpu_overhead;
   profile_.host_memory = machine_.host_memory;
+  begin(kFirstProfileScale, 1);  // may fail
   executor_.watch([this](const messages::LayerDone& done) {
     if (done.spans() != nullptr) {
       for (const messages::Span* span : *done.spans()) {
@@ -38,7 +39,6 @@ Profiler::Profiler(ProfiledMachine machine, LoaderLink& loader, ExecutorLink& ex
       }
     }
   });
-  begin(kFirstProfileScale, 1);
 }
 
 Profiler::~Profiler() { executor_.watch(nullptr); }
@@ -46,7 +46,7 @@ Profiler::~Profiler() { executor_.watch(nullptr); }
 void Profiler::begin(ProfileScale scale, int rounds) {
   sizes_ = profile_sizes(machine_.shape, machine_.dtype, scale,
                          std::min(kLargestPool, machine_.host_free / kShareOfHost),
-                         machine_.gpu_overhead, machine_.gpu_memory);
+                         machine_.gpu_overhead + page_tables_of(kLargestPool), machine_.gpu_memory);
   rounds_ = rounds;
   for (int round = 0; round < rounds; ++round) {
     for (const ProfileWork work : kProfileWork) {
