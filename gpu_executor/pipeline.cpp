@@ -131,17 +131,19 @@ void Pipeline::run_layer(Running& order, const LayerOrderWork& work, LayerId lay
     device_.wait(Stream::compute, *side.stored);
     decoder_.project(weights, rows, hooks(members.front().id, side));
     tracer_.end();
+    mark(order, group.first == 0 ? WaitsFor::weights : WaitsFor::rows, false);
     store(order, members, side, layer);
     for (std::size_t i = group.first; i < group.end; ++i) {
       if (i + 1 < visits.size()) {  // before this one computes, and behind the stores it may read
         load_next(i + 1);
       }
       attend(visits[i], weights, rows, side);
+      mark(order, WaitsFor::blocks, i + 1 < group.end);
       if (i + 1 == group.end) {
         decoder_.finish(weights, rows, hooks(visits[i].id, side));
         tracer_.end();
+        mark(order, WaitsFor::weights, true);
       }
-      end_mini_batch(order);
     }
   }
   weights_.end();
@@ -307,9 +309,9 @@ void Pipeline::attend(const Visit& visit, const LayerWeights& weights, const Lay
   device_.record(*visit.side.computed, Stream::compute);
 }
 
-void Pipeline::end_mini_batch(Running& order) {
-  order.batch_ends.push_back(take_event());
-  device_.record(*order.batch_ends.back(), Stream::compute);
+void Pipeline::mark(Running& order, WaitsFor waits, bool ends_mini_batch) {
+  order.points.push_back({take_event(), waits, ends_mini_batch});
+  device_.record(*order.points.back().event, Stream::compute);
 }
 
 void Pipeline::run_embedding(Running& order, const LayerOrderWork& work) {
@@ -336,7 +338,7 @@ void Pipeline::run_embedding(Running& order, const LayerOrderWork& work) {
          .hidden = hidden_of(batch),
          .rows = batch.rows});
     tracer_.end();
-    end_mini_batch(order);
+    mark(order, WaitsFor::blocks, true);  // what the embedding waits for is the iteration's tables
   }
   device_.record(*side.computed, Stream::compute);
 }
@@ -355,7 +357,7 @@ void Pipeline::run_head(Running& order, const LayerOrderWork& work) {
     result += chunk.samples;
   }
   for (std::size_t i = 0; i < work.mini_batches.size(); ++i) {
-    end_mini_batch(order);
+    mark(order, WaitsFor::rows, true);
   }
   device_.record(*side.computed, Stream::compute);
 }

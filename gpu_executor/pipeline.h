@@ -101,6 +101,13 @@ class Pipeline {
     std::unique_ptr<Event> loaded;    // copy_in
     std::unique_ptr<Event> computed;  // compute: as in Side
   };
+  // A point of the compute stream within an order, and what it waited for since the one before.
+  enum class WaitsFor : std::uint8_t { weights, blocks, rows };
+  struct Point {
+    std::unique_ptr<Event> event;
+    WaitsFor waits;
+    bool ends_mini_batch;
+  };
   // An order that was queued.
   struct Running {
     std::uint64_t seq = 0;
@@ -109,7 +116,7 @@ class Pipeline {
     std::shared_ptr<IterationWork> work;
     Bytes weights{}, kv{}, act{}, stores{};  // that cross the link
     std::array<std::unique_ptr<Event>, kStreams> ends;
-    std::vector<std::unique_ptr<Event>> batch_ends;  // on compute
+    std::vector<Point> points;
     OrderTrace trace;
   };
   struct Visit {  // a mini-batch in a layer
@@ -141,7 +148,7 @@ class Pipeline {
   void run_head(Running& order, const LayerOrderWork& work);
   void compute_head(const IterationWork& work, const HeadChunk& chunk, Side& side,
                     const std::byte* table, std::int64_t first_result);
-  void end_mini_batch(Running& order);
+  void mark(Running& order, WaitsFor waits, bool ends_mini_batch);
   std::optional<LayerId> layer_of(std::uint32_t stage) const;
   float* hidden_of(const MiniBatchWork& batch) const;
   std::unique_ptr<Event> take_event();

@@ -30,17 +30,26 @@ OrderDone Pipeline::report(Running order) {
   OrderDone done;
   const auto number = [](std::int64_t n) { return static_cast<std::uint64_t>(n); };
   const auto compute = static_cast<std::size_t>(Stream::compute);
-  std::int64_t busy_ns = device_.totals(*reported_[compute]).busy_ns;
-  for (std::size_t i = 0; i < order.mini_batches.size(); ++i) {
-    const MiniBatchWork& batch = order.work->mini_batches[order.mini_batches[i]];
-    const std::int64_t until = device_.totals(*order.batch_ends[i]).busy_ns;
-    const bool layer = layer_of(order.stage).has_value();
-    done.layer.mini_batches.emplace_back(
-        order.mini_batches[i], layer ? batch.kv_blocks : 0, layer ? batch.act_blocks : 0,
-        static_cast<std::uint32_t>(batch.rows), number(until - busy_ns));
-    busy_ns = until;
-    spare_events_.push_back(std::move(order.batch_ends[i]));
+  StreamTotals batch_began = device_.totals(*reported_[compute]), before = batch_began;
+  std::array<std::int64_t, 3> waits{};  // by WaitsFor
+  std::size_t batches = 0;
+  for (Point& point : order.points) {  // as they were recorded
+    const StreamTotals now = device_.totals(*point.event);
+    waits[static_cast<std::size_t>(point.waits)] += now.wait_ns - before.wait_ns;
+    before = now;
+    if (point.ends_mini_batch) {
+      const std::uint32_t id = order.mini_batches[batches++];
+      const MiniBatchWork& batch = order.work->mini_batches[id];
+      const bool layer = layer_of(order.stage).has_value();
+      done.layer.mini_batches.emplace_back(
+          id, layer ? batch.kv_blocks : 0, layer ? batch.act_blocks : 0,
+          static_cast<std::uint32_t>(batch.rows), number(now.busy_ns - batch_began.busy_ns));
+      batch_began = now;
+    }
+    spare_events_.push_back(std::move(point.event));
   }
+  done.layer.waits = std::make_unique<messages::ComputeWaits>(number(waits[0]), number(waits[1]),
+                                                              number(waits[2]));
 
   std::array<std::unique_ptr<messages::StreamReport>, kStreams> streams;
   for (std::size_t i = 0; i < kStreams; ++i) {

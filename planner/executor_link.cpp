@@ -19,10 +19,12 @@ Bytes bytes_of(std::uint64_t number) {
 
 }  // namespace
 
-ExecutorLink::ExecutorLink(std::unique_ptr<Channel> channel, OrderLog& log, std::int32_t layers)
+ExecutorLink::ExecutorLink(std::unique_ptr<Channel> channel, OrderLog& log, std::int32_t layers,
+                           const BlockSizes& sizes)
     : channel_(std::move(channel)),
       log_(&log),
-      last_stage_(static_cast<std::uint32_t>(layers) + 1) {}
+      last_stage_(static_cast<std::uint32_t>(layers) + 1),
+      balance_(sizes) {}
 
 bool ExecutorLink::step(Seconds timeout) {
   bool passed = send_orders();
@@ -63,6 +65,7 @@ void ExecutorLink::begin(messages::IterationT tables, bool last) {
   iteration_ = UnderWay{.number = tables.iteration,
                         .mini_batches = static_cast<std::uint32_t>(tables.mini_batches.size()),
                         .last = last};
+  balance_.begin(kind_of(tables), monotonic_now());
   send_logged(std::move(tables));
 }
 
@@ -121,6 +124,7 @@ void ExecutorLink::take(Received message) {
              number);
       }
       iteration_.reset();
+      balance_.end(monotonic_now());
       results_ = std::move(message);
       break;
     }
@@ -166,6 +170,7 @@ void ExecutorLink::take(const messages::LayerDone& done) {
     watcher_(done);
   }
   ++totals_.layer_orders;
+  balance_.take(done);
   if (const auto* link = done.link()) {
     totals_.weights += link->weights();
     totals_.kv += link->kv();

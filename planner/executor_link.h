@@ -14,6 +14,7 @@
 #include "common/channel.h"
 #include "common/device_memory.h"
 #include "common/order_log.h"
+#include "planner/balance.h"
 #include "planner/weight_stream.h"
 
 namespace poise {
@@ -35,7 +36,8 @@ class ExecutorLink {
   };
 
   // `log` outlives this.
-  ExecutorLink(std::unique_ptr<Channel> channel, OrderLog& log, std::int32_t layers);
+  ExecutorLink(std::unique_ptr<Channel> channel, OrderLog& log, std::int32_t layers,
+               const BlockSizes& sizes);
 
   // Sends what credits allow and takes what has come, waiting at most `timeout` where nothing has.
   // True where anything passed.
@@ -68,6 +70,9 @@ class ExecutorLink {
   void stop(const std::string& reason);
 
   const ExecutorTotals& totals() const { return totals_; }
+  // Since the executor is there, or since it was begun anew.
+  const Balance& balance() const { return balance_; }
+  void begin_balance() { balance_ = Balance(balance_.sizes()); }
   Seconds message_time() const { return message_time_; }  // spent on messages, waiting aside
 
  private:
@@ -96,6 +101,7 @@ class ExecutorLink {
   std::optional<Received> results_;
   std::function<void(const messages::LayerDone&)> watcher_;
   ExecutorTotals totals_;
+  Balance balance_;
   Seconds message_time_{};
   std::vector<std::byte> sent_;
 };

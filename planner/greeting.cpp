@@ -31,7 +31,8 @@ Links open_links(const ControlSegment& control, const std::string& run_id,
   auto executor = serve(executor_socket.string(), identity);
   executor->set_epochs(epochs);
   links.executor =
-      std::make_unique<ExecutorLink>(std::move(executor), log, control.shape.num_hidden_layers);
+      std::make_unique<ExecutorLink>(std::move(executor), log, control.shape.num_hidden_layers,
+                                     block_sizes(control.shape, control.dtype));
   auto loader = connect(loader_socket.string(), identity);
   loader->set_epochs(epochs);
   messages::HelloT hello;

@@ -10,7 +10,6 @@ namespace poise {
 namespace {
 
 double mib(std::uint64_t bytes) { return static_cast<double>(bytes) / static_cast<double>(kMiB.n); }
-double ms(std::uint64_t ns) { return static_cast<double>(ns) * 1e-6; }
 
 // What an iteration works on, in one line.
 std::string headline(const LoggedIteration& iteration) {
@@ -48,13 +47,34 @@ std::string layer_text(const LoggedLayer& layer, const LogFacts& facts) {
   if (!layer.done) {
     return line + "  not done\n";
   }
-  const auto busy = [](const std::unique_ptr<messages::StreamReport>& stream) {
-    return stream ? ms(stream->busy_ns()) : 0;
-  };
-  const auto& compute = layer.report.compute;
-  return line + fmt::format("{:>10.3f}{:>10.3f}{:>10.3f}{:>10.3f}{:>10.3f}\n", *layer.done,
-                            busy(layer.report.copy_in), busy(compute), busy(layer.report.copy_out),
-                            compute ? ms(compute->wait_ns()) : 0);
+  const BalanceSums sums = balance_of(layer.report, facts.sizes);
+  line += fmt::format("{:>10.3f}", *layer.done);
+  for (const Seconds time : {sums.pcie, sums.compute, sums.back, sums.for_weights, sums.for_blocks,
+                             sums.for_rows, sums.for_buffers}) {
+    line += fmt::format("{:>10.3f}", time.n * 1e3);
+  }
+  return line + (sums.f_b_mini_batches > 0 ? fmt::format("{:>8.2f}\n", sums.mean_f_b()) : "\n");
+}
+
+std::string balance_text(const BalanceSums& sums) {
+  return fmt::format(
+      "  T_PCIe {:.3f} ms, T_compute {:.3f} ms, F_b {:.2f}; computation waited {:.3f} ms for "
+      "weights, {:.3f} for blocks, {:.3f} for rows, the link {:.3f} for buffers\n",
+      sums.pcie.n * 1e3, sums.compute.n * 1e3, sums.mean_f_b(), sums.for_weights.n * 1e3,
+      sums.for_blocks.n * 1e3, sums.for_rows.n * 1e3, sums.for_buffers.n * 1e3);
+}
+
+void count(const LoggedIteration& iteration, Balance& balance) {
+  if (!iteration.done) {
+    return;
+  }
+  balance.begin(kind_of(iteration.tables), {iteration.sent});
+  for (const LoggedLayer& layer : iteration.layers) {
+    if (layer.done) {
+      balance.take(layer.report);
+    }
+  }
+  balance.end({*iteration.done});
 }
 
 bool shown(const LoggedLayer& one, std::optional<std::uint32_t> layer) {
@@ -63,18 +83,29 @@ bool shown(const LoggedLayer& one, std::optional<std::uint32_t> layer) {
 
 }  // namespace
 
+BalanceSums sums_of(const LoggedIteration& iteration, const LogFacts& facts) {
+  BalanceSums sums;
+  for (const LoggedLayer& layer : iteration.layers) {
+    if (layer.done) {
+      sums.add(balance_of(layer.report, facts.sizes));
+    }
+  }
+  return sums;
+}
+
 std::string iteration_text(const LoggedIteration& iteration, const LogFacts& facts,
                            std::optional<std::uint32_t> layer) {
   std::string text = headline(iteration);
   text +=
-      "  stage        sent s weights MiB    KV MiB   ACT MiB stores MiB    done s   in ms  "
-      "compute ms  out ms   wait ms\n";
+      "  stage        sent s weights MiB    KV MiB   ACT MiB stores MiB    done s T_PCIe ms T_comp "
+      "ms "
+      "   out ms w weights  w blocks    w rows w buffers     F_b\n";
   for (const LoggedLayer& one : iteration.layers) {
     if (poise::shown(one, layer)) {
       text += layer_text(one, facts);
     }
   }
-  return text;
+  return text + balance_text(sums_of(iteration, facts));
 }
 
 void inspect(const InspectOptions& options, std::FILE* out) {
@@ -89,9 +120,14 @@ void inspect(const InspectOptions& options, std::FILE* out) {
     fmt::print(out, "{}: {}\n", options.log.string(), facts.header);
   }
   std::uint64_t iterations = 0, shown = 0;
+  Balance balance(facts.sizes);
+  const BalanceFacts told{.device = "device",
+                          .more_requests = {},
+                          .act_is_smaller = facts.sizes.act_row < facts.sizes.kv_row};
   log.read(
       [&](const LoggedIteration& iteration) {
         ++iterations;
+        count(iteration, balance);
         if (options.iteration && iteration.tables.iteration != *options.iteration) {
           return;
         }
@@ -101,6 +137,7 @@ void inspect(const InspectOptions& options, std::FILE* out) {
                                 : iteration_text(iteration, facts, options.layer));
       },
       [&](const messages::ConfigureT& configure, double time) {
+        balance.pause();
         if (options.json) {
           fmt::print(out, "{}", configure_json(configure, time));
           return;
@@ -123,11 +160,14 @@ void inspect(const InspectOptions& options, std::FILE* out) {
   if (options.iteration && shown == 0) {
     fail("--iteration {}: not in this log of {} iterations", *options.iteration, iterations);
   }
-  if (!options.json) {
+  if (options.json) {
+    fmt::print(out, "{}", balance_json(balance, told));
+  } else {
     fmt::print(out, "{} iterations, {} records{}\n", iterations, log.records(),
                log.torn_tail().n > 0
                    ? fmt::format("; the last {} bytes are torn off", log.torn_tail().n)
                    : std::string());
+    fmt::print(out, "{}\n", words(balance, told));
   }
 }
 

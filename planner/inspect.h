@@ -4,6 +4,7 @@
 
 #include <cstdio>
 
+#include "planner/balance.h"
 #include "planner/log_digest.h"
 #include "planner/options.h"
 
@@ -16,6 +17,9 @@ std::string iteration_text(const LoggedIteration& iteration, const LogFacts& fac
                            std::optional<std::uint32_t> layer);
 std::string iteration_json(const LoggedIteration& iteration, const LogFacts& facts,
                            std::optional<std::uint32_t> layer);
+// What link and computation did in an iteration, as far as it is known.
+BalanceSums sums_of(const LoggedIteration& iteration, const LogFacts& facts);
+std::string balance_json(const Balance& balance, const BalanceFacts& facts);
 std::string configure_json(const messages::ConfigureT& configure, double time);
 std::string ready_json(const messages::ReadyT& ready, double time);
 

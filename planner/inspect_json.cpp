@@ -103,6 +103,7 @@ Json of(const LoggedLayer& layer, const LogFacts& facts) {
                                     .act = report.link->act(),
                                     .stores = report.link->stores()});
   }
+  json["balance"] = json_of(balance_of(report, facts.sizes));
   json["reported_mini_batches"] = Json::array();
   for (const messages::MiniBatchReport& batch : report.mini_batches) {
     json["reported_mini_batches"].push_back(
@@ -132,6 +133,7 @@ std::string iteration_json(const LoggedIteration& iteration, const LogFacts& fac
   if (iteration.done) {
     json["done_s"] = *iteration.done;
     json["results"] = iteration.results;
+    json["balance"] = json_of(sums_of(iteration, facts));
   }
   json["mini_batches"] = Json::array();
   for (const auto& batch : iteration.tables.mini_batches) {
@@ -144,6 +146,12 @@ std::string iteration_json(const LoggedIteration& iteration, const LogFacts& fac
     }
   }
   return lines;
+}
+
+std::string balance_json(const Balance& balance, const BalanceFacts& facts) {
+  Json json{{"type", "balance"}};
+  json.update(json_of(balance, facts));
+  return json.dump() + "\n";
 }
 
 std::string configure_json(const messages::ConfigureT& configure, double time) {

@@ -222,6 +222,7 @@ void Planner::report(bool always) {
   }
   if (executor_) {
     status_.executor = executor_->totals();
+    status_.balance = executor_->balance();
     status_.message_time = executor_->message_time();
   }
   if (order_log_) {

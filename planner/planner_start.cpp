@@ -216,6 +216,10 @@ void Planner::decide_sizes() {
   pack_limits_ = pack_limits(options_.batch, device_limits_);
   const std::uint64_t region = region_bytes(block_sizes(shape, dtype), host_);
   const DeviceMemoryPlan plan = plan_device_memory(shape, dtype, device_limits_, overhead);
+  const BlockSizes sizes = block_sizes(shape, dtype);
+  status_.facts = {.device = device_is_host ? "CPU device" : "GPU",
+                   .more_requests = demand_.sequences < std::ssize(to_do_),
+                   .act_is_smaller = sizes.act_row < sizes.kv_row};
   status_.policy = policy;
   status_.device = device.device;
   status_.act_blocks = host_.act_blocks;
@@ -288,6 +292,7 @@ void Planner::begin_running() {
   if (profile_) {
     prediction_.emplace(*profile_, weight_layout(control_->shape, control_->dtype), device_limits_);
   }
+  executor_->begin_balance();  // what was measured before is no part of the run
   running_since_ = monotonic_now();
   status_.state = "running";
   phase_ = Phase::running;

@@ -75,6 +75,9 @@ std::string to_json(const RunStatus& status) {
                         {"tokens_per_second", tokens_per_second(both.measured)}};
     json["decode_iterations"] = both.decoding;
   }
+  if (status.balance && status.balance->all().iterations > 0) {
+    json["balance"] = json_of(*status.balance, status.facts);
+  }
   if (status.state == "running" && rate > 0) {
     json["seconds_left"] = rounded(static_cast<double>(status.tokens_left) / rate);
   }

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "common/units.h"
+#include "planner/balance.h"
 #include "planner/executor_link.h"
 #include "planner/prediction.h"
 
@@ -32,6 +33,8 @@ struct RunStatus {
   std::int64_t tokens_left = 0;  // at most, of all requests that are not done
   ExecutorTotals executor;
   std::optional<Prediction::Figures> prediction;  // where costs are known
+  std::optional<Balance> balance;  // once there is an executor
+  BalanceFacts facts;
 };
 
 // One JSON object.

@@ -72,6 +72,9 @@ def _run_in(directory, given, words, interrupts):
         compared = beside_predicted(directory.status())
         if compared:
             say(compared)
+        words = (directory.status().get("balance") or {}).get("words")
+        if words:
+            say(words)
     elif outcome.code in (INTERRUPTED, OUTPUT):
         safe = safe_text(directory) if directory.state() == UNFINISHED else "nothing was finished yet"
         say(f"{outcome.sentence}; {safe}; go on with: {inputs.resume_command(words)}")

@@ -97,7 +97,22 @@ def _of_run(given):
         tell(f"  {safe_text(directory)}; go on with `run … --resume`")
     elif facts["state"] == FINISHED:
         tell(f"  {facts.get('done', 0)} results, {facts.get('errors', 0)} of them errors")
+    _tell_balance(facts.get("balance") or {})
     return DONE
+
+
+def _tell_balance(balance):
+    """In words, then the last iterations: what either side took, and what it stood still for."""
+    if balance.get("words"):
+        tell(f"  {balance['words']}")
+    if balance.get("last"):
+        tell("  iteration  T_PCIe ms  T_compute ms  wall ms  waits for weights, blocks, rows; buffers ms    F_b")
+    for one in balance.get("last", ()):
+        waits = one["compute_waits"]
+        told = ", ".join(f"{waits[name] * 1e3:.2f}" for name in ("weights", "blocks", "rows"))
+        told += f"; {one['link_waits']['buffers'] * 1e3:.2f}"
+        times = f"{one['t_pcie'] * 1e3:11.2f}{one['t_compute'] * 1e3:14.2f}{one.get('seconds', 0) * 1e3:9.2f}"
+        tell(f"  {one['iteration']:9}{times}  {told:>42}{one['f_b']:7.2f}")
 
 
 def _of_user(given):

@@ -107,6 +107,28 @@ TEST(Pipeline, ComputesTheSameWhereMatricesCrossInManyPieces) {
   }
 }
 
+TEST(Pipeline, SaysWhatComputationWaitedFor) {
+  const TinyModel model(tiny_shape(), DType::float32, 5);
+  const Plan plan = some_plan(model.shape);
+  const auto shares = [&](double link, std::int32_t resident) {
+    Setting setting;
+    setting.limits.resident_layers = resident;
+    setting.device.link_bytes_per_s = link;
+    std::array<std::uint64_t, 3> sums{};
+    for (const messages::LayerDoneT& layer : rehearse(model, plan, setting).layers) {
+      const messages::ComputeWaits& waits = *layer.waits;
+      EXPECT_EQ(waits.weights_ns() + waits.blocks_ns() + waits.rows_ns(), layer.compute->wait_ns());
+      sums[0] += waits.weights_ns();
+      sums[1] += waits.blocks_ns();
+      sums[2] += waits.rows_ns();
+    }
+    return sums;
+  };
+  const auto resident = shares(20e6, 3), streamed = shares(20e6, 0);
+  EXPECT_GT(resident[1], 4 * (resident[0] + resident[2])) << "the link brings nothing but blocks";
+  EXPECT_GT(streamed[0], 4 * resident[0]);
+}
+
 // So short an iteration that the next but one is queued while its head still waits.
 TEST(Pipeline, RunsAModelOfOneLayerAheadOfItself) {
   ModelShape shape = tiny_shape();

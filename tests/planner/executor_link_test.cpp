@@ -45,7 +45,7 @@ TEST(ExecutorLink, ItsLastWordIsReadBeforeItLeaves) {
   std::thread executor;
   {
     OrderLog log(folder + "/orders.log", "{}");
-    ExecutorLink link(serve(folder + "/executor.sock", kIdentity), log, 1);
+    ExecutorLink link(serve(folder + "/executor.sock", kIdentity), log, 1, BlockSizes{});
     executor = std::thread([&] { heard = last_word_to_a_slow_reader(folder + "/executor.sock"); });
     while (!link.greeting()) {
       link.step({0.01});

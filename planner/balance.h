@@ -1,0 +1,99 @@
+#pragma once
+// How link and computation were balanced: per iteration T_PCIe against T_compute (CAPTURE Eq. 2-4, as
+// measured instead of foretold), what either side stood still for, and F_b of the mini-batches (Eq. 6
+// and 7, with all that a mini-batch computes over all that it loads); and what follows, in words.
+// Sums of what the executor reports of each layer order. Pure; one thread.
+
+#include <cstdint>
+#include <deque>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+#include "common/blocks.h"
+#include "common/messages_generated.h"
+#include "common/units.h"
+
+namespace poise {
+
+// Of some orders, or of some iterations. Where wall time is known, what is neither busy nor waiting
+// had no order to work on.
+struct BalanceSums {
+  std::int64_t iterations = 0, orders = 0, mini_batches = 0;
+  Seconds wall{};                                   // from results to results
+  Seconds pcie{}, compute{}, back{};                // T_PCIe, T_compute; stores, the other way
+  Seconds for_weights{}, for_blocks{}, for_rows{};  // computation waited
+  Seconds for_buffers{};                            // the link waited, for computation to free them
+  std::uint64_t weights = 0, kv = 0, act = 0, stores = 0;  // bytes over the link
+  std::int64_t act_blocks = 0;                             // regenerated, wherever they lay
+  double f_b = 0;                                          // sum over …
+  std::int64_t f_b_mini_batches = 0;                       // … so many that load and compute
+
+  void add(const BalanceSums& other);
+  Seconds compute_waits() const { return for_weights + for_blocks + for_rows; }
+  double mean_f_b() const;  // 0: of none
+};
+
+// Eq. 6 and 7; 0 where one of both takes no time.
+double f_b(Seconds compute, Seconds load);
+
+// Of one order. Its mini-batches' blocks are taken to come at the speed of all that the order loads.
+BalanceSums balance_of(const messages::LayerDone& done, const BlockSizes& sizes);
+BalanceSums balance_of(const messages::LayerDoneT& done, const BlockSizes& sizes);
+
+// An iteration by its tables: its number, and whether every sequence of it generates.
+struct IterationKind {
+  std::uint64_t number = 0;
+  bool decodes = false;
+  std::size_t mini_batches = 0;
+};
+IterationKind kind_of(const messages::IterationT& tables);
+
+class Balance {
+ public:
+  static constexpr std::size_t kLast = 8;
+  struct Iteration {
+    IterationKind kind;
+    BalanceSums sums;
+  };
+
+  explicit Balance(const BlockSizes& sizes) : sizes_(sizes) {}
+
+  void begin(const IterationKind& kind, Seconds now);
+  void take(const messages::LayerDone& done) { open_.sums.add(balance_of(done, sizes_)); }
+  void take(const messages::LayerDoneT& done) { open_.sums.add(balance_of(done, sizes_)); }
+  void end(Seconds now);  // results are there
+  // What follows is another attempt: the time until its first iteration is nobody's.
+  void pause() { since_ = {-1}; }
+
+  const BlockSizes& sizes() const { return sizes_; }
+  const BalanceSums& all() const { return all_; }
+  const BalanceSums& decode() const { return decode_; }        // iterations that only generate
+  const std::deque<Iteration>& last() const { return last_; }  // the newest last
+
+ private:
+  BlockSizes sizes_;
+  Iteration open_;
+  Seconds since_{-1};  // the last results, or the first iteration's begin
+  BalanceSums all_, decode_;
+  std::deque<Iteration> last_;
+};
+
+// What words hang on beside the sums.
+struct BalanceFacts {
+  std::string device = "GPU";         // what it is called
+  std::optional<bool> more_requests;  // whether there were more than ran at a time, where known
+  bool act_is_smaller = true;         // an ACT block is, than a KV block
+};
+// "While generating, the link was busy 96 % of the time and the GPU 31 %. More ACT would …"
+std::string words(const BalanceSums& all, const BalanceSums& decode, const BalanceFacts& facts);
+inline std::string words(const Balance& balance, const BalanceFacts& facts) {
+  return words(balance.all(), balance.decode(), facts);
+}
+
+// Times in seconds; shares of wall time where that is known.
+nlohmann::ordered_json json_of(const BalanceSums& sums);
+// {"words", "whole", "generating", "last": [{"iteration", …}]}
+nlohmann::ordered_json json_of(const Balance& balance, const BalanceFacts& facts);
+
+}  // namespace poise
