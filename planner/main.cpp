@@ -94,24 +94,30 @@ void print(const PoliciesOptions& options) {
   }
 }
 
+std::string cell(const nlohmann::ordered_json& value) {
+  return value.is_number_float() ? fmt::format("{:.2f}", value.get<double>())
+         : value.is_string()     ? value.get<std::string>()
+                                 : value.dump();
+}
+
 void print(const SimulateOptions& options) {
   const nlohmann::ordered_json result = simulation_named(options.name).play();
   if (options.json) {
     fmt::print("{}\n", result.dump());
     return;
   }
-  const nlohmann::ordered_json& rows = result["rows"];
-  for (const auto& [name, value] : rows.front().items()) {
+  for (const auto& [name, value] : result["rows"].front().items()) {
     fmt::print("{:<15}", name);
   }
   fmt::print("\n");
-  for (const auto& row : rows) {
+  for (const auto& row : result["rows"]) {
     for (const auto& [name, value] : row.items()) {
-      fmt::print("{:<15}", value.is_number_float() ? fmt::format("{:.2f}", value.get<double>())
-                           : value.is_string()     ? value.get<std::string>()
-                                                   : value.dump());
+      fmt::print("{:<15}", cell(value));
     }
     fmt::print("\n");
+  }
+  for (const auto& note : result["notes"]) {
+    fmt::print("{}\n", note.get<std::string>());
   }
 }
 

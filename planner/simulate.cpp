@@ -39,7 +39,8 @@ std::vector<Outcome> outcomes_of(std::span<const Part> parts) {
 // What was done, and by when.
 struct Mark {
   Seconds now, link, compute;
-  std::int64_t tokens = 0;
+  LinkVolume volume;
+  std::int64_t iterations = 0, tokens = 0;
 };
 
 }  // namespace
@@ -65,8 +66,12 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
   const auto region = region_bytes(block_sizes(work.shape, work.dtype), run.host);
   const Bytes overhead =
       kDeviceOverhead + page_tables_of({static_cast<std::int64_t>(region) * layout.layers});
-  const Placement placement = place_act_blocks(work.shape, work.dtype, demand, run.host, work.batch,
-                                               overhead, profile.gpu_memory);
+  const Placement placement =
+      work.blocks_on_device
+          ? place_act_blocks(work.shape, work.dtype, demand, run.host, work.batch, overhead,
+                             profile.gpu_memory)
+          : Placement{run.host, choose_device_limits(work.shape, work.dtype, demand, run.host,
+                                                     work.batch, overhead, profile.gpu_memory)};
   run.host = placement.host;
   run.device = placement.device;
   const PackLimits limits = pack_limits(work.batch, run.device);
@@ -79,15 +84,20 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
   VirtualExecutor executor(profile, layout, run.device);
   Mark begin{}, end{};
   bool steady = false, answered = false;
-  while (!scheduler.idle() && !(steady && answered)) {
+  while (!scheduler.idle() && (work.to_the_end || !(steady && answered))) {
     const auto parts = scheduler.next();
     const bool prompts =
         scheduler.waiting() > 0 ||
         std::ranges::any_of(parts, [](const Part& part) { return part.new_tokens > 1; });
-    if (!prompts && !answered && !steady) {
+    if (!prompts && !answered && !steady && !work.to_the_end) {
       begin = end;
       steady = true;
     }
+    // Halfway through the answers, every pipeline is full.
+    executor.trace(work.traced && steady && run.spans.empty() &&
+                           end.iterations - begin.iterations >= work.answer / 2
+                       ? &run.spans
+                       : nullptr);
     const auto items = pack_items(parts);
     const auto batches = policy->pack(run.host, items, limits);
     executor.run(
@@ -99,11 +109,21 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
     end = {.now = executor.now(),
            .link = executor.link_busy(),
            .compute = executor.compute_busy(),
+           .volume = executor.volume(),
+           .iterations = run.iterations,
            .tokens = end.tokens + std::ssize(outcomes)};
     scheduler.complete(outcomes);
   }
   const double seconds = (end.now - begin.now).n;
   run.tokens_per_second = static_cast<double>(end.tokens - begin.tokens) / seconds;
+  run.counted = end.iterations - begin.iterations;
+  const BlockSizes sizes = block_sizes(work.shape, work.dtype);
+  const auto bytes = [&](double LinkVolume::*what, Bytes each) {
+    return (end.volume.*what - begin.volume.*what) * static_cast<double>(each.n);
+  };
+  run.loaded = {.weights = bytes(&LinkVolume::layers, layout.layer.bytes),
+                .kv = bytes(&LinkVolume::kv, sizes.block(BlockKind::kv)),
+                .act = bytes(&LinkVolume::act, sizes.block(BlockKind::act))};
   run.link_busy = (end.link - begin.link).n / seconds;
   run.compute_busy = (end.compute - begin.compute).n / seconds;
   return run;

@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "common/model_shape.h"
 #include "planner/cost_model.h"
 #include "planner/policy.h"
 #include "planner/sizes.h"
+#include "planner/virtual_executor.h"
 
 namespace poise {
 
@@ -22,6 +24,14 @@ struct SimulatedWork {
   std::int32_t answer = 0;
   BatchOptions batch;
   std::optional<std::int32_t> resident_layers;  // on the device; nothing: as the planner decides
+  bool blocks_on_device = true;  // what is left of its memory holds some, as the planner decides
+  bool to_the_end = false;       // all of it counts, prompts and the last answers included
+  bool traced = false;           // what the streams did in one iteration, halfway through `counted`
+};
+
+// Bytes from host to device.
+struct LoadedBytes {
+  double weights = 0, kv = 0, act = 0;
 };
 
 struct SimulatedRun {
@@ -29,10 +39,13 @@ struct SimulatedRun {
   DeviceLimits device;
   std::int64_t iterations = 0;
   // While every request decodes: from the last prompt's end to the first answer's; of all that was
-  // answered, prompts included, where there is no such time.
+  // answered, prompts included, where there is no such time or all is to count.
+  std::int64_t counted = 0;  // iterations
   double tokens_per_second = 0;
   double link_busy = 0;  // shares of that time
   double compute_busy = 0;
+  LoadedBytes loaded;  // in that time
+  std::vector<VirtualSpan> spans;
 };
 
 // Fails as a real run does where memory does not suffice.

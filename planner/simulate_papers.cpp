@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
 #include <string>
 
 #include "common/trouble.h"
-#include "planner/simulate.h"
 
 namespace poise {
 namespace {
@@ -23,6 +21,10 @@ constexpr std::array<OptSize, 6> kOptSizes{{{"opt-1.3b", 24, 2048, 32},
                                             {"opt-66b", 64, 9216, 72},
                                             {"opt-175b", 96, 12288, 96}}};
 
+// What CAPTURE's systems pay beside ours: loaded and regenerated K and V are first merged into an
+// Attention buffer (section IV-B), so the device's memory reads them, writes them and reads them again.
+constexpr double kMergedAttention = 3;
+
 template <typename Named>
 std::string names_of(std::span<const Named> all) {
   std::string names;
@@ -30,39 +32,6 @@ std::string names_of(std::span<const Named> all) {
     names += (names.empty() ? "" : ", ") + std::string(one.name);
   }
   return names;
-}
-
-// What CAPTURE's systems pay beside ours: loaded and regenerated K and V are first merged into an
-// Attention buffer (section IV-B), so the device's memory reads them, writes them and reads them again.
-constexpr double kMergedAttention = 3;
-
-std::shared_ptr<const Profile> capture_profile(const ModelShape& shape, DType dtype) {
-  auto profile =
-      std::make_shared<Profile>(profile_of(machine_named("rtx4090-pcie4"), shape, dtype));
-  profile->attention.b *= kMergedAttention;
-  return profile;
-}
-
-// "using a prompt length of 1920 and a batch size of 128" (section V-E), 128 tokens of answer
-// (section V-B), RTX 4090, 882 GB of host memory (section V-A); "GPU memory is exclusively allocated
-// for Activation cache blocks" (section IV-B), so all weights are streamed.
-nlohmann::ordered_json capture_table3() {
-  nlohmann::ordered_json json{{"rows", nlohmann::ordered_json::array()}};
-  for (const std::string_view model : {"opt-6.7b", "opt-13b", "opt-30b", "opt-66b"}) {
-    const SimulatedWork work{.shape = opt_shape(model),
-                             .requests = 128,
-                             .prompt = 1920,
-                             .answer = 128,
-                             .resident_layers = 0};
-    const auto profile = capture_profile(work.shape, work.dtype);
-    nlohmann::ordered_json row{{"model", model}};
-    for (const std::string_view policy : {"act-only", "hybrid-static", "hybrid"}) {
-      row[std::string(policy)] =
-          simulate(*profile, policy, {.profile = profile}, work).tokens_per_second;
-    }
-    json["rows"].push_back(std::move(row));
-  }
-  return json;
 }
 
 }  // namespace
@@ -91,11 +60,66 @@ ModelShape opt_shape(std::string_view name) {
           .tie_word_embeddings = 1};
 }
 
+std::string_view our_policy() {
+  const auto all = policies();
+  return std::ranges::find(all, "optimal", &PolicyEntry::name) != all.end() ? "optimal" : "hybrid";
+}
+
+std::string_view name_of(PaperSystem system) {
+  static constexpr std::array<std::string_view, 6> names{"deepspeed",     "flexgen", "act-only",
+                                                         "hybrid-static", "hybrid",  "ours"};
+  return names[static_cast<std::size_t>(system)];
+}
+
+// FlexGen keeps as many layers on the GPU as fit; CAPTURE's GPU memory "is exclusively allocated for
+// Activation cache blocks" (section IV-B), and DeepSpeed-Inference brings its weights when they are
+// needed: both stream all of them.
+SimulatedRun play(PaperSystem system, std::string_view machine, SimulatedWork work) {
+  auto profile =
+      std::make_shared<Profile>(profile_of(machine_named(machine), work.shape, work.dtype));
+  std::string_view policy = name_of(system);
+  switch (system) {
+    case PaperSystem::deepspeed:
+      policy = "row-by-row";
+      work.resident_layers = 0;
+      work.blocks_on_device = false;
+      break;
+    case PaperSystem::flexgen:
+      policy = "kv-only";
+      work.blocks_on_device = false;
+      for (Line Profile::*line : {&Profile::load_w, &Profile::load_kv, &Profile::store_kv}) {
+        (profile.get()->*line).b /= kFlexGenOfRoof;
+      }
+      break;
+    case PaperSystem::act_only:
+    case PaperSystem::hybrid_static:
+    case PaperSystem::hybrid:
+      profile->attention.b *= kMergedAttention;
+      work.resident_layers = 0;
+      break;
+    case PaperSystem::ours:
+      policy = our_policy();
+      break;
+  }
+  return simulate(*profile, policy, {.profile = profile}, work);
+}
+
 std::span<const Simulation> simulations() {
-  static constexpr std::array<Simulation, 1> all{{
+  static constexpr std::array<Simulation, 7> all{{
       {"capture-table3",
        "CAPTURE's Table III: tokens/s while decoding, four models, three systems, RTX 4090",
        capture_table3},
+      {"capture-figure1",
+       "CAPTURE's Figure 1: what link and GPU do with KV, ACT and hybrid caching", capture_figure1},
+      {"capture-figure8",
+       "CAPTURE's Figure 8: tokens/s, prompts included, beside FlexGen and DeepSpeed-Inference",
+       capture_figure8},
+      {"capture-figure9", "CAPTURE's Figure 9: what an iteration brings over the link, OPT-30B",
+       capture_figure9},
+      {"capture-figure10", "CAPTURE's Figure 10: how busy the GPU is, OPT-30B", capture_figure10},
+      {"kvpr-gains", "KVPR's Figure 7: tokens/s over FlexGen's while decoding, A100", kvpr_gains},
+      {"ours-beyond", "CAPTURE's hybrid and ours on Table III's work, on four machines",
+       ours_beyond},
   }};
   return all;
 }

@@ -50,7 +50,7 @@ void VirtualExecutor::run(const messages::IterationT& tables, bool last) {
     for (std::uint32_t i = 0; i < count; ++i) {
       fetch(pieces, i);
       if (stage == 0) {
-        compute(tables, profile_.embed(batches[i].rows));
+        compute(tables, profile_.embed(batches[i].rows), {.kind = VirtualSpan::Kind::products});
       }
     }
     if (stage > layers) {
@@ -62,7 +62,8 @@ void VirtualExecutor::run(const messages::IterationT& tables, bool last) {
 
 void VirtualExecutor::run_head(double samples) {
   for (double left = samples; left > 0; left -= limits_.logits_rows) {
-    compute(now_, profile_.head(std::min<double>(left, limits_.logits_rows)));
+    compute(now_, profile_.head(std::min<double>(left, limits_.logits_rows)),
+            {.kind = VirtualSpan::Kind::head});
   }
 }
 
@@ -86,7 +87,9 @@ VirtualExecutor::Batch VirtualExecutor::costs_of(const messages::MiniBatchT& bat
               .here = profile_.load_here(here),
               .regenerate = profile_.kv_gen(regenerated),
               .attend = profile_.attention(decoded) + profile_.prefill(pairs),
-              .rows = static_cast<double>(batch.tokens.size())};
+              .rows = static_cast<double>(batch.tokens.size()),
+              .kv = kv,
+              .act = act};
   // Blocks of both kinds come in one copy.
   costs.load +=
       Seconds{std::max(kv > 0 ? profile_.load_kv.a : 0, act > 0 ? profile_.load_act.a : 0)};
@@ -117,6 +120,8 @@ void VirtualExecutor::fetch(const std::vector<messages::WeightFetch>& pieces,
     const Seconds time = profile_.load_w(share);
     copy_in_ = std::max(copy_in_, buffer.computed) + time;
     link_busy_ += time;
+    volume_.layers += share;
+    note({.kind = VirtualSpan::Kind::weights, .layer = piece.layer()}, copy_in_, time);
     buffer.arrived[piece.piece()] = copy_in_;
   }
 }
@@ -126,7 +131,10 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const std::vector<Batch>& b
   const std::size_t first_visit = visits_;
   visits_ += batches.size();
   const auto load_next = [&](std::size_t i) {
-    load(batches[i], (first_visit + i) % 2, i == 0 ? stored_[layer] : Seconds{});
+    load(batches[i], (first_visit + i) % 2, i == 0 ? stored_[layer] : Seconds{},
+         {.kind = VirtualSpan::Kind::load,
+          .layer = layer,
+          .mini_batch = static_cast<std::uint32_t>(i)});
     fetch(pieces, static_cast<std::uint32_t>(i));
   };
   load_next(0);
@@ -142,10 +150,12 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const std::vector<Batch>& b
     }
     Seconds& rows_stored = rows_stored_[groups_++ % 2];
     const Seconds first = profile_.qkv(rows);
-    compute(std::max(rows_stored, arrived(layer, qkv_piece_)), first);
+    const VirtualSpan of_rows{.kind = VirtualSpan::Kind::products, .layer = layer};
+    compute(std::max(rows_stored, arrived(layer, qkv_piece_)), first, of_rows);
     if (stored_kv + stored_act > 0) {
-      copy_out_ = std::max(copy_out_, compute_) + profile_.store_kv(stored_kv) +
-                  profile_.store_act(stored_act);
+      const Seconds stores = profile_.store_kv(stored_kv) + profile_.store_act(stored_act);
+      copy_out_ = std::max(copy_out_, compute_) + stores;
+      note({.kind = VirtualSpan::Kind::store, .layer = layer}, copy_out_, stores);
       rows_stored = stored_[layer] = copy_out_;
     }
     for (std::size_t i = begin; i < end; ++i) {
@@ -153,10 +163,17 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const std::vector<Batch>& b
         load_next(i + 1);
       }
       const std::size_t side = (first_visit + i) % 2;
-      compute(std::max(loaded_[side], here_[side]), batches[i].regenerate + batches[i].attend);
+      const Seconds there = std::max(loaded_[side], here_[side]);
+      VirtualSpan span{.kind = VirtualSpan::Kind::kv_gen,
+                       .layer = layer,
+                       .mini_batch = static_cast<std::uint32_t>(i)};
+      compute(there, batches[i].regenerate, span);
+      span.kind = VirtualSpan::Kind::attention;
+      compute(there, batches[i].attend, span);
       computed_[side] = compute_;
     }
-    compute(arrived(layer, layout_.layer.pieces.size() - 1), profile_.forward(rows) - first);
+    compute(arrived(layer, layout_.layer.pieces.size() - 1), profile_.forward(rows) - first,
+            of_rows);
   }
   for (Buffer& buffer : buffers_) {
     if (buffer.layer == layer) {
@@ -165,9 +182,12 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const std::vector<Batch>& b
   }
 }
 
-void VirtualExecutor::load(const Batch& batch, std::size_t side, Seconds stored) {
+void VirtualExecutor::load(const Batch& batch, std::size_t side, Seconds stored, VirtualSpan span) {
   copy_in_ = std::max({copy_in_, now_, computed_[side], stored}) + batch.load;
   link_busy_ += batch.load;
+  volume_.kv += batch.kv;
+  volume_.act += batch.act;
+  note(span, copy_in_, batch.load);
   loaded_[side] = copy_in_;
   if (batch.here.n > 0) {
     copy_out_ = std::max({copy_out_, now_, computed_[side]}) + batch.here;
@@ -175,9 +195,18 @@ void VirtualExecutor::load(const Batch& batch, std::size_t side, Seconds stored)
   }
 }
 
-void VirtualExecutor::compute(Seconds from, Seconds time) {
+void VirtualExecutor::compute(Seconds from, Seconds time, VirtualSpan span) {
   compute_ = std::max({compute_, now_, from}) + time;
   compute_busy_ += time;
+  note(span, compute_, time);
+}
+
+void VirtualExecutor::note(VirtualSpan span, Seconds end, Seconds time) {
+  if (spans_ != nullptr && time.n > 0) {
+    span.begin = end - time;
+    span.end = end;
+    spans_->push_back(span);
+  }
 }
 
 Seconds VirtualExecutor::arrived(std::uint32_t layer, std::size_t last) const {

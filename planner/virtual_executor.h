@@ -17,6 +17,19 @@
 
 namespace poise {
 
+// What came over the link: layers' weights, and blocks.
+struct LinkVolume {
+  double layers = 0, kv = 0, act = 0;
+};
+
+// A piece of work of one stream.
+struct VirtualSpan {
+  enum class Kind : std::uint8_t { load, weights, kv_gen, attention, products, head, store } kind;
+  Seconds begin, end;
+  std::uint32_t layer = 0;       // that it is of
+  std::uint32_t mini_batch = 0;  // of `load`, `kv_gen` and `attention`
+};
+
 class VirtualExecutor {
  public:
   VirtualExecutor(const Profile& profile, const WeightLayout& layout, const DeviceLimits& limits);
@@ -27,6 +40,9 @@ class VirtualExecutor {
   Seconds now() const { return now_; }  // results of the last iteration are there
   Seconds link_busy() const { return link_busy_; }
   Seconds compute_busy() const { return compute_busy_; }
+  const LinkVolume& volume() const { return volume_; }
+  // From now on spans go there, too; null: nowhere.
+  void trace(std::vector<VirtualSpan>* spans) { spans_ = spans; }
 
  private:
   struct Batch {
@@ -35,6 +51,7 @@ class VirtualExecutor {
     Seconds regenerate;
     Seconds attend;
     double rows = 0, stored_kv = 0, stored_act = 0;
+    double kv = 0, act = 0;  // blocks in `load`
   };
   struct Buffer {                  // of a streamed layer
     std::vector<Seconds> arrived;  // by piece
@@ -47,8 +64,10 @@ class VirtualExecutor {
   void run_layer(std::uint32_t layer, const std::vector<Batch>& batches,
                  const std::vector<messages::WeightFetch>& pieces);
   void run_head(double samples);
-  void load(const Batch& batch, std::size_t side, Seconds stored);
-  void compute(Seconds from, Seconds time);
+  void load(const Batch& batch, std::size_t side, Seconds stored, VirtualSpan span);
+  void compute(Seconds from, Seconds time, VirtualSpan span);
+  // A span of `time` that ends at `end`; where it takes none, there is none.
+  void note(VirtualSpan span, Seconds end, Seconds time);
   // When pieces up to `last` of the layer are there; at once for a resident one.
   Seconds arrived(std::uint32_t layer, std::size_t last) const;
 
@@ -60,6 +79,8 @@ class VirtualExecutor {
 
   Seconds now_{}, copy_in_{}, compute_{}, copy_out_{};  // when each stream is free
   Seconds link_busy_{}, compute_busy_{};
+  LinkVolume volume_;
+  std::vector<VirtualSpan>* spans_ = nullptr;
   std::array<Seconds, 2> loaded_{}, here_{}, computed_{}, rows_stored_{};  // by side
   std::vector<Seconds> stored_;                                            // by layer
   std::array<Buffer, 2> buffers_;

@@ -1,8 +1,11 @@
 """What the planner can be asked without a model, a machine or a run; it answers itself."""
 
+import json
 import os
+import subprocess
 
 from .options import normalised, parser
+from .paper_figures import draw
 from .places import PLANNER, program
 
 
@@ -20,8 +23,22 @@ def simulate(words):
     )
     made.add_argument("name", metavar="NAME", help="capture-table3: CAPTURE's Table III, and so on; a wrong one lists all")
     made.add_argument("--json", action="store_true", help="one JSON object")
+    made.add_argument("--svg", metavar="FILE", help="draw it, too, as the paper does")
     given = made.parse_args(normalised(words))
+    if given.svg is not None:
+        _draw(given.name, given.svg)
     _ask("simulate", *(["--json"] if given.json else []), "--", given.name)
+
+
+def _draw(name, path):
+    """Writes the picture; what cannot be played is refused in the planner's own words."""
+    ended = subprocess.run(
+        [str(program(PLANNER)), "simulate", "--json", "--", name], capture_output=True, text=True, check=False
+    )
+    if ended.returncode == 0:
+        text = draw(name, json.loads(ended.stdout))
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
 
 
 def _ask(*words):

@@ -140,6 +140,43 @@ class Figure:
         return parts
 
 
+class Timeline:
+    """What goes on in each of some tracks, along one axis of time: (track, kind, begin, end), coloured by kind."""
+
+    def __init__(self, title, spans, x="ms", width=960):
+        self.title, self.x, self.width = title, x, width
+        self._spans = [(track, kind, float(begin), float(end)) for track, kind, begin, end in spans]
+        self._tracks = list(dict.fromkeys(track for track, _, _, _ in self._spans))
+        self.height = _TOP + _LEGEND_ROW + 34 * max(1, len(self._tracks)) + _BOTTOM
+
+    def svg(self):
+        return _document(self.width, self.height, self._body())
+
+    def _body(self):
+        kinds = list(dict.fromkeys(kind for _, kind, _, _ in self._spans))
+        colours = {kind: _COLOURS[i % len(_COLOURS)] for i, kind in enumerate(kinds)}
+        top, bottom = _TOP + _LEGEND_ROW, self.height - _BOTTOM
+        parts, at = [_text(self.width / 2, 18, self.title, size=14, anchor="middle", weight="bold")], _LEFT
+        for kind in kinds:
+            parts.append(f'<rect x="{_n(at)}" y="28" width="12" height="8" fill="{colours[kind]}"/>')
+            parts.append(_text(at + 18, 36, kind))
+            at += 30 + _LETTER * len(kind)
+        across = _Scale([0.0, *(end for _, _, _, end in self._spans)], _LEFT, self.width - _RIGHT, False)
+        for value in across.ticks():
+            place = across.place(value)
+            parts.append(_stroke(place, top, place, bottom, "#e3e3e3"))
+            parts.append(_text(place, bottom + 16, _number(value), anchor="middle"))
+        for index, track in enumerate(self._tracks):
+            parts.append(_text(_LEFT - 6, top + 34 * index + 21, track, anchor="end"))
+        for track, kind, begin, end in self._spans:
+            left, row = across.place(begin), top + 34 * self._tracks.index(track) + 5
+            size = f'width="{_n(max(across.place(end) - left, 0.3))}" height="24"'
+            parts.append(f'<rect x="{_n(left)}" y="{_n(row)}" {size} fill="{colours[kind]}"/>')
+        parts += [_stroke(_LEFT, bottom, self.width - _RIGHT, bottom, "#444444")]
+        parts.append(_text((_LEFT + self.width - _RIGHT) / 2, self.height - 10, self.x, anchor="middle"))
+        return "\n".join(parts)
+
+
 def page(figures, columns=2):
     """Several figures in rows of `columns`, one picture."""
     rows = [figures[i : i + columns] for i in range(0, len(figures), columns)]
