@@ -7,6 +7,7 @@ import subprocess
 from .options import normalised, parser
 from .paper_figures import draw
 from .places import PLANNER, program
+from .trouble import DONE, tell
 
 
 def policies(words):
@@ -26,19 +27,24 @@ def simulate(words):
     made.add_argument("--svg", metavar="FILE", help="draw it, too, as the paper does")
     given = made.parse_args(normalised(words))
     if given.svg is not None:
-        _draw(given.name, given.svg)
-    _ask("simulate", *(["--json"] if given.json else []), "--", given.name)
+        played = _draw(given.name, given.svg)
+        if played and given.json:
+            tell(played.rstrip())
+            return DONE
+    return _ask("simulate", *(["--json"] if given.json else []), "--", given.name)
 
 
 def _draw(name, path):
-    """Writes the picture; what cannot be played is refused in the planner's own words."""
+    """Writes the picture and returns what was played; None where the planner refuses, which its own words then say."""
     ended = subprocess.run(
         [str(program(PLANNER)), "simulate", "--json", "--", name], capture_output=True, text=True, check=False
     )
-    if ended.returncode == 0:
-        text = draw(name, json.loads(ended.stdout))
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+    if ended.returncode:
+        return None
+    text = draw(name, json.loads(ended.stdout))
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+    return ended.stdout
 
 
 def _ask(*words):

@@ -79,7 +79,7 @@ class Figure:
         xs, ys = [], []
         for how, _, data in self._series:
             if how == "bars":
-                ys += [0.0, *map(float, data.values())]
+                ys += [float(value) for value in data.values()]
             else:
                 xs += [x for x, _ in data]
                 ys += [y for _, y in data]
