@@ -38,6 +38,7 @@ class Bench:
         runtime = self.folder / "runtime"  # kept loaders of our own, which nobody else's `stop` ends
         runtime.mkdir(mode=0o700)
         self.environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "POISE_SOURCE_DIR": str(ROOT)}
+        self.environment |= {"XDG_CACHE_HOME": str(self.folder / "cache")}  # profiles are of this day's machine
         self.environment |= {"POISE_DEVICE": given.device, **cublas.environment()}
         self.works = json.loads((ROOT / "bench" / "works.json").read_text())
         self.section, self.deadline = None, 0.0

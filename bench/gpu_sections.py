@@ -165,6 +165,7 @@ def speed(bench):
         model = bench.folder / name
         model.mkdir(exist_ok=True)
         shutil.copy(bench.root / "bench" / work["config"], model / "config.json")
+        profile = _profile(bench, name, model)
         for variant in work["poise"]:
             if given.variants and not variant["name"].startswith(tuple(given.variants.split(","))):
                 continue
@@ -175,6 +176,7 @@ def speed(bench):
             words += ["--output-len", work["output_len"], "--max-num-seqs", variant.get("num_prompts", work["num_prompts"])]
             words += ["--gpu-memory", bench.works["gpu_memory"], "--host-memory", bench.works["host_memory"], "--keep-loader"]
             words += ["--output-json", output, "--runs", given.runs, *variant["options"], *shlex.split(given.options)]
+            words += ["--profile", profile] if profile else []
             for option, peak in (("--link-peak", "link_gbps"), ("--compute-peak", "tflops")):
                 words += [option, peaks[peak]] if peak in peaks else []
             if given.trace:
@@ -188,6 +190,23 @@ def speed(bench):
             else:
                 bench.note(title, None if code is None else False, _last_line(text), work=name)
         bench.poise("stop")
+
+
+def _profile(bench, name, model):
+    """What everything costs with this model here: policies decide by it, and runs are told beside what it foretells."""
+    given, kept = bench.given, bench.results / f"profile-{name}.json"
+    common = ["--model", model, "--load-format", "dummy", "--host-memory", bench.works["host_memory"]]
+    bench.poise("load", *common)
+    memory = ["--gpu-memory", bench.works["gpu_memory"]]
+    code, text = bench.poise("profile", *common, *memory, "--device", given.device, "-o", kept)
+    if code != 0 or not kept.exists():
+        bench.note(f"{name} profile", None if code is None else False, _last_line(text))
+        return None
+    lines = {key: value for key, value in json.loads(kept.read_text()).items() if isinstance(value, dict) and "r2" in value}
+    worst = min(lines, key=lambda line: lines[line]["r2"], default=None)
+    told = f"{len(lines)} lines" + (f", R² of {worst} {lines[worst]['r2']:.3f}, of the others more" if worst else "")
+    bench.note(f"{name} profile", bool(lines), told)
+    return kept
 
 
 def _peaks(bench):

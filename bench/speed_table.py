@@ -15,7 +15,7 @@ def report(told):
 
 _HEAD = (
     *("work", "system", "requests", "decode tok/s", "x FlexGen", "of the roof", "prefill rows/s", "of GEMM", "output tok/s"),
-    *("GPU GiB", "host GiB"),
+    *("GPU GiB", "host GiB", "predicted"),
 )
 
 
@@ -38,6 +38,7 @@ def _figures(item):
             "system": item["system"], "requests": peer["num_requests"], "decode": peer["decode_tokens_per_second"],
             "efficiency": None, "gemm": None, "prefill": peer["prefill_per_second"], "output": peer["output_tokens_per_second"],
             "gpu": peer["gpu_peak_by_driver_bytes"] or peer["gpu_reserved_bytes"], "host": peer["host_peak_bytes"],
+            "predicted": None,
         }  # fmt: skip
     figures = item["figures"]
     decode, prefill = figures["phases"]["steady"], figures["phases"]["prefill"]
@@ -46,8 +47,14 @@ def _figures(item):
         "efficiency": decode["efficiency"], "gemm": _gemm_share(figures, prefill), "prefill": prefill and prefill["rows_per_second"],
         "output": figures["output_tokens_per_second"],
         "gpu": figures["device_memory_peak_by_driver_bytes"] or figures["device_memory_bytes"],
-        "host": figures["host_memory_peak_bytes"],
+        "host": figures["host_memory_peak_bytes"], "predicted": _predicted(figures),
     }  # fmt: skip
+
+
+def _predicted(figures):
+    """How far the prediction of a decoding iteration was off."""
+    both = [(figures.get(name) or {}).get("decode_iteration_seconds") for name in ("predicted", "measured")]
+    return both[0] / both[1] - 1 if all(both) else None
 
 
 def _gemm_share(figures, prefill):
@@ -66,6 +73,7 @@ def _row(work, one, best):
     return (
         work, one["system"], str(one["requests"]), number(one["decode"]), number(one["decode"] / best if best else None, 2),
         percent(one["efficiency"]), number(one["prefill"], 0), percent(one["gemm"]), number(one["output"]), number(one["gpu"], 1, 2**-30), number(one["host"], 1, 2**-30),
+        "" if one["predicted"] is None else f"{one['predicted']:+.1%}",
     )  # fmt: skip
 
 

@@ -158,6 +158,7 @@ class _Run:
             "compute_peak_flops_per_second": self._given.compute_peak and self._given.compute_peak * 1e12,
             "phases": figures.phases(record, peak, _matrix_entries(self._given.model)),
             "planner_shares": status["planner"],
+            **{name: status.get(name) for name in ("predicted", "measured")},  # by a profile, where there is one
             "device_memory_bytes": record.ready.get("device_bytes"),
             "device_memory_cap_bytes": record.configure.get("gpu_memory"),
             "device_memory_peak_by_driver_bytes": watch.device,
@@ -216,7 +217,7 @@ def _work(given, requests):
         "output_len": [min(answers), statistics.mean(answers), max(answers)],
         "gpu_memory": given.gpu_memory,
         "host_memory": given.host_memory,
-        **{name: getattr(given, name) for name in (*asked, "machine")},
+        **{name: getattr(given, name) for name in (*asked, "machine", "profile")},
     }
 
 

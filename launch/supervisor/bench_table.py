@@ -29,6 +29,7 @@ def table(result):
         *_phase_rows("prefill", result),
         ("whole run", duration(result["elapsed_time"]), "", ""),
         ("  output tokens/s", f"{result['output_tokens_per_second']:.1f}", "", ""),
+        *_prediction(result),
         *_lost(result),
         *_memory(result),
     ]
@@ -90,6 +91,15 @@ def _title(name, phase):
 def _flops(speed, peak):
     share = speed / peak if speed and peak else None
     return ("  weights' TFLOP/s", f"{speed * 1e-12:.2f}", f"{peak * 1e-12:.1f}" if peak else "", _percent(share))
+
+
+def _prediction(result):
+    predicted, measured = result["predicted"], result["measured"]
+    seconds = [both.get("decode_iteration_seconds") if both else None for both in (measured, predicted)]
+    if not all(seconds):
+        return []
+    told = [f"{one * 1e3:.1f} ms" for one in seconds]
+    return [("an iteration of decode; predicted", *told, f"{seconds[1] / seconds[0] - 1:+.1%}")]
 
 
 def _lost(result):

@@ -48,12 +48,14 @@ def speeds_and_questions_are_noted_and_gather_over_calls(workspace):
     expect_equal(len(told["demo"]), 4, "policies that answered the questions")
     for item in told["demo"].values():
         expect("100.0 % right" in item["told"], item["told"])
-    expect_equal(set(told["speed"]), {"tiny kv-only", "tiny act-only, 4"}, "speeds")
+    expect_equal(set(told["speed"]), {"tiny profile", "tiny kv-only", "tiny act-only, 4"}, "speeds")
     expect_equal(told["speed"]["tiny act-only, 4"]["figures"]["num_requests"], 4, "its own batch")
     text = (workspace / "out" / "gpu_check.txt").read_text()
     expect("poise act-only, 4" in text and "decode tok/s" in text, text)
+    predicted = told["speed"]["tiny kv-only"]["figures"]["predicted"]
+    expect(predicted["decode_iteration_seconds"] > 0, "nothing was predicted from the profile")
     expect((workspace / "out" / "tiny-kv-only.trace.json.gz").exists(), "no timeline")
-    expect_equal(len(list((workspace / "out").iterdir())), 5, "files: JSON, text, log, two timelines")
+    expect_equal(len(list((workspace / "out").iterdir())), 6, "files: JSON, text, log, profile, two timelines")
 
 
 @test
@@ -71,7 +73,7 @@ def what_a_sanitizer_reports_counts(workspace):
 @test
 def what_does_not_run_is_not_called_well(workspace):
     code, told = check(workspace, "--only", "speed", "--budget", "speed=0.05")
-    expect_equal([item["ok"] for item in told["speed"].values()], [None, None], "no time")
+    expect_equal([item["ok"] for item in told["speed"].values()], [None, None, None], "no time")
     expect_equal(code, 0, "what could not run is no failure, but it says so")
     expect("not run" in (workspace / "out" / "gpu_check.txt").read_text(), "said nowhere")
     (workspace / "empty").mkdir()
@@ -90,7 +92,7 @@ def it_runs_from_a_bundle(workspace):
     code, told = check(workspace, "--only", "demo,speed", "--variants", "kv-only", root=bundle, extra=environment)
     log = (workspace / "out" / "gpu_check.log").read_text()
     expect(code == 0, f"from a bundle: {log[-3000:]}")
-    expect_equal((len(told["demo"]), set(told["speed"])), (4, {"tiny kv-only"}), "from a bundle")
+    expect_equal((len(told["demo"]), set(told["speed"])), (4, {"tiny profile", "tiny kv-only"}), "from a bundle")
 
 
 if __name__ == "__main__":
