@@ -34,10 +34,10 @@ inline BlockSizes block_sizes(const ModelShape& shape, DType dtype) {
           .act_row = size_of(dtype) * shape.hidden_size};
 }
 
-// How many blocks of each kind the pool holds, and where. Written by the loader alone (control
-// segment).
+// How many blocks of each kind a pool holds, and where. The host's is written by the loader alone
+// (control segment); blocks that stay on the device are laid out alike (common/device_memory.h).
 struct PoolPartition {
-  std::uint64_t region_bytes;  // per layer; a multiple of 4096
+  std::uint64_t region_bytes;  // per layer; a multiple of 4096 on the host
   std::uint32_t act_blocks;
   std::uint32_t kv_blocks;
 

@@ -36,6 +36,7 @@ void check_limits(const ModelShape& shape, const DeviceLimits& limits) {
   check_count("act_slots", limits.act_slots, 0);
   check_count("kv_slots", limits.kv_slots, 0);
   check_count("gpu_act_blocks", limits.gpu_act_blocks, 0);
+  check_count("gpu_kv_blocks", limits.gpu_kv_blocks, 0);
   check_count("logits_rows", limits.logits_rows, 1);
   check_count("max_context", limits.max_context, 1);
   if (limits.max_entries() == 0) {
@@ -103,8 +104,8 @@ DeviceSizes device_sizes(const ModelShape& shape, DType dtype, const DeviceLimit
       .act_buffer = aligned(blocks.block(BlockKind::act).n * limits.act_slots),
       .kv_buffer = aligned(blocks.block(BlockKind::kv).n * limits.kv_slots),
       .regenerated = aligned(blocks.block(BlockKind::kv).n * limits.act_slots),
-      .act_blocks =
-          aligned(blocks.block(BlockKind::act).n * limits.gpu_act_blocks * shape.num_hidden_layers),
+      .context_blocks = Bytes{static_cast<std::int64_t>(device_pool(blocks, limits).region_bytes)} *
+                        shape.num_hidden_layers,
       .hidden = aligned(std::int64_t{limits.max_rows} * shape.hidden_size * kFloat),
       .new_act = aligned(rows * blocks.act_row.n),
       .new_kv = aligned(rows * blocks.kv_row.n),
@@ -127,6 +128,14 @@ DeviceSizes device_sizes(const ModelShape& shape, DType dtype, const DeviceLimit
   };
 }
 
+PoolPartition device_pool(const BlockSizes& sizes, const DeviceLimits& limits) {
+  const Bytes region = sizes.block(BlockKind::act) * limits.gpu_act_blocks +
+                       sizes.block(BlockKind::kv) * limits.gpu_kv_blocks;
+  return {.region_bytes = static_cast<std::uint64_t>(aligned(region.n).n),
+          .act_blocks = static_cast<std::uint32_t>(limits.gpu_act_blocks),
+          .kv_blocks = static_cast<std::uint32_t>(limits.gpu_kv_blocks)};
+}
+
 DeviceMemoryPlan plan_device_memory(const ModelShape& shape, DType dtype,
                                     const DeviceLimits& limits, Bytes overhead) {
   check_limits(shape, limits);
@@ -139,9 +148,9 @@ DeviceMemoryPlan plan_device_memory(const ModelShape& shape, DType dtype,
   table.add("ACT buffers", sizes.act_buffer * 2, fmt::format("2 × {} blocks", limits.act_slots));
   table.add("KV buffers", sizes.kv_buffer * 2, fmt::format("2 × {} blocks", limits.kv_slots));
   table.add("regenerated KV", sizes.regenerated, fmt::format("{} blocks", limits.act_slots));
-  table.add("ACT blocks", sizes.act_blocks,
-            fmt::format("{} blocks in each of {} layers", limits.gpu_act_blocks,
-                        shape.num_hidden_layers));
+  table.add("context blocks", sizes.context_blocks,
+            fmt::format("{} ACT and {} KV blocks in each of {} layers", limits.gpu_act_blocks,
+                        limits.gpu_kv_blocks, shape.num_hidden_layers));
   table.add("hidden states", sizes.hidden, fmt::format("{} rows", limits.max_rows));
   table.add("new K, V and ACT rows", (sizes.new_act + sizes.new_kv) * 2,
             fmt::format("2 × {} rows", limits.max_mini_batch_rows));
@@ -175,14 +184,15 @@ DeviceLimits with_resident_layers(const ModelShape& shape, DType dtype, DeviceLi
   return limits;
 }
 
-DeviceLimits with_gpu_act_blocks(const ModelShape& shape, DType dtype, DeviceLimits limits,
-                                 Bytes overhead, Bytes cap, std::int64_t wanted) {
-  limits.gpu_act_blocks = 0;
-  // The buffer is rounded up to the alignment.
-  const Bytes left =
-      cap - plan_device_memory(shape, dtype, limits, overhead).total - Bytes{kAlignment};
-  const Bytes each = block_sizes(shape, dtype).block(BlockKind::act) * shape.num_hidden_layers;
-  limits.gpu_act_blocks = static_cast<std::int32_t>(
+DeviceLimits with_gpu_blocks(const ModelShape& shape, DType dtype, DeviceLimits limits,
+                             Bytes overhead, Bytes cap, BlockKind kind, std::int64_t wanted) {
+  std::int32_t& blocks = kind == BlockKind::act ? limits.gpu_act_blocks : limits.gpu_kv_blocks;
+  blocks = 0;
+  // A layer's region is rounded up to the alignment.
+  const Bytes left = cap - plan_device_memory(shape, dtype, limits, overhead).total -
+                     Bytes{kAlignment} * shape.num_hidden_layers;
+  const Bytes each = block_sizes(shape, dtype).block(kind) * shape.num_hidden_layers;
+  blocks = static_cast<std::int32_t>(
       std::clamp<std::int64_t>(left / each, 0, std::min<std::int64_t>(wanted, kMostOf)));
   return limits;
 }

@@ -28,6 +28,7 @@ struct DeviceLimits {
   std::int32_t logits_rows = 0;
   std::int32_t max_context = 0;
   std::int32_t gpu_act_blocks = 0;  // ACT blocks that stay on the device, in every layer
+  std::int32_t gpu_kv_blocks = 0;   // KV blocks likewise
 
   // Attention entries in a mini-batch: one for each slot.
   std::int64_t max_entries() const { return std::int64_t{act_slots} + kv_slots; }
@@ -71,7 +72,7 @@ struct DeviceSizes {
   Bytes act_buffer;        // of each of two
   Bytes kv_buffer;         // of each of two
   Bytes regenerated;       // keys and values made from the ACT buffer
-  Bytes act_blocks;        // ACT blocks that stay: (layers, gpu_act_blocks)
+  Bytes context_blocks;    // ACT and KV blocks that stay: (layers, device_pool's region)
   Bytes hidden;            // (max_rows, hidden_size), all rows of an iteration
   Bytes new_act;           // of each of two: (max_mini_batch_rows, hidden_size)
   Bytes new_kv;            // of each of two: (max_mini_batch_rows, 2 · kv_dim)
@@ -87,6 +88,8 @@ struct DeviceSizes {
   Bytes iteration_tables;  // of each of two: what an iteration's embedding and head need
 };
 DeviceSizes device_sizes(const ModelShape& shape, DType dtype, const DeviceLimits& limits);
+// Where the blocks that stay on the device lie within `context_blocks`.
+PoolPartition device_pool(const BlockSizes& sizes, const DeviceLimits& limits);
 
 struct DeviceMemoryLine {
   std::string name;  // "resident weights"
@@ -108,9 +111,10 @@ DeviceMemoryPlan plan_device_memory(const ModelShape& shape, DType dtype,
 // not even none fits.
 DeviceLimits with_resident_layers(const ModelShape& shape, DType dtype, DeviceLimits limits,
                                   Bytes overhead, Bytes cap);
-// As many ACT blocks on the device as `cap` allows beside the rest of `limits`, at most `wanted`.
-DeviceLimits with_gpu_act_blocks(const ModelShape& shape, DType dtype, DeviceLimits limits,
-                                 Bytes overhead, Bytes cap, std::int64_t wanted);
+// As many blocks of a kind on the device as `cap` allows beside the rest of `limits`, at most
+// `wanted`.
+DeviceLimits with_gpu_blocks(const ModelShape& shape, DType dtype, DeviceLimits limits,
+                             Bytes overhead, Bytes cap, BlockKind kind, std::int64_t wanted);
 
 // Fails, with every line's MiB in the sentence, where the plan is larger than `cap`.
 void check_fits(const DeviceMemoryPlan& plan, Bytes cap);

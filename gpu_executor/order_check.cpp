@@ -21,7 +21,8 @@ DeviceLimits limits_of(const messages::Configure& configure) {
           .kv_slots = configure.kv_slots(),
           .logits_rows = configure.logits_rows(),
           .max_context = configure.max_context(),
-          .gpu_act_blocks = configure.gpu_act_blocks()};
+          .gpu_act_blocks = configure.gpu_act_blocks(),
+          .gpu_kv_blocks = configure.gpu_kv_blocks()};
 }
 
 void check_pool(const PoolPartition& pool, const BlockSizes& sizes, std::int32_t layers,

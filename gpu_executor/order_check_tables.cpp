@@ -19,6 +19,8 @@ struct Slot {
   std::uint16_t loaded = 0;   // rows, one bit each, as below
   std::uint16_t read = 0;     // by a sequence as its context
   std::uint16_t written = 0;  // by new rows
+  std::uint16_t made = 0;     // of them, those of the entry below, whose block is kept nowhere
+  std::uint32_t entry = 0, position = 0, request = 0;
   bool regenerated = false;
 };
 
@@ -126,15 +128,13 @@ class BatchCheck {
     if (place != Place::Host && place != Place::Gpu) {
       refuse("{} {} is of place {}, which is none", what, i, static_cast<int>(place));
     }
-    if (place == Place::Gpu && kind != Kind::Act) {
-      refuse("{} {} names a KV block on the device; only ACT blocks stay there", what, i);
-    }
   }
 
   std::vector<Slot>& slots(Kind kind) { return kind == Kind::Kv ? kv_ : act_; }
   std::uint32_t pool_blocks(Kind kind, Place place) const {
     if (place == Place::Gpu) {
-      return static_cast<std::uint32_t>(limits_.gpu_act_blocks);
+      return static_cast<std::uint32_t>(kind == Kind::Kv ? limits_.gpu_kv_blocks
+                                                         : limits_.gpu_act_blocks);
     }
     return pool_.blocks(kind == Kind::Kv ? BlockKind::kv : BlockKind::act);
   }
@@ -195,7 +195,11 @@ class BatchCheck {
   void check_entries() {
     for (std::uint32_t i = 0; i < entries_; ++i) {
       const messages::AttentionEntry& entry = *batch_.entries()->Get(i);
-      check_place("entry", i, entry.kind(), entry.place());
+      if (entry.place() != Place::Nowhere) {
+        check_place("entry", i, entry.kind(), entry.place());
+      } else if (entry.kind() != Kind::Kv || entry.where() != Where::LoadedKv) {
+        refuse("entry {} is kept nowhere: it is of kind Kv, in the KV buffer", i);
+      }
       if (entry.where() != Where::LoadedKv && entry.where() != Where::RegeneratedKv) {
         refuse("entry {} is to be computed {} ({}), which this device does not do", i,
                entry.where() == Where::Activation    ? "straight from activations"
@@ -230,16 +234,42 @@ class BatchCheck {
       Slot& slot = slots_read(entry)[entry.slot()];
       const std::uint32_t reads = row_bits(0, old_rows);
       const std::uint32_t writes = row_bits(old_rows, all_rows);
-      if (old_rows > 0) {
+      const bool nowhere = entry.place() == Place::Nowhere;
+      if (nowhere) {
+        check_made_again(index, j, slot, reads, writes);
+      } else if (old_rows > 0) {
         check_source(index, j, entry, slot, reads);
       }
-      if ((reads & slot.written) != 0 || (writes & (slot.read | slot.written)) != 0) {
+      if ((reads & slot.written & ~slot.made) != 0 || (!nowhere && (reads & slot.made) != 0) ||
+          (writes & (slot.read | slot.written)) != 0) {
         refuse("sequence {}, block {}: its rows in slot {} are another's too", index, j,
                entry.slot());
       }
       slot.read = static_cast<std::uint16_t>(slot.read | reads);
       slot.written = static_cast<std::uint16_t>(slot.written | writes);
     }
+  }
+
+  // Of a block that is kept nowhere, a sequence reads what earlier ones of its request make through the
+  // same entry at the same place of their context, and its own new rows go on with that.
+  void check_made_again(std::uint32_t index, std::uint32_t j, Slot& slot, std::uint32_t reads,
+                        std::uint32_t writes) {
+    const messages::Sequence& sequence = *batch_.sequences()->Get(index);
+    const std::uint32_t entry = sequence.first_entry() + j;
+    const bool same =
+        slot.entry == entry && slot.position == j && slot.request == sequence.request();
+    if (slot.loaded != 0 || (slot.made != 0 && !same)) {
+      refuse("sequence {}, block {}: its rows in slot {} are another's too", index, j,
+             batch_.entries()->Get(entry)->slot());
+    }
+    if ((reads & ~std::uint32_t{slot.made}) != 0) {
+      refuse("sequence {}, block {}: rows of slot {} are read that nothing makes", index, j,
+             batch_.entries()->Get(entry)->slot());
+    }
+    slot.entry = entry;
+    slot.position = j;
+    slot.request = sequence.request();
+    slot.made = static_cast<std::uint16_t>(slot.made | (writes & ~std::uint32_t{slot.written}));
   }
 
   void check_source(std::uint32_t index, std::uint32_t j, const messages::AttentionEntry& entry,

@@ -21,6 +21,10 @@ Bytes bytes_of(std::span<const Copy> copies) {
   return sum;
 }
 
+Bytes bytes_of(const BlockLoad& run, const BlockSizes& sizes) {
+  return sizes.block(run.kind) * (run.count - 1) + sizes.row(run.kind) * run.tail_tokens;
+}
+
 Device& with_cap(Device& device, const Model& model, const DeviceLimits& limits, Bytes cap) {
   check_fits(plan_device_memory(model.shape, model.dtype, limits, device.overhead()), cap);
   device.set_cap(cap);
@@ -42,11 +46,12 @@ Pipeline::Pipeline(Device& device, const Model& model, const DeviceLimits& limit
                                                                   limits.resident_layers)),
       decoder_(device, model.shape, model.dtype, limits),
       tracer_(device, trace),
+      pool_here_(device_pool(sizes_, limits)),
       host_buffers_(device) {
   const DeviceSizes sizes = device_sizes(model.shape, model.dtype, limits);
   hidden_ = device.allocate(sizes.hidden, "hidden states");
   regenerated_ = device.allocate(sizes.regenerated, "regenerated KV");
-  act_blocks_ = device.allocate(sizes.act_blocks, "ACT blocks");
+  context_blocks_ = device.allocate(sizes.context_blocks, "context blocks");
   for (Side& side : sides_) {
     side = {.act = device.allocate(sizes.act_buffer, "ACT buffer"),
             .kv = device.allocate(sizes.kv_buffer, "KV buffer"),
@@ -195,30 +200,26 @@ void Pipeline::load(Running& order, const Visit& visit, LayerId layer, bool firs
   std::vector<Copy> copies{{.to = visit.side.tables.data(),
                             .from = order.work->tables.data() + table.offset,
                             .bytes = table.bytes}};
-  add_blocks(order, visit, layer, copies);
+  for (const BlockLoad& run : visit.batch.loads) {
+    if (run.place == messages::Place::Host) {
+      add_run(order.work->blocks, run, visit.side, layer, copies);
+      (run.kind == BlockKind::kv ? order.kv : order.act) += bytes_of(run, sizes_);
+    }
+  }
   tracer_.begin(
       {.kind = messages::SpanKind::Load, .stream = Stream::copy_in, .mini_batch = visit.id});
   device_.copy(Stream::copy_in, copies);
   tracer_.end(bytes_of(copies));
   device_.record(*visit.side.loaded, Stream::copy_in);
-  load_here(visit, layer);
+  load_here(order, visit, layer);
 }
 
-std::byte* Pipeline::act_block(LayerId layer, std::uint32_t block) const {
-  return act_blocks_.data() +
-         sizes_.block(BlockKind::act).n * (std::int64_t{layer.n} * limits_.gpu_act_blocks + block);
-}
-
-// ACT blocks that stay on the device, into their slots.
-void Pipeline::load_here(const Visit& visit, LayerId layer) {
+// Blocks that stay on the device, into their slots.
+void Pipeline::load_here(const Running& order, const Visit& visit, LayerId layer) {
   std::vector<Copy> copies;
   for (const BlockLoad& run : visit.batch.loads) {
     if (run.place == messages::Place::Gpu) {
-      const std::int64_t size = sizes_.block(BlockKind::act).n;
-      copies.push_back(
-          {.to = visit.side.act.data() + size * run.first_slot,
-           .from = act_block(layer, run.first_block),
-           .bytes = {size * (run.count - 1) + sizes_.row(BlockKind::act).n * run.tail_tokens}});
+      add_run(order.work->blocks, run, visit.side, layer, copies);
     }
   }
   if (copies.empty()) {
@@ -232,39 +233,37 @@ void Pipeline::load_here(const Visit& visit, LayerId layer) {
   device_.record(*visit.side.loaded_here, Stream::copy_out);
 }
 
-// A run of ACT blocks ascends in the pool and in the buffer; a run of KV blocks descends in both.
-void Pipeline::add_blocks(Running& order, const Visit& visit, LayerId layer,
-                          std::vector<Copy>& copies) {
-  const HostBlocks& blocks = order.work->blocks;
-  for (const BlockLoad& run : visit.batch.loads) {
-    if (run.place == messages::Place::Gpu) {
-      continue;  // load_here
-    }
-    const std::int64_t size = sizes_.block(run.kind).n;
-    const std::int64_t tail = sizes_.row(run.kind).n * run.tail_tokens;
-    const auto host = [&](std::uint32_t i) {
-      return blocks.data + blocks.partition.offset(sizes_, layer, run.kind, {run.first_block + i});
-    };
-    if (run.kind == BlockKind::act) {
-      const Bytes bytes{size * (run.count - 1) + tail};
-      copies.push_back(
-          {.to = visit.side.act.data() + size * run.first_slot, .from = host(0), .bytes = bytes});
-      order.act += bytes;
-      continue;
-    }
-    const auto place = [&](std::uint32_t i) {
-      return visit.side.kv.data() +
-             size * (std::int64_t{limits_.kv_slots} - 1 - run.first_slot - i);
-    };
-    const std::uint32_t whole = run.tail_tokens == kBlockTokens ? run.count : run.count - 1;
-    if (whole > 0) {
-      copies.push_back({.to = place(whole - 1), .from = host(whole - 1), .bytes = {size * whole}});
-    }
-    if (whole < run.count) {
-      copies.push_back({.to = place(whole), .from = host(whole), .bytes = {tail}});
-    }
-    order.kv += {size * (run.count - 1) + tail};
+// A run of ACT blocks ascends in its pool and in the buffer; a run of KV blocks descends in both.
+void Pipeline::add_run(const HostBlocks& blocks, const BlockLoad& run, const Side& side,
+                       LayerId layer, std::vector<Copy>& copies) const {
+  const std::int64_t size = sizes_.block(run.kind).n;
+  const std::int64_t tail = sizes_.row(run.kind).n * run.tail_tokens;
+  const auto from = [&](std::uint32_t i) {
+    return block_at(blocks, run.place, run.kind, layer, run.first_block + i);
+  };
+  if (run.kind == BlockKind::act) {
+    copies.push_back({.to = side.act.data() + size * run.first_slot,
+                      .from = from(0),
+                      .bytes = bytes_of(run, sizes_)});
+    return;
   }
+  const auto place = [&](std::uint32_t i) {
+    return side.kv.data() + size * (std::int64_t{limits_.kv_slots} - 1 - run.first_slot - i);
+  };
+  const std::uint32_t whole = run.tail_tokens == kBlockTokens ? run.count : run.count - 1;
+  if (whole > 0) {
+    copies.push_back({.to = place(whole - 1), .from = from(whole - 1), .bytes = {size * whole}});
+  }
+  if (whole < run.count) {
+    copies.push_back({.to = place(whole), .from = from(whole), .bytes = {tail}});
+  }
+}
+
+std::byte* Pipeline::block_at(const HostBlocks& blocks, messages::Place place, BlockKind kind,
+                              LayerId layer, std::uint32_t block) const {
+  return place == messages::Place::Gpu
+             ? context_blocks_.data() + pool_here_.offset(sizes_, layer, kind, {block})
+             : blocks.data + blocks.partition.offset(sizes_, layer, kind, {block});
 }
 
 void Pipeline::fetch_after(Running& order, const LayerOrderWork& work, std::uint32_t mini_batch) {
@@ -394,9 +393,7 @@ void Pipeline::store(Running& order, std::span<const Visit> visits, const RowsSi
       const std::int64_t row = sizes_.row(store.kind).n;
       const Buffer& from = store.kind == BlockKind::kv ? side.kv : side.act;
       const bool here = store.place == messages::Place::Gpu;
-      std::byte* block =
-          here ? act_block(layer, store.block)
-               : blocks.data + blocks.partition.offset(sizes_, layer, store.kind, {store.block});
+      std::byte* block = block_at(blocks, store.place, store.kind, layer, store.block);
       copies.push_back({.to = block + row * store.token,
                         .from = from.data() + row * (visit.first_row + store.row),
                         .bytes = {row * store.count}});

@@ -17,8 +17,8 @@
 //   - computation, for its loads, its weights' pieces, and for the stores of the rows it overwrites;
 //   - a store, for the launch that made its rows.
 //
-// ACT blocks that stay on the device are moved into and out of the sides by copy_out, which has time
-// and, in order, sees its own stores; the link never waits for them.
+// Blocks that stay on the device are moved into and out of the sides by copy_out, which has time and,
+// in order, sees its own stores; the link never waits for them.
 // `submit` only queues; `poll` tells what is finished. Orders come checked (order_check.h), in the
 // order they are to run. Owns all device memory of one Configure, exactly as planned.
 
@@ -134,9 +134,11 @@ class Pipeline {
 
   void run_layer(Running& order, const LayerOrderWork& work, LayerId layer);
   void load(Running& order, const Visit& visit, LayerId layer, bool first);
-  void add_blocks(Running& order, const Visit& visit, LayerId layer, std::vector<Copy>& copies);
-  void load_here(const Visit& visit, LayerId layer);
-  std::byte* act_block(LayerId layer, std::uint32_t block) const;
+  void load_here(const Running& order, const Visit& visit, LayerId layer);
+  void add_run(const HostBlocks& blocks, const BlockLoad& run, const Side& side, LayerId layer,
+               std::vector<Copy>& copies) const;
+  std::byte* block_at(const HostBlocks& blocks, messages::Place place, BlockKind kind,
+                      LayerId layer, std::uint32_t block) const;
   void fetch_after(Running& order, const LayerOrderWork& work, std::uint32_t mini_batch);
   std::vector<Group> groups_of(std::span<Visit> visits) const;
   LayerRows rows_of(const Visit& first, const Group& group, const RowsSide& side) const;
@@ -162,7 +164,8 @@ class Pipeline {
   WeightsOnDevice weights_;
   Decoder decoder_;
   Tracer tracer_;
-  Buffer hidden_, regenerated_, act_blocks_;
+  Buffer hidden_, regenerated_, context_blocks_;
+  const PoolPartition pool_here_;  // within context_blocks_
   std::array<Side, 2> sides_;
   std::array<RowsSide, 2> rows_sides_;
   std::array<IterationSide, 2> iteration_sides_;

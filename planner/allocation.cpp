@@ -43,7 +43,7 @@ Allocation split_host(const AllocationInputs& inputs, double act_share) {
 
 BlockKind keep_ratio(const Allocation& host, const RequestSplit& request) {
   // |act / kv - ACT / KV| compared crosswise, in whole numbers.
-  const std::int64_t act = host.all_act_blocks(), kv = host.kv_blocks;
+  const std::int64_t act = host.all_act_blocks(), kv = host.all_kv_blocks();
   const std::int64_t with_act = std::abs((request.act_blocks + 1) * kv - request.kv_blocks * act);
   const std::int64_t with_kv = std::abs(request.act_blocks * kv - (request.kv_blocks + 1) * act);
   return with_act <= with_kv ? BlockKind::act : BlockKind::kv;

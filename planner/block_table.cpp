@@ -5,19 +5,19 @@
 namespace poise {
 
 BlockPools::BlockPools(std::uint32_t act_blocks, std::uint32_t kv_blocks,
-                       std::uint32_t gpu_act_blocks)
-    : pools_{BlockPool(kv_blocks), BlockPool(act_blocks), BlockPool(gpu_act_blocks)} {
-  static_assert(pool_index(BlockKind::kv, Place::host) == 0 &&
-                pool_index(BlockKind::act, Place::host) == 1);
+                       std::uint32_t gpu_act_blocks, std::uint32_t gpu_kv_blocks)
+    : pools_{BlockPool(kv_blocks), BlockPool(act_blocks), BlockPool(gpu_kv_blocks),
+             BlockPool(gpu_act_blocks)} {
+  static_assert(
+      pool_index(BlockKind::kv, Place::host) == 0 && pool_index(BlockKind::act, Place::host) == 1 &&
+      pool_index(BlockKind::kv, Place::gpu) == 2 && pool_index(BlockKind::act, Place::gpu) == 3);
 }
 
 std::optional<BlockRef> BlockPools::take(BlockKind wanted, Place place) {
-  using Source = std::pair<BlockKind, Place>;
-  constexpr Source kv{BlockKind::kv, Place::host}, act{BlockKind::act, Place::host},
-      here{BlockKind::act, Place::gpu};
-  const std::array<Source, kPools> sources = wanted == BlockKind::kv ? std::array{kv, act, here}
-                                             : place == Place::gpu   ? std::array{here, act, kv}
-                                                                     : std::array{act, here, kv};
+  const BlockKind other = wanted == BlockKind::kv ? BlockKind::act : BlockKind::kv;
+  const Place elsewhere = place == Place::host ? Place::gpu : Place::host;
+  const std::array<std::pair<BlockKind, Place>, kPools> sources{
+      {{wanted, place}, {wanted, elsewhere}, {other, Place::host}, {other, Place::gpu}}};
   for (const auto& [kind, at] : sources) {
     if (const auto number = pools_[pool_index(kind, at)].take()) {
       return BlockRef{.kind = kind, .place = at, .number = *number};
@@ -47,9 +47,11 @@ std::int64_t BlockPools::total() const {
 }
 
 void ContextBlocks::append(const BlockRef& block) {
+  check(block.place != Place::nowhere || (block.kind == BlockKind::kv && token_blocks() == size()),
+        "blocks that are kept nowhere come first");
+  static_assert(pool_index(BlockKind::kv, Place::nowhere) == kPools);
   blocks_.push_back(block);
-  ++counts_[static_cast<std::size_t>(block.kind)];
-  on_gpu_ += block.place == Place::gpu ? 1 : 0;
+  ++counts_[pool_index(block.kind, block.place)];
 }
 
 void ContextBlocks::mark_stored(std::int32_t tokens) {
@@ -59,11 +61,12 @@ void ContextBlocks::mark_stored(std::int32_t tokens) {
 
 void ContextBlocks::give_back_all(BlockPools& pools) {
   for (const BlockRef& block : blocks_) {
-    pools.give_back(block);
+    if (block.place != Place::nowhere) {
+      pools.give_back(block);
+    }
   }
   blocks_.clear();
   counts_ = {};
-  on_gpu_ = 0;
   stored_ = 0;
 }
 

@@ -16,8 +16,9 @@
 
 namespace poise {
 
-// Where a block's bytes lie between iterations.
-enum class Place : std::uint8_t { host = 0, gpu = 1 };
+// Where a block's bytes lie between iterations. Nowhere: its tokens run again in each; such a block
+// is of kind KV, has no number, and stands before all others of its request.
+enum class Place : std::uint8_t { host = 0, gpu = 1, nowhere = 2 };
 
 struct BlockRef {
   BlockKind kind;
@@ -27,16 +28,17 @@ struct BlockRef {
   friend bool operator==(const BlockRef&, const BlockRef&) = default;
 };
 
-// Which of the pools a block is of: KV on the host, ACT on the host, ACT on the device.
-inline constexpr std::size_t kPools = 3;
+// Which of the pools a block is of: KV and ACT on the host, KV and ACT on the device.
+inline constexpr std::size_t kPools = 4;
 constexpr std::size_t pool_index(BlockKind kind, Place place) {
-  return place == Place::gpu ? 2 : static_cast<std::size_t>(kind);
+  return 2 * static_cast<std::size_t>(place) + static_cast<std::size_t>(kind);
 }
 
 // The free blocks of both kinds, wherever they lie.
 class BlockPools {
  public:
-  BlockPools(std::uint32_t act_blocks, std::uint32_t kv_blocks, std::uint32_t gpu_act_blocks = 0);
+  BlockPools(std::uint32_t act_blocks, std::uint32_t kv_blocks, std::uint32_t gpu_act_blocks = 0,
+             std::uint32_t gpu_kv_blocks = 0);
 
   // A block of the kind and place asked for; elsewhere, then of the other kind, where that is
   // exhausted (a request's tokens do not depend on it, README section 8); nothing where all are.
@@ -57,14 +59,20 @@ class BlockPools {
 class ContextBlocks {
  public:
   const std::vector<BlockRef>& blocks() const { return blocks_; }
-  std::int32_t count(BlockKind kind) const { return counts_[static_cast<std::size_t>(kind)]; }
-  std::int32_t on_gpu() const { return on_gpu_; }
+  // Blocks of the pools.
+  std::int32_t count(BlockKind kind) const {
+    return count(kind, Place::host) + count(kind, Place::gpu);
+  }
+  std::int32_t count(BlockKind kind, Place place) const { return counts_[pool_index(kind, place)]; }
+  // Those that are kept nowhere.
+  std::int32_t token_blocks() const { return counts_[kPools]; }
   std::int32_t size() const { return static_cast<std::int32_t>(blocks_.size()); }
   // Tokens whose rows are in the blocks, in every layer.
   std::int32_t stored() const { return stored_; }
   // Tokens the blocks have room for.
   std::int32_t room() const { return size() * kBlockTokens; }
 
+  // REQUIRES: a block that is kept nowhere comes before all others.
   void append(const BlockRef& block);
   // REQUIRES: stored() + tokens <= room().
   void mark_stored(std::int32_t tokens);
@@ -72,8 +80,7 @@ class ContextBlocks {
 
  private:
   std::vector<BlockRef> blocks_;
-  std::array<std::int32_t, 2> counts_{};
-  std::int32_t on_gpu_ = 0;
+  std::array<std::int32_t, kPools + 1> counts_{};  // by pool_index
   std::int32_t stored_ = 0;
 };
 

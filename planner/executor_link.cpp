@@ -52,6 +52,7 @@ void ExecutorLink::configure(const DeviceLimits& limits, Bytes gpu_memory,
   configure.logits_rows = limits.logits_rows;
   configure.max_context = limits.max_context;
   configure.gpu_act_blocks = limits.gpu_act_blocks;
+  configure.gpu_kv_blocks = limits.gpu_kv_blocks;
   configure.trace = trace;
   configure.log_began_ns = log_->began_ns();
   weights_.emplace(layout, limits);

@@ -160,6 +160,7 @@ std::string configure_json(const messages::ConfigureT& configure, double time) {
                   {"gpu_memory", configure.gpu_memory},
                   {"resident_layers", configure.resident_layers},
                   {"gpu_act_blocks", configure.gpu_act_blocks},
+                  {"gpu_kv_blocks", configure.gpu_kv_blocks},
                   {"max_rows", configure.max_rows},
                   {"max_mini_batch_rows", configure.max_mini_batch_rows},
                   {"max_sequences", configure.max_sequences},

@@ -107,7 +107,7 @@ void MiniBatchCheck::check_sizes() {
 
 std::int64_t MiniBatchCheck::blocks_in_pool(Kind kind, Place place) const {
   if (place != Place::Host) {
-    return kind == Kind::Act ? log_.configure_->gpu_act_blocks : 0;
+    return kind == Kind::Act ? log_.configure_->gpu_act_blocks : log_.configure_->gpu_kv_blocks;
   }
   if (!log_.grant_) {
     return kNoBound;

@@ -88,6 +88,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
       "run-id", "of the control segment, hex", text())("loader-socket", "to connect to", text())(
       "executor-socket", "to bind", text())("policy", "one of `poise-planner policies`", text())(
       "act-share", "share of ACT blocks, for hybrid and kvpr", text())(
+      "recompute-share", "share of context kept as token ids, for token-recompute", text())(
       "machine", "whose costs the policy decides by: h200-pcie5, …", text())(
       "profile", "costs that were measured: a file", text())(
       "profile-dir", "measured costs are kept there", text())(
@@ -116,6 +117,9 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   if (given.count("act-share") != 0) {
     run.policy_options.act_share = share(given, "act-share");
   }
+  if (given.count("recompute-share") != 0) {
+    run.policy_options.recompute_share = share(given, "recompute-share");
+  }
   if (given.count("machine") != 0) {
     run.machine = required_argument(given, "machine");
     machine_named(*run.machine);  // refuses what there is not
@@ -129,7 +133,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   if (given.count("profile-dir") != 0) {
     run.profile_dir = required_argument(given, "profile-dir");
   }
-  if (run.policy || run.policy_options.act_share) {
+  if (run.policy || run.policy_options.act_share || run.policy_options.recompute_share) {
     make_policy(run.policy.value_or("hybrid"), run.policy_options);  // refuses what cannot be
   }
   take_number(given, "max-num-seqs", 1, kMostOf, run.batch.max_num_seqs);

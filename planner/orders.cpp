@@ -13,10 +13,16 @@ messages::Kind wire(BlockKind kind) {
   return kind == BlockKind::kv ? messages::Kind::Kv : messages::Kind::Act;
 }
 messages::Place wire(Place place) {
-  return place == Place::host ? messages::Place::Host : messages::Place::Gpu;
+  static_assert(static_cast<int>(messages::Place::Gpu) == static_cast<int>(Place::gpu) &&
+                static_cast<int>(messages::Place::Nowhere) == static_cast<int>(Place::nowhere));
+  return static_cast<messages::Place>(place);
 }
 std::size_t index(BlockKind kind) { return static_cast<std::size_t>(kind); }
 std::uint32_t unsigned_of(std::int64_t n) { return static_cast<std::uint32_t>(n); }
+template <typename Record>
+std::uint32_t count_of(const std::vector<Record>& records) {
+  return static_cast<std::uint32_t>(records.size());
+}
 
 }  // namespace
 
@@ -28,30 +34,31 @@ class MiniBatchBuilder {
       : loaded_(loaded) {
     tables_ = std::make_unique<messages::MiniBatchT>();
     tables_->id = id;
-    std::int64_t entries = 0, rows = 0;
+    std::int64_t entries = 0, rows = 0, sequences = 0;
     for (const std::int32_t i : batch) {
       const PackItem& item = items[static_cast<std::size_t>(i)];
       next_new_slot_[index(BlockKind::act)] += unsigned_of(item.act_loads);
       next_new_slot_[index(BlockKind::kv)] += unsigned_of(item.kv_loads);
       entries += item.act_slots + item.kv_slots;
       rows += item.rows;
+      sequences += item.sequences;
     }
     tables_->entries.reserve(static_cast<std::size_t>(entries));
     tables_->tokens.reserve(static_cast<std::size_t>(rows));
-    tables_->sequences.reserve(batch.size());
+    tables_->sequences.reserve(static_cast<std::size_t>(sequences));
   }
 
   void add(const Part& part) {
     check(part.new_tokens > 0 &&
               part.request->context.size() == blocks_for(part.context + part.new_tokens),
           "a part's blocks are those its rows need");
-    const auto sequence = unsigned_of(static_cast<std::int64_t>(tables_->sequences.size()));
-    const auto first_row = unsigned_of(static_cast<std::int64_t>(tables_->tokens.size()));
-    tables_->sequences.emplace_back(
-        part.request->request->id.n, unsigned_of(part.context), unsigned_of(part.new_tokens),
-        first_row, unsigned_of(static_cast<std::int64_t>(tables_->entries.size())));
-    const auto first_token = part.request->tokens.begin() + part.context;
-    tables_->tokens.insert(tables_->tokens.end(), first_token, first_token + part.new_tokens);
+    const auto first_entry = count_of(tables_->entries);
+    // Rows that run again make the keys and values of the first entries, which the others share.
+    if (part.again > 0) {
+      add_rows(part, 0, part.again, first_entry);
+    }
+    const std::uint32_t sequence = count_of(tables_->sequences);
+    const std::uint32_t first_row = add_rows(part, part.context, part.new_tokens, first_entry);
     add_entries(part);
     add_stores(part, first_row);
     add_sample(part, sequence);
@@ -63,20 +70,31 @@ class MiniBatchBuilder {
     if (const std::uint32_t count = add_loads(BlockKind::act, Place::gpu, from_host); count > 0) {
       tables_->regenerate.emplace_back(0, count);
     }
-    add_loads(BlockKind::kv, Place::host, 0);
+    add_loads(BlockKind::kv, Place::gpu, add_loads(BlockKind::kv, Place::host, 0));
     return std::move(tables_);
   }
 
  private:
+  // A sequence of the part's request: its tokens from `context` on. Returns its first row.
+  std::uint32_t add_rows(const Part& part, std::int32_t context, std::int32_t tokens,
+                         std::uint32_t first_entry) {
+    const std::uint32_t first_row = count_of(tables_->tokens);
+    tables_->sequences.emplace_back(part.request->request->id.n, unsigned_of(context),
+                                    unsigned_of(tokens), first_row, first_entry);
+    const auto first_token = part.request->tokens.begin() + context;
+    tables_->tokens.insert(tables_->tokens.end(), first_token, first_token + tokens);
+    return first_row;
+  }
+
   void add_entries(const Part& part) {
     const auto& blocks = part.request->context.blocks();
     const std::int32_t loaded = blocks_for(part.context);
     for (std::int32_t i = 0; i < static_cast<std::int32_t>(blocks.size()); ++i) {
       const BlockRef& block = blocks[static_cast<std::size_t>(i)];
       std::uint32_t slot = 0;  // of a loaded block: once all are known
-      if (i < loaded) {
+      if (i < loaded && block.place != Place::nowhere) {
         loaded_[pool_index(block.kind, block.place)].add(
-            block.number, unsigned_of(static_cast<std::int64_t>(tables_->entries.size())),
+            block.number, count_of(tables_->entries),
             std::min(part.context - i * kBlockTokens, kBlockTokens));
       } else {
         slot = next_new_slot_[index(block.kind)]++;
@@ -118,9 +136,11 @@ class MiniBatchBuilder {
       const BlockRef& block = blocks[static_cast<std::size_t>(position / kBlockTokens)];
       const std::int32_t token = position % kBlockTokens;
       const std::int32_t count = std::min(kBlockTokens - token, end - position);
-      tables_->stores.emplace_back(
-          wire(block.kind), wire(block.place), static_cast<std::uint16_t>(token),
-          unsigned_of(count), first_row + unsigned_of(position - part.context), block.number.n);
+      if (block.place != Place::nowhere) {
+        tables_->stores.emplace_back(
+            wire(block.kind), wire(block.place), static_cast<std::uint16_t>(token),
+            unsigned_of(count), first_row + unsigned_of(position - part.context), block.number.n);
+      }
       position += count;
     }
   }
@@ -193,7 +213,7 @@ void OrderTables::LoadedBlocks::take_all(const Take& take) {
 
 OrderTables::OrderTables(const Allocation& host)
     : loaded_{LoadedBlocks(host.kv_blocks), LoadedBlocks(host.act_blocks),
-              LoadedBlocks(host.gpu_act_blocks)} {}
+              LoadedBlocks(host.gpu_kv_blocks), LoadedBlocks(host.gpu_act_blocks)} {}
 
 std::vector<PackItem> pack_items(std::span<const Part> parts) {
   std::vector<PackItem> items;
@@ -201,13 +221,16 @@ std::vector<PackItem> pack_items(std::span<const Part> parts) {
   for (const Part& part : parts) {
     const ContextBlocks& context = part.request->context;
     PackItem item{.act_slots = context.count(BlockKind::act),
-                  .kv_slots = context.count(BlockKind::kv),
+                  .kv_slots = context.count(BlockKind::kv) + context.token_blocks(),
                   .act_loads = context.count(BlockKind::act),
                   .kv_loads = context.count(BlockKind::kv),
-                  .rows = part.new_tokens};
+                  .rows = part.new_tokens + part.again,
+                  .sequences = part.again > 0 ? 2 : 1};
     for (std::int32_t i = blocks_for(part.context); i < context.size(); ++i) {
-      --(context.blocks()[static_cast<std::size_t>(i)].kind == BlockKind::act ? item.act_loads
-                                                                              : item.kv_loads);
+      const BlockRef& block = context.blocks()[static_cast<std::size_t>(i)];
+      if (block.place != Place::nowhere) {
+        --(block.kind == BlockKind::act ? item.act_loads : item.kv_loads);
+      }
     }
     items.push_back(item);
   }

@@ -6,7 +6,9 @@
 // loaded (only their filled part), and ACT ones made into K and V; new rows are put by the executor
 // into the slot of their position, and stored to the block behind it. Loaded blocks have the lowest
 // slots, in the order of their numbers, whosoever they are: so neighbours in the pool are neighbours
-// in the buffer and come in one copy, and what is regenerated is one range.
+// in the buffer and come in one copy, and what is regenerated is one range. A block that is kept
+// nowhere has a slot of the KV buffer, too; the rows that make it again are a sequence of their own,
+// before that of the request's new rows, and both read it through the same entries.
 
 #include <array>
 #include <cstdint>

@@ -21,6 +21,12 @@ std::vector<MiniBatchItems> pack_plainly(std::span<const PackItem> items, const 
 std::vector<MiniBatchItems> pack_balanced(const Allocation& host, std::span<const PackItem> items,
                                           const PackLimits& limits);
 
+// As few mini-batches as plain packing makes, or fewer, alike in size and in kinds: each takes its
+// items in turn from those that bring more ACT than the whole has for its KV and from those that
+// bring less, whichever sets its own ratio right, until it has its share of what is left. Unlike the
+// greedy rule it refuses nobody for balance, and looks at each item a few times at most.
+std::vector<MiniBatchItems> pack_evenly(std::span<const PackItem> items, const PackLimits& limits);
+
 // The F_b of so many blocks; infinite where one side has nothing to do and the other has, 1 where
 // both have nothing.
 double imbalance(const Allocation& host, std::int64_t act_blocks, std::int64_t kv_blocks);

@@ -102,21 +102,25 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
   BlockBudget budget{.weights = made.weights,
                      .available = made.profile.host_memory - made.weights,
                      .host_memory = options.host_memory};
+  const bool holds_blocks = !device_is_host || options.gpu_memory.has_value();
+  const DeviceMemory memory{
+      .cap = made.cap, .overhead = made.profile.gpu_overhead, .pins_host_memory = !device_is_host};
   for (int round = 0; round < (device_is_host ? 2 : 1); ++round) {
     made.overhead = made.profile.gpu_overhead;
     const Allocation host =
-        allocate_host(*made.policy, made.shape, made.dtype, made.demand, options.batch, budget);
+        allocate_host(*made.policy, made.shape, made.dtype, made.demand, options.batch, budget,
+                      holds_blocks ? std::optional(memory) : std::nullopt);
     if (!device_is_host) {
       const auto region = region_bytes(block_sizes(made.shape, made.dtype), host);
       made.overhead +=
           page_tables_of({static_cast<std::int64_t>(region) * made.shape.num_hidden_layers});
     }
     made.placement =
-        device_is_host && !options.gpu_memory
-            ? Placement{host, choose_device_limits(made.shape, made.dtype, made.demand, host,
-                                                   options.batch, made.overhead, made.cap)}
-            : place_act_blocks(made.shape, made.dtype, made.demand, host, options.batch,
-                               made.overhead, made.cap);
+        holds_blocks
+            ? place_blocks(made.shape, made.dtype, made.demand, host, options.batch, made.overhead,
+                           made.cap)
+            : Placement{host, choose_device_limits(made.shape, made.dtype, made.demand, host,
+                                                   options.batch, made.overhead, made.cap)};
     budget.device_in_host =
         plan_device_memory(made.shape, made.dtype, made.placement.device, Bytes{0}).total;
   }
@@ -240,7 +244,7 @@ struct Played {
 
 Played play(const SetUp& made, Player& player, std::span<const Request> requests) {
   Scheduler scheduler(*made.policy, made.placement.host,
-                      schedule_limits(made.demand, made.placement.device));
+                      schedule_limits(made.demand, made.placement.host, made.placement.device));
   for (const Request& request : requests) {
     scheduler.add(request);
   }

@@ -230,9 +230,9 @@ void Planner::decide_sizes() {
   status_.device_memory = plan.total;
   const std::string text = fmt::format(
       "policy {}: up to {} requests at a time, {} ACT and {} KV blocks on the host, {:.1f} MiB, "
-      "and {} ACT blocks on the device; {}:\n{}",
+      "and {} ACT and {} KV blocks on the device; {}:\n{}",
       policy, demand_.sequences, host_.act_blocks, host_.kv_blocks, mib(status_.host_pool),
-      host_.gpu_act_blocks, device.device, to_text(plan));
+      host_.gpu_act_blocks, host_.gpu_kv_blocks, device.device, to_text(plan));
   fmt::print("{}", text);
   std::fflush(stdout);
   spdlog::info("{}", text);
@@ -251,18 +251,21 @@ Bytes Planner::place_blocks(bool device_is_host) {
   BlockBudget budget{.weights = {static_cast<std::int64_t>(control_->weights_bytes)},
                      .available = available_host_memory(),
                      .host_memory = options_.host_memory};
+  // Host memory in two places saves nothing: a CPU device holds blocks where it was given a size.
+  const bool holds_blocks = !device_is_host || options_.gpu_memory.has_value();
+  const DeviceMemory memory{.cap = cap, .overhead = overhead, .pins_host_memory = !device_is_host};
   for (int round = 0; round < (device_is_host ? 2 : 1); ++round) {
-    host_ = allocate_host(*policy_, shape, dtype, demand_, options_.batch, budget);
+    host_ = allocate_host(*policy_, shape, dtype, demand_, options_.batch, budget,
+                          holds_blocks ? std::optional(memory) : std::nullopt);
     if (!device_is_host) {
       const auto region = region_bytes(block_sizes(shape, dtype), host_);
       overhead += page_tables_of({static_cast<std::int64_t>(region) * shape.num_hidden_layers});
     }
-    // Host memory in two places saves nothing: a CPU device holds blocks where it was given a size.
     const Placement placement =
-        device_is_host && !options_.gpu_memory
-            ? Placement{host_, choose_device_limits(shape, dtype, demand_, host_, options_.batch,
-                                                    overhead, cap)}
-            : place_act_blocks(shape, dtype, demand_, host_, options_.batch, overhead, cap);
+        holds_blocks
+            ? poise::place_blocks(shape, dtype, demand_, host_, options_.batch, overhead, cap)
+            : Placement{host_, choose_device_limits(shape, dtype, demand_, host_, options_.batch,
+                                                    overhead, cap)};
     host_ = placement.host;
     device_limits_ = placement.device;
     budget.device_in_host = plan_device_memory(shape, dtype, device_limits_, Bytes{0}).total;
@@ -282,7 +285,7 @@ bool Planner::configure() {
 
 void Planner::begin_running() {
   scheduler_ =
-      std::make_unique<Scheduler>(*policy_, host_, schedule_limits(demand_, device_limits_));
+      std::make_unique<Scheduler>(*policy_, host_, schedule_limits(demand_, host_, device_limits_));
   for (const Request* request : to_do_) {
     scheduler_->add(*request);
   }

@@ -7,6 +7,7 @@
 // never its tokens (README section 8).
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -20,6 +21,23 @@
 
 namespace poise {
 
+// The device's memory, as far as it is free for a policy to use.
+struct DeviceRoom {
+  Bytes layer;      // takes the weights of one that stays on the device
+  Bytes streaming;  // take the buffers for those that do not, where there is one
+  // What is left, without any layer, beside the buffers for so many blocks of each kind (wherever
+  // they lie) and what pinning them on the host takes; below 0: the buffers do not fit.
+  std::function<Bytes(std::int64_t act_blocks, std::int64_t kv_blocks)> left;
+};
+
+struct Allocation;
+
+// How long iterations take.
+struct Rehearsed {
+  Seconds decoding;  // in which as many requests as there are blocks for generate one token each
+  Seconds wave;      // of new prompts
+};
+
 // What an allocation is decided from.
 struct AllocationInputs {
   BlockSizes sizes;                  // of one layer's block
@@ -28,24 +46,35 @@ struct AllocationInputs {
   std::int64_t most_blocks = 0;      // all that the requests could ever fill at once
   std::int32_t largest_request = 0;  // blocks
   std::int32_t mini_batch = 0;       // blocks that one is wished to hold; 0: any number
+  std::int64_t requests = 0;         // in all
+  std::int32_t sequences = 0;        // of them, under way at a time
+  std::int64_t prompt_rows = 0;      // of the prompts of those
+  std::int32_t wave_rows = 0;        // of prompts in an iteration
+  std::optional<DeviceRoom> device = std::nullopt;  // nothing: none, or not known
+  // Iterations in virtual time (planner/rehearsal.h); nothing where the blocks do not fit.
+  std::function<std::optional<Rehearsed>(const Profile& profile, const Allocation& blocks)>
+      rehearse = nullptr;
 };
 
-// The answer to the first question. A policy that puts other things elsewhere (weights or ACT
-// blocks on the GPU, a share of context made again from token ids) says so here; what is left at
-// its default is decided by what is left over.
+// The answer to the first question. A policy that decides what the device holds says so (`placed`);
+// otherwise the host's blocks are all the blocks there shall be, and layers, then ACT blocks, then KV
+// blocks go to the device as far as there is room (planner/sizes.h).
 struct Allocation {
   std::uint32_t act_blocks = 0;                 // on the host
   std::uint32_t kv_blocks = 0;                  // on the host
   std::uint32_t gpu_act_blocks = 0;             // on the device, beside those
+  std::uint32_t gpu_kv_blocks = 0;              // on the device, beside those
+  std::int32_t token_blocks = 0;                // of the largest request (Policy::token_blocks)
+  bool placed = false;                          // gpu_… and resident_layers are the policy's
   std::optional<std::int32_t> resident_layers;  // nothing: as many as fit on the device
 
   std::int64_t all_act_blocks() const { return std::int64_t{act_blocks} + gpu_act_blocks; }
+  std::int64_t all_kv_blocks() const { return std::int64_t{kv_blocks} + gpu_kv_blocks; }
 
   friend bool operator==(const Allocation&, const Allocation&) = default;
 };
 
-// A request as the second question sees it. The next block covers positions
-// 16 · (act_blocks + kv_blocks) and up.
+// A request as the second question sees it: its blocks behind those kept as token ids alone.
 struct RequestSplit {
   std::int32_t act_blocks = 0;   // it has
   std::int32_t kv_blocks = 0;    // it has
@@ -58,7 +87,8 @@ struct PackItem {
   std::int32_t kv_slots = 0;
   std::int32_t act_loads = 0;  // of them, blocks that must be loaded and made into K and V
   std::int32_t kv_loads = 0;   // of them, blocks that must be loaded
-  std::int32_t rows = 0;       // new tokens
+  std::int32_t rows = 0;       // new tokens, and those that run again
+  std::int32_t sequences = 1;  // these rows form
 };
 
 // What a mini-batch may hold: #ACT_max, #KV_max and the limits of the device's buffers.
@@ -77,6 +107,13 @@ class Policy {
   virtual ~Policy() = default;
   virtual Allocation allocate(const AllocationInputs& inputs) const = 0;
   virtual BlockKind next_block(const Allocation& host, const RequestSplit& request) const = 0;
+  // How many of the first blocks of a request that may come to have `most_blocks` are kept nowhere:
+  // their tokens run again, through all layers, in every iteration. `next_block` is asked for the
+  // others. Never more for a smaller request.
+  virtual std::int32_t token_blocks(std::int32_t most_blocks) const {
+    static_cast<void>(most_blocks);
+    return 0;
+  }
   // Every item stands in exactly one mini-batch, and no mini-batch breaks a limit.
   // REQUIRES: each item alone fits.
   virtual std::vector<MiniBatchItems> pack(const Allocation& host, std::span<const PackItem> items,
@@ -84,7 +121,8 @@ class Policy {
 };
 
 struct PolicyOptions {
-  std::optional<double> act_share;  // --act-share
+  std::optional<double> act_share;        // --act-share
+  std::optional<double> recompute_share;  // --recompute-share
   std::shared_ptr<const Profile> profile =
       nullptr;  // of the machine and the model; nothing: unknown
 };

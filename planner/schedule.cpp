@@ -11,13 +11,15 @@ Scheduler::Scheduler(const Policy& policy, const Allocation& host, const Schedul
     : policy_(&policy),
       host_(host),
       limits_(limits),
-      blocks_(host.act_blocks, host.kv_blocks, host.gpu_act_blocks) {
+      blocks_(host.act_blocks, host.kv_blocks, host.gpu_act_blocks, host.gpu_kv_blocks) {
   check(limits.max_num_seqs > 0 && limits.prefill_rows > 0 && limits.sequence_rows > 0,
         "an iteration has room for a request");
 }
 
 void Scheduler::add(const Request& request) {
-  check(!request.prompt.empty() && blocks_for(request.most_context()) <= blocks_.total(),
+  const UnderWay alone(request, *policy_);
+  check(!request.prompt.empty() && alone.of_pools(alone.most_blocks) <= blocks_.total() &&
+            alone.token_blocks * kBlockTokens < limits_.sequence_rows,
         "the pool holds the largest request");
   fresh_.push_back(&request);
 }
@@ -33,8 +35,8 @@ std::span<const Part> Scheduler::next() {
   if (all_went_on && preemptions_ == preemptions_before) {
     most_blocks_ = known_blocks_ = 0;
     for (const auto& request : running_) {
-      most_blocks_ += most_blocks(*request);
-      known_blocks_ += blocks_for(request->known()) + 1;
+      most_blocks_ += request->of_pools(request->most_blocks);
+      known_blocks_ += request->of_pools(blocks_for(request->known()) + 1);
     }
     while (admit()) {
       schedule(running_.size() - 1);
@@ -48,10 +50,11 @@ bool Scheduler::schedule(std::size_t index) {
   UnderWay& request = *running_[index];
   const std::int32_t stored = request.context.stored();
   const std::int32_t left = request.known() - stored;
+  const std::int32_t again = std::min(stored, request.token_blocks * kBlockTokens);
   // A single row, the rule while generating, is outside the wave: there is room for one a request.
   std::int32_t rows = left;
   if (left > 1) {
-    rows = std::min({left, prefill_left_, limits_.sequence_rows});
+    rows = std::min({left, prefill_left_, limits_.sequence_rows - again});
     if (rows == 0) {
       return true;  // the wave is full; it waits for its turn, not for blocks
     }
@@ -64,18 +67,14 @@ bool Scheduler::schedule(std::size_t index) {
   if (left > 1) {
     prefill_left_ -= rows;
   }
-  parts_.push_back({.request = &request, .context = stored, .new_tokens = rows});
+  parts_.push_back({.request = &request, .context = stored, .new_tokens = rows, .again = again});
   return true;
 }
 
 void Scheduler::make_room(std::size_t index, std::int32_t tokens) {
   UnderWay& request = *running_[index];
   while (request.context.room() < tokens) {
-    const BlockKind kind =
-        policy_->next_block(host_, {.act_blocks = request.context.count(BlockKind::act),
-                                    .kv_blocks = request.context.count(BlockKind::kv),
-                                    .most_blocks = most_blocks(request)});
-    if (const auto block = blocks_.take(kind, next_place(request.context))) {
+    if (const auto block = take_block(request)) {
       request.context.append(*block);
     } else if (index + 1 < running_.size()) {
       preempt_youngest();
@@ -85,11 +84,27 @@ void Scheduler::make_room(std::size_t index, std::int32_t tokens) {
   }
 }
 
-// Every request keeps the same share of its ACT blocks on the device, so that all mini-batches leave
-// the link as much to do.
-Place Scheduler::next_place(const ContextBlocks& context) const {
-  const std::int64_t here = host_.gpu_act_blocks, all = here + host_.act_blocks;
-  const bool room = (context.on_gpu() + 1) * all <= (context.count(BlockKind::act) + 1) * here;
+std::optional<BlockRef> Scheduler::take_block(const UnderWay& request) {
+  const ContextBlocks& context = request.context;
+  if (context.size() < request.token_blocks) {
+    return BlockRef{.kind = BlockKind::kv, .place = Place::nowhere, .number = {}};
+  }
+  const BlockKind kind =
+      policy_->next_block(host_, {.act_blocks = context.count(BlockKind::act),
+                                  .kv_blocks = context.count(BlockKind::kv),
+                                  .most_blocks = request.of_pools(request.most_blocks)});
+  return blocks_.take(kind, next_place(request, kind));
+}
+
+// Of the blocks that it may come to have, every request has the same share on the device, so that all
+// mini-batches leave the link as much to do; and they are its first ones, so that the device is in
+// use from the beginning.
+Place Scheduler::next_place(const UnderWay& request, BlockKind kind) const {
+  const std::int64_t here = kind == BlockKind::act ? host_.gpu_act_blocks : host_.gpu_kv_blocks;
+  const std::int64_t all = host_.all_act_blocks() + host_.all_kv_blocks();
+  const std::int64_t most = request.of_pools(request.most_blocks);
+  // One more lies nearer to the share than none: (count + 1/2) / most <= here / all.
+  const bool room = (2 * request.context.count(kind, Place::gpu) + 1) * all <= 2 * here * most;
   return here > 0 && room ? Place::gpu : Place::host;
 }
 
@@ -100,23 +115,20 @@ void Scheduler::preempt_youngest() {
   ++preemptions_;
 }
 
-std::int32_t Scheduler::most_blocks(const UnderWay& request) const {
-  return blocks_for(request.request->most_context());
-}
-
 bool Scheduler::admit() {
   if (running() >= limits_.max_num_seqs || waiting() == 0 || prefill_left_ == 0) {
     return false;
   }
   if (resumed_.empty()) {
-    resumed_.push_back(std::make_unique<UnderWay>(*fresh_.front()));
+    resumed_.push_back(std::make_unique<UnderWay>(*fresh_.front(), *policy_));
     fresh_.pop_front();
   }
   if (!may_begin(*resumed_.front())) {
     return false;
   }
-  most_blocks_ += most_blocks(*resumed_.front());
-  known_blocks_ += blocks_for(resumed_.front()->known()) + 1;
+  const UnderWay& request = *resumed_.front();
+  most_blocks_ += request.of_pools(request.most_blocks);
+  known_blocks_ += request.of_pools(blocks_for(request.known()) + 1);
   running_.push_back(std::move(resumed_.front()));
   resumed_.pop_front();
   return true;
@@ -125,8 +137,9 @@ bool Scheduler::admit() {
 // Surely: all that run could grow to their ends beside it. Likely: there is room for what is known
 // of every request and one more block each; answers often end before max_tokens.
 bool Scheduler::may_begin(const UnderWay& request) const {
-  return running_.empty() || most_blocks_ + most_blocks(request) <= blocks_.total() ||
-         known_blocks_ + blocks_for(request.known()) + 1 <= blocks_.total();
+  return running_.empty() ||
+         most_blocks_ + request.of_pools(request.most_blocks) <= blocks_.total() ||
+         known_blocks_ + request.of_pools(blocks_for(request.known()) + 1) <= blocks_.total();
 }
 
 void Scheduler::complete(std::span<const Outcome> outcomes) {

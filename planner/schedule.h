@@ -9,6 +9,7 @@
 //
 // A function of the calls made: no clock, socket or log; one thread. Requests outlive the scheduler.
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -25,22 +26,31 @@ namespace poise {
 struct ScheduleLimits {
   std::int32_t max_num_seqs = 0;   // requests under way
   std::int32_t prefill_rows = 0;   // rows of prompts in an iteration
-  std::int32_t sequence_rows = 0;  // rows of one request in an iteration: it lies in one mini-batch
+  std::int32_t sequence_rows = 0;  // rows of one request in an iteration, those that run again
+                                   // included: it lies in one mini-batch
 };
 
 // A request that has begun: what is known of its text and where its context lies.
 struct UnderWay {
-  explicit UnderWay(const Request& r) : request(&r), tokens(r.prompt) {}
+  UnderWay(const Request& r, const Policy& policy)
+      : request(&r),
+        tokens(r.prompt),
+        most_blocks(blocks_for(r.most_context())),
+        token_blocks(policy.token_blocks(most_blocks)) {}
 
   const Request* request;
   std::vector<TokenId> tokens;  // the prompt, then the answer so far
   ContextBlocks context;
+  std::int32_t most_blocks;   // it may come to have
+  std::int32_t token_blocks;  // of them, the first, that are kept as token ids alone
   std::int32_t prompt_values =
       0;  // prompt rows whose values were reported; they survive preemption
 
   std::int32_t known() const { return static_cast<std::int32_t>(tokens.size()); }
   std::int32_t prompt_size() const { return static_cast<std::int32_t>(request->prompt.size()); }
   std::int32_t answered() const { return known() - prompt_size(); }
+  // Of its first `blocks` blocks, those that are taken from the pools.
+  std::int32_t of_pools(std::int32_t blocks) const { return std::max(0, blocks - token_blocks); }
 };
 
 // One request's part of an iteration. Its blocks have room for context + new_tokens.
@@ -48,6 +58,7 @@ struct Part {
   const UnderWay* request;
   std::int32_t context;     // tokens in blocks when the iteration begins
   std::int32_t new_tokens;  // rows: tokens[context .. context + new_tokens)
+  std::int32_t again = 0;   // more rows: tokens[0 .. again), whose keys and values are kept nowhere
 
   // All that is known of the request will have run; what follows it may be sampled.
   bool complete() const { return context + new_tokens == request->known(); }
@@ -87,7 +98,6 @@ class Scheduler {
   const BlockPools& blocks() const { return blocks_; }
 
  private:
-  std::int32_t most_blocks(const UnderWay& request) const;
   // Takes the oldest waiting request in, if there is a place and there are blocks for it.
   bool admit();
   bool may_begin(const UnderWay& request) const;
@@ -95,7 +105,8 @@ class Scheduler {
   // must wait for blocks.
   bool schedule(std::size_t index);
   void make_room(std::size_t index, std::int32_t tokens);
-  Place next_place(const ContextBlocks& context) const;
+  std::optional<BlockRef> take_block(const UnderWay& request);
+  Place next_place(const UnderWay& request, BlockKind kind) const;
   void preempt_youngest();
   static void go_on(UnderWay& request, const Part& ran, const Outcome* outcome);
 

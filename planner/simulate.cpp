@@ -59,7 +59,10 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
                            .available = profile.host_memory - layout.total(),
                            .host_memory = {}};
   SimulatedRun run;
-  run.host = allocate_host(*policy, work.shape, work.dtype, demand, work.batch, budget);
+  run.host = allocate_host(
+      *policy, work.shape, work.dtype, demand, work.batch, budget,
+      DeviceMemory{
+          .cap = profile.gpu_memory, .overhead = kDeviceOverhead, .pins_host_memory = true});
   if (work.resident_layers) {
     run.host.resident_layers = work.resident_layers;
   }
@@ -68,15 +71,15 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
       kDeviceOverhead + page_tables_of({static_cast<std::int64_t>(region) * layout.layers});
   const Placement placement =
       work.blocks_on_device
-          ? place_act_blocks(work.shape, work.dtype, demand, run.host, work.batch, overhead,
-                             profile.gpu_memory)
+          ? place_blocks(work.shape, work.dtype, demand, run.host, work.batch, overhead,
+                         profile.gpu_memory)
           : Placement{run.host, choose_device_limits(work.shape, work.dtype, demand, run.host,
                                                      work.batch, overhead, profile.gpu_memory)};
   run.host = placement.host;
   run.device = placement.device;
   const PackLimits limits = pack_limits(work.batch, run.device);
 
-  Scheduler scheduler(*policy, run.host, schedule_limits(demand, run.device));
+  Scheduler scheduler(*policy, run.host, schedule_limits(demand, run.host, run.device));
   for (const Request& request : requests) {
     scheduler.add(request);
   }
@@ -84,6 +87,8 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
   VirtualExecutor executor(profile, layout, run.device);
   Mark begin{}, end{};
   bool steady = false, answered = false;
+  Seconds over{};
+  std::int64_t tokens = 0;
   while (!scheduler.idle() && (work.to_the_end || !(steady && answered))) {
     const auto parts = scheduler.next();
     const bool prompts =
@@ -104,6 +109,8 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
         tables.build(static_cast<std::uint64_t>(++run.iterations), 1, parts, items, batches),
         scheduler.last_iteration());
     const auto outcomes = outcomes_of(parts);
+    over = executor.now();
+    tokens += std::ssize(outcomes);
     answered = answered ||
                std::ranges::any_of(outcomes, [](const Outcome& outcome) { return !outcome.token; });
     end = {.now = executor.now(),
@@ -114,6 +121,7 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
            .tokens = end.tokens + std::ssize(outcomes)};
     scheduler.complete(outcomes);
   }
+  run.whole_tokens_per_second = static_cast<double>(tokens) / over.n;
   const double seconds = (end.now - begin.now).n;
   run.tokens_per_second = static_cast<double>(end.tokens - begin.tokens) / seconds;
   run.counted = end.iterations - begin.iterations;

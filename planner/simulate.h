@@ -46,6 +46,7 @@ struct SimulatedRun {
   double compute_busy = 0;
   LoadedBytes loaded;  // in that time
   std::vector<VirtualSpan> spans;
+  double whole_tokens_per_second = 0;  // of all that was answered, from the first prompt to the end
 };
 
 // Fails as a real run does where memory does not suffice.

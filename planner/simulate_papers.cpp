@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/trouble.h"
+#include "planner/simulate_grid.h"
 
 namespace poise {
 namespace {
@@ -105,7 +106,7 @@ SimulatedRun play(PaperSystem system, std::string_view machine, SimulatedWork wo
 }
 
 std::span<const Simulation> simulations() {
-  static constexpr std::array<Simulation, 7> all{{
+  static constexpr std::array<Simulation, 8> all{{
       {"capture-table3",
        "CAPTURE's Table III: tokens/s while decoding, four models, three systems, RTX 4090",
        capture_table3},
@@ -120,6 +121,9 @@ std::span<const Simulation> simulations() {
       {"kvpr-gains", "KVPR's Figure 7: tokens/s over FlexGen's while decoding, A100", kvpr_gains},
       {"ours-beyond", "CAPTURE's hybrid and ours on Table III's work, on four machines",
        ours_beyond},
+      {"policy-grid",
+       "every policy over models, machines, memories and lengths: tokens/s, prompts included",
+       policy_grid},
   }};
   return all;
 }

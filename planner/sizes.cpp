@@ -7,6 +7,7 @@
 #include "common/trouble.h"
 #include "planner/allocation.h"
 #include "planner/block_table.h"
+#include "planner/rehearsal.h"
 
 namespace poise {
 namespace {
@@ -35,34 +36,69 @@ std::int32_t smaller(std::int32_t wanted, int halvings, std::int32_t least) {
 
 // Slots of one kind's buffers: its share of the mini-batch, and at least what one request may have
 // of the kind. Never more than there are blocks.
-std::int32_t slots_of(std::uint32_t blocks, double share, std::int32_t total,
+std::int32_t slots_of(std::int64_t blocks, std::int64_t all, std::int32_t total,
                       std::int32_t largest_request) {
+  const double share = static_cast<double>(blocks) / static_cast<double>(all);
   const auto wanted =
       std::max<std::int64_t>(static_cast<std::int64_t>(std::ceil(share * total)), largest_request);
-  return static_cast<std::int32_t>(std::min<std::int64_t>(wanted, blocks));
+  return static_cast<std::int32_t>(std::min(wanted, blocks));
 }
 
-DeviceLimits limits_after(int halvings, const Demand& demand, const Allocation& host,
+// Rows of one request that run again in each iteration.
+std::int32_t rows_again(const Allocation& blocks) { return blocks.token_blocks * kBlockTokens; }
+
+DeviceLimits limits_after(int halvings, const Demand& demand, const Allocation& blocks,
                           const BatchOptions& options) {
   const auto prompts = static_cast<std::int32_t>(std::min<std::int64_t>(
       options.prefill_tokens, std::max<std::int64_t>(demand.most_prompt_rows, 1)));
   const std::int32_t prefill = smaller(prompts, halvings, kBlockTokens);
-  const std::int32_t rows = smaller(std::min(std::max(prompts, demand.sequences), kMiniBatchRows),
-                                    halvings, kBlockTokens);
+  const std::int32_t again = rows_again(blocks);
+  const std::int32_t rows =
+      std::max(smaller(std::min(std::max(prompts, demand.sequences), kMiniBatchRows), halvings,
+                       kBlockTokens),
+               again > 0 ? again + kBlockTokens : 0);
   const std::int64_t tokens = smaller(options.mini_batch_tokens, halvings, kBlockTokens);
   const auto slots = static_cast<std::int32_t>(std::max<std::int64_t>(
       std::min(tokens / kBlockTokens, demand.most_blocks), demand.largest_request));
-  const double all = static_cast<double>(host.act_blocks) + host.kv_blocks;
+  const std::int64_t act = blocks.all_act_blocks();
+  const std::int64_t kv =
+      blocks.all_kv_blocks() + std::int64_t{demand.sequences} * blocks.token_blocks;
   DeviceLimits limits;
-  limits.max_rows = prefill + demand.sequences;
+  limits.max_rows = prefill + demand.sequences * (1 + again);
   limits.max_mini_batch_rows = rows;
-  limits.max_sequences = std::min(demand.sequences, rows);
-  limits.act_slots =
-      slots_of(host.act_blocks, host.act_blocks / all, slots, demand.largest_request);
-  limits.kv_slots = slots_of(host.kv_blocks, host.kv_blocks / all, slots, demand.largest_request);
+  limits.max_sequences = std::min(demand.sequences * (again > 0 ? 2 : 1), rows);
+  limits.act_slots = slots_of(act, act + kv, slots, demand.largest_request);
+  limits.kv_slots = slots_of(kv, act + kv, slots, demand.largest_request);
   limits.logits_rows = smaller(std::min(limits.max_rows, kLogitsRows), halvings, 1);
   limits.max_context = demand.longest_context;
+  if (blocks.placed) {
+    limits.gpu_act_blocks = static_cast<std::int32_t>(blocks.gpu_act_blocks);
+    limits.gpu_kv_blocks = static_cast<std::int32_t>(blocks.gpu_kv_blocks);
+  }
   return limits;
+}
+
+// The limits that fit under the cap: those that the options ask for, or half of everything, and again.
+DeviceLimits buffers_that_fit(const ModelShape& shape, DType dtype, const Demand& demand,
+                              const Allocation& blocks, const BatchOptions& options, Bytes overhead,
+                              Bytes cap) {
+  DeviceLimits limits;
+  for (int halvings = 0; halvings < 31; ++halvings) {
+    limits = limits_after(halvings, demand, blocks, options);
+    limits.resident_layers = blocks.resident_layers.value_or(0);
+    if (plan_device_memory(shape, dtype, limits, overhead).total <= cap) {
+      break;
+    }
+  }
+  return limits;
+}
+
+// With the page tables for a layer's region of so many blocks, in all layers.
+Bytes overhead_with(const DeviceMemory& memory, const ModelShape& shape, DType dtype,
+                    const Allocation& host) {
+  const auto region = static_cast<std::int64_t>(region_bytes(block_sizes(shape, dtype), host));
+  return memory.overhead +
+         (memory.pins_host_memory ? page_tables_of({region * shape.num_hidden_layers}) : Bytes{});
 }
 
 }  // namespace
@@ -77,7 +113,7 @@ Demand demand_of(std::span<const Request* const> requests, std::int32_t max_num_
 }
 
 Demand demand_of(std::span<const RequestSize> requests, std::int32_t max_num_seqs) {
-  Demand demand;
+  Demand demand{.requests = static_cast<std::int64_t>(requests.size())};
   demand.sequences = static_cast<std::int32_t>(
       std::min<std::int64_t>(max_num_seqs, static_cast<std::int64_t>(requests.size())));
   std::vector<std::int32_t> blocks, prompts;
@@ -103,18 +139,60 @@ Bytes bytes_for_blocks(const BlockBudget& budget) {
   return std::max(bytes, Bytes{0});
 }
 
+DeviceRoom device_room(const ModelShape& shape, DType dtype, const Demand& demand,
+                       const BatchOptions& options, const DeviceMemory& memory) {
+  const DeviceSizes sizes = device_sizes(shape, dtype, {});
+  const auto left = [=](std::int64_t act, std::int64_t kv) {
+    const Allocation all{.act_blocks = static_cast<std::uint32_t>(act),
+                         .kv_blocks = static_cast<std::uint32_t>(kv),
+                         .resident_layers = 0};
+    const Bytes overhead = overhead_with(memory, shape, dtype, all);
+    const DeviceLimits limits =
+        buffers_that_fit(shape, dtype, demand, all, options, overhead, memory.cap);
+    // The regions of blocks that stay are rounded up, too.
+    return memory.cap - plan_device_memory(shape, dtype, limits, overhead).total -
+           Bytes{kRegionAlignment} * shape.num_hidden_layers;
+  };
+  return {.layer = sizes.layer_slab, .streaming = sizes.layer_slab * 2, .left = left};
+}
+
 Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dtype,
                          const Demand& demand, const BatchOptions& options,
-                         const BlockBudget& budget) {
-  const AllocationInputs inputs{.sizes = block_sizes(shape, dtype),
-                                .layers = shape.num_hidden_layers,
-                                .host = bytes_for_blocks(budget),
-                                .most_blocks = demand.most_blocks,
-                                .largest_request = demand.largest_request,
-                                .mini_batch = options.mini_batch_tokens / kBlockTokens};
+                         const BlockBudget& budget, const std::optional<DeviceMemory>& device) {
+  AllocationInputs inputs{.sizes = block_sizes(shape, dtype),
+                          .layers = shape.num_hidden_layers,
+                          .host = bytes_for_blocks(budget),
+                          .most_blocks = demand.most_blocks,
+                          .largest_request = demand.largest_request,
+                          .mini_batch = options.mini_batch_tokens / kBlockTokens,
+                          .requests = demand.requests,
+                          .sequences = demand.sequences,
+                          .prompt_rows = demand.most_prompt_rows,
+                          .wave_rows = options.prefill_tokens};
+  if (device) {
+    inputs.device = device_room(shape, dtype, demand, options, *device);
+    inputs.rehearse = [&, layout = weight_layout(shape, dtype)](
+                          const Profile& profile,
+                          const Allocation& blocks) -> std::optional<Rehearsed> {
+      const Bytes overhead = overhead_with(*device, shape, dtype, blocks);
+      DeviceLimits limits =
+          buffers_that_fit(shape, dtype, demand, blocks, options, overhead, device->cap);
+      if (plan_device_memory(shape, dtype, limits, overhead).total > device->cap) {
+        return std::nullopt;
+      }
+      return rehearse(profile, policy, layout,
+                      {.host = blocks,
+                       .device = limits,
+                       .pack = pack_limits(options, limits),
+                       .sequences = demand.sequences,
+                       .most_blocks = demand.most_blocks,
+                       .prompt_rows = demand.most_prompt_rows,
+                       .wave_rows = limits.max_rows - demand.sequences});
+    };
+  }
   const Allocation host = policy.allocate(inputs);
-  const std::int64_t blocks = std::int64_t{host.act_blocks} + host.kv_blocks;
-  if (blocks >= demand.largest_request) {
+  const std::int64_t blocks = host.all_act_blocks() + host.all_kv_blocks();
+  if (blocks + host.token_blocks >= demand.largest_request) {
     return host;
   }
   fail(
@@ -136,46 +214,53 @@ std::uint64_t region_bytes(const BlockSizes& sizes, const Allocation& host) {
 DeviceLimits choose_device_limits(const ModelShape& shape, DType dtype, const Demand& demand,
                                   const Allocation& host, const BatchOptions& options,
                                   Bytes overhead, Bytes cap) {
-  DeviceLimits limits = limits_after(0, demand, host, options);
-  for (int halvings = 1;
-       halvings < 31 && plan_device_memory(shape, dtype, limits, overhead).total > cap;
-       ++halvings) {
-    limits = limits_after(halvings, demand, host, options);
-  }
+  const DeviceLimits limits = buffers_that_fit(shape, dtype, demand, host, options, overhead, cap);
   if (!host.resident_layers) {
     return with_resident_layers(shape, dtype, limits, overhead, cap);
   }
-  limits.resident_layers = *host.resident_layers;
   check_fits(plan_device_memory(shape, dtype, limits, overhead), cap);
   return limits;
 }
 
-Placement place_act_blocks(const ModelShape& shape, DType dtype, const Demand& demand,
-                           const Allocation& host, const BatchOptions& options, Bytes overhead,
-                           Bytes cap) {
-  const double all = static_cast<double>(host.act_blocks) + host.kv_blocks;
-  const std::int64_t wanted = static_cast<std::int64_t>(
-      std::ceil(host.act_blocks / all * static_cast<double>(demand.most_blocks)));
+Placement place_blocks(const ModelShape& shape, DType dtype, const Demand& demand,
+                       const Allocation& host, const BatchOptions& options, Bytes overhead,
+                       Bytes cap) {
+  if (host.placed) {
+    return {.host = host,
+            .device = choose_device_limits(shape, dtype, demand, host, options, overhead, cap)};
+  }
+  const std::int64_t all = std::int64_t{host.act_blocks} + host.kv_blocks;
+  const std::int64_t most = host.token_blocks > 0 ? all : demand.most_blocks;
+  const auto wanted = [&](std::uint32_t blocks) { return ceil_div(blocks * most, all); };
+  const std::int64_t act = wanted(host.act_blocks), kv = wanted(host.kv_blocks);
   // The buffers must hold what a request may have of them, wherever it lies.
   Allocation everywhere = host;
-  everywhere.act_blocks =
-      static_cast<std::uint32_t>(std::max<std::int64_t>(host.act_blocks, wanted));
+  everywhere.act_blocks = static_cast<std::uint32_t>(std::max<std::int64_t>(host.act_blocks, act));
+  everywhere.kv_blocks = static_cast<std::uint32_t>(std::max<std::int64_t>(host.kv_blocks, kv));
   Placement placement{
       .host = host,
       .device = choose_device_limits(shape, dtype, demand, everywhere, options, overhead, cap)};
-  placement.device = with_gpu_act_blocks(shape, dtype, placement.device, overhead, cap, wanted);
-  const std::int64_t here = placement.device.gpu_act_blocks;
-  // A pool without any block is none.
-  const std::int64_t left = std::max<std::int64_t>(wanted - here, host.kv_blocks > 0 ? 0 : 1);
-  placement.host.gpu_act_blocks = static_cast<std::uint32_t>(here);
-  placement.host.act_blocks =
-      static_cast<std::uint32_t>(std::min<std::int64_t>(host.act_blocks, left));
+  for (const auto& [kind, blocks] : {std::pair{BlockKind::act, act}, {BlockKind::kv, kv}}) {
+    placement.device = with_gpu_blocks(shape, dtype, placement.device, overhead, cap, kind, blocks);
+  }
+  placement.host.gpu_act_blocks = static_cast<std::uint32_t>(placement.device.gpu_act_blocks);
+  placement.host.gpu_kv_blocks = static_cast<std::uint32_t>(placement.device.gpu_kv_blocks);
+  const auto left = [](std::uint32_t blocks, std::int64_t most_of_kind, std::uint32_t here) {
+    return static_cast<std::uint32_t>(
+        std::min<std::int64_t>(blocks, std::max<std::int64_t>(most_of_kind - here, 0)));
+  };
+  placement.host.act_blocks = left(host.act_blocks, act, placement.host.gpu_act_blocks);
+  placement.host.kv_blocks = left(host.kv_blocks, kv, placement.host.gpu_kv_blocks);
+  if (placement.host.act_blocks + placement.host.kv_blocks == 0) {  // a pool has a block
+    (host.act_blocks > 0 ? placement.host.act_blocks : placement.host.kv_blocks) = 1;
+  }
   return placement;
 }
 
-ScheduleLimits schedule_limits(const Demand& demand, const DeviceLimits& device) {
+ScheduleLimits schedule_limits(const Demand& demand, const Allocation& host,
+                               const DeviceLimits& device) {
   return {.max_num_seqs = demand.sequences,
-          .prefill_rows = device.max_rows - demand.sequences,
+          .prefill_rows = device.max_rows - demand.sequences * (1 + rows_again(host)),
           .sequence_rows = device.max_mini_batch_rows};
 }
 

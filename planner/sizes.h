@@ -26,6 +26,7 @@ struct BatchOptions {
 
 // What the requests ask for, at most, with so many of them under way.
 struct Demand {
+  std::int64_t requests = 0;
   std::int32_t sequences = 0;         // under way at a time
   std::int32_t longest_context = 0;   // tokens
   std::int32_t largest_request = 0;   // blocks
@@ -53,32 +54,44 @@ struct BlockBudget {
 };
 Bytes bytes_for_blocks(const BlockBudget& budget);
 
-// The policy's split of those bytes. Fails, with numbers, where the largest request does not fit.
+// What a device has for weights, buffers and blocks.
+struct DeviceMemory {
+  Bytes cap;
+  Bytes overhead;                 // of the cap, taken beside buffers, before host memory is pinned
+  bool pins_host_memory = false;  // which takes page tables
+};
+DeviceRoom device_room(const ModelShape& shape, DType dtype, const Demand& demand,
+                       const BatchOptions& options, const DeviceMemory& memory);
+
+// The policy's split of those bytes, and of the device's where it is given. Fails, with numbers,
+// where the largest request does not fit.
 Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dtype,
                          const Demand& demand, const BatchOptions& options,
-                         const BlockBudget& budget);
+                         const BlockBudget& budget,
+                         const std::optional<DeviceMemory>& device = std::nullopt);
 // A layer's region of the blocks segment for that split.
 std::uint64_t region_bytes(const BlockSizes& sizes, const Allocation& host);
 
 // The device's buffers: as the options say where the cap allows, smaller ones where it does not
-// (half of everything, and again), and then as many resident layers as there is room for. Fails
-// with the table where even the smallest do not fit.
+// (half of everything, and again), beside what the policy placed there, and then as many resident
+// layers as there is room for. Fails with the table where even the smallest do not fit.
 DeviceLimits choose_device_limits(const ModelShape& shape, DType dtype, const Demand& demand,
                                   const Allocation& host, const BatchOptions& options,
                                   Bytes overhead, Bytes cap);
 
-// What the cap leaves beside `limits` goes to ACT blocks on the device, and so many fewer stand on
-// the host. ACT blocks at all: nothing where the policy wants none.
+// What the device holds beside buffers and resident layers: what the policy placed there, or else
+// what the cap leaves goes to ACT blocks, then to KV blocks, and so many fewer stand on the host.
 struct Placement {
   Allocation host;
   DeviceLimits device;
 };
-Placement place_act_blocks(const ModelShape& shape, DType dtype, const Demand& demand,
-                           const Allocation& host, const BatchOptions& options, Bytes overhead,
-                           Bytes cap);
+Placement place_blocks(const ModelShape& shape, DType dtype, const Demand& demand,
+                       const Allocation& host, const BatchOptions& options, Bytes overhead,
+                       Bytes cap);
 
 // The limits of schedules and mini-batches that follow.
-ScheduleLimits schedule_limits(const Demand& demand, const DeviceLimits& device);
+ScheduleLimits schedule_limits(const Demand& demand, const Allocation& host,
+                               const DeviceLimits& device);
 PackLimits pack_limits(const BatchOptions& options, const DeviceLimits& device);
 
 }  // namespace poise

@@ -217,7 +217,7 @@ def _work(given, requests):
         "output_len": [min(answers), statistics.mean(answers), max(answers)],
         "gpu_memory": given.gpu_memory,
         "host_memory": given.host_memory,
-        **{name: getattr(given, name) for name in (*asked, "machine", "profile")},
+        **{name: getattr(given, name) for name in (*asked, "recompute_share", "machine", "profile")},
     }
 
 

@@ -9,7 +9,8 @@ from .places import command_name
 from .trouble import Refusal, shown, tell
 
 _OF_THE_PLANNER = (
-    *("policy", "act_share", "machine", "profile", "max_num_seqs", "mini_batch_tokens", "prefill_tokens"),
+    *("policy", "act_share", "recompute_share", "machine", "profile"),
+    *("max_num_seqs", "mini_batch_tokens", "prefill_tokens"),
     *("max_model_len", "served_model_name", "gpu_memory", "host_memory"),
 )
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -88,7 +89,10 @@ def add_planning(to):
     add_device(to)
     to.add_argument("--policy", metavar="NAME", help="how context is kept: hybrid, act-only, kv-only, …: see policies")
     to.add_argument("--act-share", type=quantities.share, metavar="0..1", help="share of ACT blocks, for hybrid and kvpr")
-    to.add_argument("--machine", metavar="NAME", help="whose costs hybrid and kvpr decide by: h200-pcie5, rtx4090-pcie4, …")
+    to.add_argument(
+        "--recompute-share", type=quantities.share, metavar="0..1", help="share of context kept as ids alone, for token-recompute"
+    )
+    to.add_argument("--machine", metavar="NAME", help="whose costs optimal, hybrid and kvpr decide by: h200-pcie5, rtx4090-pcie4, …")
     to.add_argument("--profile", metavar="FILE", help="costs measured by `poise profile` (default: those it kept)")
     to.add_argument("--max-num-seqs", type=quantities.count, metavar="N", help="requests worked on at a time")
     to.add_argument("--mini-batch-tokens", type=quantities.count, metavar="N", help="context of a mini-batch at most")

@@ -11,6 +11,8 @@ PolicyEntry hybrid_entry();
 PolicyEntry hybrid_static_entry();
 PolicyEntry kvpr_entry();
 PolicyEntry row_by_row_entry();
+PolicyEntry token_recompute_entry();
+PolicyEntry optimal_entry();
 
 // Fails where --act-share was given to a policy that takes none.
 void refuse_act_share(std::string_view policy, const PolicyOptions& options);

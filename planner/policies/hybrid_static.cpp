@@ -20,7 +20,7 @@ class HybridStatic final : public Policy {
   }
   BlockKind next_block(const Allocation& host, const RequestSplit& request) const override {
     const double act = static_cast<double>(host.all_act_blocks());
-    const double share = act / std::max(act + host.kv_blocks, 1.0);
+    const double share = act / std::max(act + static_cast<double>(host.all_kv_blocks()), 1.0);
     return request.act_blocks < std::llround(share * request.most_blocks) ? BlockKind::act
                                                                           : BlockKind::kv;
   }

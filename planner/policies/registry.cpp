@@ -7,9 +7,9 @@
 namespace poise {
 
 std::span<const PolicyEntry> policies() {
-  static const std::array<PolicyEntry, 6> entries{hybrid_entry(),   hybrid_static_entry(),
-                                                  act_only_entry(), kv_only_entry(),
-                                                  kvpr_entry(),     row_by_row_entry()};
+  static const std::array<PolicyEntry, 8> entries{
+      optimal_entry(), hybrid_entry(), hybrid_static_entry(),   act_only_entry(),
+      kv_only_entry(), kvpr_entry(),   token_recompute_entry(), row_by_row_entry()};
   return entries;
 }
 
@@ -28,7 +28,12 @@ const PolicyEntry& policy_named(std::string_view name) {
 }
 
 std::unique_ptr<Policy> make_policy(std::string_view name, const PolicyOptions& options) {
-  return policy_named(name).make(options);
+  const PolicyEntry& policy = policy_named(name);
+  if (options.recompute_share && name != "token-recompute") {
+    fail("--recompute-share {}: the policy {} recomputes no tokens; use --policy token-recompute",
+         *options.recompute_share, name);
+  }
+  return policy.make(options);
 }
 
 void refuse_act_share(std::string_view policy, const PolicyOptions& options) {

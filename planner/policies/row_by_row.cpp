@@ -17,7 +17,9 @@ class RowByRow final : public Policy {
       one_batch.most_blocks = std::min<std::int64_t>(
           inputs.most_blocks, std::max(inputs.mini_batch, inputs.largest_request));
     }
-    return split_host(one_batch, 0);
+    Allocation blocks = split_host(one_batch, 0);
+    blocks.placed = true;  // no more of them on the device
+    return blocks;
   }
   BlockKind next_block(const Allocation&, const RequestSplit&) const override {
     return BlockKind::kv;

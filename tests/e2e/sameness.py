@@ -31,13 +31,18 @@ def way_to_run(random, round_number, width):
     if round_number == 1:  # pools and device as small as the longest request allows
         memory = ["--host-memory", str(int((WEIGHTS + 1.1 * (1 << 20)) * width)), "--gpu-memory", str(WEIGHTS * width)]
         return ["--policy", "kv-only", *memory]
-    policy = random.choice(("kv-only", "act-only", "hybrid", "hybrid", "hybrid-static", "kvpr", "row-by-row"))
+    policies = ("kv-only", "act-only", "hybrid", "hybrid", "hybrid-static", "kvpr", "row-by-row", "token-recompute", "optimal")
+    policy = random.choice(policies)
     options = ["--policy", policy]
     if policy in ("hybrid", "kvpr"):
         shares = ("0", "0.1", "0.25", "0.5", "0.75", "0.9", "1")
         machines = ("rtx4090-pcie4", "a100-pcie4", "h200-pcie5", "l4-pcie4")
         by_costs = random.random() < 0.3
         options += ["--machine", random.choice(machines)] if by_costs else ["--act-share", random.choice(shares)]
+    if policy == "token-recompute":
+        options += ["--recompute-share", random.choice(("0.1", "0.25", "0.5", "1"))]
+    if policy == "optimal":
+        options += ["--machine", random.choice(("rtx4090-pcie4", "a100-pcie4", "h200-pcie5", "l4-pcie4"))]
     if random.random() < 0.7:
         options += ["--mini-batch-tokens", str(random.choice((64, 128, 500, 2048, 8192)))]
     if random.random() < 0.7:
@@ -46,7 +51,7 @@ def way_to_run(random, round_number, width):
         options += ["--threads", str(random.randint(1, 4))]
     if random.random() < 0.6:  # small pools: requests wait, and give their blocks back
         options += ["--host-memory", str(int(WEIGHTS * width + random.choice((1.1, 1.4, 2, 5)) * width * (1 << 20)))]
-    if random.random() < 0.6:  # a small device: weights stream, prompts and mini-batches are cut
+    if policy != "token-recompute" and random.random() < 0.6:  # a small device: weights stream, prompts and mini-batches are cut
         options += ["--gpu-memory", str(int(WEIGHTS * width * random.choice((1, 1.3, 1.8, 4))))]
     return options
 

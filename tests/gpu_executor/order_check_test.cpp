@@ -277,7 +277,7 @@ TEST_F(OrderCheckTest, BlocksOfNoKindOrOfNoPlaceOrBeyondTheDevicesOwn) {
   decode_ = again();
   load(Kind::Kv) = BlockRun(Kind::Kv, Place::Gpu, 16, 1, 1, 1);
   decode_.tables.iteration = 3;
-  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("only ACT blocks stay there"));
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("the Gpu pool has 0"));
   load(Kind::Kv) = BlockRun(Kind::Kv, static_cast<Place>(2), 16, 1, 1, 1);
   EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("place 2, which is none"));
   decode_ = again();
@@ -356,6 +356,31 @@ TEST_F(OrderCheckTest, ContextInASlotThatNothingMade) {
   expect_refused("that nothing loads and makes");
 }
 
+TEST_F(OrderCheckTest, ContextThatIsKeptNowhereAndThatNobodyMakesAgain) {
+  const auto nowhere = [&](std::size_t i) {
+    AttentionEntry& one = batch().entries[i];
+    one = AttentionEntry(one.where(), one.kind(), Place::Nowhere, 0, one.slot(), one.block());
+  };
+  const std::size_t old = index_where<AttentionEntry>(
+      batch().entries, [](const auto& one) { return one.where() == Where::LoadedKv; });
+  nowhere(old);
+  expect_refused("are another's too");  // its slot is loaded
+  decode_ = again();
+  const std::uint32_t slot = batch().entries[old].slot();
+  std::erase_if(batch().loads, [&](const BlockRun& run) {
+    return run.kind() == Kind::Kv && run.first_slot() <= slot &&
+           slot < run.first_slot() + run.count();
+  });
+  nowhere(old);
+  decode_.tables.iteration = 3;
+  EXPECT_NE(refusal([&] { accept(decode_.tables); }), "");
+  decode_ = again();
+  nowhere(index_where<AttentionEntry>(
+      batch().entries, [](const auto& one) { return one.where() == Where::RegeneratedKv; }));
+  decode_.tables.iteration = 4;
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("is kept nowhere"));
+}
+
 TEST_F(OrderCheckTest, ContextOfAnotherBlockThanWasLoaded) {
   const std::size_t old = index_where<AttentionEntry>(
       batch().entries, [](const auto& one) { return one.where() == Where::LoadedKv; });
@@ -390,8 +415,7 @@ TEST_F(OrderCheckTest, AStoreBeyondItsBlockItsRowsOrThePool) {
   refused(Store(kind, Place::Host, 8, 1, 2, right.block()), "1 rows from 2, there are 2");
   refused(Store(kind, Place::Host, 8, 1, 0xffffffff, right.block()), "from 4294967295");
   refused(Store(kind, Place::Host, right.token(), 1, 0, 50), "goes to");
-  refused(Store(kind, Place::Gpu, right.token(), 1, 0, right.block()),
-          kind == Kind::Kv ? "only ACT blocks stay there" : "the Gpu pool has 0");
+  refused(Store(kind, Place::Gpu, right.token(), 1, 0, right.block()), "the Gpu pool has 0");
   refused(Store(static_cast<Kind>(77), Place::Host, 8, 1, 0, 1), "block kind 77");
 }
 

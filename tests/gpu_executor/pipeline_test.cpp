@@ -286,17 +286,36 @@ TEST_P(SameBits, WhereverTheWeightsAre) {
   }
 }
 
-TEST_P(SameBits, WhereverTheActBlocksAre) {
+TEST_P(SameBits, WhereverTheBlocksAre) {
   for (const std::int32_t here : {1, 5, 64}) {
     for (const std::uint64_t seed : {1, 2, 3}) {
       Setting setting;
       setting.limits.gpu_act_blocks = here;
+      setting.limits.gpu_kv_blocks = seed == 1 ? 0 : here + 2;
       setting.device.jitter = seed;
       setting.hold = seed == 2;
       Plan plan = plan_;
       plan.kind = seed == 3 ? all_act : mixed;
       plan.chunk = 7;
       plan.chunks_at_once = 2;
+      expect_same(plan, setting);
+    }
+  }
+}
+
+TEST_P(SameBits, WhereTheFirstBlocksAreMadeAgainFromTokens) {
+  for (const std::uint32_t nowhere : {1u, 2u, 4u}) {
+    for (const std::uint64_t seed : {1, 2, 3}) {
+      Setting setting;
+      setting.limits.gpu_kv_blocks = seed == 2 ? 9 : 0;
+      setting.limits.max_rows = 600;
+      setting.device.jitter = seed;
+      setting.hold = seed == 2;
+      Plan plan = plan_;
+      plan.nowhere = nowhere;
+      plan.kind = seed == 3 ? mixed : all_kv;
+      plan.chunk = seed == 1 ? 1000 : 7;
+      plan.per_batch = static_cast<std::int32_t>(seed);
       expect_same(plan, setting);
     }
   }

@@ -21,6 +21,8 @@ namespace poise::test {
 struct Plan {
   std::vector<std::vector<std::int32_t>> sequences;  // tokens, by request
   std::function<BlockKind(std::uint32_t request, std::uint32_t block)> kind;
+  // First blocks of each request that are kept nowhere: made again by rows of their own.
+  std::uint32_t nowhere = 0;
   std::int32_t prompt = 20;         // tokens of each sequence that are a prompt …
   std::int32_t chunk = 1000;        // … run so many at a time; the rest one by one
   std::int32_t chunks_at_once = 1;  // chunks of one prompt in one iteration, each its own batch
@@ -53,9 +55,13 @@ class SmallPlanner {
       std::iota(free.rbegin(), free.rend(), 0u);
       shuffle(free);
     }
-    free_here_.resize(static_cast<std::size_t>(limits.gpu_act_blocks));
-    std::iota(free_here_.rbegin(), free_here_.rend(), 0u);
-    shuffle(free_here_);
+    for (const BlockKind kind : {BlockKind::kv, BlockKind::act}) {
+      auto& free = free_here_[static_cast<std::size_t>(kind)];
+      free.resize(static_cast<std::size_t>(kind == BlockKind::kv ? limits.gpu_kv_blocks
+                                                                 : limits.gpu_act_blocks));
+      std::iota(free.rbegin(), free.rend(), 0u);
+      shuffle(free);
+    }
     context_.resize(plan.sequences.size());
     blocks_.resize(plan.sequences.size());
   }
@@ -84,12 +90,16 @@ class SmallPlanner {
     std::uint32_t number;
   };
 
-  // ACT blocks lie on the device in turn with the host, as long as it has some.
+  // Blocks lie on the device in turn with the host, as long as it has some.
   Block take_block(std::uint32_t request, std::uint32_t j) {
+    if (j < plan_.nowhere) {
+      return {BlockKind::kv, messages::Place::Nowhere, 0};
+    }
     const BlockKind kind = plan_.kind(request, j);
-    const bool here = kind == BlockKind::act && (request + j) % 2 == 0 && !free_here_.empty();
+    auto& free_here = free_here_[static_cast<std::size_t>(kind)];
+    const bool here = (request + j) % 2 == 0 && !free_here.empty();
     return {kind, here ? messages::Place::Gpu : messages::Place::Host,
-            take(here ? free_here_ : free_[static_cast<std::size_t>(kind)])};
+            take(here ? free_here : free_[static_cast<std::size_t>(kind)])};
   }
 
   void shuffle(std::vector<std::uint32_t>& numbers) {
@@ -147,6 +157,14 @@ class SmallPlanner {
     std::vector<std::uint32_t> act_slots = slots(limits_.act_slots);
     for (const Part& part : parts) {
       const auto& tokens = plan_.sequences[part.request];
+      const std::uint32_t again =
+          std::min(part.context, plan_.nowhere * static_cast<std::uint32_t>(kBlockTokens));
+      if (again > 0) {  // through the entries that the sequence behind it has, too
+        batch->sequences.emplace_back(part.request, 0, again,
+                                      static_cast<std::uint32_t>(batch->tokens.size()),
+                                      static_cast<std::uint32_t>(batch->entries.size()));
+        batch->tokens.insert(batch->tokens.end(), tokens.begin(), tokens.begin() + again);
+      }
       const auto first_row = static_cast<std::uint32_t>(batch->tokens.size());
       const std::uint32_t end = part.context + part.count;
       batch->sequences.emplace_back(part.request, part.context, part.count, first_row,
@@ -182,7 +200,8 @@ class SmallPlanner {
       const std::uint32_t start = j * kBlockTokens;
       const std::uint32_t old_rows =
           std::min<std::uint32_t>(part.context - std::min(part.context, start), kBlockTokens);
-      if (old_rows > 0) {
+      const bool kept = block.place != messages::Place::Nowhere;
+      if (old_rows > 0 && kept) {
         add_load(batch, block, slot, static_cast<std::uint16_t>(old_rows));
         if (!kv) {
           batch.regenerate.emplace_back(slot, 1);
@@ -191,7 +210,7 @@ class SmallPlanner {
       batch.entries.emplace_back(kv ? messages::Where::LoadedKv : messages::Where::RegeneratedKv,
                                  kind, block.place, 0, slot, block.number);
       const std::uint32_t until = std::min<std::uint32_t>(end - start, kBlockTokens);
-      if (until > old_rows) {
+      if (until > old_rows && kept) {
         batch.stores.emplace_back(
             kind, block.place, static_cast<std::uint16_t>(old_rows), until - old_rows,
             batch.sequences.back().first_row() + start + old_rows - part.context, block.number);
@@ -258,9 +277,9 @@ class SmallPlanner {
   const WeightLayout& layout_;
   const DeviceLimits& limits_;
   std::mt19937 random_;
-  std::vector<std::uint32_t> free_[2];    // blocks on the host, by kind
-  std::vector<std::uint32_t> free_here_;  // ACT blocks on the device
-  std::vector<std::uint32_t> context_;    // by request
+  std::vector<std::uint32_t> free_[2];       // blocks on the host, by kind
+  std::vector<std::uint32_t> free_here_[2];  // on the device, by kind
+  std::vector<std::uint32_t> context_;       // by request
   std::vector<std::vector<Block>> blocks_;
   std::uint64_t iteration_ = 0;
 };

@@ -55,7 +55,7 @@ class Recorded {
     begin();
     const auto policy = make_policy(policy_name, {});
     Scheduler scheduler(*policy, kHost,
-                        {.max_num_seqs = 8, .prefill_rows = 64, .sequence_rows = 32});
+                        {.max_num_seqs = 8, .prefill_rows = 64, .sequence_rows = 38});
     for (const Request& request : requests_) {
       scheduler.add(request);
     }
@@ -150,7 +150,7 @@ class Recorded {
     add(std::move(grant));
     messages::ConfigureT configure;
     configure.resident_layers = 1;
-    configure.max_rows = 72;
+    configure.max_rows = 64 + 8 * 38;
     configure.max_mini_batch_rows = 40;
     configure.max_sequences = 4;
     configure.act_slots = configure.kv_slots = 24;

@@ -167,6 +167,7 @@ TEST(Packing, NobodyIsLeftOutAndNoLimitIsBroken) {
                           .kv_blocks = static_cast<std::uint32_t>(random() % 5)};
     expect_a_partition(items, limits, pack_plainly(items, limits));
     expect_a_partition(items, limits, pack_balanced(host, items, limits));
+    expect_a_partition(items, limits, pack_evenly(items, limits));
   }
 }
 
@@ -181,6 +182,84 @@ TEST(Packing, PlainIsNearTheFewestMiniBatchesThereCanBe) {
     EXPECT_LE(plain, best + best / 2 + 1);
     EXPECT_GE(pack_balanced(kHalves, items, kRoomy).size(), best);
   }
+}
+
+// What a pipeline feels: in each mini-batch the slower side is waited for.
+double waited(std::span<const PackItem> items, const std::vector<MiniBatchItems>& batches) {
+  double sum = 0, whole_act = 0, whole_kv = 0;
+  for (const PackItem& one : items) {
+    whole_act += one.act_loads;
+    whole_kv += one.kv_loads;
+  }
+  for (const MiniBatchItems& batch : batches) {
+    double act = 0, kv = 0;
+    for (const std::int32_t i : batch) {
+      act += items[static_cast<std::size_t>(i)].act_loads;
+      kv += items[static_cast<std::size_t>(i)].kv_loads;
+    }
+    sum += std::max(act * whole_kv, kv * whole_act);  // in units in which the whole is balanced
+  }
+  return sum;
+}
+
+// The least that can be waited, and that with as few mini-batches as there can be, by trying all.
+double least_waited(std::span<const PackItem> items, const PackLimits& limits, std::size_t most) {
+  double best = std::numeric_limits<double>::infinity();
+  std::vector<MiniBatchItems> batches;
+  const std::function<void(std::size_t)> place = [&](std::size_t i) {
+    if (i == items.size()) {
+      best = std::min(best, waited(items, batches));
+      return;
+    }
+    for (std::size_t b = 0; b < batches.size(); ++b) {
+      batches[b].push_back(static_cast<std::int32_t>(i));
+      if (allowed(limits, items, batches[b])) {
+        place(i + 1);
+      }
+      batches[b].pop_back();
+    }
+    if (batches.size() < most) {
+      batches.push_back({static_cast<std::int32_t>(i)});
+      place(i + 1);
+      batches.pop_back();
+    }
+  };
+  place(0);
+  return best;
+}
+
+TEST(Packing, EvenIsNearTheOptimumAndNoWorseThanTheGreedyRule) {
+  double even_waited = 0, greedy_waited = 0, best_waited = 0;
+  std::size_t even_count = 0, greedy_count = 0, best_count = 0;
+  for (std::uint32_t seed = 1; seed <= 120; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937 random(seed);
+    std::vector<PackItem> items;
+    Allocation host;
+    for (std::size_t i = 0; i < 4 + random() % 5; ++i) {
+      items.push_back(item(1 + static_cast<int>(random() % 7), 1 + static_cast<int>(random() % 7)));
+      host.act_blocks += static_cast<std::uint32_t>(items.back().act_loads);
+      host.kv_blocks += static_cast<std::uint32_t>(items.back().kv_loads);
+    }
+    const auto even = pack_evenly(items, kRoomy);
+    const auto greedy = pack_balanced(host, items, kRoomy);
+    expect_a_partition(items, kRoomy, even);
+    const std::size_t least = fewest(items, kRoomy);
+    EXPECT_LE(even.size(), pack_plainly(items, kRoomy).size());
+    even_count += even.size();
+    greedy_count += greedy.size();
+    best_count += least;
+    even_waited += waited(items, even);
+    greedy_waited += waited(items, greedy);
+    best_waited += least_waited(items, kRoomy, least);
+  }
+  std::printf(
+      "mini-batches: even %zu, greedy %zu, fewest %zu; waited to the least with the fewest: "
+      "even %.3f, greedy %.3f\n",
+      even_count, greedy_count, best_count, even_waited / best_waited, greedy_waited / best_waited);
+  EXPECT_LE(even_count, greedy_count);
+  EXPECT_LE(static_cast<double>(even_count), 1.1 * static_cast<double>(best_count));
+  EXPECT_LE(even_waited, 1.2 * best_waited);
 }
 
 TEST(Packing, BalancedIsBetterBalancedThanPlainOnTheWhole) {

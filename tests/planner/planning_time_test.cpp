@@ -1,5 +1,6 @@
 // Planning must not be felt: an iteration of 1,024 requests with 2,048 tokens each is planned and
-// packed into a message within 5 ms (release; the best of several, since the machine is shared).
+// packed into a message within 5 ms, one of 10,000 decided within 50 ms (release; the best of several,
+// since the machine is shared).
 
 #include <gtest/gtest.h>
 
@@ -28,29 +29,36 @@ double ms_since(std::chrono::steady_clock::time_point begin) {
 
 class PlanningTime : public testing::TestWithParam<const char*> {};
 
-TEST_P(PlanningTime, OfManyLongRequestsIsUnderTheBound) {
-  constexpr std::uint32_t kRequests = 1024;
+struct Took {
+  double planning = 1e9, message = 1e9;  // ms
+};
+
+Took plan(const char* name, std::uint32_t count) {
   constexpr std::size_t kTokens = 2048;
-  std::vector<Request> requests(kRequests);
-  for (std::uint32_t i = 0; i < kRequests; ++i) {
+  std::vector<Request> requests(count);
+  for (std::uint32_t i = 0; i < count; ++i) {
     requests[i].id = {i + 1};
     // Lengths differ a little, so that mini-batches and ratios do too.
     requests[i].prompt.assign(kTokens - i % 64, 5);
     requests[i].sampling.max_tokens = 100;
   }
-  const auto policy = make_policy(GetParam(), {});
-  const std::uint32_t half = kRequests * (kTokens / kBlockTokens + 7) / 2;
+  const auto policy = make_policy(
+      name, {.recompute_share =
+                 name == std::string_view("token-recompute") ? std::optional(0.1) : std::nullopt});
+  const std::uint32_t half = count * (kTokens / kBlockTokens + 7) / 2;
   const Allocation host{.act_blocks = half, .kv_blocks = half};
-  const std::int32_t wave = kRequests * static_cast<std::int32_t>(kTokens);
+  const std::int32_t wave = static_cast<std::int32_t>(count * kTokens);
   Scheduler scheduler(*policy, host,
-                      {.max_num_seqs = kRequests, .prefill_rows = wave, .sequence_rows = 2048});
+                      {.max_num_seqs = static_cast<std::int32_t>(count),
+                       .prefill_rows = wave,
+                       .sequence_rows = 2048 + 512});
   const PackLimits limits{
-      .act_slots = 512, .kv_slots = 512, .tokens = 8192, .rows = 2048, .sequences = 1024};
+      .act_slots = 512, .kv_slots = 512, .tokens = 8192, .rows = 2048 + 512, .sequences = 1024};
   for (const Request& request : requests) {
     scheduler.add(request);
   }
   OrderTables order_tables(host);
-  double planning = 1e9, message = 1e9;
+  Took took;
   std::size_t batches_made = 0, bytes = 0;
   for (std::uint64_t iteration = 1; iteration <= kIterations; ++iteration) {
     const auto begin = std::chrono::steady_clock::now();
@@ -69,18 +77,29 @@ TEST_P(PlanningTime, OfManyLongRequestsIsUnderTheBound) {
     const auto middle = std::chrono::steady_clock::now();
     scheduler.complete(outcomes);
     if (iteration > 1) {  // the first is the prefill
-      planning = std::min(planning, planned + ms_since(middle));
-      message = std::min(message, packed);
+      took.planning = std::min(took.planning, planned + ms_since(middle));
+      took.message = std::min(took.message, packed);
       batches_made = batches.size();
       bytes = builder.GetSize();
     }
   }
-  std::cout << GetParam() << ": planning " << planning << " ms, message " << message << " ms, "
-            << bytes << " bytes, " << batches_made << " mini-batches\n";
-  EXPECT_LT(planning + message, kBoundMs);
+  std::cout << name << ", " << count << " requests: planning " << took.planning << " ms, message "
+            << took.message << " ms, " << bytes << " bytes, " << batches_made << " mini-batches\n";
+  return took;
 }
 
-INSTANTIATE_TEST_SUITE_P(Policies, PlanningTime, testing::Values("kv-only", "act-only", "hybrid"),
+TEST_P(PlanningTime, OfManyLongRequestsIsUnderTheBound) {
+  const Took took = plan(GetParam(), 1024);
+  EXPECT_LT(took.planning + took.message, kBoundMs);
+}
+
+TEST_P(PlanningTime, OfTenThousandLongRequestsIsUnderTheBound) {
+  EXPECT_LT(plan(GetParam(), 10'000).planning, 10 * kBoundMs);
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, PlanningTime,
+                         testing::Values("optimal", "hybrid", "hybrid-static", "act-only",
+                                         "kv-only", "kvpr", "token-recompute", "row-by-row"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::erase(name, '-');

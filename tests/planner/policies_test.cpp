@@ -207,9 +207,39 @@ TEST(RowByRow, HasNoMoreBlocksThanAMiniBatchHolds) {
   AllocationInputs from = inputs(kMultiHead, kMiB * 512, 4000);
   from.mini_batch = 512;
   const auto policy = make_policy("row-by-row", {});
-  EXPECT_EQ(policy->allocate(from), (Allocation{.kv_blocks = 512}));
+  EXPECT_EQ(policy->allocate(from), (Allocation{.kv_blocks = 512, .placed = true}));
   from.largest_request = 700;
-  EXPECT_EQ(policy->allocate(from), (Allocation{.kv_blocks = 700}));
+  EXPECT_EQ(policy->allocate(from), (Allocation{.kv_blocks = 700, .placed = true}));
+}
+
+TEST(TokenRecompute, KeepsTheFirstBlocksOfEachRequestAsTokensAlone) {
+  AllocationInputs from = inputs(kMultiHead, kMiB * 512, 400);
+  from.largest_request = 40;
+  from.sequences = 10;
+  const auto quarter = make_policy("token-recompute", {});
+  EXPECT_EQ(quarter->token_blocks(40), 10);
+  const Allocation blocks = quarter->allocate(from);
+  EXPECT_EQ(blocks.token_blocks, 10);
+  EXPECT_EQ(blocks.act_blocks, 0u);
+  EXPECT_GE(blocks.kv_blocks, 300u);
+  EXPECT_LE(blocks.kv_blocks, 305u);
+  const auto all = make_policy("token-recompute", {.recompute_share = 1});
+  EXPECT_EQ(all->token_blocks(40), 39) << "a pool has a block";
+  std::int32_t before = 0;
+  for (std::int32_t blocks_of_request = 0; blocks_of_request < 100; ++blocks_of_request) {
+    EXPECT_GE(quarter->token_blocks(blocks_of_request), before);
+    before = quarter->token_blocks(blocks_of_request);
+  }
+}
+
+TEST(Optimal, WithoutAProfileSaysWhereToGetOne) {
+  try {
+    make_policy("optimal", {})->allocate(inputs(kMultiHead, kMiB, 10));
+    FAIL() << "it decided by nothing";
+  } catch (const Failure& failure) {
+    EXPECT_NE(std::string(failure.what()).find("--machine"), std::string::npos) << failure.what();
+    EXPECT_NE(std::string(failure.what()).find("--profile"), std::string::npos) << failure.what();
+  }
 }
 
 TEST(Policies, AreKnownByNameWithALineAndASource) {
@@ -224,6 +254,9 @@ TEST(Policies, RefuseWhatTheyDoNotKnow) {
   EXPECT_THROW(make_policy("fastest", {}), Failure);
   EXPECT_THROW(make_policy("kv-only", {.act_share = 0.5}), Failure);
   EXPECT_THROW(make_policy("act-only", {.act_share = 1}), Failure);
+  EXPECT_THROW(make_policy("optimal", {.act_share = 0.5}), Failure);
+  EXPECT_THROW(make_policy("kv-only", {.recompute_share = 0.5}), Failure);
+  EXPECT_THROW(make_policy("token-recompute", {.recompute_share = 1.5}), Failure);
   for (const double share : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
     EXPECT_THROW(make_policy("hybrid", {.act_share = share}), Failure);
   }

@@ -59,7 +59,7 @@ std::vector<TokenId> undisturbed_answer(const Request& request) {
 
 struct Setting {
   const char* policy = "kv-only";
-  std::optional<double> act_share;
+  std::optional<double> act_share, recompute_share;
   Allocation host;
   ScheduleLimits schedule{.max_num_seqs = 16, .prefill_rows = 64, .sequence_rows = 32};
   PackLimits pack{.act_slots = 64, .kv_slots = 64, .tokens = 512, .rows = 48, .sequences = 8};
@@ -72,11 +72,13 @@ struct Outcomes {
 };
 
 Outcomes run(const std::vector<Request>& requests, const Setting& setting) {
-  const auto policy = make_policy(setting.policy, {.act_share = setting.act_share});
+  const auto policy = make_policy(
+      setting.policy, {.act_share = setting.act_share, .recompute_share = setting.recompute_share});
   Scheduler scheduler(*policy, setting.host, setting.schedule);
   OrderTables order_tables(setting.host);
   SymbolicExecutor executor(setting.host, setting.pack,
-                            setting.schedule.prefill_rows + setting.schedule.max_num_seqs);
+                            setting.schedule.prefill_rows +
+                                setting.schedule.max_num_seqs * setting.schedule.sequence_rows);
   std::map<std::uint32_t, const Request*> by_id;
   for (const Request& r : requests) {
     scheduler.add(r);
@@ -162,7 +164,7 @@ std::int32_t largest(const std::vector<Request>& requests) {
 }
 
 TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
-  std::int64_t preemptions = 0, hybrids = 0;
+  std::int64_t preemptions = 0, hybrids = 0, recomputed = 0;
   for (std::uint32_t seed = 1; seed <= 120; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
@@ -174,7 +176,7 @@ TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
     Setting setting;
     const std::int32_t need = largest(requests);
     const std::uint32_t pool = static_cast<std::uint32_t>(need + one_of(tight ? 10 : 40));
-    switch (one_of(3)) {
+    switch (one_of(5)) {
       case 0:
         setting.host = {.act_blocks = 0, .kv_blocks = pool};
         break;
@@ -182,6 +184,19 @@ TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
         setting.policy = "act-only";
         setting.host = {.act_blocks = pool, .kv_blocks = 0};
         break;
+      case 2:
+        ++recomputed;
+        setting.policy = "token-recompute";
+        setting.recompute_share = one_of(11) / 10.0;
+        setting.host = {.act_blocks = 0, .kv_blocks = pool};
+        break;
+      case 3: {
+        const char* names[] = {"optimal", "hybrid-static", "kvpr", "row-by-row"};
+        setting.policy = names[one_of(4)];
+        const auto act = static_cast<std::uint32_t>(one_of(static_cast<std::uint32_t>(pool)));
+        setting.host = {.act_blocks = act, .kv_blocks = pool - act};
+        break;
+      }
       default: {
         ++hybrids;
         setting.policy = "hybrid";
@@ -194,21 +209,29 @@ TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
       setting.host.gpu_act_blocks = static_cast<std::uint32_t>(random()) % setting.host.act_blocks;
       setting.host.act_blocks -= setting.host.gpu_act_blocks;
     }
+    if (setting.host.kv_blocks > 0 && random() % 2 == 0) {
+      setting.host.gpu_kv_blocks = static_cast<std::uint32_t>(random()) % setting.host.kv_blocks;
+      setting.host.kv_blocks -= setting.host.gpu_kv_blocks;
+    }
     setting.schedule = {.max_num_seqs = 1 + one_of(20),
                         .prefill_rows = 1 + one_of(150),
                         .sequence_rows = 1 + one_of(60)};
+    if (setting.recompute_share) {  // their rows come in one mini-batch with the new ones
+      setting.schedule.sequence_rows += need * kBlockTokens;
+    }
     setting.pack = {.act_slots = need + one_of(20),
                     .kv_slots = need + one_of(20),
                     .tokens = 16 + one_of(600),
                     .rows = setting.schedule.sequence_rows + one_of(60),
-                    .sequences = 1 + one_of(10)};
+                    .sequences = 2 + one_of(10)};
     const Outcomes outcomes = run(requests, setting);
     expect_undisturbed(requests, outcomes);
     preemptions += outcomes.preemptions;
   }
   // The cases above are worth nothing if they never come to the hard part.
   EXPECT_GT(preemptions, 50);
-  EXPECT_GT(hybrids, 20);
+  EXPECT_GT(hybrids, 10);
+  EXPECT_GT(recomputed, 10);
 }
 
 TEST(Schedule, EveryRequestHasTheSameShareOfItsActBlocksOnTheDevice) {
@@ -227,7 +250,7 @@ TEST(Schedule, EveryRequestHasTheSameShareOfItsActBlocksOnTheDevice) {
   ASSERT_EQ(parts.size(), 4u);
   for (const Part& part : parts) {
     const ContextBlocks& context = part.request->context;
-    EXPECT_NEAR(context.on_gpu(), context.size() / 4.0, 1);
+    EXPECT_NEAR(context.count(BlockKind::act, Place::gpu), context.size() / 4.0, 1);
   }
 }
 

@@ -147,7 +147,7 @@ TEST(DeviceBuffers, ShrinkUntilTheyFitAndHoldTheLargestRequestAlways) {
     EXPECT_GE(limits.act_slots, of.largest_request);
     EXPECT_LE(limits.max_mini_batch_rows, rows_before);
     rows_before = limits.max_mini_batch_rows;
-    const ScheduleLimits schedule = schedule_limits(of, limits);
+    const ScheduleLimits schedule = schedule_limits(of, host, limits);
     const PackLimits pack = pack_limits({}, limits);
     EXPECT_LE(schedule.sequence_rows, pack.rows);
     EXPECT_GT(schedule.prefill_rows, 0);
@@ -167,7 +167,7 @@ TEST(ActBlocksOnTheDevice, TakeWhatTheCapLeavesAndTheHostHasSoManyFewer) {
   const Bytes overhead = kMiB;
   std::int32_t here_before = 0;
   for (Bytes cap = kMiB * 24; cap <= kMiB * 512; cap = cap * 2) {
-    const auto [host, device] = place_act_blocks(
+    const auto [host, device] = place_blocks(
         small_shape(), DType::float32, of, {.act_blocks = all, .kv_blocks = 0}, {}, overhead, cap);
     EXPECT_LE(plan_device_memory(small_shape(), DType::float32, device, overhead).total, cap);
     EXPECT_EQ(host.gpu_act_blocks, static_cast<std::uint32_t>(device.gpu_act_blocks));
@@ -187,11 +187,56 @@ TEST(ActBlocksOnTheDevice, TakeWhatTheCapLeavesAndTheHostHasSoManyFewer) {
 
 TEST(ActBlocksOnTheDevice, AreNoneWhereThePolicyWantsNone) {
   const std::vector<Request> requests{request(1, 20, 10)};
-  const auto [host, device] =
-      place_act_blocks(small_shape(), DType::float32, demand(requests, 4),
-                       {.act_blocks = 0, .kv_blocks = 2}, {}, Bytes{0}, kGiB);
-  EXPECT_EQ(host, (Allocation{.act_blocks = 0, .kv_blocks = 2}));
+  const auto [host, device] = place_blocks(small_shape(), DType::float32, demand(requests, 4),
+                                           {.act_blocks = 0, .kv_blocks = 2}, {}, Bytes{0}, kGiB);
+  EXPECT_EQ(host, (Allocation{.kv_blocks = 1, .gpu_kv_blocks = 2}));  // a pool has a block
+  EXPECT_EQ(device.gpu_kv_blocks, 2);
   EXPECT_EQ(device.gpu_act_blocks, 0);
+}
+
+TEST(Placement, OfAnyPolicyStaysWithinBothMemories) {
+  int placed = 0, refused = 0;
+  for (std::uint32_t seed = 1; seed <= 300; ++seed) {
+    std::mt19937 random(seed);
+    const auto one_of = [&](std::uint32_t n) { return static_cast<std::int32_t>(random() % n); };
+    ModelShape shape = small_shape();
+    shape.num_hidden_layers = 1 + one_of(6);
+    shape.num_key_value_heads = one_of(2) == 0 ? shape.num_attention_heads : 1;
+    std::vector<Request> requests;
+    for (std::uint32_t i = 1; i <= 1 + static_cast<std::uint32_t>(one_of(40)); ++i) {
+      requests.push_back(request(i, 1 + static_cast<std::size_t>(one_of(300)), 1 + one_of(200)));
+    }
+    const PolicyEntry& entry = policies()[random() % policies().size()];
+    SCOPED_TRACE(testing::Message() << "seed " << seed << ' ' << entry.name);
+    const auto profile = std::make_shared<const Profile>(
+        profile_of(machines()[random() % machines().size()], shape, DType::float32));
+    const auto policy = make_policy(entry.name, {.profile = profile});
+    const Demand of = demand(requests, 1 + one_of(40));
+    const BlockBudget budget{
+        .weights = kMiB, .available = kMiB * (66 + one_of(60)), .host_memory = {}};
+    const DeviceMemory memory{.cap = kMiB * (4 + one_of(60)), .overhead = kMiB};
+    try {
+      const Allocation wished =
+          allocate_host(*policy, shape, DType::float32, of, {}, budget, memory);
+      const auto [host, device] =
+          place_blocks(shape, DType::float32, of, wished, {}, memory.overhead, memory.cap);
+      const BlockSizes sizes = block_sizes(shape, DType::float32);
+      EXPECT_LE(
+          Bytes{static_cast<std::int64_t>(region_bytes(sizes, host))} * shape.num_hidden_layers,
+          bytes_for_blocks(budget));
+      EXPECT_LE(plan_device_memory(shape, DType::float32, device, memory.overhead).total,
+                memory.cap);
+      EXPECT_EQ(static_cast<std::uint32_t>(device.gpu_act_blocks), host.gpu_act_blocks);
+      EXPECT_EQ(static_cast<std::uint32_t>(device.gpu_kv_blocks), host.gpu_kv_blocks);
+      EXPECT_GE(host.all_act_blocks() + host.all_kv_blocks() + host.token_blocks,
+                of.largest_request);
+      ++placed;
+    } catch (const Failure&) {
+      ++refused;  // too little of one of them, in words
+    }
+  }
+  EXPECT_GT(placed, 150);
+  EXPECT_GT(refused, 3);
 }
 
 TEST(DeviceBuffers, ResidentLayersAreThePolicysWhereItSaysSo) {

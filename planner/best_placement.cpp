@@ -1,0 +1,384 @@
+#include "planner/best_placement.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "common/trouble.h"
+#include "planner/allocation.h"
+
+namespace poise {
+namespace {
+
+constexpr std::int64_t kMostOfAKind = std::int64_t{1} << 24;  // on the device; also in sizes.h
+constexpr std::int64_t kGrid = 32;                            // steps of one search
+// Of the work that does not bound an iteration, so much decides between placements that are otherwise
+// as good.
+constexpr double kTie = 1e-6;
+constexpr int kMostRehearsals = 200;
+// A layer's place on the device is in use all the time, a block's once its request has come so far.
+constexpr double kStreamed = 0.03;
+constexpr double kSlack = 0.98;       // bounds count parts of blocks, packing whole ones
+constexpr double kWorthwhile = 1e-4;  // of the time; less is rounding
+
+std::uint32_t to_count(std::int64_t n) { return static_cast<std::uint32_t>(n); }
+
+// A line's time for n in all, in so many parts.
+double in_parts(const Line& line, double n, double parts) {
+  return n > 0 ? parts * line.a + line.b * n : 0;
+}
+
+double requests_of(const AllocationInputs& inputs, const Allocation& blocks) {
+  const auto all = static_cast<double>(blocks.all_act_blocks() + blocks.all_kv_blocks());
+  const auto most = static_cast<double>(std::max<std::int64_t>(inputs.most_blocks, 1));
+  return std::max(1.0, inputs.sequences * all / most);
+}
+
+// Of a request's tokens at its end, how many it has halfway through its answer.
+double halfway(const AllocationInputs& inputs) {
+  const double tokens = static_cast<double>(inputs.most_blocks * kBlockTokens);
+  return tokens > 0 ? (static_cast<double>(inputs.prompt_rows) + tokens) / (2 * tokens) : 1;
+}
+
+double decoding_score(const Profile& profile, const AllocationInputs& inputs,
+                      const Allocation& blocks) {
+  const IterationTime time = iteration_time(profile, inputs, blocks);
+  return time.longest().n + kTie * (time.link + time.compute).n;
+}
+
+// Times that no iterations come below.
+Rehearsed bounds(const Profile& profile, const AllocationInputs& inputs, const Allocation& blocks) {
+  const double streamed = inputs.layers - blocks.resident_layers.value_or(0);
+  const double rows = std::min<double>(inputs.wave_rows, static_cast<double>(inputs.prompt_rows));
+  return {
+      .decoding = {decoding_score(profile, inputs, blocks)},
+      .wave = {std::max(streamed * profile.load_w(1).n, inputs.layers * profile.forward(rows).n)}};
+}
+
+// The same blocks for fewer requests.
+Allocation share_of(const Allocation& blocks, double share) {
+  const auto part = [&](std::uint32_t n) { return to_count(std::llround(n * share)); };
+  Allocation fewer = blocks;
+  fewer.act_blocks = part(blocks.act_blocks);
+  fewer.kv_blocks = part(blocks.kv_blocks);
+  fewer.gpu_act_blocks = part(blocks.gpu_act_blocks);
+  fewer.gpu_kv_blocks = part(blocks.gpu_kv_blocks);
+  return fewer;
+}
+
+// All requests from prompt to answer. Where not all have room at a time, whoever ends makes room for
+// the next, or, if they end together, they come in rounds, the last one of those that are left (which
+// began while contexts were short, and have half of their answers by then): whichever takes longer.
+double work_time(const Profile& profile, const AllocationInputs& inputs, const Allocation& blocks,
+                 const Rehearsed& times) {
+  const double sequences = std::max(inputs.sequences, 1);
+  const double all = std::max(static_cast<double>(inputs.requests), sequences);
+  const double of_blocks = requests_of(inputs, blocks);
+  const double together = std::clamp(std::floor(of_blocks + 1e-9), 1.0, sequences);
+  const double rounds = std::floor(all / together);
+  const double rest = all - rounds * together;
+  const double last =
+      rest == 0 ? 0 : decoding_score(profile, inputs, share_of(blocks, rest / of_blocks)) / 2;
+  const double prompt = static_cast<double>(inputs.prompt_rows) / sequences;
+  const double tokens = static_cast<double>(inputs.most_blocks * kBlockTokens) / sequences;
+  const double answer = std::max(1.0, tokens - prompt);
+  const double waves = inputs.wave_rows > 0 ? std::ceil(prompt * all / inputs.wave_rows) : 0;
+  const double flowing = all / std::min(of_blocks, sequences) * times.decoding.n;
+  const double in_rounds = rounds * times.decoding.n + last;
+  const double streamed = inputs.layers - blocks.resident_layers.value_or(0);
+  return waves * times.wave.n + answer * std::max(flowing, in_rounds) *
+                                    (1 + kStreamed * streamed / std::max(inputs.layers, 1));
+}
+
+double score(const Profile& profile, const AllocationInputs& inputs, const Allocation& blocks) {
+  return work_time(profile, inputs, blocks, bounds(profile, inputs, blocks));
+}
+
+// What a layer's blocks take of the memories.
+struct Room {
+  std::int64_t host;    // bytes of a layer's region
+  std::int64_t device;  // bytes for a layer's blocks
+};
+
+class Placing {
+ public:
+  Placing(const Profile& profile, const AllocationInputs& inputs, std::int64_t act, std::int64_t kv)
+      : profile_(profile),
+        inputs_(inputs),
+        act_(act),
+        kv_(kv),
+        act_size_(inputs.sizes.block(BlockKind::act).n),
+        kv_size_(inputs.sizes.block(BlockKind::kv).n) {}
+
+  // `layers`: those alone that stay on the device; below 0: any number.
+  std::optional<Allocation> run(std::int32_t only = -1) {
+    const std::int64_t region = std::max<std::int64_t>(inputs_.host.n, 0) / inputs_.layers /
+                                kRegionAlignment * kRegionAlignment;
+    if (act_ + kv_ == 0) {
+      return std::nullopt;
+    }
+    if (!inputs_.device) {
+      try_on_device(0, 0, {.host = region, .device = 0}, std::nullopt);
+      return best_;
+    }
+    const DeviceRoom& device = *inputs_.device;
+    const Bytes left = device.left(act_, kv_);
+    for (std::int32_t layers = std::max(only, 0); layers <= (only < 0 ? inputs_.layers : only);
+         ++layers) {
+      const Bytes free =
+          left - device.layer * layers + (layers == inputs_.layers ? device.streaming : Bytes{});
+      if (left.n >= 0 && free.n >= 0) {
+        try_layers(layers, {.host = region, .device = free.n / inputs_.layers});
+      }
+    }
+    return best_;
+  }
+
+ private:
+  // More on the device is never worse. So one kind comes first, as many as there is room for or a few
+  // less, where the other kind then fills the room better, and the other takes what is left.
+  void try_layers(std::int32_t layers, const Room& room) {
+    const std::int64_t unit = std::gcd(act_size_, kv_size_);
+    for (std::int64_t fewer = 0; fewer < std::max(act_size_, kv_size_) / unit; ++fewer) {
+      const std::int64_t act = std::min({act_, room.device / act_size_, kMostOfAKind}) - fewer;
+      if (act >= 0) {
+        const std::int64_t rest = room.device - act * act_size_;
+        try_on_device(act, std::min({kv_, rest / kv_size_, kMostOfAKind}), room, layers);
+      }
+      const std::int64_t kv = std::min({kv_, room.device / kv_size_, kMostOfAKind}) - fewer;
+      if (kv >= 0) {
+        const std::int64_t rest = room.device - kv * kv_size_;
+        try_on_device(std::min({act_, rest / act_size_, kMostOfAKind}), kv, room, layers);
+      }
+    }
+  }
+
+  void try_on_device(std::int64_t act, std::int64_t kv, const Room& room,
+                     std::optional<std::int32_t> layers) {
+    if (act + kv == act_ + kv_ && act + kv > 0) {  // the host's pool has a block
+      --(act > 0 ? act : kv);
+    }
+    if ((act_ - act) * act_size_ + (kv_ - kv) * kv_size_ > room.host) {
+      return;
+    }
+    const Allocation blocks{.act_blocks = to_count(act_ - act),
+                            .kv_blocks = to_count(kv_ - kv),
+                            .gpu_act_blocks = to_count(act),
+                            .gpu_kv_blocks = to_count(kv),
+                            .placed = layers.has_value(),
+                            .resident_layers = layers};
+    const double time = score(profile_, inputs_, blocks);
+    if (!best_ || time < best_score_) {
+      best_ = blocks;
+      best_score_ = time;
+    }
+  }
+
+  const Profile& profile_;
+  const AllocationInputs& inputs_;
+  const std::int64_t act_, kv_;
+  const std::int64_t act_size_, kv_size_;
+  std::optional<Allocation> best_;
+  double best_score_ = 0;
+};
+
+// A placement, and a time that no run with it comes below.
+struct Candidate {
+  Allocation blocks;
+  double bound = 0;
+  bool holds_largest = false;  // request
+
+  bool better_than(const Candidate& other) const {
+    return holds_largest != other.holds_largest ? holds_largest : bound < other.bound;
+  }
+};
+
+class Search {
+ public:
+  Search(const Profile& profile, const AllocationInputs& inputs)
+      : profile_(profile), inputs_(inputs) {}
+
+  // The candidate of the least bound; nothing where no block fits.
+  std::optional<Candidate> best_bound() const {
+    std::optional<Candidate> best;
+    const auto consider = [&](std::int64_t act) {
+      const auto candidate = fullest(act);
+      if (candidate && (!best || candidate->better_than(*best))) {
+        best = candidate;
+      }
+    };
+    std::int64_t low = 0, high = inputs_.most_blocks;
+    while (high - low > kEveryShare) {
+      for (std::int64_t i = 0; i <= kGrid; ++i) {
+        consider(low + (high - low) * i / kGrid);
+      }
+      const std::int64_t step = (high - low) / kGrid + 1;
+      const std::int64_t middle = best ? std::clamp(best->blocks.all_act_blocks(), low, high) : low;
+      low = std::max(low, middle - step);
+      high = std::min(high, middle + step);
+    }
+    for (std::int64_t act = low; act <= high; ++act) {
+      consider(act);
+    }
+    return best;
+  }
+
+  // The candidate that does best in rehearsal. Bounds say who is worth one. Numbers of ACT blocks are
+  // then such that a request of the average length has a whole number of them.
+  Candidate best_rehearsed(const Candidate& first) {
+    const std::int64_t unit = std::max(inputs_.sequences, 1);
+    const std::int64_t most = inputs_.most_blocks / unit;
+    std::vector<Candidate> coarse{first};
+    for (std::int64_t i = 0; i <= kShares; ++i) {
+      add_with_layers(i == kShares ? inputs_.most_blocks : most * i / kShares * unit, coarse);
+    }
+    add_with_layers(first.blocks.all_act_blocks() / unit * unit, coarse);
+    std::ranges::sort(coarse, {}, &Candidate::bound);
+    best_ = first;
+    best_time_ = std::numeric_limits<double>::infinity();
+    for (const Candidate& candidate : coarse) {
+      rehearse(candidate);
+    }
+    std::int64_t acts = most / kShares, layers = inputs_.layers / kLayers;
+    for (; acts + layers > 0; acts /= 2, layers /= 2) {
+      const std::int64_t act = best_.blocks.all_act_blocks();
+      const std::int32_t here = best_.blocks.resident_layers.value_or(0);
+      for (const std::int64_t to : {act - acts * unit, act, act + acts * unit}) {
+        for (const std::int64_t kept : {here - layers, std::int64_t{here}, here + layers}) {
+          if (to >= 0 && to <= inputs_.most_blocks && kept >= 0 && kept <= inputs_.layers) {
+            if (const auto near = fullest(to, static_cast<std::int32_t>(kept))) {
+              rehearse(*near);
+            }
+          }
+        }
+      }
+    }
+    return best_;
+  }
+
+ private:
+  static constexpr std::int64_t kShares = 16;
+  static constexpr std::int64_t kLayers = 6;
+
+  // So many ACT blocks, and as many KV blocks beside them as requests can fill and as fit; with so
+  // many layers on the device, or any number of them.
+  std::optional<Candidate> fullest(std::int64_t act, std::int32_t layers = -1) const {
+    std::int64_t fit = inputs_.most_blocks - act;
+    const auto place = [&](std::int64_t kv) {
+      return Placing(profile_, inputs_, act, kv).run(layers);
+    };
+    auto placed = place(fit);
+    if (!placed) {
+      std::int64_t beyond = fit;
+      fit = act > 0 ? 0 : 1;
+      placed = place(fit);
+      while (placed && beyond - fit > 1) {
+        const std::int64_t middle = fit + (beyond - fit) / 2;
+        const auto more = place(middle);
+        (more ? fit : beyond) = middle;
+        placed = more ? more : placed;
+      }
+    }
+    if (!placed) {
+      return std::nullopt;
+    }
+    return Candidate{.blocks = *placed,
+                     .bound = score(profile_, inputs_, *placed),
+                     .holds_largest = act + fit >= inputs_.largest_request};
+  }
+
+  // More layers on the device may leave room for fewer requests: both the most that fit beside as many
+  // blocks as there can be, and the most at all, and a few numbers below.
+  void add_with_layers(std::int64_t act, std::vector<Candidate>& candidates) const {
+    const auto most_blocks = fullest(act);
+    if (!most_blocks) {
+      return;
+    }
+    const std::int64_t kv = most_blocks->blocks.all_kv_blocks();
+    std::int32_t beside = inputs_.layers;
+    while (beside > 0 && !Placing(profile_, inputs_, act, kv).run(beside)) {
+      --beside;
+    }
+    std::int32_t at_all = inputs_.layers;
+    while (at_all > beside && !Placing(profile_, inputs_, act, act > 0 ? 0 : 1).run(at_all)) {
+      --at_all;
+    }
+    for (const std::int32_t most : {beside, at_all}) {
+      for (std::int64_t i = 0; i <= kLayers; ++i) {
+        if (const auto one = fullest(act, static_cast<std::int32_t>(most * i / kLayers))) {
+          candidates.push_back(*one);
+        }
+      }
+    }
+  }
+
+  void rehearse(const Candidate& candidate) {
+    const bool best_holds = best_.holds_largest;
+    if ((best_holds && !candidate.holds_largest) || rehearsals_ == kMostRehearsals ||
+        (candidate.holds_largest == best_holds && kSlack * candidate.bound >= best_time_)) {
+      return;
+    }
+    ++rehearsals_;
+    const auto times = inputs_.rehearse(profile_, candidate.blocks);
+    if (!times) {
+      return;
+    }
+    const double time = work_time(profile_, inputs_, candidate.blocks, *times);
+    if (time < best_time_ * (1 - kWorthwhile) || (candidate.holds_largest && !best_holds)) {
+      best_ = candidate;
+      best_time_ = time;
+    }
+  }
+
+  const Profile& profile_;
+  const AllocationInputs& inputs_;
+  Candidate best_;
+  double best_time_ = 0;
+  int rehearsals_ = 0;
+};
+
+}  // namespace
+
+IterationTime iteration_time(const Profile& profile, const AllocationInputs& inputs,
+                             const Allocation& blocks) {
+  // Those on the device fill first.
+  const double filled = halfway(inputs);
+  const double act = filled * static_cast<double>(blocks.all_act_blocks());
+  const double kv = filled * static_cast<double>(blocks.all_kv_blocks());
+  const double host_act = std::max(0.0, act - blocks.gpu_act_blocks);
+  const double host_kv = std::max(0.0, kv - blocks.gpu_kv_blocks);
+  const double all = act + kv;
+  const double parts =
+      inputs.mini_batch > 0 ? std::max(1.0, std::ceil(all / inputs.mini_batch)) : 1.0;
+  const double requests = requests_of(inputs, blocks);
+  const double layers = inputs.layers;
+  const double streamed = layers - blocks.resident_layers.value_or(0);
+  const double link =
+      in_parts(profile.load_act, host_act, parts) + in_parts(profile.load_kv, host_kv, parts);
+  const double compute = in_parts(profile.kv_gen, act, parts) +
+                         in_parts(profile.attention, all, parts) + profile.forward(requests).n;
+  const double back = profile.store_act(requests * host_act / std::max(all, 1.0)).n +
+                      profile.store_kv(requests * host_kv / std::max(all, 1.0)).n;
+  return {.link = {layers * link + streamed * profile.load_w(1).n},
+          .compute = {layers * compute + profile.head(requests).n},
+          .back = {layers * back}};
+}
+
+std::optional<Allocation> best_placement(const Profile& profile, const AllocationInputs& inputs,
+                                         std::int64_t act_blocks, std::int64_t kv_blocks) {
+  check(inputs.layers > 0, "a model has layers");
+  return Placing(profile, inputs, act_blocks, kv_blocks).run();
+}
+
+Allocation best_allocation(const Profile& profile, const AllocationInputs& inputs) {
+  Search search(profile, inputs);
+  const auto best = search.best_bound();
+  if (!best) {
+    return {};
+  }
+  return inputs.rehearse && inputs.device ? search.best_rehearsed(*best).blocks : best->blocks;
+}
+
+}  // namespace poise

@@ -1,0 +1,49 @@
+#include "common/trouble.h"
+#include "planner/allocation.h"
+#include "planner/best_placement.h"
+#include "planner/packing.h"
+#include "planner/policies/entries.h"
+
+namespace poise {
+namespace {
+
+class Optimal final : public Policy {
+ public:
+  explicit Optimal(std::shared_ptr<const Profile> profile) : profile_(std::move(profile)) {}
+
+  Allocation allocate(const AllocationInputs& inputs) const override {
+    if (!profile_) {
+      fail(
+          "--policy optimal decides by what things cost: give it a profile of this machine "
+          "(--profile) or name one (--machine), or use another policy");
+    }
+    return best_allocation(*profile_, inputs);
+  }
+  BlockKind next_block(const Allocation& host, const RequestSplit& request) const override {
+    return keep_ratio(host, request);
+  }
+  std::vector<MiniBatchItems> pack(const Allocation&, std::span<const PackItem> items,
+                                   const PackLimits& limits) const override {
+    return pack_evenly(items, limits);
+  }
+
+ private:
+  std::shared_ptr<const Profile> profile_;
+};
+
+}  // namespace
+
+PolicyEntry optimal_entry() {
+  return {.name = "optimal",
+          .description =
+              "weights, ACT and KV blocks on device and host so that max(link, computation) is "
+              "least, by a profile; ACT blocks and stores charged their way",
+          .source = "the general program that CAPTURE's Algorithm 1 is a case of",
+          .make = [](const PolicyOptions& options) -> std::unique_ptr<Policy> {
+            refuse_act_share("optimal", options);
+            return std::make_unique<Optimal>(options.profile);
+          },
+          .needs_profile = true};
+}
+
+}  // namespace poise

@@ -1,0 +1,105 @@
+#include "planner/rehearsal.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "planner/orders.h"
+#include "planner/schedule.h"
+#include "planner/virtual_executor.h"
+
+namespace poise {
+namespace {
+
+constexpr TokenId kAnyToken = 0;
+
+// Requests that differ in their numbers alone, and stand for `represented` times as many.
+struct Stand {
+  std::vector<Request> requests;
+  double represented = 1;
+};
+
+Stand stand_for(const Rehearsal& rehearsal) {
+  const double sequences = std::max(rehearsal.sequences, 1);
+  const double most = std::max(static_cast<double>(rehearsal.most_blocks) / sequences, 1.0);
+  const double blocks =
+      static_cast<double>(rehearsal.host.all_act_blocks() + rehearsal.host.all_kv_blocks());
+  const double under_way = std::max(1.0, std::floor(std::min(sequences, blocks / most + 1e-9)));
+  const double played =
+      std::clamp(std::floor(static_cast<double>(kRehearsedBlocks) / most), 1.0, under_way);
+  const auto tokens = static_cast<std::int32_t>(most * kBlockTokens);
+  const auto prompt =
+      static_cast<std::int32_t>(static_cast<double>(rehearsal.prompt_rows) / sequences);
+  const std::int32_t middle = std::clamp((prompt + tokens) / 2, 1, std::max(tokens - 2, 1));
+  Stand stand{.requests = std::vector<Request>(static_cast<std::size_t>(played)),
+              .represented = under_way / played};
+  for (std::size_t i = 0; i < stand.requests.size(); ++i) {
+    stand.requests[i].id = {static_cast<std::uint32_t>(i + 1)};
+    stand.requests[i].prompt.assign(static_cast<std::size_t>(middle), kAnyToken);
+    stand.requests[i].sampling.max_tokens = std::max(tokens - middle, 2);
+  }
+  return stand;
+}
+
+Allocation part_of(const Allocation& blocks, double represented) {
+  Allocation part = blocks;
+  for (std::uint32_t* n :
+       {&part.act_blocks, &part.kv_blocks, &part.gpu_act_blocks, &part.gpu_kv_blocks}) {
+    *n = static_cast<std::uint32_t>(std::ceil(*n / represented));
+  }
+  return part;
+}
+
+// Of an iteration among others like it.
+Seconds time_of(const Profile& profile, const WeightLayout& layout, const DeviceLimits& device,
+                const messages::IterationT& iteration) {
+  VirtualExecutor executor(profile, layout, device);
+  executor.run(iteration, false);
+  const Seconds before =
+      executor.now();  // the second finds weights fetched ahead, as all later ones
+  executor.run(iteration, false);
+  return executor.now() - before;
+}
+
+}  // namespace
+
+Rehearsed rehearse(const Profile& profile, const Policy& policy, const WeightLayout& layout,
+                   const Rehearsal& rehearsal) {
+  const Stand stand = stand_for(rehearsal);
+  const auto count = static_cast<std::int32_t>(stand.requests.size());
+  const std::int32_t longest = stand.requests.front().most_context();
+  Allocation host = part_of(rehearsal.host, stand.represented);
+  // Rounded lengths may ask for a block more than there are.
+  std::uint32_t& spare = host.kv_blocks > 0 ? host.kv_blocks : host.act_blocks;
+  const std::int64_t wanted = std::int64_t{count} * blocks_for(longest);
+  spare += static_cast<std::uint32_t>(
+      std::max<std::int64_t>(wanted - host.all_act_blocks() - host.all_kv_blocks(), 0));
+  OrderTables tables(host);
+  const auto tables_of = [&](std::span<const Part> parts) {
+    const auto items = pack_items(parts);
+    return tables.build(1, 1, parts, items, policy.pack(host, items, rehearsal.pack));
+  };
+
+  Scheduler prompts(policy, host,
+                    {.max_num_seqs = count,
+                     .prefill_rows = std::max(rehearsal.wave_rows, 1),
+                     .sequence_rows = rehearsal.device.max_mini_batch_rows});
+  Scheduler answers(
+      policy, host,
+      {.max_num_seqs = count, .prefill_rows = count * longest, .sequence_rows = longest + 1});
+  std::vector<Outcome> outcomes;
+  for (const Request& request : stand.requests) {
+    prompts.add(request);
+    answers.add(request);
+    outcomes.push_back({.request = request.id, .token = kAnyToken});
+  }
+  const Seconds wave = time_of(profile, layout, rehearsal.device, tables_of(prompts.next()));
+  answers.next();  // all prompts at once
+  answers.complete(outcomes);
+  Profile part = profile;
+  part.load_w.a /= stand.represented;
+  part.load_w.b /= stand.represented;
+  const Seconds decoding = time_of(part, layout, rehearsal.device, tables_of(answers.next()));
+  return {.decoding = decoding * stand.represented, .wave = wave};
+}
+
+}  // namespace poise

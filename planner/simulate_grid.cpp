@@ -1,0 +1,109 @@
+#include "planner/simulate_grid.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
+
+#include "common/trouble.h"
+#include "planner/simulate.h"
+#include "planner/simulate_papers.h"
+
+namespace poise {
+namespace {
+
+// Keys and values for fewer heads than there are queries, as in Llama-3 (8 of 32) and Mistral; the
+// rest as in the OPT of that size.
+ModelShape grouped(std::string_view name, std::int32_t key_value_heads) {
+  ModelShape shape = opt_shape(name);
+  shape.num_key_value_heads = key_value_heads;
+  return shape;
+}
+
+struct GridModel {
+  std::string name;
+  ModelShape shape;
+};
+
+struct GridWork {
+  std::int32_t requests, prompt, answer;
+};
+
+struct GridMemory {
+  std::string_view machine;
+  std::int64_t gpu, host;  // GiB; 0: all that the machine has
+};
+
+std::vector<GridModel> grid_models() {
+  return {{"opt-6.7b", opt_shape("opt-6.7b")},
+          {"opt-13b", opt_shape("opt-13b")},
+          {"opt-30b", opt_shape("opt-30b")},
+          {"opt-6.7b, 8 of 32 keys", grouped("opt-6.7b", 8)},
+          {"opt-6.7b, 16 of 32 keys", grouped("opt-6.7b", 16)},
+          {"opt-30b, 8 of 56 keys", grouped("opt-30b", 8)}};
+}
+
+constexpr std::array<GridWork, 4> kWorks{
+    {{128, 1920, 128}, {128, 512, 128}, {32, 1024, 64}, {250, 256, 64}}};
+constexpr std::array<GridMemory, 5> kMemories{{{"rtx4090-pcie4", 0, 200},
+                                               {"rtx4090-pcie4", 0, 90},
+                                               {"l4-pcie4", 0, 0},
+                                               {"h200-pcie5", 24, 110},
+                                               {"h200-pcie5", 60, 0}}};
+
+nlohmann::ordered_json grid_row(const GridModel& model, const GridMemory& memory,
+                                const GridWork& work) {
+  const SimulatedWork simulated{.shape = model.shape,
+                                .requests = work.requests,
+                                .prompt = work.prompt,
+                                .answer = work.answer,
+                                .to_the_end = true};
+  Profile profile = profile_of(machine_named(memory.machine), simulated.shape, simulated.dtype);
+  profile.gpu_memory = memory.gpu > 0 ? kGiB * memory.gpu : profile.gpu_memory;
+  profile.host_memory = memory.host > 0 ? kGiB * memory.host : profile.host_memory;
+  const auto shared = std::make_shared<const Profile>(profile);
+  nlohmann::ordered_json row{{"model", model.name},
+                             {"machine", memory.machine},
+                             {"gpu_gib", profile.gpu_memory.n / kGiB.n},
+                             {"host_gib", profile.host_memory.n / kGiB.n},
+                             {"requests", work.requests},
+                             {"prompt", work.prompt},
+                             {"answer", work.answer}};
+  double best = 0, optimal = 0;
+  for (const PolicyEntry& policy : policies()) {
+    const std::string name(policy.name);
+    try {
+      const SimulatedRun run = simulate(profile, policy.name, {.profile = shared}, simulated);
+      const double speed = run.whole_tokens_per_second;
+      row[name] = speed;
+      if (name == "optimal") {
+        const std::int64_t most =
+            std::int64_t{std::min(work.requests, simulated.batch.max_num_seqs)} *
+            ceil_div(work.prompt + work.answer - 1, kBlockTokens);
+        row["room_for_all"] = run.host.all_act_blocks() + run.host.all_kv_blocks() >= most;
+      }
+      (name == "optimal" ? optimal : best) = std::max(name == "optimal" ? optimal : best, speed);
+    } catch (const Failure&) {
+      row[name] = nullptr;
+    }
+  }
+  row["best"] = best;
+  row["optimal_to_best"] = best > 0 ? optimal / best : 1;
+  return row;
+}
+
+}  // namespace
+
+nlohmann::ordered_json policy_grid() {
+  nlohmann::ordered_json json{{"rows", nlohmann::ordered_json::array()}};
+  for (const GridModel& model : grid_models()) {
+    for (const GridMemory& memory : kMemories) {
+      for (const GridWork& work : kWorks) {
+        json["rows"].push_back(grid_row(model, memory, work));
+      }
+    }
+  }
+  return json;
+}
+
+}  // namespace poise
