@@ -32,6 +32,8 @@ struct DeviceLimits {
 
   // Attention entries in a mini-batch: one for each slot.
   std::int64_t max_entries() const { return std::int64_t{act_slots} + kv_slots; }
+
+  friend bool operator==(const DeviceLimits&, const DeviceLimits&) = default;
 };
 
 // What a GPU's page tables take of its memory for host memory that is pinned for it: 8 bytes for each

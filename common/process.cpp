@@ -22,9 +22,11 @@ constexpr auto kGrace = std::chrono::seconds(10);  // from the supervisor's deat
 
 std::atomic<bool> stop_flag{false};
 std::atomic<bool> orphan_flag{false};
+std::atomic<bool> hand_over_flag{false};
 static_assert(std::atomic<bool>::is_always_lock_free);  // a signal handler writes it
 
 void request_stop(int) { stop_flag.store(true); }
+void request_hand_over(int) { hand_over_flag.store(true); }
 
 void watch_supervisor(int descriptor) {
   pollfd end{.fd = descriptor, .events = POLLIN, .revents = 0};
@@ -50,6 +52,9 @@ void watch_signals(int death_descriptor) {
   stop.sa_handler = request_stop;
   sigaction(SIGTERM, &stop, nullptr);
   sigaction(SIGINT, &stop, nullptr);
+  struct sigaction hand_over {};
+  hand_over.sa_handler = request_hand_over;
+  sigaction(SIGUSR1, &hand_over, nullptr);
   for (const int ignored : {SIGPIPE, SIGHUP, SIGXFSZ}) {
     std::signal(ignored, SIG_IGN);
   }
@@ -62,6 +67,7 @@ void watch_signals(int death_descriptor) {
 }
 
 bool stop_requested() { return stop_flag.load(); }
+bool hand_over_requested() { return hand_over_flag.load(); }
 bool orphaned() { return orphan_flag.load(); }
 
 void open_log(const std::string& process, const std::string& path) {

@@ -10,12 +10,14 @@
 
 namespace poise {
 
-// From now on SIGTERM and SIGINT set a flag; SIGPIPE, SIGHUP and SIGXFSZ are ignored.
+// From now on SIGTERM and SIGINT set a flag, SIGUSR1 another; SIGPIPE, SIGHUP and SIGXFSZ are ignored.
 // `death_descriptor` (or -1) is the read end of a pipe whose write end only the supervisor holds:
 // its end of file sets the flag too (a thread waits for it, and ends the process by force if it is
 // still there 10 s later). Prompts stay out of core files.
 void watch_signals(int death_descriptor);
 bool stop_requested();
+// SIGUSR1 asks a planner to leave its work to another one (launch/README.md); nobody else looks.
+bool hand_over_requested();
 // True where the supervisor is gone: then nobody else will clean up the shared memory.
 bool orphaned();
 

@@ -23,6 +23,7 @@ enum class Exit : int {
   busy = 73,         // the output cannot be written
   locked = 74,       // another run holds this directory
   interrupted = 75,  // resumable with --resume
+  handed_over = 77,  // a planner left its work to the next one; the supervisor starts it
   foreign = 76,      // the other side, or the run directory, is of another build, model or input
 };
 

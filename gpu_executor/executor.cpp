@@ -171,6 +171,9 @@ void Executor::configure(const messages::Configure& configure) {
   }
   const std::vector<bool> all(streamed.size(), true);
   memory_.check_held(there ? streamed : all);
+  const bool keeps = pipeline_ && limits.gpu_act_blocks == check_->limits().gpu_act_blocks &&
+                     limits.gpu_kv_blocks == check_->limits().gpu_kv_blocks;
+  Buffer kept = keeps ? pipeline_->leave_blocks() : Buffer();
   pipeline_.reset();
   check_.reset();
   device_->set_cap(allowed);
@@ -186,7 +189,8 @@ void Executor::configure(const messages::Configure& configure) {
   memory_.register_weights(streamed);
   const DeviceMemoryPlan plan = planned();  // with the page tables of weights
   check_fits(plan, allowed);
-  pipeline_.emplace(*device_, model, limits, allowed, configure.trace(), resident_);
+  pipeline_.emplace(*device_, model, limits, allowed, configure.trace(), resident_,
+                    std::move(kept));
   check_.emplace(model.shape, model.layout, limits, kCredits);
   spdlog::info("device memory, of {} bytes allowed:\n{}", allowed.n, to_text(plan));
   messages::ReadyT ready;

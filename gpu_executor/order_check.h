@@ -55,6 +55,7 @@ class OrderCheck {
   // Nothing more will come of the iterations at hand: the planner is another, or an order of
   // theirs was refused.
   void abandon();
+  const DeviceLimits& limits() const { return limits_; }
   // No iteration is half-way: buffers may be changed.
   bool between_iterations() const { return begun_.empty(); }
 

@@ -34,7 +34,7 @@ Device& with_cap(Device& device, const Model& model, const DeviceLimits& limits,
 }  // namespace
 
 Pipeline::Pipeline(Device& device, const Model& model, const DeviceLimits& limits, Bytes cap,
-                   bool trace, std::shared_ptr<const ResidentWeights> resident)
+                   bool trace, std::shared_ptr<const ResidentWeights> resident, Buffer kept)
     : device_(with_cap(device, model, limits, cap)),
       model_(model),
       limits_(limits),
@@ -51,7 +51,8 @@ Pipeline::Pipeline(Device& device, const Model& model, const DeviceLimits& limit
   const DeviceSizes sizes = device_sizes(model.shape, model.dtype, limits);
   hidden_ = device.allocate(sizes.hidden, "hidden states");
   regenerated_ = device.allocate(sizes.regenerated, "regenerated KV");
-  context_blocks_ = device.allocate(sizes.context_blocks, "context blocks");
+  context_blocks_ =
+      kept.size().n > 0 ? std::move(kept) : device.allocate(sizes.context_blocks, "context blocks");
   for (Side& side : sides_) {
     side = {.act = device.allocate(sizes.act_buffer, "ACT buffer"),
             .kv = device.allocate(sizes.kv_buffer, "KV buffer"),

@@ -29,6 +29,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "common/messages_generated.h"
@@ -57,9 +58,11 @@ struct OrderDone {
 class Pipeline {
  public:
   // Fails, with the plan's numbers, where the buffers are more than `cap`. `trace`: reports hold
-  // spans. `resident`: as many layers as `limits` name; nothing: they are uploaded now.
+  // spans. `resident`: as many layers as `limits` name; nothing: they are uploaded now. `kept`: the
+  // blocks on the device of the pipeline before, which stay valid where there are as many now.
   Pipeline(Device& device, const Model& model, const DeviceLimits& limits, Bytes cap,
-           bool trace = false, std::shared_ptr<const ResidentWeights> resident = nullptr);
+           bool trace = false, std::shared_ptr<const ResidentWeights> resident = nullptr,
+           Buffer kept = {});
   ~Pipeline();  // waits for what is queued
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
@@ -75,6 +78,9 @@ class Pipeline {
   // device failed.
   std::optional<OrderDone> poll(Seconds timeout = {0});
   bool idle() const { return running_.empty(); }
+  // The blocks on the device, for the pipeline after this one. REQUIRES: idle(); the end of this one
+  // comes next.
+  Buffer leave_blocks() { return std::move(context_blocks_); }
   // Waits for all that is queued; their reports still come from `poll`.
   void finish() { device_.finish(); }
 

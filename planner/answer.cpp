@@ -68,6 +68,18 @@ void Answer::set_prompt_values(std::vector<TokenValue> values) {
   }
 }
 
+std::vector<TokenValue> Answer::pushed() const {
+  if (!values_.empty()) {
+    return values_;
+  }
+  std::vector<TokenValue> values;
+  values.reserve(tokens_.size());
+  for (const TokenId token : tokens_) {
+    values.push_back({.token = token, .logprob = 0, .top = {}});
+  }
+  return values;
+}
+
 void Answer::push(TokenValue value) {
   check(!finished(), "an answer that is finished takes no token");
   const SamplingParams& sampling = request_->sampling;

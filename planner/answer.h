@@ -37,6 +37,9 @@ class Answer {
   bool finished() const { return reason_.has_value(); }
   FinishReason reason() const { return *reason_; }
   const std::vector<TokenId>& tokens() const { return tokens_; }
+  // What was pushed and set so far: another answer given the same is this one.
+  std::vector<TokenValue> pushed() const;
+  const std::vector<TokenValue>& prompt_values() const { return prompt_values_; }
 
   // The result line (without its newline): an answer, or an error line where it was broken off. `created` is when, in seconds since
   // 1970; the rest does not depend on it. REQUIRES: finished().

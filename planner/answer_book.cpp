@@ -1,5 +1,7 @@
 #include "planner/answer_book.h"
 
+#include <utility>
+
 #include "common/trouble.h"
 
 namespace poise {
@@ -64,6 +66,39 @@ AnswerBook::Progress AnswerBook::apply(std::span<const Part> parts,
     }
   }
   return progress;
+}
+
+std::vector<AnswerBook::Begun> AnswerBook::begun() const {
+  std::vector<Begun> all;
+  all.reserve(answers_.size());
+  for (const auto& [id, under_way] : answers_) {
+    all.push_back({.request = {id},
+                   .prompt_ran = under_way.prompt_ran,
+                   .prompt_values = under_way.prompt_ran ? under_way.answer.prompt_values()
+                                                         : under_way.prompt_values,
+                   .tokens = under_way.answer.pushed()});
+  }
+  return all;
+}
+
+bool AnswerBook::go_on_with(const Request& request, const Begun& begun) {
+  UnderWayAnswer under_way{.answer = Answer(request, tokenizer_, *eos_),
+                           .prompt_values = begun.prompt_values,
+                           .prompt_ran = begun.prompt_ran};
+  if (begun.prompt_ran && request.sampling.prompt_logprobs()) {
+    if (begun.prompt_values.size() + 1 != request.prompt.size()) {
+      return false;
+    }
+    under_way.answer.set_prompt_values(std::exchange(under_way.prompt_values, {}));
+  }
+  for (const TokenValue& value : begun.tokens) {
+    if (under_way.answer.finished()) {
+      return false;
+    }
+    under_way.answer.push(value);
+  }
+  return !under_way.answer.finished() &&
+         answers_.emplace(request.id.n, std::move(under_way)).second;
 }
 
 void AnswerBook::add(const Part& part, const messages::SampleResult* result,

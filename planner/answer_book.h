@@ -41,6 +41,17 @@ class AnswerBook {
   Progress apply(std::span<const Part> parts, const messages::IterationDone& results,
                  std::int64_t created);
 
+  // What another book needs to go on where this one stands, in any order.
+  struct Begun {
+    RequestId request;
+    bool prompt_ran = false;
+    std::vector<TokenValue> prompt_values;
+    std::vector<TokenValue> tokens;
+  };
+  std::vector<Begun> begun() const;
+  // False where it cannot be so: the answer would be over already, or is not of this request.
+  bool go_on_with(const Request& request, const Begun& begun);
+
  private:
   struct UnderWayAnswer {
     Answer answer;

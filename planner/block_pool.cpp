@@ -40,6 +40,15 @@ std::optional<BlockId> BlockPool::take() {
   return BlockId{number};
 }
 
+bool BlockPool::take(BlockId id) {
+  if (id.n >= limit_ || (free_bits_[word_of(id.n)] & bit_of(id.n)) == 0) {
+    return false;
+  }
+  free_bits_[word_of(id.n)] &= ~bit_of(id.n);
+  --free_;
+  return true;
+}
+
 void BlockPool::give_back(BlockId id) {
   check(id.n < limit_ && (free_bits_[word_of(id.n)] & bit_of(id.n)) == 0,
         "only a taken block is given back");
@@ -66,6 +75,17 @@ bool BlockPool::set_limit(std::uint32_t limit) {
   lowest_word_ = std::min(lowest_word_, first);
   limit_ = limit;
   return true;
+}
+
+std::uint32_t BlockPool::least_limit() const {
+  for (std::size_t word = free_bits_.size(); word-- > 0;) {
+    const std::uint64_t taken = bits_below(limit_, word) & ~free_bits_[word];
+    if (taken != 0) {
+      return static_cast<std::uint32_t>(64 * word +
+                                        static_cast<std::size_t>(std::bit_width(taken)));
+    }
+  }
+  return 0;
 }
 
 }  // namespace poise

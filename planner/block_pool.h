@@ -18,11 +18,15 @@ class BlockPool {
 
   // The lowest free number, or nothing when all are taken.
   std::optional<BlockId> take();
+  // This number; false, and nothing changes, where it is taken or is none.
+  bool take(BlockId id);
   // REQUIRES: `id` was taken and has not been given back.
   void give_back(BlockId id);
   // From now on numbers 0 .. limit - 1 exist. False, and nothing changes, where one beyond it is
   // taken.
   bool set_limit(std::uint32_t limit);
+  // One beyond the highest number taken: the smallest limit there can be now.
+  std::uint32_t least_limit() const;
 
   std::uint32_t limit() const { return limit_; }
   std::uint32_t free() const { return free_; }

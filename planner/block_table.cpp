@@ -30,6 +30,17 @@ void BlockPools::give_back(const BlockRef& block) {
   pools_[pool_index(block.kind, block.place)].give_back(block.number);
 }
 
+bool BlockPools::take(const BlockRef& block) {
+  return block.place != Place::nowhere &&
+         pools_[pool_index(block.kind, block.place)].take(block.number);
+}
+
+void BlockPools::set_limits(std::uint32_t act_blocks, std::uint32_t kv_blocks) {
+  const bool kept = pools_[pool_index(BlockKind::act, Place::host)].set_limit(act_blocks) &&
+                    pools_[pool_index(BlockKind::kv, Place::host)].set_limit(kv_blocks);
+  check(kept, "a border moves only past free blocks");
+}
+
 std::int64_t BlockPools::free() const {
   std::int64_t sum = 0;
   for (const BlockPool& pool : pools_) {
@@ -57,6 +68,17 @@ void ContextBlocks::append(const BlockRef& block) {
 void ContextBlocks::mark_stored(std::int32_t tokens) {
   check(tokens >= 0 && stored_ + tokens <= room(), "tokens are stored in blocks that are there");
   stored_ += tokens;
+}
+
+void ContextBlocks::give_back_empty(BlockPools& pools) {
+  while (size() > blocks_for(stored_)) {
+    const BlockRef block = blocks_.back();
+    blocks_.pop_back();
+    --counts_[pool_index(block.kind, block.place)];
+    if (block.place != Place::nowhere) {
+      pools.give_back(block);
+    }
+  }
 }
 
 void ContextBlocks::give_back_all(BlockPools& pools) {

@@ -44,6 +44,10 @@ class BlockPools {
   // exhausted (a request's tokens do not depend on it, README section 8); nothing where all are.
   std::optional<BlockRef> take(BlockKind wanted, Place place = Place::host);
   void give_back(const BlockRef& block);
+  // This block; false where it is taken or is none.
+  bool take(const BlockRef& block);
+  // The host's pools have so many blocks from now on. REQUIRES: none beyond is taken.
+  void set_limits(std::uint32_t act_blocks, std::uint32_t kv_blocks);
 
   const BlockPool& pool(BlockKind kind, Place place = Place::host) const {
     return pools_[pool_index(kind, place)];
@@ -64,6 +68,9 @@ class ContextBlocks {
     return count(kind, Place::host) + count(kind, Place::gpu);
   }
   std::int32_t count(BlockKind kind, Place place) const { return counts_[pool_index(kind, place)]; }
+  std::int32_t on_gpu() const {
+    return count(BlockKind::kv, Place::gpu) + count(BlockKind::act, Place::gpu);
+  }
   // Those that are kept nowhere.
   std::int32_t token_blocks() const { return counts_[kPools]; }
   std::int32_t size() const { return static_cast<std::int32_t>(blocks_.size()); }
@@ -77,6 +84,8 @@ class ContextBlocks {
   // REQUIRES: stored() + tokens <= room().
   void mark_stored(std::int32_t tokens);
   void give_back_all(BlockPools& pools);
+  // Blocks in which nothing is stored.
+  void give_back_empty(BlockPools& pools);
 
  private:
   std::vector<BlockRef> blocks_;

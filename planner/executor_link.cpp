@@ -57,6 +57,9 @@ void ExecutorLink::configure(const DeviceLimits& limits, Bytes gpu_memory,
   configure.log_began_ns = log_->began_ns();
   weights_.emplace(layout, limits);
   credits_ = 0;
+  configured_ = true;
+  returned_ = false;
+  results_.reset();
   send_logged(std::move(configure));
 }
 
@@ -75,7 +78,7 @@ bool ExecutorLink::send_orders() {
     return false;
   }
   bool sent = false;
-  while (iteration_->next_stage <= last_stage_ && iteration_->undone < credits_) {
+  while (!gone_ && iteration_->next_stage <= last_stage_ && iteration_->undone < credits_) {
     const Stopwatch stopwatch(message_time_);
     messages::LayerOrderT order;
     order.iteration = iteration_->number;
@@ -92,10 +95,10 @@ bool ExecutorLink::send_orders() {
 
 template <typename Table>
 void ExecutorLink::send_logged(Table&& table) {
-  if (!send(*channel_, std::forward<Table>(table), &sent_)) {
-    fail(Exit::interrupted, "the gpu_executor is gone");
+  gone_ = gone_ || !send(*channel_, std::forward<Table>(table), &sent_);
+  if (!gone_) {
+    log_->append(sent_);
   }
-  log_->append(sent_);
 }
 
 void ExecutorLink::take(Received message) {
@@ -151,10 +154,12 @@ void ExecutorLink::take(Received message) {
 }
 
 void ExecutorLink::take(const messages::Hello& hello, std::uint32_t epoch) {
-  if (greeting_) {
-    fail(Exit::interrupted, "another gpu_executor took the place of the one at work");
-  }
-  greeting_ = Greeting{.device = hello.device() != nullptr ? hello.device()->str() : "",
+  returned_ = configured_;
+  gone_ = false;
+  credits_ = 0;
+  iteration_.reset();
+  greeting_ = Greeting{.pid = static_cast<std::int32_t>(hello.pid()),
+                       .device = hello.device() != nullptr ? hello.device()->str() : "",
                        .memory = bytes_of(hello.device_memory()),
                        .overhead = bytes_of(hello.device_overhead())};
   channel_->set_epochs({.planner = channel_->epochs().planner, .executor = epoch});

@@ -2,8 +2,9 @@
 // The planner's side of the talk with the gpu_executor: it is greeted, configures the executor, and
 // sends one iteration at a time, the tables first and then a layer order for each stage, never more
 // of them undone than the executor gave credits. What is sent and what is reported back goes to the
-// order log. Steps do not block longer than they are told; one thread. Where the executor is gone,
-// refuses an order or breaks the protocol, a step fails.
+// order log. Steps do not block longer than they are told; one thread. Where the executor refuses an
+// order or breaks the protocol, a step fails. One that is gone may return, or another in its place:
+// what was under way is then forgotten on both sides, and it is configured anew.
 
 #include <cstdint>
 #include <functional>
@@ -30,6 +31,7 @@ struct ExecutorTotals {
 class ExecutorLink {
  public:
   struct Greeting {
+    std::int32_t pid;
     std::string device;  // "cpu, 2 threads"
     Bytes memory;        // it could use at most
     Bytes overhead;      // of it, taken beside buffers
@@ -58,6 +60,10 @@ class ExecutorLink {
   void configure(const DeviceLimits& limits, Bytes gpu_memory, const WeightLayout& layout,
                  bool trace);
   bool ready() const { return credits_ > 0; }
+  // A message found nobody: nothing is sent any more until an executor greets.
+  bool gone() const { return gone_; }
+  // An executor has greeted since the last `configure`, which knows nothing of it.
+  bool returned() const { return returned_; }
 
   // REQUIRES: ready, and no iteration is under way. `last`: none follows.
   void begin(messages::IterationT tables, bool last);
@@ -95,6 +101,9 @@ class ExecutorLink {
   OrderLog* log_;
   std::uint32_t last_stage_;  // the head
   std::optional<Greeting> greeting_;
+  bool configured_ = false;
+  bool gone_ = false;
+  bool returned_ = false;
   std::uint32_t credits_ = 0;
   std::optional<WeightStream> weights_;
   std::optional<UnderWay> iteration_;

@@ -77,6 +77,12 @@ void count(const LoggedIteration& iteration, Balance& balance) {
   balance.end({*iteration.done});
 }
 
+std::string policy_text(const messages::PolicyInForceT& policy, double time) {
+  return fmt::format(
+      "policy {} at {:.3f} s, from iteration {} on: {} ACT and {} KV blocks wished on the host\n",
+      policy.policy, time, policy.iteration, policy.act_blocks, policy.kv_blocks);
+}
+
 bool shown(const LoggedLayer& one, std::optional<std::uint32_t> layer) {
   return !layer || one.order.stage == *layer + 1;
 }
@@ -156,6 +162,9 @@ void inspect(const InspectOptions& options, std::FILE* out) {
         }
         fmt::print(out, "ready at {:.3f} s: {:.1f} MiB on the device, {:.1f} MiB of host memory\n",
                    time, mib(ready.device_bytes), mib(ready.host_bytes));
+      },
+      [&](const messages::PolicyInForceT& policy, double time) {
+        fmt::print(out, "{}", options.json ? policy_json(policy, time) : policy_text(policy, time));
       });
   if (options.iteration && shown == 0) {
     fail("--iteration {}: not in this log of {} iterations", *options.iteration, iterations);

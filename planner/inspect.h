@@ -21,6 +21,7 @@ std::string iteration_json(const LoggedIteration& iteration, const LogFacts& fac
 BalanceSums sums_of(const LoggedIteration& iteration, const LogFacts& facts);
 std::string balance_json(const Balance& balance, const BalanceFacts& facts);
 std::string configure_json(const messages::ConfigureT& configure, double time);
+std::string policy_json(const messages::PolicyInForceT& policy, double time);
 std::string ready_json(const messages::ReadyT& ready, double time);
 
 }  // namespace poise

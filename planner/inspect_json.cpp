@@ -172,6 +172,16 @@ std::string configure_json(const messages::ConfigureT& configure, double time) {
   return json.dump() + "\n";
 }
 
+std::string policy_json(const messages::PolicyInForceT& policy, double time) {
+  const Json json{{"type", "policy"},
+                  {"sent_s", time},
+                  {"policy", policy.policy},
+                  {"from_iteration", policy.iteration},
+                  {"act_blocks", policy.act_blocks},
+                  {"kv_blocks", policy.kv_blocks}};
+  return json.dump() + "\n";
+}
+
 std::string ready_json(const messages::ReadyT& ready, double time) {
   const Json json{{"type", "ready"},
                   {"done_s", time},

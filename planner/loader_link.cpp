@@ -37,6 +37,18 @@ void LoaderLink::claim(std::uint64_t region_bytes, const Allocation& host) {
   }
 }
 
+void LoaderLink::move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks) {
+  check(grant_ && settled(), "the border of a granted pool moves, one step at a time");
+  claim_.region_bytes = grant_->partition.region_bytes;
+  claim_.act_blocks = act_blocks;
+  claim_.kv_blocks = kv_blocks;
+  if (!send(*channel_,
+            messages::PoolPartitionChangeT{.act_blocks = act_blocks, .kv_blocks = kv_blocks})) {
+    fail(Exit::interrupted, "the loader is gone");
+  }
+  moving_ = true;
+}
+
 void LoaderLink::take(const messages::PoolGrant& grant) {
   if (!grant.granted()) {
     fail("{}", grant.sentence() != nullptr && grant.sentence()->size() > 0
@@ -47,6 +59,7 @@ void LoaderLink::take(const messages::PoolGrant& grant) {
       grant.region_bytes() < claim_.region_bytes) {
     fail(Exit::interrupted, "the loader granted another block pool than was claimed");
   }
+  moving_ = false;
   grant_ = Grant{.pool_epoch = grant.pool_epoch(),
                  .partition = {.region_bytes = grant.region_bytes(),
                                .act_blocks = grant.act_blocks(),

@@ -1,5 +1,6 @@
 #pragma once
-// The planner's side of the talk with the loader: it greets, claims a block pool and is granted one.
+// The planner's side of the talk with the loader: it greets, claims a block pool is granted one, and
+// moves the border between its kinds.
 // Steps do not block longer than they are told; one thread.
 
 #include <memory>
@@ -29,6 +30,13 @@ class LoaderLink {
   // In place of the pool of an earlier claim, if any. REQUIRES: greeted().
   void claim(std::uint64_t region_bytes, const Allocation& host);
   const std::optional<Grant>& grant() const { return grant_; }
+  // The pool that is there already, of a planner before this one, instead of a claim.
+  void take_over(const Grant& grant) { grant_ = grant; }
+  void forget_grant() { grant_.reset(); }
+  // Moves the border of the granted pool; settled() once it is where it was wished, and grant() says
+  // so. REQUIRES: granted, settled(); no iteration is under way.
+  void move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks);
+  bool settled() const { return !moving_; }
   // The pool is not needed any more.
   void release();
 
@@ -40,6 +48,7 @@ class LoaderLink {
   bool greeted_ = false;
   messages::PoolClaimT claim_;
   std::optional<Grant> grant_;
+  bool moving_ = false;
 };
 
 }  // namespace poise

@@ -68,8 +68,11 @@ void LogCheck::take(const messages::Message& message) {
 
 void LogCheck::take(const messages::ConfigureT& configure) {
   ++report_.starts;
+  if (!configure_ || configure_->gpu_act_blocks != configure.gpu_act_blocks ||
+      configure_->gpu_kv_blocks != configure.gpu_kv_blocks) {
+    memory_.forget_device();
+  }
   configure_ = configure;
-  memory_.forget_device();
   buffers_ = {};
   order_.reset();
   undone_ = 0;

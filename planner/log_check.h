@@ -13,8 +13,8 @@
 //   orders    come stage by stage, each mini-batch once in each, no more of them than credits
 //   bounds    of pools, slots, rows, sequences and contexts, as granted and configured
 //
-// A Configure begins anew: device buffers are empty, and what was under way is over. Blocks of a pool
-// stay for as long as the pool does (run and epoch), so a planner that takes over may go on with them.
+// A Configure begins anew: device buffers are empty, and what was under way is over. Blocks on the
+// device stay where as many are asked for again; blocks of a pool stay for as long as the pool does (run and epoch), so a planner that takes over may go on with them.
 // Reads a log once, from beginning to end.
 
 #include <array>

@@ -43,12 +43,15 @@ std::uint64_t row_bytes(const BlockSizes& sizes, messages::Kind kind) {
 LogDigest::LogDigest(const std::filesystem::path& path)
     : reader_(path), facts_(facts_of(reader_.header_json(), path)) {}
 
-void LogDigest::read(const std::function<void(const LoggedIteration&)>& on_iteration,
-                     const std::function<void(const messages::ConfigureT&, double)>& on_configure,
-                     const std::function<void(const messages::ReadyT&, double)>& on_ready) {
+void LogDigest::read(
+    const std::function<void(const LoggedIteration&)>& on_iteration,
+    const std::function<void(const messages::ConfigureT&, double)>& on_configure,
+    const std::function<void(const messages::ReadyT&, double)>& on_ready,
+    const std::function<void(const messages::PolicyInForceT&, double)>& on_policy) {
   on_iteration_ = on_iteration;
   on_configure_ = on_configure;
   on_ready_ = on_ready;
+  on_policy_ = on_policy;
   while (const auto record = reader_.next()) {
     ++records_;
     take(*record);
@@ -80,6 +83,10 @@ void LogDigest::take(const LoggedMessage& record) {
                                         static_cast<std::int64_t>(log_began_ns_)) *
                     1e-9;
     on_ready_(messages::ReadyT(*std::unique_ptr<messages::ReadyT>(ready->UnPack())), time);
+  } else if (const auto* policy = message.body_as_PolicyInForce()) {
+    on_policy_(
+        messages::PolicyInForceT(*std::unique_ptr<messages::PolicyInForceT>(policy->UnPack())),
+        time);
   } else if (const auto* tables = message.body_as_Iteration()) {
     LoggedIteration& iteration = open_[tables->iteration()];
     iteration = {};

@@ -55,7 +55,8 @@ class LogDigest {
   // Calls for each iteration, in the log's order, once all that is known of it was read.
   void read(const std::function<void(const LoggedIteration&)>& on_iteration,
             const std::function<void(const messages::ConfigureT&, double)>& on_configure,
-            const std::function<void(const messages::ReadyT&, double)>& on_ready);
+            const std::function<void(const messages::ReadyT&, double)>& on_ready,
+            const std::function<void(const messages::PolicyInForceT&, double)>& on_policy);
   std::uint64_t records() const { return records_; }
   Bytes torn_tail() const { return reader_.torn_tail(); }
 
@@ -71,6 +72,7 @@ class LogDigest {
   std::function<void(const LoggedIteration&)> on_iteration_;
   std::function<void(const messages::ConfigureT&, double)> on_configure_;
   std::function<void(const messages::ReadyT&, double)> on_ready_;
+  std::function<void(const messages::PolicyInForceT&, double)> on_policy_;
   std::uint64_t log_began_ns_ = 0;  // CLOCK_MONOTONIC, as the last Configure said
   double device_clock_ = 0;         // LoggedLayer::clock of what follows
 };

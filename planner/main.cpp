@@ -31,7 +31,9 @@ Exit run(RunOptions options) {
   Planner planner(std::move(options));
   while (planner.step()) {
   }
-  fmt::print("{}\n", planner.summary());
+  if (planner.outcome() != Exit::handed_over) {
+    fmt::print("{}\n", planner.summary());
+  }
   return planner.outcome();
 }
 

@@ -98,6 +98,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
       "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
       "served-model-name", "`model` of results", text())("resume", "go on with the run directory")(
       "overwrite", "replace an existing output")(
+      "takes-over", "from a planner of this run, whose loader and gpu_executor live")(
       "trace", "log what each stream did, piece by piece")("log", "file", text())(
       "death-fd", "pipe that the supervisor holds", text());
   const auto given = parse_arguments(options, words);
@@ -146,6 +147,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
                               : run.input.model.string();
   run.resume = given.count("resume") != 0;
   run.overwrite = given.count("overwrite") != 0;
+  run.takes_over = given.count("takes-over") != 0;
   run.trace = given.count("trace") != 0;
   if (given.count("log") != 0) {
     run.log = required_argument(given, "log");

@@ -41,7 +41,8 @@ struct RunOptions {
   std::string served_model_name;
   bool resume = false;
   bool overwrite = false;
-  bool trace = false;  // the executor reports what its streams did, piece by piece
+  bool takes_over = false;  // from a planner of this run that has ended; loader and executor stayed
+  bool trace = false;       // the executor reports what its streams did, piece by piece
   std::string log;
   int death_descriptor = -1;
 };

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <ctime>
@@ -35,6 +36,7 @@ Planner::Planner(RunOptions options)
       input_(read_run_input(options_.input)),
       control_(Control::attach(options_.run_id)),
       input_lines_(input_.requests.line_numbers()),
+      wishes_(options_.run_dir),
       status_file_(options_.run_dir) {
   if (control_->shape != input_.model.shape) {
     fail(Exit::foreign, "the loader holds another model than {}", options_.input.model.string());
@@ -42,6 +44,7 @@ Planner::Planner(RunOptions options)
   spdlog::info("{} requests and {} lines that are none in {}", input_.requests.requests.size(),
                input_.requests.errors.size(), options_.input.input.string());
   status_.state = "loading";
+  status_.planner_pid = getpid();
   status_.requests = input_.requests.lines();
   report(true);
 }
@@ -51,6 +54,10 @@ Planner::~Planner() = default;
 bool Planner::step() {
   if (stop_requested() && give_up()) {
     interrupt();
+    return false;
+  }
+  if (hand_over_requested() && !scheduler_ && phase_ != Phase::over && phase_ != Phase::profiling) {
+    hand_over();  // there is nothing yet to leave behind
     return false;
   }
   bool moved = false;
@@ -66,13 +73,15 @@ bool Planner::step() {
       break;
     case Phase::claiming:
       moved = loader_->step(kWait);
-      if (loader_->grant()) {
+      if (loader_->grant() && loader_->settled()) {
         moved = configure();
       }
       break;
     case Phase::configuring:
-      moved = executor_->step(kWait);
-      if (executor_->ready()) {
+      moved = step_executor(kWait);
+      if (executor_->returned()) {
+        configure();
+      } else if (executor_->ready()) {
         begin_running();
       }
       break;
@@ -92,12 +101,23 @@ bool Planner::step() {
 // ---- iterations
 
 bool Planner::run() {
+  if (executor_->returned()) {
+    go_on_with_executor();
+    return true;
+  }
   bool moved = false;
-  if (!executor_->busy()) {
+  if (!executor_->busy() && !executor_->gone()) {
+    if (hand_over_requested()) {
+      hand_over();
+      return true;
+    }
+    if (!settle()) {
+      return true;
+    }
     plan_iteration();
     moved = true;
   }
-  moved = executor_->step(kWait) || moved;
+  moved = step_executor(kWait) || moved;
   if (const auto results = executor_->take_results()) {
     take_results(*results);
     moved = true;
@@ -108,6 +128,15 @@ bool Planner::run() {
   }
   results_->tick(monotonic_now());
   report();
+  return moved;
+}
+
+// Without a supervisor nobody starts another executor.
+bool Planner::step_executor(Seconds wait) {
+  const bool moved = executor_->step(wait);
+  if (executor_->gone() && options_.death_descriptor < 0) {
+    fail(Exit::interrupted, "the gpu_executor is gone");
+  }
   return moved;
 }
 
@@ -158,7 +187,8 @@ bool Planner::give_up() {
   if (!stopping_since_) {
     stopping_since_ = monotonic_now();
   }
-  const bool worth_waiting = phase_ == Phase::running && executor_->busy() && !orphaned();
+  const bool worth_waiting =
+      phase_ == Phase::running && executor_->busy() && !executor_->gone() && !orphaned();
   return !worth_waiting || monotonic_now() - *stopping_since_ > kLastIteration;
 }
 
@@ -217,7 +247,7 @@ void Planner::report(bool always) {
   if (scheduler_) {
     status_.running = scheduler_->running();
     status_.waiting = scheduler_->waiting();
-    status_.preemptions = scheduler_->preemptions();
+    status_.preemptions = preemptions_before_ + scheduler_->preemptions();
     status_.free_blocks = scheduler_->blocks().free();
   }
   if (executor_) {

@@ -10,7 +10,8 @@
 //   profiling    the executor to be measured; only where costs are wanted that nobody has
 //   claiming     the pool
 //   configuring  the executor to be Ready
-//   running      the iteration under way, again and again
+//   running      the iteration under way, again and again; between two of them a policy may be
+//                swapped, the executor be another, or the work be handed over to another planner
 //   over         nothing: see outcome()
 
 #include <memory>
@@ -22,9 +23,11 @@
 #include "common/trouble.h"
 #include "planner/answer_book.h"
 #include "planner/executor_link.h"
+#include "planner/journal.h"
 #include "planner/loader_link.h"
 #include "planner/options.h"
 #include "planner/orders.h"
+#include "planner/policy_swap.h"
 #include "planner/prediction.h"
 #include "planner/profiler.h"
 #include "planner/results_file.h"
@@ -59,13 +62,35 @@ class Planner {
   bool measure();
   void use_profile(Profile profile);
   void decide_sizes();
-  Bytes place_blocks(bool device_is_host);
+  void choose_policy();
+  void choose_as_wished();
+  void place_blocks(bool device_is_host, std::optional<Bytes> pool = {}, Bytes given_back = {});
+  Bytes device_cap() const;
   bool configure();
   void begin_running();
   bool run();
+  bool step_executor(Seconds wait);
   void plan_iteration();
   void take_results(const Received& results);
   void write_lines(const std::vector<ResultLine>& lines);
+
+  // planner_swap.cpp
+  std::unique_ptr<Policy> make_policy_as(const PolicyWish& wish) const;
+  Standing standing() const;
+  bool settle();
+  void obey_wish();
+  void use_policy(std::unique_ptr<Policy> policy);
+  void log_policy();
+  void log_pool();
+  bool move_border();
+  void go_on_with_executor();
+  Journal journal_of_now() const;
+  void hand_over();
+  void read_journal();
+  bool take_over_pool(bool device_is_host);
+  bool restore(const Journal& journal);
+  void begin_scheduling();
+
   bool give_up();
   void finish();
   void interrupt();
@@ -92,14 +117,21 @@ class Planner {
   std::optional<Prediction> prediction_;
   std::unique_ptr<Policy> policy_;
   Demand demand_;
-  Allocation host_;
+  Allocation host_;  // as the policy wishes it; the border may still be on its way there
   DeviceLimits device_limits_;
+  Bytes device_overhead_{};
   PackLimits pack_limits_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<OrderTables> order_tables_;
   std::unique_ptr<AnswerBook> answers_;
   std::vector<Part> parts_;  // of the iteration under way
   std::uint64_t iteration_ = 0;
+
+  PolicyWishes wishes_;
+  bool border_moves_ = false;  // it is not, or was not a moment ago, where the policy wishes it
+  Seconds border_moved_{0};
+  std::optional<Journal> journal_;  // of the planner before, until all goes on from it
+  std::int64_t preemptions_before_ = 0;
 
   StatusFile status_file_;
   RunStatus status_;

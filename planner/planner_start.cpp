@@ -29,22 +29,6 @@ std::string fingerprint_of(const ControlSegment& control) {
   return to_hex(std::to_array(control.fingerprint));
 }
 
-// The pool, for whoever reads the log: it is granted by the loader, which keeps none.
-void log_grant(OrderLog& log, const LoaderLink::Grant& grant, const std::string& run_id) {
-  messages::PoolGrantT body;
-  body.granted = true;
-  body.pool_epoch = grant.pool_epoch;
-  body.region_bytes = grant.partition.region_bytes;
-  body.act_blocks = grant.partition.act_blocks;
-  body.kv_blocks = grant.partition.kv_blocks;
-  messages::MessageT message;
-  message.run_id = run_id;
-  message.body.Set(std::move(body));
-  flatbuffers::FlatBufferBuilder builder;
-  messages::FinishMessageBuffer(builder, messages::Message::Pack(builder, &message));
-  log.append(std::as_bytes(std::span(builder.GetBufferPointer(), builder.GetSize())));
-}
-
 }  // namespace
 
 bool Planner::load() {
@@ -101,6 +85,7 @@ void Planner::open_results_and_take_stock() {
   if (!goes_on) {  // the orders of an earlier run, if any, are not this one's
     std::filesystem::remove(options_.run_dir / "orders.log");
   }
+  read_journal();
   begin_greeting();
 }
 
@@ -156,7 +141,8 @@ bool Planner::find_profile() {
   } catch (const Failure& broken) {  // of an older version, say
     spdlog::warn("{}", broken.what());
   }
-  const bool wanted = policy_named(policy_name_).needs_profile &&
+  // A planner that takes over finds a pool in use: measuring would want another.
+  const bool wanted = !options_.takes_over && policy_named(policy_name_).needs_profile &&
                       !options_.policy_options.act_share &&
                       (!device_is_host || options_.policy.has_value());
   if (!wanted) {
@@ -207,20 +193,20 @@ void Planner::decide_sizes() {
   const ModelShape& shape = control_->shape;
   const DType dtype = control_->dtype;
   const bool device_is_host = device.device.starts_with("cpu");
-  const std::string& policy = policy_name_;
-  PolicyOptions policy_options = options_.policy_options;
-  policy_options.profile = profile_;
-  policy_ = make_policy(policy, policy_options);
+  choose_policy();
   demand_ = demand_of(to_do_, options_.batch.max_num_seqs);
-  const Bytes overhead = place_blocks(device_is_host);
+  const bool there = take_over_pool(device_is_host);
+  if (!there) {
+    place_blocks(device_is_host);
+  }
   pack_limits_ = pack_limits(options_.batch, device_limits_);
-  const std::uint64_t region = region_bytes(block_sizes(shape, dtype), host_);
-  const DeviceMemoryPlan plan = plan_device_memory(shape, dtype, device_limits_, overhead);
+  const std::uint64_t region = there ? loader_->grant()->partition.region_bytes
+                                     : region_bytes(block_sizes(shape, dtype), host_);
+  const DeviceMemoryPlan plan = plan_device_memory(shape, dtype, device_limits_, device_overhead_);
   const BlockSizes sizes = block_sizes(shape, dtype);
   status_.facts = {.device = device_is_host ? "CPU device" : "GPU",
                    .more_requests = demand_.sequences < std::ssize(to_do_),
                    .act_is_smaller = sizes.act_row < sizes.kv_row};
-  status_.policy = policy;
   status_.device = device.device;
   status_.act_blocks = host_.act_blocks;
   status_.kv_blocks = host_.kv_blocks;
@@ -231,26 +217,66 @@ void Planner::decide_sizes() {
   const std::string text = fmt::format(
       "policy {}: up to {} requests at a time, {} ACT and {} KV blocks on the host, {:.1f} MiB, "
       "and {} ACT and {} KV blocks on the device; {}:\n{}",
-      policy, demand_.sequences, host_.act_blocks, host_.kv_blocks, mib(status_.host_pool),
+      status_.policy, demand_.sequences, host_.act_blocks, host_.kv_blocks, mib(status_.host_pool),
       host_.gpu_act_blocks, host_.gpu_kv_blocks, device.device, to_text(plan));
   fmt::print("{}", text);
   std::fflush(stdout);
   spdlog::info("{}", text);
-  loader_->claim(region, host_);
+  if (!there) {
+    loader_->claim(region, host_);
+  }
   phase_ = Phase::claiming;
 }
 
-// How many blocks there are, where, and what the device's buffers hold. Returns what the device takes
-// beside its buffers.
-Bytes Planner::place_blocks(bool device_is_host) {
+// As find_profile chose; and where this planner takes over, as the last wish says, which may be why it
+// does.
+void Planner::choose_policy() {
+  if (options_.takes_over) {
+    choose_as_wished();
+  }
+  if (!policy_) {
+    status_.policy = policy_name_;
+    policy_ = make_policy_as({.policy = policy_name_,
+                              .act_share = options_.policy_options.act_share,
+                              .recompute_share = options_.policy_options.recompute_share});
+  }
+}
+
+// The last wish, or where that cannot be fulfilled the one before that was.
+void Planner::choose_as_wished() {
+  const auto obey = [&](const PolicyWish& wish) {
+    policy_ = make_policy_as(wish);
+    status_.policy = wish.policy;
+  };
+  if (wishes_.changed()) {
+    PolicyWish wish;
+    try {
+      wish = wishes_.read();
+      obey(wish);
+      wishes_.put_in_force(wish);
+    } catch (const Failure& refusal) {
+      spdlog::warn("a policy is refused: {}", refusal.what());
+      status_.policy_refusal = refusal.what();
+    }
+    status_.policy_serial = wish.serial;
+  }
+  if (const auto wish = wishes_.in_force(); wish && !policy_) {
+    obey(*wish);
+  }
+}
+
+// How many blocks there are, where, and what the device's buffers hold. `pool`: in so many bytes,
+// which are there already; `given_back`: what a new pool could have beside what is free.
+void Planner::place_blocks(bool device_is_host, std::optional<Bytes> pool, Bytes given_back) {
   const ExecutorLink::Greeting& device = *executor_->greeting();
   const ModelShape& shape = control_->shape;
   const DType dtype = control_->dtype;
-  const Bytes cap = std::min(device.memory, options_.gpu_memory.value_or(device.memory));
+  const Bytes cap = device_cap();
   Bytes overhead = device.overhead;
   BlockBudget budget{.weights = {static_cast<std::int64_t>(control_->weights_bytes)},
-                     .available = available_host_memory(),
-                     .host_memory = options_.host_memory};
+                     .available = available_host_memory() + given_back,
+                     .host_memory = options_.host_memory,
+                     .pool = pool};
   // Host memory in two places saves nothing: a CPU device holds blocks where it was given a size.
   const bool holds_blocks = !device_is_host || options_.gpu_memory.has_value();
   const DeviceMemory memory{.cap = cap, .overhead = overhead, .pins_host_memory = !device_is_host};
@@ -259,7 +285,8 @@ Bytes Planner::place_blocks(bool device_is_host) {
                           holds_blocks ? std::optional(memory) : std::nullopt);
     if (!device_is_host) {
       const auto region = region_bytes(block_sizes(shape, dtype), host_);
-      overhead += page_tables_of({static_cast<std::int64_t>(region) * shape.num_hidden_layers});
+      overhead += page_tables_of(
+          pool.value_or(Bytes{static_cast<std::int64_t>(region) * shape.num_hidden_layers}));
     }
     const Placement placement =
         holds_blocks
@@ -270,33 +297,31 @@ Bytes Planner::place_blocks(bool device_is_host) {
     device_limits_ = placement.device;
     budget.device_in_host = plan_device_memory(shape, dtype, device_limits_, Bytes{0}).total;
   }
-  return overhead;
+  device_overhead_ = overhead;
+}
+
+Bytes Planner::device_cap() const {
+  const Bytes all = executor_->greeting()->memory;
+  return std::min(all, options_.gpu_memory.value_or(all));
 }
 
 bool Planner::configure() {
-  log_grant(*order_log_, *loader_->grant(), options_.run_id);
-  executor_->configure(device_limits_,
-                       std::min(executor_->greeting()->memory,
-                                options_.gpu_memory.value_or(executor_->greeting()->memory)),
+  log_pool();
+  executor_->configure(device_limits_, device_cap(),
                        weight_layout(control_->shape, control_->dtype), options_.trace);
   phase_ = Phase::configuring;
   return true;
 }
 
 void Planner::begin_running() {
-  scheduler_ =
-      std::make_unique<Scheduler>(*policy_, host_, schedule_limits(demand_, host_, device_limits_));
-  for (const Request* request : to_do_) {
-    scheduler_->add(*request);
+  if (!scheduler_) {
+    begin_scheduling();
+    executor_->begin_balance();  // what was measured before is no part of the run
   }
-  order_tables_ = std::make_unique<OrderTables>(host_);
-  answers_ = std::make_unique<AnswerBook>(input_.tokenizer.get(), input_.model.eos,
-                                          options_.served_model_name);
   if (profile_) {
     prediction_.emplace(*profile_, weight_layout(control_->shape, control_->dtype), device_limits_);
   }
-  executor_->begin_balance();  // what was measured before is no part of the run
-  running_since_ = monotonic_now();
+  status_.executor_pid = executor_->greeting()->pid;
   status_.state = "running";
   phase_ = Phase::running;
   report(true);

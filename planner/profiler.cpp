@@ -18,6 +18,13 @@ constexpr int kSmaller = 4;               // so much smaller is a work that is n
 constexpr int kFewestRounds = 3;          // 6 sizes of the head's rows
 constexpr std::int32_t kVisits = 24;      // of each size, all layers and rounds together, at least
 
+// What was measured of one executor says nothing of another.
+void check_there(const ExecutorLink& executor) {
+  if (executor.gone() || executor.returned()) {
+    fail(Exit::interrupted, "the gpu_executor is gone");
+  }
+}
+
 }  // namespace
 
 Profiler::Profiler(ProfiledMachine machine, LoaderLink& loader, ExecutorLink& executor)
@@ -71,6 +78,7 @@ bool Profiler::step(Seconds timeout) {
       break;
     case Phase::configuring:
       moved = executor_.step(timeout);
+      check_there(executor_);
       if (executor_.ready()) {
         phase_ = Phase::measuring;
         go_on();
@@ -78,6 +86,7 @@ bool Profiler::step(Seconds timeout) {
       break;
     case Phase::measuring:
       moved = executor_.step(timeout);
+      check_there(executor_);
       if (executor_.take_results()) {
         times_->add(tables_, spans_);
         go_on();

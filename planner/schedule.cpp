@@ -180,6 +180,93 @@ void Scheduler::go_on(UnderWay& request, const Part& ran, const Outcome* outcome
   }
 }
 
+void Scheduler::use(const Policy& policy, const Allocation& wished, const ScheduleLimits& limits) {
+  check(parts_.empty(), "a policy changes between iterations");
+  policy_ = &policy;
+  host_ = wished;
+  limits_ = limits;
+  const auto follow = [&](UnderWay& request) {
+    const std::int32_t token_blocks = policy.token_blocks(request.most_blocks);
+    if (request.token_blocks > 0 && request.token_blocks != token_blocks) {
+      request.context.give_back_all(blocks_);
+    }
+    if (request.context.size() == 0) {
+      request.token_blocks = token_blocks;
+    }
+  };
+  std::ranges::for_each(running_, follow, [](auto& request) -> UnderWay& { return *request; });
+  std::ranges::for_each(resumed_, follow, [](auto& request) -> UnderWay& { return *request; });
+}
+
+void Scheduler::move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks) {
+  check(parts_.empty(), "a border moves between iterations");
+  blocks_.set_limits(act_blocks, kv_blocks);
+}
+
+void Scheduler::abandon(bool device_lost) {
+  parts_.clear();
+  for (const auto& request : running_) {
+    if (device_lost && request->context.on_gpu() > 0) {
+      request->context.give_back_all(blocks_);
+    } else {
+      request->context.give_back_empty(blocks_);
+    }
+  }
+}
+
+std::vector<Scheduler::Begun> Scheduler::begun() const {
+  check(parts_.empty(), "what has begun is told between iterations");
+  std::vector<Begun> all;
+  const auto tell = [&](const UnderWay& request, bool running) {
+    all.push_back(
+        {.request = request.request->id,
+         .answered = {request.tokens.begin() + request.prompt_size(), request.tokens.end()},
+         .prompt_values = request.prompt_values,
+         .running = running,
+         .stored = request.context.stored(),
+         .token_blocks = request.token_blocks,
+         .blocks = request.context.blocks()});
+  };
+  for (const auto& request : running_) {
+    tell(*request, true);
+  }
+  for (const auto& request : resumed_) {
+    tell(*request, false);
+  }
+  return all;
+}
+
+bool Scheduler::go_on_with(const Request& request, const Begun& begun) {
+  auto under_way = std::make_unique<UnderWay>(request, *policy_);
+  under_way->tokens.insert(under_way->tokens.end(), begun.answered.begin(), begun.answered.end());
+  under_way->prompt_values = begun.prompt_values;
+  if (begun.stored < 0 || begun.stored >= under_way->known() ||
+      blocks_for(begun.stored) != static_cast<std::int32_t>(begun.blocks.size()) ||
+      begun.prompt_values < 0 || begun.prompt_values > under_way->prompt_size() ||
+      begun.token_blocks < 0 ||
+      (begun.running ? running() >= limits_.max_num_seqs : !begun.blocks.empty())) {
+    return false;
+  }
+  under_way->token_blocks = begun.token_blocks;
+  if (under_way->of_pools(under_way->most_blocks) > blocks_.total()) {
+    return false;
+  }
+  for (const BlockRef& block : begun.blocks) {
+    const bool nowhere = under_way->context.size() < begun.token_blocks;
+    if (nowhere ? !(block == BlockRef{BlockKind::kv, Place::nowhere, {}}) : !blocks_.take(block)) {
+      return false;
+    }
+    under_way->context.append(block);
+  }
+  under_way->context.mark_stored(begun.stored);
+  if (begun.running) {
+    running_.push_back(std::move(under_way));
+  } else {
+    resumed_.push_back(std::move(under_way));
+  }
+  return true;
+}
+
 bool Scheduler::last_iteration() const {
   return waiting() == 0 && parts_.size() == running_.size() &&
          std::ranges::all_of(parts_, [](const Part& part) {

@@ -87,6 +87,35 @@ class Scheduler {
   // order.
   void complete(std::span<const Outcome> outcomes);
 
+  // What follows changes only the iterations to come. REQUIRES: no parts are under way.
+  // Another policy, and the split it wishes; the pools stay as they are, and so do all blocks, unless
+  // tokens of a request are kept nowhere that this policy would keep: that one runs from its beginning
+  // again. `policy` outlives this.
+  void use(const Policy& policy, const Allocation& wished, const ScheduleLimits& limits);
+  // The host's pools are so large from now on. REQUIRES: no block beyond is taken, and together the
+  // pools hold the largest request.
+  void move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks);
+
+  // The iteration under way will bring nothing: its rows count as never run, and `next` plans them
+  // again. `device_lost`: so do all rows of requests that had a block on the device.
+  void abandon(bool device_lost);
+
+  // What another scheduler needs to go on where this one stands: the requests that have begun,
+  // oldest first; those without blocks wait. REQUIRES: no parts are under way.
+  struct Begun {
+    RequestId request;
+    std::vector<TokenId> answered;
+    std::int32_t prompt_values = 0;
+    bool running = false;
+    std::int32_t stored = 0;
+    std::int32_t token_blocks = 0;
+    std::vector<BlockRef> blocks;
+  };
+  std::vector<Begun> begun() const;
+  // REQUIRES: called before `add`, in the order of begun(). False where it cannot be: a block that
+  // is taken or is none, more rows than blocks or text.
+  bool go_on_with(const Request& request, const Begun& begun);
+
   // Whether no iteration follows the one under way, whatever it brings.
   bool last_iteration() const;
   bool idle() const { return running_.empty() && waiting() == 0; }

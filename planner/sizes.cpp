@@ -132,6 +132,9 @@ Demand demand_of(std::span<const RequestSize> requests, std::int32_t max_num_seq
 }
 
 Bytes bytes_for_blocks(const BlockBudget& budget) {
+  if (budget.pool) {
+    return *budget.pool;
+  }
   Bytes bytes = budget.available - budget.device_in_host - kHostReserve;
   if (budget.host_memory) {
     bytes = std::min(bytes, *budget.host_memory - budget.weights);

@@ -51,6 +51,7 @@ struct BlockBudget {
   Bytes available;                   // on the machine, now
   std::optional<Bytes> host_memory;  // the user's cap, weights included
   Bytes device_in_host{};            // what a device without memory of its own will take
+  std::optional<Bytes> pool = {};    // it is there already, and no other will be made
 };
 Bytes bytes_for_blocks(const BlockBudget& budget);
 

@@ -21,7 +21,11 @@ struct RunStatus {
   std::int64_t prompt_tokens = 0, generated_tokens = 0;  // of this attempt
   std::int64_t running = 0, waiting = 0, preemptions = 0;
   std::uint64_t iteration = 0;
+  std::int32_t planner_pid = 0, executor_pid = 0;
   std::string policy, device;
+  std::uint64_t policy_since = 1;   // the first iteration it was used for
+  std::uint64_t policy_serial = 0;  // of the last wish for another one (planner/policy_swap.h)
+  std::string policy_refusal;       // why that one is not in force; empty: it is
   std::uint32_t act_blocks = 0, kv_blocks = 0;
   std::int64_t free_blocks = 0;
   std::int32_t layers = 0, resident_layers = 0;
@@ -33,7 +37,7 @@ struct RunStatus {
   std::int64_t tokens_left = 0;  // at most, of all requests that are not done
   ExecutorTotals executor;
   std::optional<Prediction::Figures> prediction;  // where costs are known
-  std::optional<Balance> balance;  // once there is an executor
+  std::optional<Balance> balance;                 // once there is an executor
   BalanceFacts facts;
 };
 

@@ -7,7 +7,7 @@ import subprocess
 
 from . import cublas, processes, segments
 from .places import EXECUTOR, PLAIN_NAMES, program
-from .trouble import INTERNAL, INTERRUPTED
+from .trouble import HANDED_OVER, INTERNAL, INTERRUPTED
 
 _MOST_STDERR = 1 << 20
 # The kernel's choice when memory runs out: those that can be started again, not the supervisor.
@@ -112,6 +112,8 @@ def reason(child, text=None):
     text = child.said() if text is None else text
     if code < 0:
         return INTERRUPTED, _of_signal(child, -code)
+    if code == HANDED_OVER:  # and the supervisor had to end before another took over
+        return INTERRUPTED, f"{child.plain_name} was interrupted"
     sentence = own_sentence(child.name, text)
     if code == INTERNAL or (code not in (0, 2, 73, 74, 75, 76)):
         return INTERRUPTED, f"{child.plain_name} failed{f': {sentence}' if sentence else ''} (a defect of poise)"

@@ -19,6 +19,8 @@ COMMANDS = {
     "profile": ("profile", "profile", "measures what everything costs on this machine, and keeps it"),
     "load": ("load", "load", "loads a model and keeps it in memory for the runs to come"),
     "status": ("status", "status", "how far a run is; without RUN: what is running"),
+    "policy": ("steering", "policy", "another policy for a run that goes on; without NAME: the one in force"),
+    "restart": ("steering", "restart", "another planner or gpu_executor for a run that goes on"),
     "stop": ("stop", "stop", "ends a run; without RUN: the kept loaders"),
     "bundle": ("bundle", "bundle", "makes a directory of programs and libraries that runs on another machine"),
     "inspect": ("status", "inspect", "shows the orders of a run, as a table or as JSON"),

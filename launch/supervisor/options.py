@@ -29,13 +29,21 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_args(self, words):
         """An option that is not there is named before one that is missing."""
+        self._check_options(words)
+        return super().parse_args(words)
+
+    def parse_mixed(self, words):
+        """As parse_args, and arguments may stand on both sides of an option."""
+        self._check_options(words)
+        return self.parse_intermixed_args(words)
+
+    def _check_options(self, words):
         known = self._option_string_actions
         for word in words[: words.index("--")] if "--" in words else words:
             name = word.partition("=")[0]
             if name.startswith("--") and name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 self.error(f"there is no option {shown(name)}{f'; did you mean {near[0]}?' if near else ''}")
-        return super().parse_args(words)
 
 
 def parser(command, description):
@@ -126,6 +134,9 @@ def run_parser():
 
 
 def add_running(to):
+    to.add_argument(
+        "--restarts", type=quantities.count, default=0, metavar="N", help="planners and executors replaced if they die"
+    )
     to.add_argument("--keep-loader", action="store_true", help="keep the model in memory for later runs")
     to.add_argument(
         "--stall-timeout", type=quantities.positive, default=30.0, metavar="SECONDS", help="without progress: give up"

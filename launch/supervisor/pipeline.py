@@ -12,6 +12,7 @@ import time
 from . import machine, processes, segments
 from .children import Child, reason
 from .places import EXECUTOR, LOADER, PLANNER
+from .restarts import Restarts
 from .trouble import DONE, INTERRUPTED, say
 from .watchdog import Watchdog
 
@@ -57,6 +58,7 @@ class Pipeline:
         self._children = []
         self._control = segments.ControlView(plan.run_id)
         self._watchdog = Watchdog(plan.stall_timeout)
+        self._restarts = Restarts(plan.directory, plan.restarts)
         self._oom_kills = machine.oom_kills()
         self._deadline = None
         self._alone_since = None
@@ -86,7 +88,7 @@ class Pipeline:
             self._sleep(self._line.wait() if len(self._children) > 1 else _LOOK)
             ended = self._ended()
             self._relay()
-            if ended:
+            if ended and not self._replaced(ended):
                 return self._conclude(ended)
             outcome = self._obey_interrupts()
             if outcome:
@@ -94,6 +96,9 @@ class Pipeline:
             if len(self._children) == 1 and self._loader_is_ready():
                 self._start(PLANNER, self._plan.planner_arguments())
                 self._start(EXECUTOR, self._plan.executor_arguments())
+            if self._interrupts.asked() and not self._deadline:
+                self._restarts.begin(self._children)
+            self._restarts.hurry()
             if self._line.due() and not self._deadline:
                 self._line.show(self._plan.progress_text(self._control))
             sentence = self._watchdog.look(self._words(), self._children)
@@ -101,9 +106,27 @@ class Pipeline:
                 return Outcome(INTERRUPTED, sentence)
 
     def _start(self, name, arguments):
-        self._children.append(
-            Child(name, arguments, self._death_pipe.read_end, inherited=self._plan.inherited_locks())
-        )
+        self._children.append(self._child(name, arguments))
+
+    def _child(self, name, arguments):
+        return Child(name, arguments, self._death_pipe.read_end, inherited=self._plan.inherited_locks())
+
+    def _replaced(self, ended):
+        """Whether whoever ended was to be, or may be, replaced by another; which then has begun."""
+        old = None if self._deadline else self._restarts.replaceable(ended)
+        if old is None:
+            return False
+        if old.name == PLANNER:
+            new = self._child(PLANNER, self._plan.planner_arguments(takes_over=True))
+        else:
+            new = self._child(EXECUTOR, self._plan.executor_arguments())
+        self._children[self._children.index(old)] = new
+        if not self._restarts.replaced(old, new):
+            self._line.clear()
+            say(f"{reason(old)[1]}; another one goes on")
+        self._plan.keep_words(old)
+        old.close()
+        return True
 
     def _loader_is_ready(self):
         return self._control.loader_state in (segments.LOADING, segments.SEALED) and self._plan.loader_answers()
@@ -130,6 +153,8 @@ class Pipeline:
     def _ended(self):
         """Who has ended, unless it is an executor in peace: the planner, which let it go, is about to follow."""
         ended = [child for child in self._children if child.returncode() is not None]
+        if self._restarts.pending():
+            return ended
         if [(child.name, child.returncode()) for child in ended] == [(EXECUTOR, 0)]:
             self._alone_since = self._alone_since or time.monotonic()
             return ended if time.monotonic() - self._alone_since > _PLANNER_FOLLOWS else []

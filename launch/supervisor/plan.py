@@ -38,6 +38,7 @@ class Plan:
         self.directory = directory
         self.given = given
         self.stall_timeout = given.stall_timeout
+        self.restarts = getattr(given, "restarts", 0)
         self.run_id = ""
         self._rate = LoadingRate()
         self._attached = None
@@ -122,12 +123,15 @@ class Plan:
         words += ["--loader-socket", self.loader_socket, "--executor-socket", self.executor_socket]
         return words + self._logs("planner")
 
-    def planner_arguments(self):
+    def planner_arguments(self, takes_over=False):
+        """`takes_over`: from a planner of this run that has ended."""
         given = self.given
         words = self.planner_links()
         words += ["--model", given.model, "-i", given.input, "-o", given.output, *planner_arguments(given)]
         words += ["--profile-dir", profile_folder()]
-        words += [f"--{name}" for name in ("resume", "overwrite") if getattr(given, name)]
+        words += ["--resume"] if given.resume or takes_over else []
+        words += ["--overwrite"] if given.overwrite else []
+        words += ["--takes-over"] if takes_over else []
         return words + (["--trace"] if given.trace is not None else [])
 
     def executor_arguments(self):

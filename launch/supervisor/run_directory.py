@@ -22,6 +22,8 @@ _ORPHANS_END = 15  # seconds
 
 _OURS = {"run.lock", "children.lock", "run.json", "run.json.new", "logs", "loader"}
 _PLANNERS = {"manifest.json", "results.jsonl.partial", "results.jsonl.published", "orders.log", "status.json"}
+# What others ask of a run that lives, and the answer: steering.py, restarts.py.
+_REQUESTS = ("policy.json", "policy.in_force.json", "restart.json", "restarted.json")
 
 
 class RunDirectory:
@@ -86,7 +88,7 @@ class RunDirectory:
                 f"it, end it ({command_line('stop', self.path)}), or name another directory with --run-dir",
                 LOCKED,
             )
-        owner = {"pid": os.getpid(), "started": processes.start_time(os.getpid())}
+        owner = {"pid": os.getpid(), "started": processes.start_time(os.getpid()), "takes_requests": True}
         self.lock.write(json.dumps({**owner, "since": time.strftime("%Y-%m-%d %H:%M:%S")}))
         self._end_orphans()
 
@@ -139,7 +141,9 @@ class RunDirectory:
         self.make_folder("logs")
         self.make_folder("loader")
         self.remove_sockets()
-        self._write("run.json", json.dumps({"version": 1, "run_id": run_id, **record}, indent=2) + "\n")
+        for name in _REQUESTS:  # were for the attempt before
+            remove(self.path / name)
+        self.write("run.json", json.dumps({"version": 1, "run_id": run_id, **record}, indent=2) + "\n")
         return run_id
 
     def make_folder(self, name):
@@ -149,7 +153,8 @@ class RunDirectory:
             pass
         return self.path / name
 
-    def _write(self, name, text):
+    def write(self, name, text):
+        """Whole, or not at all."""
         fresh = self.path / f"{name}.new"
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:

@@ -10,6 +10,7 @@ INTERNAL = 70  # a defect of ours
 OUTPUT = 73  # the output cannot be written
 LOCKED = 74  # another run holds this directory
 INTERRUPTED = 75  # resumable with --resume
+HANDED_OVER = 77  # a planner left its work to the next one; no command ends so
 FOREIGN = 76  # the run directory is of another build, model or input
 
 

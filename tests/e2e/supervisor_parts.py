@@ -262,7 +262,7 @@ def a_run_whose_output_is_written_is_done_whoever_else_failed(_):
         child.pid, child.descriptor, child.asked_to_end = 1, descriptor, False
         child.new_lines = list
         child.close = mock.Mock()
-    plan = mock.Mock(stall_timeout=30, run_id="nobodys")
+    plan = mock.Mock(stall_timeout=30, run_id="nobodys", restarts=0)
     line = mock.Mock()
     line.wait.return_value, line.due.return_value = 0.01, False
 

@@ -68,7 +68,15 @@ TEST(BlockPool, BehavesAsASetOfFreeNumbersDoes) {
     }
     for (int step = 0; step < 2000; ++step) {
       const std::uint32_t dice = random() % 100;
-      if (dice < 50) {
+      if (dice < 10) {
+        const std::uint32_t wanted = random() % 310;
+        const bool possible = free.contains(wanted);
+        ASSERT_EQ(pool.take({wanted}), possible);
+        if (possible) {
+          taken.insert(wanted);
+          free.erase(wanted);
+        }
+      } else if (dice < 50) {
         const auto block = pool.take();
         ASSERT_EQ(block.has_value(), !free.empty());
         if (block) {
@@ -96,6 +104,7 @@ TEST(BlockPool, BehavesAsASetOfFreeNumbersDoes) {
       ASSERT_EQ(pool.free(), free.size());
       ASSERT_EQ(pool.taken(), taken.size());
       ASSERT_EQ(pool.limit(), limit);
+      ASSERT_EQ(pool.least_limit(), taken.empty() ? 0 : *taken.rbegin() + 1);
     }
   }
 }

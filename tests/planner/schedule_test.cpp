@@ -8,11 +8,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <random>
 
 #include "common/trouble.h"
 #include "planner/orders.h"
 #include "planner/packing.h"
+#include "planner/policy_swap.h"
 #include "tests/planner/symbolic_executor.h"
 
 namespace poise {
@@ -63,6 +65,12 @@ struct Setting {
   Allocation host;
   ScheduleLimits schedule{.max_num_seqs = 16, .prefill_rows = 64, .sequence_rows = 32};
   PackLimits pack{.act_slots = 64, .kv_slots = 64, .tokens = 512, .rows = 48, .sequences = 8};
+  // Called between two iterations; may put another scheduler and policy in place.
+  std::function<void(std::unique_ptr<Policy>&, std::unique_ptr<Scheduler>&, Allocation& wished,
+                     const std::set<std::uint32_t>& finished)>
+      disturb;
+  // Whether the iteration comes to nothing, and the device's blocks are lost with it.
+  std::function<bool()> breaks;
 };
 
 struct Outcomes {
@@ -71,32 +79,51 @@ struct Outcomes {
   std::int64_t iterations = 0, preemptions = 0, most_running = 0, last_said = 0;
 };
 
+// Blocks of one size: the border between the kinds may be anywhere.
+Allocation most_of_each(const Allocation& host) {
+  Allocation most = host;
+  most.act_blocks = most.kv_blocks = host.act_blocks + host.kv_blocks;
+  return most;
+}
+
 Outcomes run(const std::vector<Request>& requests, const Setting& setting) {
-  const auto policy = make_policy(
+  auto policy = make_policy(
       setting.policy, {.act_share = setting.act_share, .recompute_share = setting.recompute_share});
-  Scheduler scheduler(*policy, setting.host, setting.schedule);
-  OrderTables order_tables(setting.host);
-  SymbolicExecutor executor(setting.host, setting.pack,
+  auto held = std::make_unique<Scheduler>(*policy, setting.host, setting.schedule);
+  Allocation wished = setting.host;
+  const Allocation most = setting.disturb ? most_of_each(setting.host) : setting.host;
+  OrderTables order_tables(most);
+  SymbolicExecutor executor(most, setting.pack,
                             setting.schedule.prefill_rows +
                                 setting.schedule.max_num_seqs * setting.schedule.sequence_rows);
   std::map<std::uint32_t, const Request*> by_id;
   for (const Request& r : requests) {
-    scheduler.add(r);
+    held->add(r);
     by_id[r.id.n] = &r;
   }
   Outcomes all;
-  while (!scheduler.idle() && !testing::Test::HasFatalFailure()) {
+  std::set<std::uint32_t> finished;
+  while (!held->idle() && !testing::Test::HasFatalFailure()) {
+    if (setting.disturb) {
+      setting.disturb(policy, held, wished, finished);
+    }
+    Scheduler& scheduler = *held;
     const auto parts = scheduler.next();
     EXPECT_TRUE(std::ranges::is_sorted(parts, {}, [](const Part& part) {
       return part.request->request->id;
     })) << "a younger request was taken in before an older one";
     const auto items = pack_items(parts);
-    const auto batches = policy->pack(setting.host, items, setting.pack);
+    const auto batches = policy->pack(wished, items, setting.pack);
     for (const MiniBatchItems& batch : batches) {
       EXPECT_TRUE(within(setting.pack, items, batch));
     }
     const auto results = executor.run(
         order_tables.build(static_cast<std::uint64_t>(++all.iterations), 1, parts, items, batches));
+    if (setting.breaks && setting.breaks()) {
+      executor.lose_device();
+      scheduler.abandon(true);
+      continue;
+    }
     std::vector<Outcome> outcomes;
     for (const Part& part : parts) {
       const Request& r = *part.request->request;
@@ -122,6 +149,9 @@ Outcomes run(const std::vector<Request>& requests, const Setting& setting) {
       } else {
         all.answers[r.id.n];
       }
+      if (!outcome.token) {
+        finished.insert(r.id.n);
+      }
       outcomes.push_back(outcome);
     }
     all.most_running = std::max(all.most_running, scheduler.running());
@@ -135,8 +165,8 @@ Outcomes run(const std::vector<Request>& requests, const Setting& setting) {
       break;
     }
   }
-  EXPECT_EQ(scheduler.blocks().free(), scheduler.blocks().total()) << "blocks were kept";
-  all.preemptions = scheduler.preemptions();
+  EXPECT_EQ(held->blocks().free(), held->blocks().total()) << "blocks were kept";
+  all.preemptions = held->preemptions();
   return all;
 }
 
@@ -232,6 +262,97 @@ TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
   EXPECT_GT(preemptions, 50);
   EXPECT_GT(hybrids, 10);
   EXPECT_GT(recomputed, 10);
+}
+
+// Between iterations policies are swapped and the border follows, another scheduler goes on from what
+// this one tells, and iterations come to nothing with the device they ran on.
+TEST(Schedule, AnswersDoNotDependOnSwapsHandOversOrLostDevices) {
+  std::int64_t swaps = 0, moves = 0, hand_overs = 0, breaks = 0, kept = 0;
+  const BlockSizes sizes{.kv_row = {1}, .act_row = {1}};
+  for (std::uint32_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937 random(seed);
+    const auto one_of = [&](int n) {
+      return static_cast<std::int32_t>(random() % static_cast<unsigned>(n));
+    };
+    const auto requests =
+        random_requests(random, static_cast<std::size_t>(1 + one_of(30)), 1 + one_of(60), 80);
+    const std::int32_t need = largest(requests);
+    const auto pool = static_cast<std::uint32_t>(need + one_of(30));
+    const auto here = static_cast<std::uint32_t>(one_of(3) * one_of(6));
+    const auto kv_here = static_cast<std::uint32_t>(one_of(3) * one_of(6));
+    PoolPartition border{
+        .region_bytes = std::uint64_t{pool} * kBlockTokens, .act_blocks = 0, .kv_blocks = pool};
+    Setting setting;
+    setting.host = {
+        .act_blocks = 0, .kv_blocks = pool, .gpu_act_blocks = here, .gpu_kv_blocks = kv_here};
+    setting.schedule = {.max_num_seqs = 1 + one_of(12),
+                        .prefill_rows = 1 + one_of(150),
+                        .sequence_rows = 1 + one_of(60)};
+    setting.pack = {.act_slots = need + one_of(20),
+                    .kv_slots = need + one_of(20),
+                    .tokens = 16 + one_of(600),
+                    .rows = setting.schedule.sequence_rows + one_of(60),
+                    .sequences = 1 + one_of(10)};
+    setting.breaks = [&] {
+      const bool breaks_now = one_of(12) == 0;
+      breaks += breaks_now ? 1 : 0;
+      return breaks_now;
+    };
+    setting.disturb = [&](std::unique_ptr<Policy>& policy, std::unique_ptr<Scheduler>& scheduler,
+                          Allocation& wished, const std::set<std::uint32_t>& finished) {
+      if (one_of(6) == 0) {
+        const char* names[] = {"kv-only", "act-only", "hybrid", "kvpr", "hybrid-static"};
+        const double share = one_of(5) / 4.0;
+        wished.act_blocks = static_cast<std::uint32_t>(share * pool);
+        wished.kv_blocks = pool - wished.act_blocks;
+        auto another = make_policy(names[one_of(5)], {});
+        scheduler->use(*another, wished, setting.schedule);
+        policy = std::move(another);
+        ++swaps;
+      }
+      const PoolPartition next = border_toward(border, wished, scheduler->blocks(), sizes, need);
+      if (next.act_blocks != border.act_blocks) {
+        scheduler->move_border(next.act_blocks, next.kv_blocks);
+        border = next;
+        ++moves;
+      }
+      if (one_of(10) == 0) {
+        const auto begun = scheduler->begun();
+        auto another = std::make_unique<Scheduler>(*policy,
+                                                   Allocation{.act_blocks = border.act_blocks,
+                                                              .kv_blocks = border.kv_blocks,
+                                                              .gpu_act_blocks = here,
+                                                              .gpu_kv_blocks = kv_here},
+                                                   setting.schedule);
+        another->use(*policy, wished, setting.schedule);
+        std::set<std::uint32_t> known = finished;
+        for (const Scheduler::Begun& one : begun) {
+          ASSERT_TRUE(another->go_on_with(requests[one.request.n - 1], one));
+          EXPECT_TRUE(one.blocks.empty() || !another->go_on_with(requests[one.request.n - 1], one))
+              << "blocks were taken twice";
+          known.insert(one.request.n);
+          kept += one.stored;
+        }
+        for (const Request& r : requests) {
+          if (!known.contains(r.id.n)) {
+            another->add(r);
+          }
+        }
+        EXPECT_EQ(another->running(), scheduler->running());
+        EXPECT_EQ(another->waiting(), scheduler->waiting());
+        EXPECT_EQ(another->blocks().free(), scheduler->blocks().free());
+        scheduler = std::move(another);
+        ++hand_overs;
+      }
+    };
+    expect_undisturbed(requests, run(requests, setting));
+  }
+  EXPECT_GT(swaps, 100);
+  EXPECT_GT(moves, 100);
+  EXPECT_GT(breaks, 100);
+  EXPECT_GT(hand_overs, 100);
+  EXPECT_GT(kept, 1000) << "nothing was handed over";
 }
 
 TEST(Schedule, EveryRequestHasTheSameShareOfItsActBlocksOnTheDevice) {

@@ -77,6 +77,13 @@ class SymbolicExecutor {
     return results;
   }
 
+  // Another device, whose blocks nobody has written.
+  void lose_device() {
+    for (const int kind : {kKv, kAct}) {
+      pools_[kHere + kind].assign(pools_[kHere + kind].size(), {});
+    }
+  }
+
   std::int64_t loaded_tokens() const { return loaded_tokens_; }
   std::int64_t load_runs() const { return load_runs_; }
 

@@ -1,0 +1,90 @@
+"""A planner or gpu_executor of a living run, ended and started again in place. The supervisor's side.
+
+`poise restart` (steering.py) writes RUN/restart.json and sends SIGUSR1; what came of it goes to RUN/restarted.json. A
+planner is asked to hand over (SIGUSR1) and leaves at the next iteration boundary, with a journal from which the next
+one goes on; with `kill` it is killed, and what was unfinished is computed again. An executor finishes the orders it
+has. The loader stays: weights and context lie there.
+"""
+
+import json
+import signal
+import time
+
+from .places import EXECUTOR, PLAIN_NAMES, PLANNER
+from .run_directory import read_json
+from .trouble import HANDED_OVER, INTERRUPTED
+
+ASKED, ANSWER = "restart.json", "restarted.json"
+_PATIENCE = 10.0  # seconds for an executor to finish what it has
+_PROGRAMS = {PLAIN_NAMES[name]: name for name in (PLANNER, EXECUTOR)}
+
+
+class Restarts:
+    """`spare`: how many of those that die unasked are replaced, too."""
+
+    def __init__(self, directory, spare=0):
+        self._directory = directory
+        self._spare = spare
+        self._serial = None
+        self._child = None
+        self._since = 0.0
+        self._killed = False
+
+    def begin(self, children):
+        """Does what RUN/restart.json asks, if that is new and can be done."""
+        asked = read_json(self._directory.path / ASKED)
+        serial = asked.get("serial")
+        if serial is None or serial == self._serial:
+            return
+        name = _PROGRAMS.get(asked.get("what"))
+        child = next((child for child in children if child.name == name), None)
+        if child is None:
+            self._answer(serial, refused=f"the run has no {asked.get('what')} yet: ask again in a moment")
+            return
+        if self._child is not None and self._child is not child:
+            self._answer(serial, refused=f"the {self._child.plain_name} is being restarted just now: ask again after that")
+            return
+        self._serial, self._since = serial, self._since if self._child else time.monotonic()
+        self._child = child
+        if asked.get("kill"):
+            self._kill()
+        else:
+            child.signal(signal.SIGUSR1 if name == PLANNER else signal.SIGTERM)
+
+    def hurry(self):
+        """An executor that does not end by itself is ended. A planner may take its time: an iteration can be long."""
+        late = time.monotonic() - self._since > _PATIENCE
+        if self._child and self._child.name == EXECUTOR and late and not self._killed:
+            self._kill()
+
+    def _kill(self):
+        self._killed = True
+        self._child.signal(signal.SIGKILL)
+
+    def pending(self):
+        return self._child is not None
+
+    def replaceable(self, ended):
+        """Of those that ended, the one that another shall replace; None where the run is over."""
+        if len(ended) != 1:
+            return None
+        child, code = ended[0], ended[0].returncode()
+        if child is self._child:
+            expected = (HANDED_OVER,) if child.name == PLANNER else (0, INTERRUPTED)
+            return child if code < 0 or code in expected else None
+        if code < 0 and child.name in (PLANNER, EXECUTOR) and self._spare > 0:
+            self._spare -= 1
+            return child
+        return None
+
+    def replaced(self, old, new):
+        """True where that was asked for."""
+        if old is not self._child:
+            return False
+        self._answer(self._serial, pid=new.pid, seconds=time.monotonic() - self._since, killed=self._killed)
+        self._child, self._killed = None, False
+        return True
+
+    def _answer(self, serial, **facts):
+        self._serial = serial
+        self._directory.write(ANSWER, json.dumps({"serial": serial, **facts}))

@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""Policies swapped, planners and executors restarted while a run goes on: the same tokens, the same loader, nothing read
+again, and every block that was stored still good."""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import time
+
+import harness
+from harness import DEMO_MODEL, comparable, expect, expect_equal, request, test, wait_until
+from mixed_requests import good_request
+from supervisor import steering
+
+# Paced, so that there is time to disturb a run of a few seconds whatever the machine.
+SLOWLY = ("--max-num-seqs", "6", "--compute-gflops", "4")
+POLICIES = ("kv-only", "act-only", "hybrid", "hybrid-static", "kvpr", "row-by-row", "token-recompute", "optimal")
+RESTARTS = 6
+
+
+def work(workspace, count):
+    random = workspace.random
+    lines = [good_request(random, i) for i in range(count)]
+    lines += [
+        request(f"long{i}", "Rosa lives in", max_tokens=random.randrange(50, 150), ignore_eos=True, logprobs=i % 3)
+        for i in range(count)
+    ]
+    random.shuffle(lines)
+    return workspace.write_requests("requests.jsonl", lines)
+
+
+def policy_words(random):
+    name = random.choice(POLICIES)
+    share = []
+    if name in ("hybrid", "kvpr"):
+        share = ["--act-share", str(random.choice((0, 0.25, 0.5, 0.9)))]
+    elif name == "optimal":
+        share = ["--machine", random.choice(("rtx4090-pcie4", "a100-pcie4"))]
+    elif name == "token-recompute":
+        share = ["--recompute-share", str(random.choice((0.1, 0.4)))]
+    return name, share
+
+
+class Disturbed:
+    """A run under way of a model whose weights are gone from disk by now, so that nobody can read them again."""
+
+    def __init__(self, workspace, requests, *options):
+        self.workspace = workspace
+        self.output = workspace / "out.jsonl"
+        self.run = f"{self.output}.poise"
+        model = workspace / "model"
+        shutil.copytree(DEMO_MODEL, model)
+        words = workspace.run_words(requests, self.output, "--served-model-name", DEMO_MODEL, *options, model=model)
+        self.process = workspace.start(*words)
+        wait_until(self.iteration, "the first iteration")
+        for weights in model.glob("*.safetensors"):
+            weights.unlink()
+        self.loader = self.pid("loader")
+        self.read_before = self.bytes_read()
+
+    def status(self):
+        return harness._json(self.workspace / "out.jsonl.poise" / "status.json")
+
+    def iteration(self):
+        return self.status().get("iteration", 0)
+
+    def pid(self, name):
+        return self.workspace.children(self.run).get(name)
+
+    def lives(self):
+        return self.process.poll() is None
+
+    def bytes_read(self):
+        """By the loader, from whatever."""
+        with open(f"/proc/{self.loader}/io", encoding="ascii") as file:
+            return int(file.readline().removeprefix("rchar:"))
+
+    def ask(self, command, *words):
+        """`poise COMMAND WORDS RUN` without a process of its own, for many of them in seconds: what it prints."""
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            expect_equal(command([*words, self.run]), 0, f"the end of {command.__name__} {' '.join(words)}")
+        return printed.getvalue()
+
+    def poise(self, *words):
+        return self.workspace.poise(*words, self.run)
+
+    def check_loader(self):
+        expect_equal(self.pid("loader"), self.loader, "the loader's pid")
+        more = self.bytes_read() - self.read_before
+        expect(more < 4096, f"the loader read {more} bytes")  # its event descriptors: 8 bytes now and then
+
+    def finish(self, oracle):
+        ended = self.workspace.finish(self.process).expect(0)
+        expect_equal(comparable(self.output), oracle, "the disturbed file")
+        return ended
+
+
+def undisturbed(workspace, requests):
+    workspace.run(requests, workspace / "oracle.jsonl").expect(0)
+    return comparable(workspace / "oracle.jsonl")
+
+
+@test
+def policies_are_swapped_and_planners_killed_while_the_run_goes_on(workspace):
+    random = workspace.random
+    requests = work(workspace, 30)
+    oracle = undisturbed(workspace, requests)
+    run = Disturbed(workspace, requests, *SLOWLY)
+    swaps, kills, hand_overs, borders = 0, 0, 0, set()
+    while run.lives() and (swaps < 24 or kills < 3 or hand_overs < 3):
+        time.sleep(random.uniform(0, 0.08))
+        name, share = policy_words(random)
+        if random.random() < 0.25:
+            kill = random.random() < 0.5
+            planner = run.pid("planner")
+            said = run.ask(steering.restart, "planner", "--policy", name, *share, *(["--kill"] if kill else []))
+            expect(name in said and run.pid("planner") != planner, said)
+            kills, hand_overs = kills + kill, hand_overs + (not kill)
+        else:
+            said = run.ask(steering.policy, name, *share, "--json")
+            expect_equal(json.loads(said)["policy"], name, "the policy in force")
+        swaps += 1
+        blocks = run.status()["blocks"]
+        borders.add((blocks["act"], blocks["kv"]))
+        if run.lives():
+            run.check_loader()
+    expect(run.lives(), f"the run was over after {swaps} swaps and {kills} kills: too little work to disturb")
+    said = run.finish(oracle).err
+    expect(len(borders) > 4, f"the border stood still: {borders}")
+    go_on = [line for line in said.splitlines() if "a planner took over before" in line and " 0 requests go on" not in line]
+    expect(len(go_on) >= 3, f"a planner that handed over left nothing: {said}")
+    workspace.poise("inspect", "--check", run.run).expect(0)
+    told = workspace.poise("inspect", run.run).expect(0).out
+    expect(told.count("\npolicy ") > 20, "inspect does not show which policy came into force, and when")
+
+
+@test
+def executors_are_restarted_while_the_run_goes_on(workspace):
+    random = workspace.random
+    requests = work(workspace, 18)
+    oracle = undisturbed(workspace, requests)
+    # A device of a size of its own holds blocks, too; they are lost with it.
+    weights = (DEMO_MODEL / "model.safetensors").stat().st_size
+    run = Disturbed(workspace, requests, *SLOWLY, "--policy", "hybrid", "--act-share", "0.5", "--gpu-memory", str(3 * weights))
+    for number in range(RESTARTS):
+        time.sleep(random.uniform(0, 0.15))
+        executor, planner = run.pid("gpu_executor"), run.pid("planner")
+        kill = ["--kill"] if number % 2 else []
+        run.ask(steering.restart, "gpu_executor", *kill)
+        expect(run.pid("gpu_executor") not in (executor, None), "it is the same executor")
+        expect_equal(run.pid("planner"), planner, "the planner's pid")
+        name, share = policy_words(random)
+        run.ask(steering.policy, name, *share)
+        run.check_loader()
+    expect(run.lives(), "the run was over before it was disturbed enough")
+    said = run.finish(oracle).err
+    expect(", and 0 ACT and 0 KV blocks on the device" not in said, "the device held no blocks: nothing was lost with it")
+    workspace.poise("inspect", "--check", run.run).expect(0)
+    expect_equal(said.count("the gpu_executor is back"), RESTARTS, "times that the planner saw another executor")
+
+
+@test
+def who_dies_unasked_is_replaced_as_often_as_the_run_allows(workspace):
+    requests = work(workspace, 12)
+    oracle = undisturbed(workspace, requests)
+    run = Disturbed(workspace, requests, *SLOWLY, "--restarts", "2")
+    for victim in ("gpu_executor", "planner"):
+        pid = run.pid(victim)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda v=victim, p=pid: run.status().get("pids", {}).get(v) not in (p, 0, None), f"another {victim}")
+        wait_until(lambda: run.status().get("state") == "running", "work to go on")
+        run.check_loader()
+    os.kill(run.pid("planner"), signal.SIGKILL)
+    ended = workspace.finish(run.process).expect(75, "planner was killed", "--resume")
+    expect_equal(ended.err.count("another one goes on"), 2, "replacements that were told of")
+    shutil.copy(DEMO_MODEL / "model.safetensors", workspace / "model")
+    words = ("--served-model-name", DEMO_MODEL, "--resume")
+    workspace.run(requests, run.output, *words, model=workspace / "model").expect(0)
+    expect_equal(comparable(run.output), oracle, "the resumed file")
+
+
+@test
+def what_cannot_be_is_refused_and_the_run_goes_on(workspace):
+    # One request that fills the pool with ACT blocks: as KV blocks, twice as large, it would not fit.
+    requests = workspace.write_requests(
+        "requests.jsonl", [request(i, "Rosa lives in", max_tokens=150, ignore_eos=True) for i in range(7)]
+    )
+    oracle = undisturbed(workspace, requests)
+    run = Disturbed(workspace, requests, "--max-num-seqs", "1", "--compute-gflops", "12", "--policy", "act-only")
+    in_force = "act-only stays in force"
+    run.poise("policy", "no-such-policy").expect(2, "there is no such policy", in_force)
+    run.poise("policy", "kv-only", "--act-share", "0.5").expect(2, "takes no share", in_force)
+    run.poise("policy", "hybrid", "--machine", "abacus").expect(2, "abacus", in_force)
+    run.poise("policy", "kv-only").expect(2, "room for", "--resume", in_force)
+    run.poise("restart", "planner", "--policy", "no-such-policy").expect(2, "there is no such policy", in_force)
+    run.poise("restart", "loader").expect(2, "stays as long as the run")
+    run.poise("restart", "gpu").expect(2, "there is no process gpu")
+    run.poise("restart", "gpu_executor", "--policy", "kv-only").expect(2, "--policy goes with planner")
+    run.poise("policy", "--act-share", "0.5").expect(2, "go with the NAME")
+    (workspace / "out.jsonl.poise" / "policy.json").write_text("{torn")
+    wait_until(lambda: "policy.json" in run.status().get("policy_refusal", ""), "the torn wish to be refused")
+    expect("act-only, from iteration" in run.poise("policy").expect(0).out, "another policy is in force")
+    expect(run.lives(), "the run was over before it was disturbed enough")
+    run.finish(oracle)
+    run.poise("policy", "kv-only").expect(2, "nothing runs in")
+    run.poise("restart", "planner").expect(2, "nothing runs in")
+    workspace.poise("policy", "kv-only", workspace.folder).expect(2, "holds no run")
+    workspace.poise("policy", "a", "b", "c").expect(2, "there is no argument")
+
+
+@test
+def a_stop_ends_a_run_between_planners(workspace):
+    requests = work(workspace, 12)
+    oracle = undisturbed(workspace, requests)
+    run = Disturbed(workspace, requests, *SLOWLY)
+    restart = workspace.start("restart", "planner", run.run)
+    time.sleep(workspace.random.uniform(0.05, 0.3))
+    run.poise("stop").expect(0)
+    workspace.finish(restart)
+    workspace.finish(run.process).expect(75, "--resume")
+    shutil.copy(DEMO_MODEL / "model.safetensors", workspace / "model")
+    words = ("--served-model-name", DEMO_MODEL, "--resume")
+    workspace.run(requests, run.output, *words, model=workspace / "model").expect(0)
+    expect_equal(comparable(run.output), oracle, "the resumed file")
+
+
+if __name__ == "__main__":
+    raise SystemExit(harness.main())
