@@ -94,12 +94,17 @@ nlohmann::ordered_json grid_row(const GridModel& model, const GridMemory& memory
 
 }  // namespace
 
-nlohmann::ordered_json policy_grid() {
+nlohmann::ordered_json policy_grid() { return policy_grid_thinned(1); }
+
+nlohmann::ordered_json policy_grid_thinned(std::size_t every) {
   nlohmann::ordered_json json{{"rows", nlohmann::ordered_json::array()}};
+  std::size_t row = 0;
   for (const GridModel& model : grid_models()) {
     for (const GridMemory& memory : kMemories) {
       for (const GridWork& work : kWorks) {
-        json["rows"].push_back(grid_row(model, memory, work));
+        if (row++ % every == 0) {
+          json["rows"].push_back(grid_row(model, memory, work));
+        }
       }
     }
   }

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "common/trouble.h"
+#include "planner/simulate_grid.h"
 #include "planner/simulate_papers.h"
 
 namespace poise {
@@ -85,9 +86,14 @@ TEST(Simulation, NeverDoesTwoThingsAtOnceOnOneStream) {
 
 // The grid of models (with shared keys, too), machines, memories and lengths. Where requests must wait
 // for one another's blocks, what a placement is worth depends on who ends when, which is not foreseen.
+// A third of the grid, of every model, memory and length; `poise simulate policy-grid` shows all of it.
 TEST(Simulation, OptimalIsTheBestPolicyOrNearlySo) {
   int with_room = 0, best = 0;
-  const auto grid = simulation_named("policy-grid").play();
+#ifdef NDEBUG
+  const auto grid = policy_grid_thinned(3);
+#else
+  const auto grid = policy_grid_thinned(29);  // under sanitizers each row takes seconds
+#endif
   for (const auto& row : grid["rows"]) {
     const double ratio = row["optimal_to_best"].get<double>();
     const bool room = row["room_for_all"].get<bool>();
@@ -95,8 +101,9 @@ TEST(Simulation, OptimalIsTheBestPolicyOrNearlySo) {
     with_room += room ? 1 : 0;
     best += ratio >= 1 ? 1 : 0;
   }
-  EXPECT_GE(with_room, 60);
-  EXPECT_GE(best, 60);
+  const int rows = static_cast<int>(grid["rows"].size());
+  EXPECT_GE(2 * with_room, rows);
+  EXPECT_GE(2 * best, rows);
 }
 
 TEST(Simulation, OfAModelThatDoesNotFitFails) {
