@@ -87,13 +87,16 @@ std::string advice_for_compute(const BalanceSums& sums, const Shares& shares) {
   return "More ACT would not help: computation is the limit, and none of it is for ACT blocks.";
 }
 
-std::string advice_for_neither(const BalanceSums& sums, const Shares& shares) {
+std::string advice_for_neither(const BalanceSums& sums, const Shares& shares,
+                               const BalanceFacts& facts) {
   if (shares.no_orders >= kMuch) {
     return fmt::format(
         "{} of the time there was no order to work on: results were awaited, or the "
-        "next iteration was planned. More requests at a time would make that share "
-        "smaller.",
-        percent(shares.no_orders));
+        "next iteration was planned. {}",
+        percent(shares.no_orders),
+        facts.more_requests.value_or(true)
+            ? "More requests at a time would make that share smaller."
+            : "There were no more requests to make that share smaller.");
   }
   if (sums.mini_batches * 2 <= sums.iterations * 3) {
     return "Most iterations had a single mini-batch, whose blocks cannot come while it computes: "
@@ -132,7 +135,7 @@ std::string words(const BalanceSums& all, const BalanceSums& decode, const Balan
   if (shares.compute >= kBusy) {
     return text + advice_for_compute(sums, shares);
   }
-  return text + advice_for_neither(sums, shares);
+  return text + advice_for_neither(sums, shares, facts);
 }
 
 }  // namespace poise

@@ -1,5 +1,6 @@
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -102,6 +103,8 @@ std::string cell(const nlohmann::ordered_json& value) {
                                  : value.dump();
 }
 
+std::size_t column(const std::string& name) { return std::max<std::size_t>(15, name.size() + 2); }
+
 void print(const SimulateOptions& options) {
   const nlohmann::ordered_json result = simulation_named(options.name).play();
   if (options.json) {
@@ -109,12 +112,12 @@ void print(const SimulateOptions& options) {
     return;
   }
   for (const auto& [name, value] : result["rows"].front().items()) {
-    fmt::print("{:<15}", name);
+    fmt::print("{:<{}}", name, column(name));
   }
   fmt::print("\n");
   for (const auto& row : result["rows"]) {
     for (const auto& [name, value] : row.items()) {
-      fmt::print("{:<15}", cell(value));
+      fmt::print("{:<{}}", cell(value), column(name));
     }
     fmt::print("\n");
   }

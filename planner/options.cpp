@@ -77,6 +77,24 @@ InputOptions input_of(const cxxopts::ParseResult& given) {
   return input;
 }
 
+// What everything costs, of a run or a plan.
+template <typename Options>
+void take_costs(const cxxopts::ParseResult& given, Options& into) {
+  if (given.count("machine") != 0) {
+    into.machine = required_argument(given, "machine");
+    machine_named(*into.machine);  // refuses what there is not
+  }
+  if (given.count("profile") != 0) {
+    into.profile = required_argument(given, "profile");
+    if (into.machine) {
+      fail("--profile and --machine: only one of them can say what everything costs");
+    }
+  }
+  if (given.count("profile-dir") != 0) {
+    into.profile_dir = required_argument(given, "profile-dir");
+  }
+}
+
 PlannerCommand run_command(const std::vector<std::string>& words) {
   cxxopts::Options options(
       "poise-planner",
@@ -121,19 +139,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   if (given.count("recompute-share") != 0) {
     run.policy_options.recompute_share = share(given, "recompute-share");
   }
-  if (given.count("machine") != 0) {
-    run.machine = required_argument(given, "machine");
-    machine_named(*run.machine);  // refuses what there is not
-  }
-  if (given.count("profile") != 0) {
-    run.profile = required_argument(given, "profile");
-    if (run.machine) {
-      fail("--profile and --machine: only one of them can say what everything costs");
-    }
-  }
-  if (given.count("profile-dir") != 0) {
-    run.profile_dir = required_argument(given, "profile-dir");
-  }
+  take_costs(given, run);
   if (run.policy || run.policy_options.act_share || run.policy_options.recompute_share) {
     make_policy(run.policy.value_or("hybrid"), run.policy_options);  // refuses what cannot be
   }
@@ -185,16 +191,7 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
   if (given.count("act-share") != 0) {
     plan.policy_options.act_share = share(given, "act-share");
   }
-  if (given.count("machine") != 0) {
-    plan.machine = required_argument(given, "machine");
-    machine_named(*plan.machine);
-  }
-  if (given.count("profile") != 0) {
-    plan.profile = required_argument(given, "profile");
-  }
-  if (given.count("profile-dir") != 0) {
-    plan.profile_dir = required_argument(given, "profile-dir");
-  }
+  take_costs(given, plan);
   make_policy(plan.policy.value_or("hybrid"), plan.policy_options);  // refuses what cannot be
   take_number(given, "max-num-seqs", 1, kMostOf, plan.batch.max_num_seqs);
   take_number(given, "mini-batch-tokens", kBlockTokens, kMostOf, plan.batch.mini_batch_tokens);

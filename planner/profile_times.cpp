@@ -231,6 +231,12 @@ class ProfileTimes::Reader {
 
 void ProfileTimes::add(const messages::IterationT& tables, const std::vector<StageSpan>& spans) {
   check(!spans.empty(), "a traced iteration has spans");
+  Reader(*this, tables, spans).read(spans);
+  last_end_ns_ = -1;  // what was read here took its time, too
+}
+
+void ProfileTimes::add_between(const std::vector<StageSpan>& spans) {
+  check(!spans.empty(), "a traced iteration has spans");
   std::int64_t begin = INT64_MAX, end = 0;
   for (const StageSpan& one : spans) {
     if (one.span.kind() == SpanKind::Tables) {
@@ -242,7 +248,6 @@ void ProfileTimes::add(const messages::IterationT& tables, const std::vector<Sta
     between_.push_back(static_cast<double>(begin - last_end_ns_) * 1e-9);
   }
   last_end_ns_ = end;
-  Reader(*this, tables, spans).read(spans);
 }
 
 void ProfileTimes::add(Line Profile::*line, double n, Time time) {

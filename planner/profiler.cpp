@@ -17,6 +17,7 @@ constexpr Seconds kMeasuring{2};          // all works of full size together, be
 constexpr int kSmaller = 4;               // so much smaller is a work that is not of full size
 constexpr int kFewestRounds = 3;          // 6 sizes of the head's rows
 constexpr std::int32_t kVisits = 24;      // of each size, all layers and rounds together, at least
+constexpr int kTiny = 12;  // iterations between which next to nothing is decided, built and sent
 
 // What was measured of one executor says nothing of another.
 void check_there(const ExecutorLink& executor) {
@@ -88,7 +89,7 @@ bool Profiler::step(Seconds timeout) {
       moved = executor_.step(timeout);
       check_there(executor_);
       if (executor_.take_results()) {
-        times_->add(tables_, spans_);
+        rested_ ? times_->add_between(spans_) : times_->add(tables_, spans_);
         go_on();
       }
       break;
@@ -108,7 +109,9 @@ void Profiler::go_on() {
   spans_.clear();
   // One round in three is of full size; the others bring sizes between.
   ProfileSizes sizes = sizes_;
-  if (next.round % kFewestRounds != 0) {
+  if (next.tiny) {
+    sizes.scale = {.blocks = 1, .rows = 1};
+  } else if (next.round % kFewestRounds != 0) {
     sizes.scale.blocks = std::max(1, sizes.scale.blocks / kSmaller - next.round);
     sizes.scale.rows = std::max(1, sizes.scale.rows / kSmaller - next.round);
   }
@@ -131,11 +134,14 @@ void Profiler::next_pass() {
     return;
   }
   const ProfileTimes::Outliers outliers = times_->outliers();
-  if (outliers.empty() || std::exchange(repeated_, true)) {
+  if (!outliers.empty() && !std::exchange(repeated_, true)) {
+    repeat(outliers);
+  } else if (!std::exchange(rested_, true)) {
+    works_.assign(kTiny, {.work = ProfileWork::prompts_kv, .round = 0, .tiny = true});
+    go_on();
+  } else {
     phase_ = Phase::over;
-    return;
   }
-  repeat(outliers);
 }
 
 // Their works again, every round: a size of the head's rows comes in one round alone.

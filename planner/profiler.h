@@ -43,6 +43,7 @@ class Profiler {
   struct Work {
     ProfileWork work;
     int round;
+    bool tiny = false;  // of the least size, for the time between iterations alone
   };
 
   void begin(ProfileScale scale, int rounds);
@@ -57,6 +58,7 @@ class Profiler {
   Phase phase_ = Phase::claiming;
   bool small_ = true;  // the first pass, which only finds the scale
   bool repeated_ = false;
+  bool rested_ = false;  // the time between iterations is being measured, or is known
   int rounds_ = 1;
   ProfileSizes sizes_;
   std::deque<Work> works_;

@@ -76,6 +76,8 @@ class ProfileTimes {
     messages::Span span;
   };
   void add(const messages::IterationT& tables, const std::vector<StageSpan>& spans);
+  // Of iterations that follow each other as fast as they are ordered: how long the device rests between.
+  void add_between(const std::vector<StageSpan>& spans);
 
   // Lines of the machine `profile` is named for; its other fields stay as they are.
   void fit(Profile& profile) const;
@@ -105,7 +107,7 @@ class ProfileTimes {
   DeviceLimits limits_;
   std::array<Samples, 16> lines_;  // in the order of profile_lines()
   std::vector<double> between_;
-  std::int64_t last_end_ns_ = -1;  // of the iteration before
+  std::int64_t last_end_ns_ = -1;  // of the iteration before; -1 where it does not count
 };
 
 // Which of the points lie further from the line through all others than five times those others'

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "planner/simulate_papers.h"
@@ -129,8 +130,8 @@ Json capture_figure1() {
                                  : play(system, kMachine, work);
     rows.push_back({{"cache", name},
                     {"tokens_per_second", run.tokens_per_second},
-                    {"link_idle", 1 - run.link_busy},
-                    {"gpu_idle", 1 - run.compute_busy}});
+                    {"link_idle", std::max(0.0, 1 - run.link_busy)},
+                    {"gpu_idle", std::max(0.0, 1 - run.compute_busy)}});
     timelines[name] = timeline_of(run, 20);
   }
   Json json =

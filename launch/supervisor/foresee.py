@@ -54,10 +54,13 @@ def text(found):
     ], host["allowed"])  # fmt: skip
     lines += _table("GPU memory", [(one["name"], one["bytes"], one["what"]) for one in gpu["lines"]], gpu["allowed"])
     each, whole = found["decode_iteration_bytes"], found["bytes"]
+    lines.append("predicted")
+    if found["at_a_time"]:  # else every answer is one token, which its prompt brings
+        lines.append(
+            f"  {'decoding iteration':22} {found['decode_iteration_seconds'] * 1e3:10.4g} ms, {found['at_a_time']} requests at a "
+            f"time: {found['decode_tokens_per_second']:.4g} tokens/s; over the link {_bytes(each)}"
+        )
     lines += [
-        "predicted",
-        f"  {'decoding iteration':22} {found['decode_iteration_seconds'] * 1e3:10.4g} ms, {found['at_a_time']} requests at a "
-        f"time: {found['decode_tokens_per_second']:.4g} tokens/s; over the link {_bytes(each)}",
         f"  {'prefill':22} {found['prefill_tokens_per_second']:10.4g} tokens/s, {duration(found['prefill_seconds'])} in all",
         f"  {'whole run':22} {found['tokens_per_second']:10.4g} tokens/s, {duration(found['seconds'])}; over the link "
         f"{_bytes(whole)}",

@@ -7,7 +7,7 @@ import subprocess
 from .options import normalised, parser
 from .paper_figures import draw
 from .places import PLANNER, program
-from .trouble import DONE, tell
+from .trouble import DONE, of_system, tell
 
 
 def policies(words):
@@ -42,8 +42,11 @@ def _draw(name, path):
     if ended.returncode:
         return None
     text = draw(name, json.loads(ended.stdout))
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as problem:  # which names no file where a device is full
+        raise of_system(OSError(problem.errno, f"the picture cannot be written: {problem.strerror}", path or "--svg")) from None
     return ended.stdout
 
 

@@ -84,7 +84,9 @@ def bytes_text(number):
 
 
 def duration(seconds):
-    """'8.3 s', '4 min 05 s', '2 h 10 min'."""
+    """'12 ms', '8.3 s', '4 min 05 s', '2 h 10 min'."""
+    if 0 < seconds < 0.95:
+        return f"{seconds * 1e3:.3g} ms"
     if seconds < 60:
         return f"{seconds:.1f} s"
     whole = int(seconds)

@@ -81,7 +81,8 @@ def _of_run(given):
     directory = RunDirectory(Path(given.run))
     directory.require_a_run()
     facts = {**directory.status(), "state": "running" if directory.lives() else directory.state()}
-    facts |= {"run_dir": str(directory.path), "results": finished_lines(directory), "output": directory.published()}
+    results = facts.get("done", 0) if facts["state"] == FINISHED else finished_lines(directory)
+    facts |= {"run_dir": str(directory.path), "results": results, "output": directory.published()}
     if given.json:
         tell(json.dumps(facts))
         return DONE

@@ -23,8 +23,27 @@ def near(value, wanted, share, what):
     expect(abs(value - wanted) <= share * wanted, f"{what}: {value:.4g}, {wanted:.4g} wanted within {share:.0%}")
 
 
+def soon(attempt, times=4):
+    """What holds of a machine that lets threads run when they are due holds in one of a few attempts on a busy one."""
+    for left in reversed(range(times)):
+        try:
+            return attempt()
+        except harness.Failed:
+            if not left:
+                raise
+
+
 @test
 def profile_finds_the_speeds_that_were_set(workspace):
+    soon(lambda: the_speeds_are_found(workspace))
+    kept = list((workspace / "cache" / "poise" / "profiles").iterdir())
+    expect_equal(sorted(path.suffix for path in kept), [".json", ".svg"], "what is kept")
+    picture = next(path for path in kept if path.suffix == ".svg").read_text()
+    circles = sum(1 for one in xml.fromstring(picture).iter() if one.tag.endswith("circle"))
+    expect(circles >= 60, f"{circles} points drawn")
+
+
+def the_speeds_are_found(workspace):
     profile = measured(workspace)
     act = BLOCK * HIDDEN * WIDTH / (LINK * 1e9)
     near(profile["load_act"]["b"], act, 0.05, "seconds an ACT block over the link")
@@ -36,11 +55,7 @@ def profile_finds_the_speeds_that_were_set(workspace):
     for name in ("load_act", "load_kv", "kv_gen", "forward"):
         expect(profile[name]["r2"] >= 0.99, f"{name}: R² {profile[name]['r2']}")
         expect(len(profile[name]["points"]) >= 6, f"{name}: {len(profile[name]['points'])} points")
-    kept = list((workspace / "cache" / "poise" / "profiles").iterdir())
-    expect_equal(sorted(path.suffix for path in kept), [".json", ".svg"], "what is kept")
-    picture = next(path for path in kept if path.suffix == ".svg").read_text()
-    circles = sum(1 for one in xml.fromstring(picture).iter() if one.tag.endswith("circle"))
-    expect(circles >= 60, f"{circles} points drawn")
+    expect(0 < profile["between"] < 3e-4, f"{profile['between']} s between iterations of which none has much to decide")
 
 
 @test
@@ -49,11 +64,16 @@ def a_run_takes_as_long_as_was_planned_and_predicted(workspace):
     requests = workspace.write_requests(
         "in.jsonl", [request(i, prompt, max_tokens=6, ignore_eos=True) for i in range(10)]
     )
+    soon(lambda: times_are_as_predicted(workspace, requests))
+
+
+def times_are_as_predicted(workspace, requests):
     measured(workspace, *SLOW)
     for policy in ("kv-only", "act-only"):
         words = ("--model", DEMO_MODEL, "-i", requests, *SET, *SLOW, "--policy", policy, "--gpu-memory", "6MiB")
         planned = json.loads(workspace.poise("plan", *words, "--json").expect(0).out)
-        workspace.poise("run", *words, "-o", workspace / f"{policy}.jsonl").expect(0, "were predicted")
+        shutil.rmtree(workspace / f"{policy}.jsonl.poise", ignore_errors=True)
+        workspace.poise("run", *words, "-o", workspace / f"{policy}.jsonl", "--overwrite").expect(0, "were predicted")
         directory = workspace / f"{policy}.jsonl.poise"
         status = json.loads((directory / "status.json").read_text())
         each = "decode_iteration_seconds"
@@ -110,6 +130,7 @@ def a_plan_refuses_with_numbers_what_cannot_fit(workspace):
     workspace.poise(*words, "--machine", "rtx4090-pcie4", "--gpu-memory", "4GiB").expect(2, "device memory", "4096.0 MiB")
     workspace.poise(*words).expect(2, "--machine", "poise profile", "h200-pcie5")
     workspace.poise(*words, "--machine", "abacus").expect(2, "abacus")
+    workspace.poise(*words, "--machine", "l4-pcie4", "--profile", requests).expect(2, "--profile", "--machine")
 
 
 if __name__ == "__main__":

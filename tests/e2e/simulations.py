@@ -31,7 +31,8 @@ def what_cannot_be_played_or_drawn_is_refused_in_a_sentence(workspace):
     picture = workspace / "picture.svg"
     workspace.poise("simulate", "capture-table9", "--svg", picture).expect(2, "capture-table3")
     expect(not picture.exists(), "a picture of nothing")
-    workspace.poise("simulate", "capture-table3", "--svg", workspace / "no" / "such.svg").expect(2)
+    workspace.poise("simulate", "capture-table3", "--svg", workspace / "no" / "such.svg").expect(2, "such.svg")
+    workspace.poise("simulate", "capture-table3", "--svg", "/dev/full").expect(73, "/dev/full")
 
 
 if __name__ == "__main__":

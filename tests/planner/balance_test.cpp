@@ -152,6 +152,10 @@ TEST(BalanceWords, OfBothBusySayThatNothingIsToBeWon) {
 TEST(BalanceWords, OfNeitherBusySayWhy) {
   EXPECT_THAT(said_of({.link = 40, .compute = 50, .for_blocks = 10}),
               HasSubstr("40 % of the time there was no order to work on"));
+  EXPECT_THAT(said_of({.link = 40, .compute = 50, .for_blocks = 10}, {.more_requests = true}),
+              HasSubstr("More requests at a time would make that share smaller"));
+  EXPECT_THAT(said_of({.link = 40, .compute = 50, .for_blocks = 10}, {.more_requests = false}),
+              HasSubstr("There were no more requests"));
   EXPECT_THAT(said_of({.link = 50, .compute = 50, .for_blocks = 49, .mini_batches = 1}),
               HasSubstr("a single mini-batch"));
   EXPECT_THAT(

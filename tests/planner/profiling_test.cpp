@@ -182,6 +182,22 @@ TEST(ProfileTimes, ThatLieFarOffAreForgottenAndMeasuredAgain) {
   EXPECT_EQ(line->remeasured, 1);
 }
 
+TEST(ProfileTimes, BetweenIterationsAreThoseOfTheOnesOrderedAtOnce) {
+  const auto iteration = [](std::int64_t begin, std::int64_t end) {
+    return std::vector<ProfileTimes::StageSpan>{
+        {0, messages::Span(SpanKind::Tables, 0, 0, 0, 0, 0, begin, begin + 10)},
+        {2, messages::Span(SpanKind::Results, 1, 0, 0, 0, 0, begin + 10, end)}};
+  };
+  Measuring measuring;
+  measuring.times.add_between(iteration(1'000, 5'000));
+  measuring.go(some_machine());  // what came before it, and the reading of it, does not count
+  measuring.times.add_between(iteration(9'000'000, 9'001'000));
+  measuring.times.add_between(iteration(9'008'000, 9'009'000));
+  Profile found;
+  measuring.times.fit(found);
+  EXPECT_NEAR(found.between.n, 7e-6, 1e-12);
+}
+
 TEST(FarPoints, AreThoseFarFromTheLineOfAllOthers) {
   std::vector<Point> points;
   for (int n = 1; n <= 9; ++n) {
