@@ -52,9 +52,10 @@ Profiler::Profiler(ProfiledMachine machine, LoaderLink& loader, ExecutorLink& ex
 Profiler::~Profiler() { executor_.watch(nullptr); }
 
 void Profiler::begin(ProfileScale scale, int rounds) {
-  sizes_ = profile_sizes(machine_.shape, machine_.dtype, scale,
-                         std::min(kLargestPool, machine_.host_free / kShareOfHost),
-                         machine_.gpu_overhead + page_tables_of(kLargestPool), machine_.gpu_memory);
+  const Bytes pool = std::min(kLargestPool, machine_.host_free / kShareOfHost);
+  const Bytes tables = machine_.device.starts_with("cpu") ? Bytes{0} : page_tables_of(kLargestPool);
+  sizes_ = profile_sizes(machine_.shape, machine_.dtype, scale, pool,
+                         machine_.gpu_overhead + tables, machine_.gpu_memory);
   rounds_ = rounds;
   for (int round = 0; round < rounds; ++round) {
     for (const ProfileWork work : kProfileWork) {
