@@ -167,7 +167,9 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
   add_input(options);
   const auto text = [] { return cxxopts::value<std::string>(); };
   options.add_options()("dtype", "of weights and context", text())("policy", "name", text())(
-      "act-share", "share of ACT blocks", text())("machine", "whose costs to count with", text())(
+      "act-share", "share of ACT blocks", text())("recompute-share",
+                                                  "share of context as ids alone", text())(
+      "machine", "whose costs to count with", text())(
       "profile", "costs that were measured", text())("profile-dir", "where such are kept", text())(
       "max-num-seqs", "requests at a time", text())("mini-batch-tokens", "context", text())(
       "prefill-tokens", "rows of prompts in an iteration", text())(
@@ -190,6 +192,9 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
   }
   if (given.count("act-share") != 0) {
     plan.policy_options.act_share = share(given, "act-share");
+  }
+  if (given.count("recompute-share") != 0) {
+    plan.policy_options.recompute_share = share(given, "recompute-share");
   }
   take_costs(given, plan);
   make_policy(plan.policy.value_or("hybrid"), plan.policy_options);  // refuses what cannot be

@@ -130,6 +130,8 @@ def a_plan_refuses_with_numbers_what_cannot_fit(workspace):
     workspace.poise(*words, "--machine", "rtx4090-pcie4", "--gpu-memory", "4GiB").expect(2, "device memory", "4096.0 MiB")
     workspace.poise(*words).expect(2, "--machine", "poise profile", "h200-pcie5")
     workspace.poise(*words, "--machine", "abacus").expect(2, "abacus")
+    shares = ("--policy", "token-recompute", "--recompute-share", "0.5")
+    workspace.poise(*words, "--machine", "l4-pcie4", *shares).expect(2, "host memory")  # and not the share
     workspace.poise(*words, "--machine", "l4-pcie4", "--profile", requests).expect(2, "--profile", "--machine")
 
 
