@@ -81,6 +81,7 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 static_assert(offsetof(ControlSegment, run_id) == 64 && offsetof(ControlSegment, shape) == 128);
 static_assert(offsetof(ControlSegment, loader_state) == 256 &&
               offsetof(ControlSegment, pool_epoch) == 320);
+static_assert(offsetof(ControlSegment, released_layers) == 280);
 static_assert(offsetof(ControlSegment, progress) == 384);
 static_assert(sizeof(ControlSegment) == 768 && std::is_standard_layout_v<ControlSegment>);
 

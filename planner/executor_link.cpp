@@ -161,7 +161,8 @@ void ExecutorLink::take(const messages::Hello& hello, std::uint32_t epoch) {
   greeting_ = Greeting{.pid = static_cast<std::int32_t>(hello.pid()),
                        .device = hello.device() != nullptr ? hello.device()->str() : "",
                        .memory = bytes_of(hello.device_memory()),
-                       .overhead = bytes_of(hello.device_overhead())};
+                       .overhead = bytes_of(hello.device_overhead()),
+                       .resident_layers = hello.resident_layers()};
   channel_->set_epochs({.planner = channel_->epochs().planner, .executor = epoch});
 }
 

@@ -32,9 +32,10 @@ class ExecutorLink {
  public:
   struct Greeting {
     std::int32_t pid;
-    std::string device;  // "cpu, 2 threads"
-    Bytes memory;        // it could use at most
-    Bytes overhead;      // of it, taken beside buffers
+    std::string device;                 // "cpu, 2 threads"
+    Bytes memory;                       // it could use at most
+    Bytes overhead;                     // of it, taken beside buffers
+    std::int32_t resident_layers = -1;  // whose weights it holds already; -1: none yet
   };
 
   // `log` outlives this.

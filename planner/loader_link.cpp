@@ -19,6 +19,12 @@ bool LoaderLink::step(Seconds timeout) {
     greeted_ = true;
   } else if (const auto* grant = (*message)->body_as_PoolGrant()) {
     take(*grant);
+  } else if (const auto* held = (*message)->body_as_WeightsHeld()) {
+    weights_asked_ = false;
+    if (!held->done()) {
+      fail(Exit::interrupted, "the loader: {}",
+           held->sentence() != nullptr ? held->sentence()->str() : "it gave no reason");
+    }
   } else if (const auto* stop = (*message)->body_as_Stop()) {
     fail(Exit::interrupted, "the loader ends: {}",
          stop->reason() != nullptr ? stop->reason()->str() : "it gave no reason");
@@ -66,8 +72,20 @@ void LoaderLink::take(const messages::PoolGrant& grant) {
                                .kv_blocks = grant.kv_blocks()}};
 }
 
-void LoaderLink::release() {
-  if (grant_) {
+void LoaderLink::release_weights(std::int32_t resident_layers) {
+  weights_asked_ = true;
+  if (!send(*channel_, messages::WeightsReleaseT{.resident_layers = resident_layers})) {
+    fail(Exit::interrupted, "the loader is gone");
+  }
+}
+
+void LoaderLink::restore_weights() {
+  weights_asked_ = true;
+  send(*channel_, messages::WeightsRestoreT{});
+}
+
+void LoaderLink::release(bool left_over) {
+  if (grant_ || left_over) {
     send(*channel_, messages::PoolReleaseT{});
   }
 }

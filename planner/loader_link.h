@@ -37,8 +37,13 @@ class LoaderLink {
   // so. REQUIRES: granted, settled(); no iteration is under way.
   void move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks);
   bool settled() const { return !moving_; }
-  // The pool is not needed any more.
-  void release();
+  // The pool is not needed any more; `left_over`: nor is one that another planner claimed.
+  void release(bool left_over = false);
+  // Weights that a device holds, off the host; all weights, back on it. Done once nothing is asked
+  // for any more; a step fails where the loader refuses. REQUIRES: greeted().
+  void release_weights(std::int32_t resident_layers);
+  void restore_weights();
+  bool asked_for_weights() const { return weights_asked_; }
 
  private:
   void take(const messages::PoolGrant& grant);
@@ -49,6 +54,7 @@ class LoaderLink {
   messages::PoolClaimT claim_;
   std::optional<Grant> grant_;
   bool moving_ = false;
+  bool weights_asked_ = false;
 };
 
 }  // namespace poise

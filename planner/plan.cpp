@@ -9,6 +9,7 @@
 
 #include "common/model_config.h"
 #include "common/trouble.h"
+#include "planner/arrangement.h"
 #include "planner/orders.h"
 #include "planner/request_sizes.h"
 #include "planner/tokenizer/tokenizer.h"
@@ -71,7 +72,7 @@ struct SetUp {
   std::unique_ptr<Policy> policy;
   Demand demand;
   Placement placement;
-  Bytes cap, overhead, weights, host_allowed;
+  Bytes cap, overhead, weights, host_allowed;  // `weights`: those that the host keeps
 };
 
 SetUp set_up(const PlanOptions& options, const ModelConfig& model,
@@ -99,31 +100,19 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
         static_cast<double>(made.weights.n) / static_cast<double>(kGiB.n),
         static_cast<double>(made.host_allowed.n) / static_cast<double>(kGiB.n));
   }
-  BlockBudget budget{.weights = made.weights,
-                     .available = made.profile.host_memory - made.weights,
-                     .host_memory = options.host_memory};
-  const bool holds_blocks = !device_is_host || options.gpu_memory.has_value();
-  const DeviceMemory memory{
-      .cap = made.cap, .overhead = made.profile.gpu_overhead, .pins_host_memory = !device_is_host};
-  for (int round = 0; round < (device_is_host ? 2 : 1); ++round) {
-    made.overhead = made.profile.gpu_overhead;
-    const Allocation host =
-        allocate_host(*made.policy, made.shape, made.dtype, made.demand, options.batch, budget,
-                      holds_blocks ? std::optional(memory) : std::nullopt);
-    if (!device_is_host) {
-      const auto region = region_bytes(block_sizes(made.shape, made.dtype), host);
-      made.overhead +=
-          page_tables_of({static_cast<std::int64_t>(region) * made.shape.num_hidden_layers});
-    }
-    made.placement =
-        holds_blocks
-            ? place_blocks(made.shape, made.dtype, made.demand, host, options.batch, made.overhead,
-                           made.cap)
-            : Placement{host, choose_device_limits(made.shape, made.dtype, made.demand, host,
-                                                   options.batch, made.overhead, made.cap)};
-    budget.device_in_host =
-        plan_device_memory(made.shape, made.dtype, made.placement.device, Bytes{0}).total;
-  }
+  const BlockBudget budget{.weights = made.weights,
+                           .available = made.profile.host_memory - made.weights,
+                           .host_memory = options.host_memory};
+  const Arrangement arranged =
+      arrange(*made.policy, made.shape, made.dtype, made.demand, options.batch, budget,
+              {.cap = made.cap,
+               .overhead = made.profile.gpu_overhead,
+               .is_host = device_is_host,
+               .holds_blocks = !device_is_host || options.gpu_memory.has_value()});
+  made.placement = {arranged.host, arranged.device};
+  made.overhead = arranged.overhead;
+  made.weights =
+      made.weights - weight_layout(made.shape, made.dtype).layer.bytes * arranged.released_layers;
   return made;
 }
 

@@ -81,8 +81,16 @@ bool Planner::step() {
       moved = step_executor(kWait);
       if (executor_->returned()) {
         configure();
+      } else if (executor_->ready() && layers_to_release_ > 0 && released_layers() == 0) {
+        release_weights();
       } else if (executor_->ready()) {
         begin_running();
+      }
+      break;
+    case Phase::releasing:
+      moved = loader_->step(kWait);
+      if (!loader_->asked_for_weights()) {
+        claim_pool();
       }
       break;
     case Phase::running:
@@ -229,6 +237,9 @@ void Planner::finish() {
 void Planner::leave(const std::string& reason) {
   if (loader_) {
     loader_->release();
+    if (released_layers() > 0) {  // a loader that is kept is kept whole
+      loader_->restore_weights();
+    }
   }
   if (executor_ && options_.death_descriptor < 0) {
     executor_->stop(reason);

@@ -10,6 +10,8 @@
 //   profiling    the executor to be measured; only where costs are wanted that nobody has
 //   claiming     the pool
 //   configuring  the executor to be Ready
+//   releasing    the loader to give weights' memory back that a device holds: before the pool, which
+//                gets it; the executor is then configured a second time
 //   running      the iteration under way, again and again; between two of them a policy may be
 //                swapped, the executor be another, or the work be handed over to another planner
 //   over         nothing: see outcome()
@@ -52,7 +54,16 @@ class Planner {
   std::string summary() const;
 
  private:
-  enum class Phase { loading, greeting, profiling, claiming, configuring, running, over };
+  enum class Phase {
+    loading,
+    greeting,
+    profiling,
+    claiming,
+    configuring,
+    releasing,
+    running,
+    over
+  };
 
   bool load();
   void open_results_and_take_stock();
@@ -66,6 +77,10 @@ class Planner {
   void choose_as_wished();
   void place_blocks(bool device_is_host, std::optional<Bytes> pool = {}, Bytes given_back = {});
   Bytes device_cap() const;
+  std::int32_t released_layers() const;
+  bool weights_are_there();
+  void claim_pool();
+  void release_weights();
   bool configure();
   void begin_running();
   bool run();
@@ -120,6 +135,8 @@ class Planner {
   Allocation host_;  // as the policy wishes it; the border may still be on its way there
   DeviceLimits device_limits_;
   Bytes device_overhead_{};
+  std::int32_t layers_to_release_ =
+      0;  // their weights, to the device alone, before a pool is claimed
   PackLimits pack_limits_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<OrderTables> order_tables_;

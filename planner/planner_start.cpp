@@ -9,6 +9,7 @@
 
 #include "common/sha256.h"
 #include "common/trouble.h"
+#include "planner/arrangement.h"
 #include "planner/clock.h"
 #include "planner/greeting.h"
 #include "planner/planner.h"
@@ -103,11 +104,29 @@ void Planner::begin_greeting() {
 bool Planner::greet() {
   const bool loader_moved = loader_->step(loader_->greeted() ? Seconds{0} : kShortWait);
   const bool executor_moved = executor_->step(executor_->greeting() ? Seconds{0} : kShortWait);
-  if (loader_->greeted() && executor_->greeting() && find_profile()) {
+  if (loader_->greeted() && executor_->greeting() && weights_are_there() && find_profile()) {
     decide_sizes();
   }
   report();
   return loader_moved || executor_moved;
+}
+
+// On the host, or where the host released them (for a planner before this one) on the device. Else they
+// come back first, and the pool that has their place goes.
+bool Planner::weights_are_there() {
+  const std::int32_t released = released_layers();
+  if (released == 0 || executor_->greeting()->resident_layers == released) {
+    return true;
+  }
+  if (!loader_->asked_for_weights()) {
+    fmt::print("the weights of {} layers are read again: no device holds them any more\n",
+               released);
+    std::fflush(stdout);
+    journal_.reset();
+    loader_->release(true);
+    loader_->restore_weights();
+  }
+  return false;
 }
 
 // Which policy, and what everything costs, where that is known. False where it is to be measured
@@ -222,10 +241,30 @@ void Planner::decide_sizes() {
   fmt::print("{}", text);
   std::fflush(stdout);
   spdlog::info("{}", text);
-  if (!there) {
-    loader_->claim(region, host_);
+  if (there) {
+    phase_ = Phase::claiming;
+  } else if (layers_to_release_ > 0) {  // once the device has them
+    const std::string told = fmt::format(
+        "the weights of {} layers stay on the device alone; their host memory goes to blocks",
+        layers_to_release_);
+    fmt::print("{}\n", told);
+    std::fflush(stdout);
+    spdlog::info("{}", told);
+    configure();
+  } else {
+    claim_pool();
   }
+}
+
+void Planner::claim_pool() {
+  loader_->claim(region_bytes(block_sizes(control_->shape, control_->dtype), host_), host_);
   phase_ = Phase::claiming;
+}
+
+// The device holds the layers: the host need not.
+void Planner::release_weights() {
+  loader_->release_weights(layers_to_release_);
+  phase_ = Phase::releasing;
 }
 
 // As find_profile chose; and where this planner takes over, as the last wish says, which may be why it
@@ -268,36 +307,28 @@ void Planner::choose_as_wished() {
 // How many blocks there are, where, and what the device's buffers hold. `pool`: in so many bytes,
 // which are there already; `given_back`: what a new pool could have beside what is free.
 void Planner::place_blocks(bool device_is_host, std::optional<Bytes> pool, Bytes given_back) {
-  const ExecutorLink::Greeting& device = *executor_->greeting();
-  const ModelShape& shape = control_->shape;
-  const DType dtype = control_->dtype;
-  const Bytes cap = device_cap();
-  Bytes overhead = device.overhead;
-  BlockBudget budget{.weights = {static_cast<std::int64_t>(control_->weights_bytes)},
-                     .available = available_host_memory() + given_back,
-                     .host_memory = options_.host_memory,
-                     .pool = pool};
-  // Host memory in two places saves nothing: a CPU device holds blocks where it was given a size.
-  const bool holds_blocks = !device_is_host || options_.gpu_memory.has_value();
-  const DeviceMemory memory{.cap = cap, .overhead = overhead, .pins_host_memory = !device_is_host};
-  for (int round = 0; round < (device_is_host ? 2 : 1); ++round) {
-    host_ = allocate_host(*policy_, shape, dtype, demand_, options_.batch, budget,
-                          holds_blocks ? std::optional(memory) : std::nullopt);
-    if (!device_is_host) {
-      const auto region = region_bytes(block_sizes(shape, dtype), host_);
-      overhead += page_tables_of(
-          pool.value_or(Bytes{static_cast<std::int64_t>(region) * shape.num_hidden_layers}));
-    }
-    const Placement placement =
-        holds_blocks
-            ? poise::place_blocks(shape, dtype, demand_, host_, options_.batch, overhead, cap)
-            : Placement{host_, choose_device_limits(shape, dtype, demand_, host_, options_.batch,
-                                                    overhead, cap)};
-    host_ = placement.host;
-    device_limits_ = placement.device;
-    budget.device_in_host = plan_device_memory(shape, dtype, device_limits_, Bytes{0}).total;
-  }
-  device_overhead_ = overhead;
+  const std::int32_t released = released_layers();
+  const Bytes gone = weight_layout(control_->shape, control_->dtype).layer.bytes * released;
+  const Arrangement made =
+      arrange(*policy_, control_->shape, control_->dtype, demand_, options_.batch,
+              {.weights = Bytes{static_cast<std::int64_t>(control_->weights_bytes)} - gone,
+               .available = available_host_memory() + given_back,
+               .host_memory = options_.host_memory,
+               .pool = pool},
+              {.cap = device_cap(),
+               .overhead = executor_->greeting()->overhead,
+               .is_host = device_is_host,
+               .holds_blocks = !device_is_host || options_.gpu_memory.has_value()},
+              released > 0 ? std::optional(released) : std::nullopt);
+  host_ = made.host;
+  device_limits_ = made.device;
+  device_overhead_ = made.overhead;
+  layers_to_release_ = made.released_layers;
+}
+
+// Whose weights the executor's device holds and the host does not.
+std::int32_t Planner::released_layers() const {
+  return static_cast<std::int32_t>(control_->released_layers.load(std::memory_order_acquire));
 }
 
 Bytes Planner::device_cap() const {
@@ -306,7 +337,9 @@ Bytes Planner::device_cap() const {
 }
 
 bool Planner::configure() {
-  log_pool();
+  if (loader_->grant()) {
+    log_pool();
+  }
   executor_->configure(device_limits_, device_cap(),
                        weight_layout(control_->shape, control_->dtype), options_.trace);
   phase_ = Phase::configuring;

@@ -39,15 +39,17 @@ std::unique_ptr<Policy> Planner::make_policy_as(const PolicyWish& wish) const {
 }
 
 Standing Planner::standing() const {
-  return {.shape = control_->shape,
-          .dtype = control_->dtype,
-          .demand = demand_,
-          .batch = options_.batch,
-          .pool = loader_->grant()->partition,
-          .gpu_act_blocks = host_.gpu_act_blocks,
-          .gpu_kv_blocks = host_.gpu_kv_blocks,
-          .overhead = device_overhead_,
-          .cap = device_cap()};
+  return {
+      .shape = control_->shape,
+      .dtype = control_->dtype,
+      .demand = demand_,
+      .batch = options_.batch,
+      .pool = loader_->grant()->partition,
+      .gpu_act_blocks = host_.gpu_act_blocks,
+      .gpu_kv_blocks = host_.gpu_kv_blocks,
+      .overhead = device_overhead_,
+      .cap = device_cap(),
+      .resident_layers = released_layers() > 0 ? std::optional(released_layers()) : std::nullopt};
 }
 
 // ---- between two iterations
@@ -170,6 +172,12 @@ bool Planner::move_border() {
 // Another executor, or one that lost sight of us: it knows of nothing that was under way, and blocks
 // on the device are lost. What they held is computed again, to the same bits.
 void Planner::go_on_with_executor() {
+  if (released_layers() > 0) {
+    fail(Exit::interrupted,
+         "the gpu_executor that ended held the weights of {} layers, whose host memory went to "
+         "blocks: they must be read again",
+         released_layers());
+  }
   tell("the gpu_executor is back: the iteration under way is sent again");
   parts_.clear();
   scheduler_->abandon(true);

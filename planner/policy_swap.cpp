@@ -117,6 +117,9 @@ SwapPlan plan_swap(const Policy& policy, const Standing& standing) {
   reach.placed = true;
   reach.act_blocks = std::max(reach.act_blocks, standing.pool.act_blocks);
   reach.kv_blocks = std::max(reach.kv_blocks, standing.pool.kv_blocks);
+  if (standing.resident_layers) {
+    reach.resident_layers = standing.resident_layers;
+  }
   plan.device = choose_device_limits(standing.shape, standing.dtype, demand, reach, standing.batch,
                                      standing.overhead, standing.cap);
   return plan;

@@ -60,7 +60,8 @@ struct Standing {
   // These stay as they are.
   std::uint32_t gpu_act_blocks = 0;
   std::uint32_t gpu_kv_blocks = 0;
-  Bytes overhead, cap;  // of the device
+  Bytes overhead, cap;                                         // of the device
+  std::optional<std::int32_t> resident_layers = std::nullopt;  // where the host has no others
 };
 
 // What a policy would have of it.

@@ -59,8 +59,9 @@ class Child:
         processes.send(self.descriptor, number)
 
     def may_stay(self, control):
-        """Whether this one, started to be kept, has become a loader worth keeping."""
-        return self.returncode() is None and control.loader_state == segments.SEALED
+        """Whether this one, started to be kept, has become a loader worth keeping: also while it reads again what it had
+        released."""
+        return self.returncode() is None and (control.loader_state == segments.SEALED or control.was_sealed)
 
     def said(self):
         """What it wrote to stderr."""

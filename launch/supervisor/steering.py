@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from . import processes, quantities
+from . import processes, quantities, segments
 from .options import normalised, parser
 from .restarts import ANSWER, ASKED
 from .run_directory import RunDirectory, read_json
@@ -123,10 +123,22 @@ def restart(words):
     directory.require_a_run()
     supervisor = _supervisor(_living(directory))
     try:
+        _refuse_where_weights_would_go(directory, given)
         serial = _wish(directory, given.policy, _options(given)) if given.policy else 0
         return _restarted(directory, supervisor, given, serial)
     finally:
         os.close(supervisor)
+
+
+def _refuse_where_weights_would_go(directory, given):
+    control = segments.ControlView(str(read_json(directory.path / "run.json").get("run_id")))
+    layers = control.released_layers
+    control.close()
+    if given.what == "gpu_executor" and layers:
+        raise Refusal(
+            f"the weights of {layers} layers are on the device alone, their host memory went to blocks: without its "
+            f"gpu_executor the run must read them again; stop it and go on with --resume"
+        )
 
 
 def _supervisor(directory):

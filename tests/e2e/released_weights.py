@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Where host memory is short, weights that the device holds give theirs to blocks: the same answers, more of them at a
+time, and a loader that is whole again whatever happened."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import harness
+from ends import long_requests, wait_for_results
+from harness import DEMO, comparable, expect, expect_equal, test, wait_until
+
+# The demo model's weights are 2.7 MiB; so the device keeps a layer, and the host's blocks have little room.
+TIGHT = ("--policy", "act-only", "--gpu-memory", "9MiB", "--max-num-seqs", "64")
+SAID = "stay on the device alone"
+
+
+def kept(workspace):
+    loaders = json.loads(workspace.poise("status", "--json").expect(0).out)["kept_loaders"]
+    expect_equal(len(loaders), 1, "kept loaders")
+    return loaders[0]["pid"]
+
+
+def short_of_memory(workspace):
+    """Options of a run whose requests find too few blocks beside the weights."""
+    return (*TIGHT, "--host-memory", "3500KiB")
+
+
+@test
+def more_requests_run_at_a_time_and_answer_the_same(workspace):
+    questions = DEMO / "questions.jsonl"
+    workspace.run(questions, workspace / "plenty", *TIGHT).expect(0)
+    ended = workspace.run(questions, workspace / "short", *short_of_memory(workspace)).expect(0, SAID)
+    expect_equal(comparable(workspace / "short"), comparable(workspace / "plenty"), "answers")
+    expect(SAID not in workspace.run(questions, workspace / "again", *TIGHT).expect(0).err, "released without need")
+    blocks = json.loads((Path(f"{workspace / 'short'}.poise") / "status.json").read_text())["blocks"]
+    rows = (3500 << 10) - os.stat(harness.DEMO_MODEL / "model.safetensors").st_size  # without it, bytes for blocks
+    expect(blocks["act"] * 6 * 16 * 2 * 96 > rows or rows <= 0, f"no more blocks than beside all weights: {blocks}\n{ended.err}")
+    workspace.poise("inspect", "--check", f"{workspace / 'short'}.poise").expect(0)
+
+
+@test
+def a_kept_loader_is_whole_again(workspace):
+    questions = DEMO / "questions.jsonl"
+    workspace.run(questions, workspace / "short", *short_of_memory(workspace), "--keep-loader").expect(0, SAID)
+    pid = kept(workspace)
+    again = workspace.run(questions, workspace / "plenty", "--policy", "act-only", "--host-memory", "3500KiB")
+    again.expect(0, "using the kept loader")
+    expect_equal(kept(workspace), pid, "the loader's pid")
+    expect_equal(comparable(workspace / "short"), comparable(workspace / "plenty"), "answers")
+    workspace.poise("stop").expect(0)
+
+
+@test
+def whoever_is_killed_what_is_missing_is_done_by_resume(workspace):
+    requests, slow = long_requests(workspace, 40), ("--compute-gflops", "12")
+    workspace.run(requests, workspace / "oracle", *TIGHT).expect(0)
+    for victim in ("planner", "gpu_executor"):
+        output = workspace / victim
+        run = f"{output}.poise"
+        options = (*short_of_memory(workspace), *slow, "--keep-loader")
+        process = workspace.start(*workspace.run_words(requests, output, *options))
+        wait_for_results(run, 1)
+        pid = kept(workspace)
+        refused = workspace.poise("restart", "gpu_executor", run)
+        expect(refused.code == 2, Path(f"{run}/logs/planner.log").read_text()[-3000:] + refused.out)
+        os.kill(wait_until(lambda: workspace.children(run).get(victim), victim), signal.SIGKILL)
+        workspace.finish(process).expect(75, "--resume")
+        workspace.run(requests, output, "--resume", *short_of_memory(workspace), "--keep-loader").expect(0)
+        expect_equal(comparable(output), comparable(workspace / "oracle"), f"after the death of the {victim}")
+        expect_equal(kept(workspace), pid, "the loader's pid")
+    workspace.poise("stop").expect(0)
+
+
+@test
+def planners_and_policies_change_while_the_host_lacks_weights(workspace):
+    requests, output = long_requests(workspace, 40), workspace / "out"
+    workspace.run(requests, workspace / "oracle", *TIGHT).expect(0)
+    options = (*short_of_memory(workspace), "--compute-gflops", "12")
+    process = workspace.start(*workspace.run_words(requests, output, *options))
+    run = f"{output}.poise"
+    wait_for_results(run, 1)
+    workspace.poise("restart", "planner", run).expect(0)
+    workspace.poise("policy", "hybrid", run, "--act-share", "0.7").expect(0)
+    workspace.poise("restart", "planner", run, "--kill").expect(0)
+    workspace.finish(process).expect(0)
+    expect_equal(comparable(output), comparable(workspace / "oracle"), "answers")
+
+
+if __name__ == "__main__":
+    raise SystemExit(harness.main())
