@@ -90,8 +90,8 @@ def _tell(status, as_json):
         tell(json.dumps(facts))
     elif name:
         blocks = facts["blocks"]
-        on_host = f"{blocks.get('act', 0)} ACT and {blocks.get('kv', 0)} KV blocks on the host"
-        tell(f"{name}, from iteration {facts['since']} on; {on_host} at iteration {facts['iteration']}")
+        on_host = f"{blocks.get('act', 0)} ACT and {blocks.get('kv', 0)} KV blocks"
+        tell(f"{name}, from iteration {facts['since']} on; the host's pool has {on_host} now, and follows as blocks free up")
     else:
         tell("no policy yet: the run is being prepared")
     return DONE
