@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import gpu_restarts
 import gpu_sections
 import speed_table
 
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "launch"))
 from supervisor import build_facts, cublas, places  # noqa: E402
 
-BUDGETS = {"tests": 300, "goldens": 180, "demo": 120, "sanitizer": 300, "speed": 1500, "peers": 1500}
+BUDGETS = {"tests": 300, "goldens": 180, "demo": 120, "sanitizer": 300, "restart": 240, "speed": 1500, "peers": 1500}
 
 
 class Bench:
@@ -138,7 +139,7 @@ def main():
     try:
         for name in sections:
             bench.section, bench.deadline = name, time.monotonic() + budgets[name]
-            getattr(gpu_sections, name)(bench)
+            (gpu_restarts.restart if name == "restart" else getattr(gpu_sections, name))(bench)
     finally:
         bench.deadline = time.monotonic() + 60
         bench.poise("stop")

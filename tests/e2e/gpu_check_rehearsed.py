@@ -23,6 +23,8 @@ def check(workspace, *options, root=ROOT, tool=None, extra=None):
     work |= {"flexgen": [{"gpu_batch_size": 2, "num_gpu_batches": 2, "percent": [100, 0, 0, 100, 100, 0]}]}
     work |= {"transformers": {"batches": [4]}}
     works = {"gpu_memory": "64MiB", "host_memory": "1GiB", "works": {"tiny": work}}
+    works["restart"] = {"config": work["config"], "gpu_memory": "64MiB", "policy": "kv-only"}
+    works["restart"] |= {"num_prompts": 40, "input_len": 20, "output_len": 200}
     (workspace / "works.json").write_text(json.dumps(works))
     path = os.environ.get("PATH", "/usr/bin:/bin")
     if tool is not None:
@@ -82,6 +84,15 @@ def what_does_not_run_is_not_called_well(workspace):
     expect_equal(told["speed"]["tiny kv-only"]["ok"], False, "no programs")
     code, told = check(workspace, "--only", "peers", "--peer-python", "/bin/false")
     expect_equal({item["ok"] for item in told["peers"].values()}, {None}, "peers that cannot")
+
+
+@test
+def restarts_are_timed_and_their_answers_compared(workspace):
+    code, told = check(workspace, "--only", "restart")
+    found = told["restart"]
+    expect_equal((code, [item["ok"] for item in found.values()]), (0, [True, True]), found)
+    expect("3 restarts, answers and logprobs equal" in found["tokens after restarts"]["told"], found)
+    expect(found["ready again"]["pool_bytes"] > 0 and found["ready again"]["seconds"] < 10, found)
 
 
 @test
