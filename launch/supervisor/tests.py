@@ -28,7 +28,7 @@ _TARGETS = {
 # End-to-end scripts that also run on the sanitizers' programs: the whole path, a kill, and a resume.
 _SANITIZED = "sanitized.py"
 _NOT_SCRIPTS = {"harness.py", "mixed_requests.py", _SANITIZED}
-_LONG_ONES = ["hostile_requests.py", "kills.py", "tokenizer_equality.py", "sameness.py"]
+_LONG_ONES = ["tokenizer_equality.py", "swaps.py", "kills.py", "sameness.py", "profiles.py", "hostile_requests.py"]
 _LONGEST_SCRIPT = 900  # seconds
 # Many tests wait for something to happen in time, and a machine may be busy. What fails is tried once more and, if it
 # passes then, named at the end; not under ThreadSanitizer, whose findings are real however seldom they come.
