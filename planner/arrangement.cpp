@@ -92,6 +92,16 @@ Arrangement arrange(const Policy& policy, const ModelShape& shape, DType dtype,
       blocks_of(whole.host) >= demand.most_blocks) {
     return whole;
   }
+  // A policy that places all itself weighs it.
+  if (whole.host.placed) {
+    BlockBudget without_copies = budget;
+    without_copies.layer_copy = weight_layout(shape, dtype).layer.bytes;
+    Arrangement made = arranging.with(without_copies);
+    const auto region = region_bytes(block_sizes(shape, dtype), made.host);
+    const Bytes pool{static_cast<std::int64_t>(region) * shape.num_hidden_layers};
+    made.released_layers = pool > bytes_for_blocks(budget) ? made.device.resident_layers : 0;
+    return made;
+  }
   // More blocks may leave less room on the device, and so for fewer layers.
   std::int32_t layers = whole.device.resident_layers;
   for (int tries = 0; layers > 0 && tries < kMostTries; ++tries) {

@@ -114,13 +114,16 @@ class Placing {
 
   // `layers`: those alone that stay on the device; below 0: any number.
   std::optional<Allocation> run(std::int32_t only = -1) {
-    const std::int64_t region = std::max<std::int64_t>(inputs_.host.n, 0) / inputs_.layers /
-                                kRegionAlignment * kRegionAlignment;
+    const auto region = [&](std::int32_t layers) {
+      const Bytes host = inputs_.host + inputs_.layer_copy * layers;
+      return std::max<std::int64_t>(host.n, 0) / inputs_.layers / kRegionAlignment *
+             kRegionAlignment;
+    };
     if (act_ + kv_ == 0) {
       return std::nullopt;
     }
     if (!inputs_.device) {
-      try_on_device(0, 0, {.host = region, .device = 0}, std::nullopt);
+      try_on_device(0, 0, {.host = region(0), .device = 0}, std::nullopt);
       return best_;
     }
     const DeviceRoom& device = *inputs_.device;
@@ -130,7 +133,7 @@ class Placing {
       const Bytes free =
           left - device.layer * layers + (layers == inputs_.layers ? device.streaming : Bytes{});
       if (left.n >= 0 && free.n >= 0) {
-        try_layers(layers, {.host = region, .device = free.n / inputs_.layers});
+        try_layers(layers, {.host = region(layers), .device = free.n / inputs_.layers});
       }
     }
     return best_;

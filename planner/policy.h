@@ -43,6 +43,7 @@ struct AllocationInputs {
   BlockSizes sizes;                  // of one layer's block
   std::int32_t layers = 0;           // a block number stands for one block in each of them
   Bytes host;                        // for blocks of all layers
+  Bytes layer_copy{};                // more of it for each layer whose weights stay on the device
   std::int64_t most_blocks = 0;      // all that the requests could ever fill at once
   std::int32_t largest_request = 0;  // blocks
   std::int32_t mini_batch = 0;       // blocks that one is wished to hold; 0: any number

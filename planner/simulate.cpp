@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "common/weight_layout.h"
+#include "planner/arrangement.h"
 #include "planner/orders.h"
 #include "planner/schedule.h"
 #include "planner/virtual_executor.h"
@@ -59,24 +60,13 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
                            .available = profile.host_memory - layout.total(),
                            .host_memory = {}};
   SimulatedRun run;
-  run.host = allocate_host(
-      *policy, work.shape, work.dtype, demand, work.batch, budget,
-      DeviceMemory{
-          .cap = profile.gpu_memory, .overhead = kDeviceOverhead, .pins_host_memory = true});
-  if (work.resident_layers) {
-    run.host.resident_layers = work.resident_layers;
-  }
-  const auto region = region_bytes(block_sizes(work.shape, work.dtype), run.host);
-  const Bytes overhead =
-      kDeviceOverhead + page_tables_of({static_cast<std::int64_t>(region) * layout.layers});
-  const Placement placement =
-      work.blocks_on_device
-          ? place_blocks(work.shape, work.dtype, demand, run.host, work.batch, overhead,
-                         profile.gpu_memory)
-          : Placement{run.host, choose_device_limits(work.shape, work.dtype, demand, run.host,
-                                                     work.batch, overhead, profile.gpu_memory)};
-  run.host = placement.host;
-  run.device = placement.device;
+  const Arrangement made = arrange(*policy, work.shape, work.dtype, demand, work.batch, budget,
+                                   {.cap = profile.gpu_memory,
+                                    .overhead = kDeviceOverhead,
+                                    .holds_blocks = work.blocks_on_device},
+                                   work.resident_layers);
+  run.host = made.host;
+  run.device = made.device;
   const PackLimits limits = pack_limits(work.batch, run.device);
 
   Scheduler scheduler(*policy, run.host, schedule_limits(demand, run.host, run.device));

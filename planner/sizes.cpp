@@ -165,6 +165,7 @@ Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dt
   AllocationInputs inputs{.sizes = block_sizes(shape, dtype),
                           .layers = shape.num_hidden_layers,
                           .host = bytes_for_blocks(budget),
+                          .layer_copy = budget.layer_copy,
                           .most_blocks = demand.most_blocks,
                           .largest_request = demand.largest_request,
                           .mini_batch = options.mini_batch_tokens / kBlockTokens,

@@ -52,6 +52,7 @@ struct BlockBudget {
   std::optional<Bytes> host_memory;  // the user's cap, weights included
   Bytes device_in_host{};            // what a device without memory of its own will take
   std::optional<Bytes> pool = {};    // it is there already, and no other will be made
+  Bytes layer_copy{};                // given up for blocks, for each layer that stays on the device
 };
 Bytes bytes_for_blocks(const BlockBudget& budget);
 
