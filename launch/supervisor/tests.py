@@ -12,7 +12,7 @@ import time
 
 from . import setup
 from .options import normalised, parser
-from .places import EXECUTOR, LOADER, PLANNER, PROGRAMS, ROOT, is_bundle
+from .places import PROGRAMS, ROOT, is_bundle
 from .quantities import duration
 from .trouble import DONE, Refusal, say, tell
 
@@ -20,10 +20,10 @@ _E2E = ROOT / "tests" / "e2e"
 _VENV = ROOT / "build" / "venv"
 _PARTS = ("unit", "e2e", "asan", "tsan")
 _PRESETS = {"unit": "release", "e2e": "release", "asan": "dev", "tsan": "tsan"}
-# The planner has one thread, so ThreadSanitizer has nothing to find there: it stands beside the others as released.
+# The planner has one thread, so ThreadSanitizer has nothing to find in its unit tests.
 _TARGETS = {
     "e2e": (*PROGRAMS, "poise-tokenizer-tool"),
-    "tsan": (LOADER, EXECUTOR, "poise_common_tests", "poise_kernels_tests", "poise_loader_tests", "poise_gpu_executor_tests"),
+    "tsan": (*PROGRAMS, "poise_common_tests", "poise_kernels_tests", "poise_loader_tests", "poise_gpu_executor_tests"),
 }
 # End-to-end scripts that also run on the sanitizers' programs: the whole path, a kill, and a resume.
 _SANITIZED = "sanitized.py"
@@ -88,8 +88,6 @@ class _Count:
 def _run_part(part, count, no_install):
     preset = _PRESETS[part]
     setup.build(preset, _TARGETS.get(part, ()))
-    if part == "tsan":
-        _released_planner(ROOT / "build" / preset / "bin")
     if part == "e2e":
         _end_to_end(count, no_install)
         return
@@ -98,12 +96,6 @@ def _run_part(part, count, no_install):
         folder = ROOT / "build" / preset / "bin"
         command = [sys.executable, str(_E2E / _SANITIZED)]
         _script(command, f"{part} e2e/{_SANITIZED}", count, {"POISE_BIN": str(folder), **sanitizer_options()})
-
-
-def _released_planner(folder):
-    setup.build("release", (PLANNER,))
-    (folder / PLANNER).unlink(missing_ok=True)
-    (folder / PLANNER).symlink_to(ROOT / "build" / "release" / "bin" / PLANNER)
 
 
 def _end_to_end(count, no_install):
