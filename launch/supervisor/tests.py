@@ -20,7 +20,7 @@ _E2E = ROOT / "tests" / "e2e"
 _VENV = ROOT / "build" / "venv"
 _PARTS = ("unit", "e2e", "asan", "tsan")
 _PRESETS = {"unit": "release", "e2e": "release", "asan": "dev", "tsan": "tsan"}
-# The planner has one thread, so ThreadSanitizer has nothing to find in its unit tests.
+# The planner decides in one thread; those that read requests and watch the supervisor run in e2e/sanitized.py.
 _TARGETS = {
     "e2e": (*PROGRAMS, "poise-tokenizer-tool"),
     "tsan": (*PROGRAMS, "poise_common_tests", "poise_kernels_tests", "poise_loader_tests", "poise_gpu_executor_tests"),
