@@ -48,6 +48,13 @@ class _Run:
             self.process.kill()
             return self.process.wait()
 
+    def gone_after(self):
+        """Seconds from when the supervisor was asked for another executor until the one before had ended."""
+        return json.loads((self.directory / "restarted.json").read_text())["seconds"]
+
+    def executors_log(self):
+        return (self.directory / "logs" / "gpu_executor.log").read_text()
+
     def last_words(self):
         self.said.seek(0)
         lines = [line for line in self.said.read().splitlines() if line.strip()]
@@ -108,11 +115,13 @@ def _ready_again(bench):
         return
     code, text = bench.poise("restart", "gpu_executor", run.directory)
     pool = run.status().get("host_pool_bytes", 0)
+    gone = run.gone_after()
     run.end()
+    bench.log(run.executors_log())
     found = re.search(r"at work ([\d.]+) s after", text)
     if code != 0 or not found:
         bench.note("ready again", False, f"restart ended with {code}: {text[-300:]}")
         return
     seconds = float(found.group(1))
-    told = f"{seconds:.1f} s after an executor with a pool of {pool / 2**30:.1f} GiB was ended; under 10 s wanted"
-    bench.note("ready again", seconds < 10, told, seconds=seconds, pool_bytes=pool)
+    told = f"{seconds:.1f} s after an executor with a pool of {pool / 2**30:.1f} GiB was asked to end; it was gone after {gone:.1f} s; under 10 s wanted"
+    bench.note("ready again", seconds < 10, told, seconds=seconds, gone_seconds=gone, pool_bytes=pool)
