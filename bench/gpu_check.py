@@ -80,9 +80,12 @@ class Bench:
                         os.killpg(process.pid, number)
             said.seek(0)
             text = said.read().decode("utf-8", "replace")
-        with open(self.results / "gpu_check.log", "a") as log:
-            log.write(f"\n### {' '.join(command)}\n{text}### ended with {code}\n")
+        self.log(f"\n### {' '.join(command)}\n{text}### ended with {code}")
         return (code if in_time else None), text
+
+    def log(self, text):
+        with open(self.results / "gpu_check.log", "a") as log:
+            log.write(text + "\n")
 
     def note(self, name, ok, told, **figures):
         """`ok`: True, False, or None for what could not be run. An item of the same name is replaced."""
