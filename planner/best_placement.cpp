@@ -27,7 +27,7 @@ std::uint32_t to_count(std::int64_t n) { return static_cast<std::uint32_t>(n); }
 
 // A line's time for n in all, in so many parts.
 double in_parts(const Line& line, double n, double parts) {
-  return n > 0 ? parts * line.a + line.b * n : 0;
+  return n > 0 ? parts * line(n / parts).n : 0;
 }
 
 double requests_of(const AllocationInputs& inputs, const Allocation& blocks) {

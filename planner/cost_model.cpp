@@ -21,6 +21,7 @@ namespace {
 constexpr double kGiga = 1e9;
 constexpr double kTera = 1e12;
 constexpr double kLeastRise = 1e-9;  // of a level line, in its height for each n
+constexpr double kLeastTime = 1e-4;  // of the longest; a shorter one weighs no more
 
 constexpr std::array<ProfileLine, 13> kLines{{
     {"load_w", "layers", &Profile::load_w},
@@ -49,11 +50,25 @@ double r_squared(std::span<const Point> points, const Line& line) {
     mean += point.time.n / static_cast<double>(points.size());
   }
   for (const Point& point : points) {
-    const double residual = point.time.n - (line.a + line.b * point.n);
+    const double residual = point.time.n - line.straight(point.n).n;
     scatter += (point.time.n - mean) * (point.time.n - mean);
     left += residual * residual;
   }
   return scatter > 0 ? 1 - left / scatter : left > 0 ? 0 : 1;
+}
+
+// Of each point: so that residuals count in proportion.
+std::vector<double> weights_of(std::span<const Point> points) {
+  double longest = 0;
+  for (const Point& point : points) {
+    longest = std::max(longest, point.time.n);
+  }
+  std::vector<double> weights;
+  for (const Point& point : points) {
+    const double time = std::max(point.time.n, kLeastTime * longest);
+    weights.push_back(time > 0 ? 1 / (time * time) : 1);
+  }
+  return weights;
 }
 
 double required_number(const JsonObject& object, const char* name, double least) {
@@ -95,7 +110,7 @@ nlohmann::ordered_json json_of(const Line& line) {
 nlohmann::ordered_json json_of(std::span<const Point> points, const Line& line) {
   auto list = nlohmann::ordered_json::array();
   for (const Point& point : points) {
-    list.push_back({point.n, point.time.n, point.time.n - line(point.n).n});
+    list.push_back({point.n, point.time.n, point.time.n - line.straight(point.n).n});
   }
   return list;
 }
@@ -121,19 +136,48 @@ std::string hash_text(std::string_view text) {
 
 }  // namespace
 
+Seconds Line::operator()(double n) const {
+  if (n <= 0) {
+    return {};
+  }
+  if (points.empty()) {
+    return straight(n);
+  }
+  const auto next = std::ranges::lower_bound(points, n, {}, &Point::n);
+  if (next == points.end()) {
+    return {points.back().time.n + b * (n - points.back().n)};
+  }
+  const Point before =
+      next == points.begin() ? Point{.n = 0, .time = {std::min(a, next->time.n)}} : next[-1];
+  const double share = (n - before.n) / (next->n - before.n);
+  return {before.time.n + share * (next->time - before.time).n};
+}
+
+Line Line::operator*(double factor) const {
+  Line scaled = *this;
+  scaled.a *= factor;
+  scaled.b *= factor;
+  for (Point& point : scaled.points) {
+    point.time = point.time * factor;
+  }
+  return scaled;
+}
+
 double Line::find(Seconds time) const {
   check(b > 0, "a line that is searched rises");
   return std::max(0.0, (time.n - a) / b);
 }
 
 Line fit_line(std::span<const Point> points) {
+  const std::vector<double> weights = weights_of(points);
   double n = 0, x = 0, y = 0, xx = 0, xy = 0;
-  for (const Point& point : points) {
-    n += 1;
-    x += point.n;
-    y += point.time.n;
-    xx += point.n * point.n;
-    xy += point.n * point.time.n;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const auto& [at, time] = points[i];
+    n += weights[i];
+    x += weights[i] * at;
+    y += weights[i] * time.n;
+    xx += weights[i] * at * at;
+    xy += weights[i] * at * time.n;
   }
   check(xx > 0, "a line is fitted to points with n > 0");
   const double spread = n * xx - x * x;
@@ -150,6 +194,36 @@ Line fit_line(std::span<const Point> points) {
   }
   line.r2 = r_squared(points, line);
   return line;
+}
+
+std::vector<Point> rising(std::span<const Point> points) {
+  struct Level {
+    double sum = 0, weight = 0;
+    std::size_t count = 0;
+
+    double height() const { return sum / weight; }
+  };
+  std::vector<Point> sorted(points.begin(), points.end());
+  std::ranges::sort(sorted, {}, &Point::n);
+  const std::vector<double> weights = weights_of(sorted);
+  std::vector<Level> levels;  // pool adjacent violators
+  for (std::size_t i = 0; i < sorted.size(); ++i) {
+    levels.push_back({weights[i] * sorted[i].time.n, weights[i], 1});
+    while (levels.size() > 1 && levels[levels.size() - 2].height() > levels.back().height()) {
+      const Level last = levels.back();
+      levels.pop_back();
+      levels.back().sum += last.sum;
+      levels.back().weight += last.weight;
+      levels.back().count += last.count;
+    }
+  }
+  std::size_t next = 0;
+  for (const Level& level : levels) {
+    for (std::size_t i = 0; i < level.count; ++i) {
+      sorted[next++].time = {level.height()};
+    }
+  }
+  return sorted;
 }
 
 std::span<const Machine> machines() {
@@ -282,6 +356,7 @@ Profile read_profile(const std::filesystem::path& path) {
            .alone_line = line_of(alone),
            .remeasured = static_cast<std::int32_t>(
                values.integer("remeasured", {.min = 0, .max = 1 << 20}).value_or(0))});
+      (profile.*line.line).points = rising(profile.measured.back().points);
     }
   }
   return profile;

@@ -296,7 +296,8 @@ void ProfileTimes::fit(Profile& profile) const {
       continue;
     }
     profile.*line.line = fit_line(measured.points);
-    if (!measured.alone.empty()) {
+    (profile.*line.line).points = rising(measured.points);
+    if (measured.alone.size() > 1) {
       measured.alone_line = fit_line(measured.alone);
     }
     profile.measured.push_back(std::move(measured));

@@ -24,6 +24,7 @@ constexpr std::int32_t kHereBlocks = 16;  // ACT blocks on the device
 constexpr std::array<std::int32_t, 8> kPromptEighths{0, 8, 1, 8, 2, 7, 4, 5};
 
 constexpr double kLate = 20e-6;  // seconds
+constexpr double kLeastTime = 1e-9;
 
 std::int32_t context_blocks(const DeviceLimits& limits) {
   return std::max(1, limits.max_context / kBlockTokens);
@@ -280,22 +281,41 @@ ProfileScale profile_scale(const Profile& first, std::int32_t layers, Seconds bu
 }
 
 std::vector<std::size_t> far_points(std::span<const Point> points) {
-  std::vector<std::size_t> far;
-  for (std::size_t i = 0; i < points.size() && points.size() > 2; ++i) {
-    std::vector<Point> others(points.begin(), points.end());
-    others.erase(others.begin() + static_cast<std::ptrdiff_t>(i));
-    const Line line = fit_line(others);
-    const auto distance = [&](const Point& point) {
-      return std::abs(point.time.n - line(point.n).n);
-    };
-    std::vector<double> distances;
-    std::ranges::transform(others, std::back_inserter(distances), distance);
-    std::ranges::sort(distances);
-    const double own = distance(points[i]);
-    if (own > 5 * distances[distances.size() / 2] && own > 0.1 * points[i].time.n && own > kLate) {
-      far.push_back(i);
+  std::vector<std::size_t> far, left(points.size());
+  std::iota(left.begin(), left.end(), std::size_t{0});
+  // The furthest one first: it drags the line away from others, too.
+  while (left.size() > 2) {
+    std::size_t furthest = left.size();
+    double most = 0;
+    for (std::size_t i = 0; i < left.size(); ++i) {
+      std::vector<Point> others;
+      for (const std::size_t other : left) {
+        if (other != left[i]) {
+          others.push_back(points[other]);
+        }
+      }
+      const Line line = fit_line(others);
+      const auto distance = [&](const Point& point) {  // in proportion, as the line is fitted
+        return std::abs(point.time.n - line(point.n).n) / std::max(point.time.n, kLeastTime);
+      };
+      std::vector<double> distances;
+      std::ranges::transform(others, std::back_inserter(distances), distance);
+      std::ranges::sort(distances);
+      const Point& point = points[left[i]];
+      const double own = distance(point);
+      if (own > std::max({5 * distances[distances.size() / 2], 0.1,
+                          kLate / std::max(point.time.n, kLeastTime), most})) {
+        furthest = i;
+        most = own;
+      }
     }
+    if (furthest == left.size()) {
+      break;
+    }
+    far.push_back(left[furthest]);
+    left.erase(left.begin() + static_cast<std::ptrdiff_t>(furthest));
   }
+  std::ranges::sort(far);
   return far;
 }
 

@@ -110,8 +110,8 @@ class ProfileTimes {
   std::int64_t last_end_ns_ = -1;  // of the iteration before; -1 where it does not count
 };
 
-// Which of the points lie further from the line through all others than five times those others'
-// middle distance, than a tenth of their own height, and than a thread may wake late.
+// Which of the points lie further, in proportion to their height, from the line through all others
+// than five times those others' middle distance, than a tenth, and than a thread may wake late.
 std::vector<std::size_t> far_points(std::span<const Point> points);
 
 }  // namespace poise

@@ -96,8 +96,7 @@ Rehearsed rehearse(const Profile& profile, const Policy& policy, const WeightLay
   answers.next();  // all prompts at once
   answers.complete(outcomes);
   Profile part = profile;
-  part.load_w.a /= stand.represented;
-  part.load_w.b /= stand.represented;
+  part.load_w = part.load_w * (1 / stand.represented);
   const Seconds decoding = time_of(part, layout, rehearsal.device, tables_of(answers.next()));
   return {.decoding = decoding * stand.represented, .wave = wave};
 }

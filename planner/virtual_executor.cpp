@@ -83,16 +83,16 @@ VirtualExecutor::Batch VirtualExecutor::costs_of(const messages::MiniBatchT& bat
                    ? static_cast<double>(ceil_div(sequence.context() + 1, kBlockTokens))
                    : 0;
   }
-  Batch costs{.load = {kv * profile_.load_kv.b + act * profile_.load_act.b},
+  Batch costs{.load = profile_.load_kv(kv) + profile_.load_act(act),
               .here = profile_.load_here(here),
               .regenerate = profile_.kv_gen(regenerated),
               .attend = profile_.attention(decoded) + profile_.prefill(pairs),
               .rows = static_cast<double>(batch.tokens.size()),
               .kv = kv,
               .act = act};
-  // Blocks of both kinds come in one copy.
-  costs.load +=
-      Seconds{std::max(kv > 0 ? profile_.load_kv.a : 0, act > 0 ? profile_.load_act.a : 0)};
+  if (kv > 0 && act > 0) {  // in one copy, which begins once
+    costs.load -= Seconds{std::min(profile_.load_kv.a, profile_.load_act.a)};
+  }
   for (const auto& store : batch.stores) {
     if (store.place() == messages::Place::Host) {
       (store.kind() == messages::Kind::Kv ? costs.stored_kv : costs.stored_act) += store.count();

@@ -21,6 +21,7 @@ from .run_directory import RunDirectory, read_json
 from .svg import Figure, page
 from .trouble import DONE, Refusal, brief, of_system, say, shown, tell
 
+_LEVEL = 1e-3  # a line that rises by no more, in its height, does not rise
 _MICRO = 1e6
 _TITLES = {
     "load_w": "T_load_w",
@@ -142,15 +143,21 @@ def lines_of(measured):
     return [(name, measured[name]) for name in _TITLES if isinstance(measured.get(name), dict) and "points" in measured[name]]
 
 
+def _fits(line):
+    """R², where the line rises: one that is level has no scatter to explain."""
+    rise = line["b"] * max(n for n, *_ in line["points"])
+    return f"{line['r2']:.4f}" if rise > _LEVEL * line["a"] else "level"
+
+
 def table(measured):
     """T(n) = a + b n for each line, how well it fits, and the point that lies furthest off."""
     rows = [("line", "a, µs", "b, µs", "R²", "worst", "points", "alone: a", "b, µs", "n counts")]
     for name, line in lines_of(measured):
         worst = max((abs(beside) / seconds for _, seconds, beside in line["points"] if seconds > 0), default=0.0)
-        alone = line["alone"] if line["alone"]["points"] else None
+        alone = line["alone"] if len(line["alone"]["points"]) > 1 else None
         again = f" ({line['remeasured']} measured again)" if line.get("remeasured") else ""
         rows.append((
-            name, f"{line['a'] * _MICRO:.2f}", f"{line['b'] * _MICRO:.4g}", f"{line['r2']:.4f}", f"{worst:.1%}",
+            name, f"{line['a'] * _MICRO:.2f}", f"{line['b'] * _MICRO:.4g}", _fits(line), f"{worst:.1%}",
             str(len(line["points"])), f"{alone['a'] * _MICRO:.2f}" if alone else "-",
             f"{alone['b'] * _MICRO:.4g}" if alone else "-", line["unit"] + again,
         ))  # fmt: skip
@@ -169,10 +176,11 @@ def picture(measured):
         figure = Figure(_TITLES[name], x=line["unit"], y="ms", width=420, height=280)
         most = max(n for n, _, _ in line["points"])
         figure.points("measured", [(n, seconds * 1e3) for n, seconds, _ in line["points"]])
-        figure.line(f"R² {line['r2']:.4f}", [(0, line["a"] * 1e3), (most, (line["a"] + line["b"] * most) * 1e3)])
-        if line["alone"]["points"]:
-            alone = line["alone"]
+        figure.line(f"R² {_fits(line)}", [(0, line["a"] * 1e3), (most, (line["a"] + line["b"] * most) * 1e3)])
+        alone = line["alone"]
+        if alone["points"]:
             figure.points("alone", [(n, seconds * 1e3) for n, seconds, _ in alone["points"]])
+        if len(alone["points"]) > 1:
             figure.line("", [(0, alone["a"] * 1e3), (most, (alone["a"] + alone["b"] * most) * 1e3)], dashed=True)
         figures.append(figure)
     if not figures:

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -9,6 +10,7 @@
 
 #include "common/trouble.h"
 #include "tests/support/model_files.h"
+#include "tests/support/source_folder.h"
 
 namespace poise {
 namespace {
@@ -44,7 +46,7 @@ TEST(Line, ThroughPointsOnOneIsFoundAgain) {
   EXPECT_EQ(line(0).n, 0);
 }
 
-TEST(Line, BesideNoOtherLineIsNearerToScatteredPoints) {
+TEST(Line, NoOtherIsNearerToScatteredPointsInProportion) {
   std::mt19937 random(7);
   std::uniform_real_distribution<double> noise(-1, 1);
   std::vector<Point> points;
@@ -54,7 +56,7 @@ TEST(Line, BesideNoOtherLineIsNearerToScatteredPoints) {
   const auto distance = [&](double a, double b) {
     double sum = 0;
     for (const Point& point : points) {
-      sum += std::pow(point.time.n - a - b * point.n, 2);
+      sum += std::pow((point.time.n - a - b * point.n) / point.time.n, 2);
     }
     return sum;
   };
@@ -71,7 +73,7 @@ TEST(Line, BesideNoOtherLineIsNearerToScatteredPoints) {
 TEST(Line, BeginsAtNothingWhereItWouldBeginBelow) {
   const Point below[] = {{10, {5}}, {20, {30}}};
   EXPECT_EQ(fit_line(below).a, 0);
-  EXPECT_NEAR(fit_line(below).b, (10 * 5 + 20 * 30) / 500.0, 1e-12);
+  EXPECT_NEAR(fit_line(below).b, (10 / 5.0 + 20 / 30.0) / (100 / 25.0 + 400 / 900.0), 1e-12);
   const Point one[] = {{4, {8}}, {4, {8}}};
   EXPECT_NEAR(fit_line(one).b, 2, 1e-12);
   EXPECT_EQ(fit_line(one).a, 0);
@@ -80,9 +82,123 @@ TEST(Line, BeginsAtNothingWhereItWouldBeginBelow) {
 TEST(Line, ThatWouldFallIsLevel) {
   const Point falling[] = {{1, {5}}, {10, {4}}, {20, {3}}};
   const Line line = fit_line(falling);
-  EXPECT_NEAR(line.a, 4, 1e-9);
+  const double level = (1 / 5.0 + 1 / 4.0 + 1 / 3.0) / (1 / 25.0 + 1 / 16.0 + 1 / 9.0);
+  EXPECT_NEAR(line.a, level, 1e-9);
   EXPECT_GT(line.b, 0);
-  EXPECT_NEAR(line(20).n, 4, 1e-5);
+  EXPECT_NEAR(line(20).n, level, 1e-5);
+}
+
+TEST(Line, GoesFromPointToPointAndOnAsSteeply) {
+  const Line line{.a = 1, .b = 2, .points = {{10, {3}}, {20, {3}}, {30, {9}}}};
+  EXPECT_EQ(line(0).n, 0);
+  EXPECT_NEAR(line(5).n, 2, 1e-12);
+  EXPECT_NEAR(line(10).n, 3, 1e-12);
+  EXPECT_NEAR(line(15).n, 3, 1e-12);
+  EXPECT_NEAR(line(25).n, 6, 1e-12);
+  EXPECT_NEAR(line(40).n, 29, 1e-12);
+  EXPECT_NEAR((line * 3)(25).n, 18, 1e-12);
+  EXPECT_NEAR(line.straight(40).n, 81, 1e-12);
+  const Line high{.a = 8, .b = 2, .points = {{10, {3}}}};  // begins above its first point
+  EXPECT_NEAR(high(1).n, 3, 1e-12);
+}
+
+TEST(RisingPoints, AreTheNearestThatNeverFall) {
+  const Point points[] = {{30, {8}}, {10, {2}}, {20, {1}}, {40, {8}}};
+  const double mean = (1 / 2.0 + 1 / 1.0) / (1 / 4.0 + 1 / 1.0);
+  const auto found = rising(points);
+  ASSERT_EQ(found.size(), 4u);
+  EXPECT_NEAR(found[0].time.n, mean, 1e-12);
+  EXPECT_NEAR(found[1].time.n, mean, 1e-12);
+  EXPECT_EQ(found[2], (Point{30, {8}}));
+  EXPECT_EQ(found[3], (Point{40, {8}}));
+  std::mt19937 random(3);
+  for (int round = 0; round < 100; ++round) {
+    std::vector<Point> some;
+    for (int n = 1; n <= 12; ++n) {
+      some.push_back({double(n), {1 + double(random() % 1000)}});
+    }
+    const auto risen = rising(some);
+    const auto distance = [&](std::span<const Point> to) {
+      double sum = 0;
+      for (std::size_t i = 0; i < some.size(); ++i) {
+        sum += std::pow((some[i].time - to[i].time).n / some[i].time.n, 2);
+      }
+      return sum;
+    };
+    // It is a projection: no step towards another rising sequence comes nearer.
+    std::vector<Point> other = some;
+    std::ranges::sort(other, {}, [](const Point& point) { return point.time.n; });
+    for (std::size_t i = 0; i < other.size(); ++i) {
+      other[i].time = risen[i].time + (other[i].time - risen[i].time) * 0.01;
+    }
+    EXPECT_TRUE(std::ranges::is_sorted(risen, {}, [](const Point& point) { return point.time.n; }));
+    EXPECT_GE(distance(other), distance(risen) - 1e-9);
+  }
+}
+
+// A profile that was measured on an H200, of OPT-6.7B in float16: kernels' times rise in steps there,
+// and the head's does not rise at all.
+class MeasuredOnAnH200 : public ::testing::Test {
+ protected:
+  const MeasuredLine& measured(std::string_view name) const {
+    return *std::ranges::find(profile_.measured, name, &MeasuredLine::name);
+  }
+  // Mean distance of inner points, in proportion, from what all others foretell.
+  static double left_out(const std::vector<Point>& points, bool by_points) {
+    double sum = 0;
+    for (std::size_t i = 1; i + 1 < points.size(); ++i) {
+      std::vector<Point> others = points;
+      others.erase(others.begin() + static_cast<std::ptrdiff_t>(i));
+      Line line = fit_line(others);
+      if (by_points) {
+        line.points = rising(others);
+      }
+      sum += std::abs((line(points[i].n) - points[i].time).n) / points[i].time.n;
+    }
+    return sum / static_cast<double>(points.size() - 2);
+  }
+
+  const Profile profile_ =
+      read_profile(source_folder() / "tests" / "planner" / "profiles" / "h200_opt_6.7b.json");
+};
+
+TEST_F(MeasuredOnAnH200, PointsForetellOneThatIsLeftOutAboutAsWellAsTheLineOrBetter) {
+  for (const MeasuredLine& line : profile_.measured) {
+    const double by_line = left_out(line.points, false), by_points = left_out(line.points, true);
+    std::printf("%-10s left out: line %4.1f %%, points %4.1f %%\n", line.name.c_str(),
+                100 * by_line, 100 * by_points);
+    EXPECT_LT(by_points, by_line + 0.01) << line.name;
+  }
+  for (const char* name : {"kv_gen", "attention", "load_kv", "store_kv"}) {
+    EXPECT_LT(left_out(measured(name).points, true), 0.7 * left_out(measured(name).points, false))
+        << name;
+  }
+}
+
+TEST_F(MeasuredOnAnH200, LinesAreNearInProportion) {
+  const auto worst = [&](const char* name, auto time) {
+    double most = 0;
+    for (const Point& point : measured(name).points) {
+      most = std::max(most, std::abs(time(point.n) - point.time.n) / point.time.n);
+    }
+    return most;
+  };
+  // Links are straight. Fitted to the times as they are, load_kv was 42 % off for a single block.
+  for (const char* name : {"load_w", "load_kv", "load_act", "store_kv", "store_act"}) {
+    const Line line = fit_line(measured(name).points);
+    EXPECT_LT(worst(name, [&](double n) { return line(n).n; }), 0.07) << name;
+    EXPECT_GT(line.r2, 0.99) << name;
+  }
+  // Predictions are where it was measured, but where more took less.
+  EXPECT_LT(worst("forward", [&](double n) { return profile_.forward(n).n; }), 0.04);
+  EXPECT_LT(worst("load_kv", [&](double n) { return profile_.load_kv(n).n; }), 0.01);
+}
+
+TEST_F(MeasuredOnAnH200, TheHeadIsLevel) {
+  const Line head = fit_line(measured("head").points);
+  EXPECT_NEAR(head(1).n, 240e-6, 10e-6);
+  EXPECT_NEAR(head(256).n, head(1).n, 1e-6);
+  EXPECT_LT(head.r2, 0.01) << "a level line explains nothing";
 }
 
 // The figures of the design: h = 7168 on the H200 takes 0.52 µs a token for KV and 0.26 for ACT.
@@ -125,6 +241,7 @@ TEST(ProfileFile, IsReadAsItWasWritten) {
                        .remeasured = 2}};
   const auto path = folder.path() / "profile.json";
   write_profile(path, profile);
+  profile.load_kv.points = rising(profile.measured[0].points);
   EXPECT_EQ(read_profile(path, profile.fingerprint), profile);
 }
 
