@@ -120,11 +120,12 @@ class Device {
   // Host memory that copies reach at full speed: of our own (for tables and results) …
   HostBuffer allocate_host(Bytes size);
   Bytes host_in_use() const { return host_in_use_; }
-  // … or mapped by somebody else; must stay mapped until the registration ends.
-  // `cuts`: offsets within it that no copy crosses, ascending.
+  // … or mapped by somebody else; must stay mapped until the registration ends. That may take its
+  // time behind the caller: a call of `copy` or `upload` then waits for the bytes it is given, and
+  // fails where they cannot be had. `cuts`: offsets within it that no copy crosses, ascending.
   Registration register_host(std::span<std::byte> memory, bool read_only,
                              std::span<const std::uint64_t> cuts = {});
-  // Several, each of which may end by itself; all at once, since that takes time.
+  // Several, each of which may end by itself.
   std::vector<Registration> register_host(std::span<const std::span<std::byte>> parts,
                                           bool read_only);
 

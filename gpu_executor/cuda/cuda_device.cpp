@@ -179,6 +179,7 @@ class Opened final : public Device {
   void copy(Stream stream, std::span<const Copy> copies) override {
     Pieces pieces;
     for (const Copy& one : copies) {
+      pinned_.need(stream == Stream::copy_out ? one.to : one.from, one.bytes);
       pieces.add(one.to, one.from, one.bytes);
     }
     queue(stream, pieces);
@@ -187,6 +188,7 @@ class Opened final : public Device {
   void upload(Stream stream, std::span<const WeightCopy> weights) override {
     Pieces pieces;
     for (const WeightCopy& one : weights) {
+      pinned_.need(one.from, one.bytes());
       pieces.add(one.to, one.from, one.bytes());
     }
     queue(stream, pieces);

@@ -1,12 +1,20 @@
 #pragma once
 // Host memory that the GPU's copy engines reach at full speed: mappings of this process, registered
-// with CUDA in slices, several threads side by side, since one thread pins no more than some 10 to
-// 20 GB/s and pools are a hundred. Host thread of the device only.
+// with CUDA in slices by a few threads behind the caller's back, since a pool of a hundred GB takes
+// seconds. Whoever copies asks for the bytes first (`need`) and waits for no more than their slices:
+// the first layer works while the last is being pinned. Called by the host thread of the device only.
 
+#include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <span>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "common/units.h"
@@ -15,20 +23,52 @@ namespace poise {
 
 class PinnedHost {
  public:
-  // `cuts`: offsets within a part that no copy crosses, ascending; a slice ends only there, or with
-  // its part. Fails (Exit::interrupted) where the machine does not let so much be pinned.
+  PinnedHost() = default;
+  ~PinnedHost();
+  PinnedHost(const PinnedHost&) = delete;
+  PinnedHost& operator=(const PinnedHost&) = delete;
+
+  // Begins. `cuts`: offsets within a part that no copy crosses, ascending; a slice ends only there,
+  // or with its part. What is asked for last is pinned first, in the order of addresses.
   void pin(std::span<const std::span<std::byte>> parts, bool read_only,
            std::span<const std::uint64_t> cuts);
-  // REQUIRES: a part that was pinned.
+  // Waits until these bytes are pinned, as far as they lie in a part. Fails (Exit::interrupted) where
+  // the machine does not let so much be pinned.
+  void need(const void* begin, Bytes size) {
+    if (waiting_.load(std::memory_order_acquire) > 0) {
+      wait_for(static_cast<const std::byte*>(begin), size);
+    }
+  }
+  // Waits for what is under way of it. REQUIRES: a part that `pin` was given.
   void unpin(std::span<std::byte> memory);
 
+  // Of all parts, pinned or yet to be.
   Bytes bytes() const { return bytes_; }
 
  private:
-  using Slices = std::vector<std::span<std::byte>>;
+  struct Batch;
+  enum class State : std::uint8_t { waits, in_work, pinned, not_pinned };
+  struct Slice {
+    std::span<std::byte> memory;
+    std::shared_ptr<Batch> batch;
+    State state = State::waits;
+  };
+  using Slices = std::vector<std::shared_ptr<Slice>>;
 
-  std::map<const std::byte*, Slices> pinned_;  // by the beginning of its part
+  void work();
+  void wait_for(const std::byte* begin, Bytes size);
+
+  std::map<const std::byte*, Slices> parts_;  // by the beginning of each
   Bytes bytes_{};
+  std::atomic<std::int64_t> waiting_{
+      0};  // slices that are not pinned yet; at least 1 after a failure
+
+  std::mutex mutex_;  // of what follows, and of the slices' states
+  std::condition_variable more_, moved_;
+  std::deque<std::shared_ptr<Slice>> queue_;
+  std::string failure_;
+  bool ends_ = false;
+  std::vector<std::jthread> helpers_;
 };
 
 }  // namespace poise
