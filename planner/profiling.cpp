@@ -295,16 +295,16 @@ std::vector<std::size_t> far_points(std::span<const Point> points) {
         }
       }
       const Line line = fit_line(others);
-      const auto distance = [&](const Point& point) {  // in proportion, as the line is fitted
-        return std::abs(point.time.n - line(point.n).n) / std::max(point.time.n, kLeastTime);
+      const auto distance = [&](const Point& point) {  // in proportion, up as far as down
+        return std::abs(std::log(std::max(point.time.n, kLeastTime) / line(point.n).n));
       };
       std::vector<double> distances;
       std::ranges::transform(others, std::back_inserter(distances), distance);
       std::ranges::sort(distances);
       const Point& point = points[left[i]];
       const double own = distance(point);
-      if (own > std::max({5 * distances[distances.size() / 2], 0.1,
-                          kLate / std::max(point.time.n, kLeastTime), most})) {
+      if (own > std::max({5 * distances[distances.size() / 2], 0.1, most}) &&
+          std::abs(point.time.n - line(point.n).n) > kLate) {
         furthest = i;
         most = own;
       }
