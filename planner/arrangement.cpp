@@ -6,6 +6,7 @@ namespace poise {
 namespace {
 
 constexpr int kMostTries = 4;
+constexpr double kFull = 0.98;  // of the host's memory for blocks; whole blocks leave a little
 
 std::int64_t blocks_of(const Allocation& host) {
   return host.all_act_blocks() + host.all_kv_blocks();
@@ -88,19 +89,29 @@ Arrangement arrange(const Policy& policy, const ModelShape& shape, DType dtype,
                     const RunDevice& device, std::optional<std::int32_t> resident_layers) {
   const Arranging arranging(policy, shape, dtype, demand, options, device, resident_layers);
   Arrangement whole = arranging.with(budget);
-  if (resident_layers || budget.pool || !device.holds_blocks ||
-      blocks_of(whole.host) >= demand.most_blocks) {
+  if (resident_layers || budget.pool || !device.holds_blocks) {
     return whole;
   }
-  // A policy that places all itself weighs it.
+  const auto pool_of = [&](const Arrangement& made) {
+    const auto region = region_bytes(block_sizes(shape, dtype), made.host);
+    return Bytes{static_cast<std::int64_t>(region) * shape.num_hidden_layers};
+  };
+  // A policy that places all itself weighs it wherever the host is full: it may have put blocks on
+  // the device that would do better on the host, beside more layers.
   if (whole.host.placed) {
+    if (pool_of(whole).n <
+        static_cast<std::int64_t>(kFull * static_cast<double>(bytes_for_blocks(budget).n))) {
+      return whole;
+    }
     BlockBudget without_copies = budget;
     without_copies.layer_copy = weight_layout(shape, dtype).layer.bytes;
     Arrangement made = arranging.with(without_copies);
-    const auto region = region_bytes(block_sizes(shape, dtype), made.host);
-    const Bytes pool{static_cast<std::int64_t>(region) * shape.num_hidden_layers};
-    made.released_layers = pool > bytes_for_blocks(budget) ? made.device.resident_layers : 0;
+    made.released_layers =
+        pool_of(made) > bytes_for_blocks(budget) ? made.device.resident_layers : 0;
     return made;
+  }
+  if (blocks_of(whole.host) >= demand.most_blocks) {
+    return whole;
   }
   // More blocks may leave less room on the device, and so for fewer layers.
   std::int32_t layers = whole.device.resident_layers;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <vector>
 
@@ -14,86 +15,16 @@ namespace {
 
 constexpr std::int64_t kMostOfAKind = std::int64_t{1} << 24;  // on the device; also in sizes.h
 constexpr std::int64_t kGrid = 32;                            // steps of one search
-// Of the work that does not bound an iteration, so much decides between placements that are otherwise
-// as good.
-constexpr double kTie = 1e-6;
 constexpr int kMostRehearsals = 200;
-// A layer's place on the device is in use all the time, a block's once its request has come so far.
-constexpr double kStreamed = 0.03;
+// An estimate so many times as long may yet be the shortest when it is played.
+constexpr double kWorthPlaying = 1.25;
 constexpr double kSlack = 0.98;       // bounds count parts of blocks, packing whole ones
 constexpr double kWorthwhile = 1e-4;  // of the time; less is rounding
 
 std::uint32_t to_count(std::int64_t n) { return static_cast<std::uint32_t>(n); }
 
-// A line's time for n in all, in so many parts.
-double in_parts(const Line& line, double n, double parts) {
-  return n > 0 ? parts * line(n / parts).n : 0;
-}
-
-double requests_of(const AllocationInputs& inputs, const Allocation& blocks) {
-  const auto all = static_cast<double>(blocks.all_act_blocks() + blocks.all_kv_blocks());
-  const auto most = static_cast<double>(std::max<std::int64_t>(inputs.most_blocks, 1));
-  return std::max(1.0, inputs.sequences * all / most);
-}
-
-// Of a request's tokens at its end, how many it has halfway through its answer.
-double halfway(const AllocationInputs& inputs) {
-  const double tokens = static_cast<double>(inputs.most_blocks * kBlockTokens);
-  return tokens > 0 ? (static_cast<double>(inputs.prompt_rows) + tokens) / (2 * tokens) : 1;
-}
-
-double decoding_score(const Profile& profile, const AllocationInputs& inputs,
-                      const Allocation& blocks) {
-  const IterationTime time = iteration_time(profile, inputs, blocks);
-  return time.longest().n + kTie * (time.link + time.compute).n;
-}
-
-// Times that no iterations come below.
-Rehearsed bounds(const Profile& profile, const AllocationInputs& inputs, const Allocation& blocks) {
-  const double streamed = inputs.layers - blocks.resident_layers.value_or(0);
-  const double rows = std::min<double>(inputs.wave_rows, static_cast<double>(inputs.prompt_rows));
-  return {
-      .decoding = {decoding_score(profile, inputs, blocks)},
-      .wave = {std::max(streamed * profile.load_w(1).n, inputs.layers * profile.forward(rows).n)}};
-}
-
-// The same blocks for fewer requests.
-Allocation share_of(const Allocation& blocks, double share) {
-  const auto part = [&](std::uint32_t n) { return to_count(std::llround(n * share)); };
-  Allocation fewer = blocks;
-  fewer.act_blocks = part(blocks.act_blocks);
-  fewer.kv_blocks = part(blocks.kv_blocks);
-  fewer.gpu_act_blocks = part(blocks.gpu_act_blocks);
-  fewer.gpu_kv_blocks = part(blocks.gpu_kv_blocks);
-  return fewer;
-}
-
-// All requests from prompt to answer. Where not all have room at a time, whoever ends makes room for
-// the next, or, if they end together, they come in rounds, the last one of those that are left (which
-// began while contexts were short, and have half of their answers by then): whichever takes longer.
-double work_time(const Profile& profile, const AllocationInputs& inputs, const Allocation& blocks,
-                 const Rehearsed& times) {
-  const double sequences = std::max(inputs.sequences, 1);
-  const double all = std::max(static_cast<double>(inputs.requests), sequences);
-  const double of_blocks = requests_of(inputs, blocks);
-  const double together = std::clamp(std::floor(of_blocks + 1e-9), 1.0, sequences);
-  const double rounds = std::floor(all / together);
-  const double rest = all - rounds * together;
-  const double last =
-      rest == 0 ? 0 : decoding_score(profile, inputs, share_of(blocks, rest / of_blocks)) / 2;
-  const double prompt = static_cast<double>(inputs.prompt_rows) / sequences;
-  const double tokens = static_cast<double>(inputs.most_blocks * kBlockTokens) / sequences;
-  const double answer = std::max(1.0, tokens - prompt);
-  const double waves = inputs.wave_rows > 0 ? std::ceil(prompt * all / inputs.wave_rows) : 0;
-  const double flowing = all / std::min(of_blocks, sequences) * times.decoding.n;
-  const double in_rounds = rounds * times.decoding.n + last;
-  const double streamed = inputs.layers - blocks.resident_layers.value_or(0);
-  return waves * times.wave.n + answer * std::max(flowing, in_rounds) *
-                                    (1 + kStreamed * streamed / std::max(inputs.layers, 1));
-}
-
 double score(const Profile& profile, const AllocationInputs& inputs, const Allocation& blocks) {
-  return work_time(profile, inputs, blocks, bounds(profile, inputs, blocks));
+  return work_time(profile, inputs, blocks, least_times(profile, inputs, blocks));
 }
 
 // What a layer's blocks take of the memories.
@@ -229,7 +160,9 @@ class Search {
   }
 
   // The candidate that does best in rehearsal. Bounds say who is worth one. Numbers of ACT blocks are
-  // then such that a request of the average length has a whole number of them.
+  // then such that a request of the average length has a whole number of them. Where candidates differ
+  // in how many rounds the requests take, each number's best one is played from the first prompt to
+  // the last answer.
   Candidate best_rehearsed(const Candidate& first) {
     const std::int64_t unit = std::max(inputs_.sequences, 1);
     const std::int64_t most = inputs_.most_blocks / unit;
@@ -239,26 +172,21 @@ class Search {
     }
     add_with_layers(first.blocks.all_act_blocks() / unit * unit, coarse);
     std::ranges::sort(coarse, {}, &Candidate::bound);
-    best_ = first;
-    best_time_ = std::numeric_limits<double>::infinity();
+    rehearse_all(first, coarse);
+    rehearse_near();
+    const Candidate estimated = best_;
+    std::map<std::int64_t, std::vector<Candidate>> by_rounds;
     for (const Candidate& candidate : coarse) {
-      rehearse(candidate);
-    }
-    std::int64_t acts = most / kShares, layers = inputs_.layers / kLayers;
-    for (; acts + layers > 0; acts /= 2, layers /= 2) {
-      const std::int64_t act = best_.blocks.all_act_blocks();
-      const std::int32_t here = best_.blocks.resident_layers.value_or(0);
-      for (const std::int64_t to : {act - acts * unit, act, act + acts * unit}) {
-        for (const std::int64_t kept : {here - layers, std::int64_t{here}, here + layers}) {
-          if (to >= 0 && to <= inputs_.most_blocks && kept >= 0 && kept <= inputs_.layers) {
-            if (const auto near = fullest(to, static_cast<std::int32_t>(kept))) {
-              rehearse(*near);
-            }
-          }
-        }
+      if (candidate.bound < kWorthPlaying * best_time_ &&
+          candidate.holds_largest == estimated.holds_largest) {
+        by_rounds[rounds_of(inputs_, candidate.blocks)].push_back(candidate);
       }
     }
-    return best_;
+    by_rounds[rounds_of(inputs_, estimated.blocks)];
+    if (!inputs_.play || by_rounds.size() == 1) {
+      return estimated;
+    }
+    return best_played(estimated, by_rounds);
   }
 
  private:
@@ -317,6 +245,59 @@ class Search {
     }
   }
 
+  // The best of all in `best_`. REQUIRES: by rising bounds.
+  void rehearse_all(const Candidate& first, const std::vector<Candidate>& candidates) {
+    best_ = first;
+    best_time_ = std::numeric_limits<double>::infinity();
+    rehearsals_ = 0;
+    for (const Candidate& candidate : candidates) {
+      rehearse(candidate);
+    }
+  }
+
+  // Ever nearer to the best one, in ACT blocks and in layers.
+  void rehearse_near() {
+    const std::int64_t unit = std::max(inputs_.sequences, 1);
+    std::int64_t acts = inputs_.most_blocks / unit / kShares, layers = inputs_.layers / kLayers;
+    for (; acts + layers > 0; acts /= 2, layers /= 2) {
+      const std::int64_t act = best_.blocks.all_act_blocks();
+      const std::int32_t here = best_.blocks.resident_layers.value_or(0);
+      for (const std::int64_t to : {act - acts * unit, act, act + acts * unit}) {
+        for (const std::int64_t kept : {here - layers, std::int64_t{here}, here + layers}) {
+          if (to >= 0 && to <= inputs_.most_blocks && kept >= 0 && kept <= inputs_.layers) {
+            if (const auto near = fullest(to, static_cast<std::int32_t>(kept))) {
+              rehearse(*near);
+            }
+          }
+        }
+      }
+    }
+  }
+
+  Candidate best_played(const Candidate& estimated,
+                        const std::map<std::int64_t, std::vector<Candidate>>& by_rounds) {
+    Candidate best = estimated;
+    auto least = inputs_.play(profile_, estimated.blocks);
+    const auto play = [&](const Candidate& candidate) {
+      const auto time = inputs_.play(profile_, candidate.blocks);
+      if (time && time->n < least->n) {
+        best = candidate;
+        least = time;
+      }
+    };
+    if (!least) {
+      return estimated;  // of too much work, all are
+    }
+    for (const auto& [rounds, candidates] : by_rounds) {
+      if (!candidates.empty()) {
+        rehearse_all(candidates.front(), candidates);
+        rehearse_near();
+        play(best_);
+      }
+    }
+    return best;
+  }
+
   void rehearse(const Candidate& candidate) {
     const bool best_holds = best_.holds_largest;
     if ((best_holds && !candidate.holds_largest) || rehearsals_ == kMostRehearsals ||
@@ -343,31 +324,6 @@ class Search {
 };
 
 }  // namespace
-
-IterationTime iteration_time(const Profile& profile, const AllocationInputs& inputs,
-                             const Allocation& blocks) {
-  // Those on the device fill first.
-  const double filled = halfway(inputs);
-  const double act = filled * static_cast<double>(blocks.all_act_blocks());
-  const double kv = filled * static_cast<double>(blocks.all_kv_blocks());
-  const double host_act = std::max(0.0, act - blocks.gpu_act_blocks);
-  const double host_kv = std::max(0.0, kv - blocks.gpu_kv_blocks);
-  const double all = act + kv;
-  const double parts =
-      inputs.mini_batch > 0 ? std::max(1.0, std::ceil(all / inputs.mini_batch)) : 1.0;
-  const double requests = requests_of(inputs, blocks);
-  const double layers = inputs.layers;
-  const double streamed = layers - blocks.resident_layers.value_or(0);
-  const double link =
-      in_parts(profile.load_act, host_act, parts) + in_parts(profile.load_kv, host_kv, parts);
-  const double compute = in_parts(profile.kv_gen, act, parts) +
-                         in_parts(profile.attention, all, parts) + profile.forward(requests).n;
-  const double back = profile.store_act(requests * host_act / std::max(all, 1.0)).n +
-                      profile.store_kv(requests * host_kv / std::max(all, 1.0)).n;
-  return {.link = {layers * link + streamed * profile.load_w(1).n},
-          .compute = {layers * compute + profile.head(requests).n},
-          .back = {layers * back}};
-}
 
 std::optional<Allocation> best_placement(const Profile& profile, const AllocationInputs& inputs,
                                          std::int64_t act_blocks, std::int64_t kv_blocks) {

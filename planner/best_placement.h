@@ -6,23 +6,14 @@
 // charges ACT blocks their way over the link, and all sizes are the model's: where queries share keys
 // an ACT block may be the larger one. Pure functions.
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 
 #include "planner/cost_model.h"
 #include "planner/policy.h"
+#include "planner/work_time.h"
 
 namespace poise {
-
-// An iteration in which each request generates one token, halfway through its answer.
-struct IterationTime {
-  Seconds link, compute, back;
-
-  Seconds longest() const { return std::max({link, compute, back}); }
-};
-IterationTime iteration_time(const Profile& profile, const AllocationInputs& inputs,
-                             const Allocation& blocks);
 
 // Of so many blocks of each kind, those on the device, and the layers, for which an iteration takes
 // least; nothing where they do not fit. Exact.

@@ -12,6 +12,9 @@ namespace {
 
 constexpr TokenId kAnyToken = 0;
 
+// Of this many decoding iterations one is played.
+constexpr std::int64_t kStride = 4;
+
 // Requests that differ in their numbers alone, and stand for `represented` times as many.
 struct Stand {
   std::vector<Request> requests;
@@ -99,6 +102,71 @@ Rehearsed rehearse(const Profile& profile, const Policy& policy, const WeightLay
   part.load_w = part.load_w * (1 / stand.represented);
   const Seconds decoding = time_of(part, layout, rehearsal.device, tables_of(answers.next()));
   return {.decoding = decoding * stand.represented, .wave = wave};
+}
+
+std::optional<Seconds> play(const Profile& profile, const Policy& policy,
+                            const WeightLayout& layout, const Rehearsal& rehearsal) {
+  const std::int64_t sequences = std::max(rehearsal.sequences, 1);
+  const std::int64_t all = std::max<std::int64_t>(rehearsal.requests, sequences);
+  const std::int64_t most = std::max<std::int64_t>(rehearsal.most_blocks / sequences, 1);
+  const std::int64_t tokens = most * kBlockTokens;
+  const std::int64_t prompt = std::clamp<std::int64_t>(rehearsal.prompt_rows / sequences, 1,
+                                                       std::max<std::int64_t>(tokens - 1, 1));
+  const std::int64_t answer = tokens - prompt + 1;
+  const std::int64_t blocks = rehearsal.host.all_act_blocks() + rehearsal.host.all_kv_blocks();
+  const std::int64_t together = std::clamp<std::int64_t>(blocks / most, 1, sequences);
+  if (blocks < most || sequences > kPlayedRequests ||
+      ceil_div(all, together) * answer > kPlayedIterations) {
+    return std::nullopt;
+  }
+  std::vector<Request> requests(static_cast<std::size_t>(all));
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    requests[i].id = {static_cast<std::uint32_t>(i + 1)};
+    requests[i].prompt.assign(static_cast<std::size_t>(prompt), kAnyToken);
+    requests[i].sampling.max_tokens = static_cast<std::int32_t>(answer);
+  }
+  Scheduler scheduler(policy, rehearsal.host,
+                      {.max_num_seqs = rehearsal.sequences,
+                       .prefill_rows = std::max(rehearsal.wave_rows, 1),
+                       .sequence_rows = rehearsal.device.max_mini_batch_rows});
+  for (const Request& request : requests) {
+    scheduler.add(request);
+  }
+  OrderTables tables(rehearsal.host);
+  VirtualExecutor executor(profile, layout, rehearsal.device);
+  Seconds time{};
+  Seconds decoding{};         // the last of those that were played
+  std::int64_t unplayed = 0;  // behind it
+  std::uint64_t iteration = 0;
+  while (!scheduler.idle()) {
+    const std::span<const Part> parts = scheduler.next();
+    const bool prompts =
+        std::ranges::any_of(parts, [](const Part& part) { return part.new_tokens > 1; });
+    if (prompts || decoding.n == 0 || unplayed + 1 == kStride) {
+      const auto items = pack_items(parts);
+      const Seconds before = executor.now();
+      executor.run(tables.build(++iteration, 1, parts, items,
+                                policy.pack(rehearsal.host, items, rehearsal.pack)),
+                   scheduler.last_iteration());
+      const Seconds took = executor.now() - before;
+      decoding = prompts ? decoding : took;
+      time += took + decoding * static_cast<double>(unplayed);
+      unplayed = 0;
+    } else {
+      ++unplayed;
+    }
+    std::vector<Outcome> outcomes;
+    for (const Part& part : parts) {
+      if (part.complete()) {
+        const bool ends =
+            part.request->answered() + 1 >= part.request->request->sampling.max_tokens;
+        outcomes.push_back(
+            {part.request->request->id, ends ? std::nullopt : std::optional(kAnyToken)});
+      }
+    }
+    scheduler.complete(outcomes);
+  }
+  return time + decoding * static_cast<double>(unplayed);
 }
 
 }  // namespace poise

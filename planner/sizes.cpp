@@ -175,23 +175,31 @@ Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dt
                           .wave_rows = options.prefill_tokens};
   if (device) {
     inputs.device = device_room(shape, dtype, demand, options, *device);
-    inputs.rehearse = [&, layout = weight_layout(shape, dtype)](
-                          const Profile& profile,
-                          const Allocation& blocks) -> std::optional<Rehearsed> {
+    const auto with = [&](const Allocation& blocks) -> std::optional<Rehearsal> {
       const Bytes overhead = overhead_with(*device, shape, dtype, blocks);
-      DeviceLimits limits =
+      const DeviceLimits limits =
           buffers_that_fit(shape, dtype, demand, blocks, options, overhead, device->cap);
       if (plan_device_memory(shape, dtype, limits, overhead).total > device->cap) {
         return std::nullopt;
       }
-      return rehearse(profile, policy, layout,
-                      {.host = blocks,
+      return Rehearsal{.host = blocks,
                        .device = limits,
                        .pack = pack_limits(options, limits),
+                       .requests = demand.requests,
                        .sequences = demand.sequences,
                        .most_blocks = demand.most_blocks,
                        .prompt_rows = demand.most_prompt_rows,
-                       .wave_rows = limits.max_rows - demand.sequences});
+                       .wave_rows = limits.max_rows - demand.sequences};
+    };
+    const auto layout = std::make_shared<const WeightLayout>(weight_layout(shape, dtype));
+    inputs.rehearse = [with, layout, &policy](const Profile& profile, const Allocation& blocks) {
+      const auto rehearsal = with(blocks);
+      return rehearsal ? std::optional(rehearse(profile, policy, *layout, *rehearsal))
+                       : std::nullopt;
+    };
+    inputs.play = [with, layout, &policy](const Profile& profile, const Allocation& blocks) {
+      const auto rehearsal = with(blocks);
+      return rehearsal ? play(profile, policy, *layout, *rehearsal) : std::nullopt;
     };
   }
   const Allocation host = policy.allocate(inputs);

@@ -4,10 +4,15 @@
 
 #include <cmath>
 #include <memory>
+#include <tuple>
+#include <vector>
 
 #include "common/trouble.h"
+#include "common/weight_layout.h"
+#include "planner/rehearsal.h"
 #include "planner/simulate_grid.h"
 #include "planner/simulate_papers.h"
+#include "planner/sizes.h"
 
 namespace poise {
 namespace {
@@ -84,9 +89,8 @@ TEST(Simulation, NeverDoesTwoThingsAtOnceOnOneStream) {
   }
 }
 
-// The grid of models (with shared keys, too), machines, memories and lengths. Where requests must wait
-// for one another's blocks, what a placement is worth depends on who ends when, which is not foreseen.
-// A third of the grid, of every model, memory and length; `poise simulate policy-grid` shows all of it.
+// The grid of models (with shared keys, too), machines, memories and lengths: a third of it, of every
+// model, memory and length; `poise simulate policy-grid` shows all of it.
 TEST(Simulation, OptimalIsTheBestPolicyOrNearlySo) {
   int with_room = 0, best = 0;
 #ifdef NDEBUG
@@ -97,13 +101,71 @@ TEST(Simulation, OptimalIsTheBestPolicyOrNearlySo) {
   for (const auto& row : grid["rows"]) {
     const double ratio = row["optimal_to_best"].get<double>();
     const bool room = row["room_for_all"].get<bool>();
-    EXPECT_GE(ratio, room ? 0.98 : 0.92) << row.dump();
+    EXPECT_GE(ratio, 0.98) << row.dump();
     with_room += room ? 1 : 0;
     best += ratio >= 1 ? 1 : 0;
   }
   const int rows = static_cast<int>(grid["rows"].size());
   EXPECT_GE(2 * with_room, rows);
   EXPECT_GE(2 * best, rows);
+}
+
+// More requests at a time can be worth more than an iteration in balance, where the others would have
+// to wait: all in ACT blocks there is room for every request at once.
+TEST(Simulation, OptimalForeseesWhoWaitsForBlocks) {
+#ifdef NDEBUG
+  const std::vector<std::tuple<int, int, int>> works{{250, 256, 64}, {128, 512, 128}};
+#else
+  const std::vector<std::tuple<int, int, int>> works{{250, 256, 64}};  // sanitizers take seconds
+#endif
+  for (const auto& [requests, prompt, answer] : works) {
+    const SimulatedWork work{.shape = opt_shape("opt-30b"),
+                             .requests = requests,
+                             .prompt = prompt,
+                             .answer = answer,
+                             .to_the_end = true};
+    Profile machine = profile_of(machine_named("rtx4090-pcie4"), work.shape, work.dtype);
+    machine.host_memory = kGiB * 90;
+    const auto shared = std::make_shared<const Profile>(machine);
+    const auto speed = [&](std::string_view policy) {
+      return simulate(machine, policy, {.profile = shared}, work).whole_tokens_per_second;
+    };
+    const double act_only = speed("act-only");
+    EXPECT_GT(act_only, 1.05 * speed("hybrid")) << "this is such a case";
+    EXPECT_GE(speed("optimal"), 0.98 * act_only);
+  }
+}
+
+// Where requests wait for blocks, too: 40 of 9 blocks each, 90 to 200 blocks.
+TEST(Rehearsal, OfAllTheWorkTakesAsLongAsTheWork) {
+  for (const char* name : {"kv-only", "act-only", "hybrid-static"}) {
+    for (const std::int64_t mib : {800, 1200, 3000}) {
+      SCOPED_TRACE(testing::Message() << name << ", " << mib << " MiB");
+      const SimulatedWork work{.shape = opt_shape("opt-1.3b"),
+                               .requests = 40,
+                               .prompt = 64,
+                               .answer = 81,
+                               .to_the_end = true};
+      Profile machine = profile_of(machine_named("rtx4090-pcie4"), work.shape, work.dtype);
+      const WeightLayout layout = weight_layout(work.shape, work.dtype);
+      machine.gpu_memory = kGiB * 3;
+      machine.host_memory = layout.total() + kGiB * 2 + Bytes{mib << 20};
+      const SimulatedRun run = simulate(machine, name, {}, work);
+      const auto policy = make_policy(name, {});
+      const auto played = play(machine, *policy, layout,
+                               {.host = run.host,
+                                .device = run.device,
+                                .pack = pack_limits(work.batch, run.device),
+                                .requests = work.requests,
+                                .sequences = work.requests,
+                                .most_blocks = work.requests * 9,
+                                .prompt_rows = work.requests * work.prompt,
+                                .wave_rows = run.device.max_rows - work.requests});
+      ASSERT_TRUE(played);
+      const double whole = work.requests * work.answer / run.whole_tokens_per_second;
+      EXPECT_NEAR(played->n, whole, 0.02 * whole);
+    }
+  }
 }
 
 TEST(Simulation, OfAModelThatDoesNotFitFails) {
