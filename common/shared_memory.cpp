@@ -45,24 +45,16 @@ bool hold(int descriptor, const std::string& name) {
   return status.st_nlink > 0;
 }
 
-// Reserves `size` bytes, which also gives the segment its size: an error number, or 0. In steps,
-// because nobody can interrupt the kernel within one, nor see how far it is; by one thread, because
-// the kernel lets no second one into the same file.
-int reserve(int descriptor, Bytes size, const std::function<bool()>& stop) {
-  struct statvfs shm {};
-  if (fstatvfs(descriptor, &shm) == 0 && shm.f_blocks > 0 &&
-      static_cast<std::uint64_t>(size.n) > shm.f_bavail * shm.f_frsize) {
-    return ENOSPC;  // before all of it is taken from others
-  }
-  if (ftruncate(descriptor, size.n) != 0) {  // so that others see how much there will be
-    return errno;
-  }
+// An error number, or 0. In steps, because nobody can interrupt the kernel within one, nor see how far
+// it is; by one thread, because the kernel lets no second one into the same file.
+int reserve_part(int descriptor, std::int64_t begin, std::int64_t end,
+                 const std::function<bool()>& stop) {
   std::int64_t step = kReserveStep.n;
-  for (std::int64_t at = 0; at < size.n;) {
+  for (std::int64_t at = begin; at < end;) {
     if (stop && stop()) {
       return ECANCELED;
     }
-    const std::int64_t bytes = std::min(step, size.n - at);
+    const std::int64_t bytes = std::min(step, end - at);
     const int error = posix_fallocate(descriptor, at, bytes);
     if (error == EINTR) {  // all of the step is undone: take smaller ones between signals
       step = std::max(step / 2, kMiB.n);
@@ -73,6 +65,19 @@ int reserve(int descriptor, Bytes size, const std::function<bool()>& stop) {
     }
   }
   return 0;
+}
+
+// Reserves `size` bytes, which also gives the segment its size.
+int reserve(int descriptor, Bytes size, const std::function<bool()>& stop) {
+  struct statvfs shm {};
+  if (fstatvfs(descriptor, &shm) == 0 && shm.f_blocks > 0 &&
+      static_cast<std::uint64_t>(size.n) > shm.f_bavail * shm.f_frsize) {
+    return ENOSPC;  // before all of it is taken from others
+  }
+  if (ftruncate(descriptor, size.n) != 0) {  // so that others see how much there will be
+    return errno;
+  }
+  return reserve_part(descriptor, 0, size.n, stop);
 }
 
 std::optional<std::int64_t> memory_available() {
@@ -202,11 +207,9 @@ void Segment::give_back(std::uint64_t offset, Bytes bytes) {
   }
 }
 
-void Segment::reserve_again(std::uint64_t offset, Bytes bytes) {
-  int error = EINTR;
-  while (error == EINTR) {
-    error = posix_fallocate(mapping_->descriptor(), static_cast<off_t>(offset), bytes.n);
-  }
+void Segment::reserve_again(std::uint64_t offset, Bytes bytes, const std::function<bool()>& stop) {
+  const auto begin = static_cast<std::int64_t>(offset);
+  const int error = reserve_part(mapping_->descriptor(), begin, begin + bytes.n, stop);
   if (error != 0) {
     fail(Exit::interrupted, "{} bytes of shared memory {} cannot be reserved again: {}", bytes.n,
          name_, std::strerror(error));

@@ -45,9 +45,11 @@ class Segment {
   void seal();
 
   // Gives a part's memory back, or reserves it again (zeroed), for the one who made the segment.
-  // Whole pages. A part given back must not be touched by anybody until it is reserved again.
+  // Whole pages. A part given back must not be touched by anybody until it is reserved again; that may
+  // take seconds, and `stop` is as above.
   void give_back(std::uint64_t offset, Bytes bytes);
-  void reserve_again(std::uint64_t offset, Bytes bytes);
+  void reserve_again(std::uint64_t offset, Bytes bytes,
+                     const std::function<bool()>& stop = nullptr);
 
  private:
   struct Mapping;

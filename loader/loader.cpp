@@ -115,8 +115,11 @@ bool Loader::step() {
     write_card();
     pools_.set_released(weights_.released_bytes());
     if (std::exchange(restoring_, false)) {
-      tell_weights();
+      tell_weights(weights_.why_not_restored());
     }
+  }
+  if (restore_asked_ && weights_.sealed() && !pools_.busy()) {
+    begin_restoring();
   }
   // A pool is made only beside the weights' memory, so that what is available is known.
   if (weights_.has_segment() && pools_.busy()) {
@@ -129,7 +132,7 @@ bool Loader::step() {
   }
   const std::optional<Received> message = receive();
   // Reserving memory takes the kernel seconds for many GiB, and shows nowhere while it does.
-  const bool reserving = !weights_.has_segment() || pools_.busy();
+  const bool reserving = weights_.reserving() || pools_.busy();
   if (moved || message || reserving) {
     control_->progress[static_cast<int>(Process::loader)].steps.fetch_add(
         1, std::memory_order_release);
@@ -157,9 +160,11 @@ bool Loader::handle(const messages::Message& message) {
       return true;
     case messages::Body::PoolClaim: {
       const auto* claim = message.body_as_PoolClaim();
+      const std::uint64_t cap = std::min<std::uint64_t>(claim->host_memory(), INT64_MAX);
       pools_.claim({.region_bytes = claim->region_bytes(),
                     .act_blocks = claim->act_blocks(),
-                    .kv_blocks = claim->kv_blocks()});
+                    .kv_blocks = claim->kv_blocks()},
+                   cap > 0 ? std::optional(Bytes{static_cast<std::int64_t>(cap)}) : std::nullopt);
       return true;
     }
     case messages::Body::PoolPartitionChange: {
@@ -174,7 +179,8 @@ bool Loader::handle(const messages::Message& message) {
       release_weights(message.body_as_WeightsRelease()->resident_layers());
       return true;
     case messages::Body::WeightsRestore:
-      restore_weights();
+      restore_asked_ =
+          true;  // begins once the weights are there, and what is left of a pool is gone
       return true;
     case messages::Body::Stop: {
       const auto* reason = message.body_as_Stop()->reason();
@@ -202,19 +208,17 @@ void Loader::release_weights(std::int32_t resident_layers) {
   tell_weights();
 }
 
-void Loader::restore_weights() {
-  if (!weights_.sealed()) {
-    restoring_ = true;  // told when they are
-    return;
+void Loader::begin_restoring() {
+  restore_asked_ = false;
+  if (weights_.released() == 0) {
+    return tell_weights();
   }
   if (const auto why_not = pools_.why_no_room(weights_.released_bytes())) {
     return tell_weights(*why_not);
   }
   weights_.restore();
-  restoring_ = !weights_.sealed();
-  if (!restoring_) {
-    tell_weights();
-  }
+  pools_.set_released({});  // their place is taken from now on
+  restoring_ = true;
 }
 
 void Loader::tell_weights(std::string why_not) {

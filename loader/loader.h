@@ -56,7 +56,7 @@ class Loader {
   bool handle(const messages::Message& message);
   void greet(const messages::Hello& hello);
   void release_weights(std::int32_t resident_layers);
-  void restore_weights();
+  void begin_restoring();
   void tell_weights(std::string why_not = {});
   void write_card() const;
 
@@ -68,7 +68,8 @@ class Loader {
   std::unique_ptr<Channel> channel_;
   WeightLoading weights_;
   PoolKeeper pools_;
-  bool restoring_ = false;  // and somebody waits for it
+  bool restore_asked_ = false;  // and not begun
+  bool restoring_ = false;      // and somebody waits for it
 };
 
 }  // namespace poise

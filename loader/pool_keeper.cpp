@@ -35,8 +35,9 @@ PoolKeeper::~PoolKeeper() {
   }
 }
 
-void PoolKeeper::claim(const PoolPartition& partition) {
+void PoolKeeper::claim(const PoolPartition& partition, std::optional<Bytes> host_memory) {
   claimed_ = partition;
+  asked_ = host_memory;
   if (coming_.valid()) {
     wanted_ = false;
     stop_ = true;
@@ -76,8 +77,9 @@ std::optional<messages::PoolGrantT> PoolKeeper::begin() {
     return refusal(*reason);
   }
   const Bytes size{static_cast<std::int64_t>(making_.region_bytes) * layers_};
-  const Bytes weights = Bytes{static_cast<std::int64_t>(control_->weights_bytes)} - released_;
-  if (const auto reason = why_no_pool(size, weights, budget_, available_host_memory())) {
+  const Bytes available = available_host_memory();
+  const HostBudget budget = asked_ ? host_budget(asked_, weights() + available) : budget_;
+  if (const auto reason = why_no_pool(size, weights(), budget, available)) {
     return refusal(*reason);
   }
   ++epoch_;
@@ -125,14 +127,24 @@ messages::PoolGrantT PoolKeeper::release() {
 
 std::optional<std::string> PoolKeeper::why_no_room(Bytes bytes) const {
   const Bytes pool = blocks_ ? blocks_->size() : Bytes{0};
-  const Bytes weights = Bytes{static_cast<std::int64_t>(control_->weights_bytes)} - released_;
-  const Bytes left = std::min(available_host_memory(), budget_.cap - weights - pool);
+  Bytes left = available_host_memory();
+  if (blocks_) {  // without a pool, weights that fitted once do again
+    left = std::min(left, asked_.value_or(budget_.cap) - weights() - pool);
+  }
   if (bytes <= left) {
     return std::nullopt;
   }
-  return fmt::format(
-      "{} of weights do not fit beside a pool of {}: {} are left; release the pool first",
-      gib_text(bytes), gib_text(pool), gib_text(std::max(left, Bytes{0})));
+  left = std::max(left, Bytes{0});
+  return blocks_ ? fmt::format(
+                       "{} of weights do not fit beside a pool of {}: {} are left; release "
+                       "the pool first",
+                       gib_text(bytes), gib_text(pool), gib_text(left))
+                 : fmt::format("{} of weights do not fit any more: this machine has {} available",
+                               gib_text(bytes), gib_text(left));
+}
+
+Bytes PoolKeeper::weights() const {
+  return Bytes{static_cast<std::int64_t>(control_->weights_bytes)} - released_;
 }
 
 messages::PoolGrantT PoolKeeper::grant() const {

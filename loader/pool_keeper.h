@@ -25,7 +25,8 @@ class PoolKeeper {
   PoolKeeper(const PoolKeeper&) = delete;
   PoolKeeper& operator=(const PoolKeeper&) = delete;
 
-  void claim(const PoolPartition& partition);
+  // `host_memory`: cap of whoever claims, weights included; nothing: the loader's own.
+  void claim(const PoolPartition& partition, std::optional<Bytes> host_memory);
   // Whoever claimed is gone: nobody waits for that answer any more.
   void forget_claim();
   messages::PoolGrantT move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks);
@@ -42,6 +43,7 @@ class PoolKeeper {
   std::optional<messages::PoolGrantT> begin();
   messages::PoolGrantT finish();
   messages::PoolGrantT grant() const;
+  Bytes weights() const;
   void publish(std::uint64_t epoch, const PoolPartition& partition);
 
   Control& control_;
@@ -51,6 +53,7 @@ class PoolKeeper {
   std::int32_t layers_;
   std::uint64_t epoch_ = 0;               // of the newest pool
   std::optional<PoolPartition> claimed_;  // waits to be begun
+  std::optional<Bytes> asked_;            // cap of the last claim
   PoolPartition making_{};
   bool wanted_ = false;  // what is being made
   std::atomic<bool> stop_{false};

@@ -63,15 +63,25 @@ void WeightFill::work() {
       }
       fill(pieces_[number]);
       if (++filled_ == pieces_.size()) {  // the last one sees what all others wrote
-        source_.check_after(segment_);
+        if (!known_) {
+          source_.check_after(segment_);
+        }
         checked_ = true;
       }
     }
+  } catch (const Failure& failure) {
+    const bool changed = known_ && failure.code() == Exit::cannot_start;
+    give_up(changed ? std::make_exception_ptr(Failure(failure.what(), Exit::foreign))
+                    : std::current_exception());
   } catch (...) {
-    stop_ = true;
-    const std::lock_guard lock(failure_mutex_);
-    failure_ = failure_ ? failure_ : std::current_exception();
+    give_up(std::current_exception());
   }
+}
+
+void WeightFill::give_up(std::exception_ptr why) {
+  stop_ = true;
+  const std::lock_guard lock(failure_mutex_);
+  failure_ = failure_ ? failure_ : std::move(why);
 }
 
 void WeightFill::fill(const Piece& piece) {

@@ -40,8 +40,8 @@ class WeightFill {
   bool done();
   // The root. REQUIRES: done().
   Digest digest() const;
-  // … of which each filled one must come out the same again; `done` fails where one does not.
-  // REQUIRES: done().
+  // … of which each filled one must come out the same again; `done` fails (Exit::foreign) where one does
+  // not, or cannot be read. REQUIRES: done().
   std::vector<Digest> take_leaves() { return std::move(leaves_); }
   Bytes total() const { return total_; }
 
@@ -55,6 +55,7 @@ class WeightFill {
   };
   void cut_into_pieces(const std::function<bool(std::uint32_t slab)>& wanted);
   void work();
+  void give_up(std::exception_ptr why);
   void fill(const Piece& piece);
   void keep(const Piece& piece, std::uint32_t leaf, const Digest& digest);
 

@@ -45,6 +45,9 @@ WeightLoading::~WeightLoading() {
   if (coming_.valid()) {
     coming_.wait();
   }
+  if (reserving_.valid()) {
+    reserving_.wait();
+  }
   unlink_segment(name_);
 }
 
@@ -57,6 +60,13 @@ bool WeightLoading::advance() {
       return false;
     }
     begin_filling();
+    return true;
+  }
+  if (reserving_.valid()) {
+    if (!ready(reserving_)) {
+      return false;
+    }
+    begin_filling_again();
     return true;
   }
   if (fill_->done()) {
@@ -104,31 +114,50 @@ void WeightLoading::release(std::int32_t resident_layers) {
   // First the word, then the holes: whoever looks in time does not touch them.
   released_ = resident_layers;
   control_->released_layers.store(static_cast<std::uint32_t>(released_), std::memory_order_release);
+  give_back_released();
+  spdlog::info("{} of {} layers are on a device alone: {} of host memory given back", released_,
+               model_.layout.layers, gib_text(released_bytes()));
+}
+
+void WeightLoading::give_back_released() {
   for (std::uint32_t layer = 0; layer < static_cast<std::uint32_t>(model_.layout.layers); ++layer) {
     if (is_released({layer})) {
       segment_->give_back(model_.layout.layer_offset({layer}), model_.layout.layer.bytes);
     }
   }
-  spdlog::info("{} of {} layers are on a device alone: {} of host memory given back", released_,
-               model_.layout.layers, gib_text(released_bytes()));
 }
 
 void WeightLoading::restore() {
-  check(sealed_, "whole or released weights are restored");
-  if (released_ == 0) {
-    return;
-  }
-  for (std::uint32_t layer = 0; layer < static_cast<std::uint32_t>(model_.layout.layers); ++layer) {
-    if (is_released({layer})) {
-      segment_->reserve_again(model_.layout.layer_offset({layer}), model_.layout.layer.bytes);
-    }
-  }
+  check(sealed_ && released_ > 0, "released weights are restored");
+  why_not_.clear();
   sealed_ = false;
   began_ = told_ = Clock::now();
   control_->loaded_bytes.store(
       static_cast<std::uint64_t>((model_.layout.total() - released_bytes()).n),
       std::memory_order_release);
   set_state(control_, LoaderState::loading);
+  reserving_ = std::async(std::launch::async, [this] {
+    for (std::uint32_t layer = 0; layer < static_cast<std::uint32_t>(model_.layout.layers);
+         ++layer) {
+      if (is_released({layer})) {
+        segment_->reserve_again(model_.layout.layer_offset({layer}), model_.layout.layer.bytes,
+                                [this] { return given_up_.load(); });
+      }
+    }
+  });
+}
+
+void WeightLoading::begin_filling_again() {
+  try {
+    reserving_.get();
+  } catch (const Failure& failure) {
+    why_not_ = failure.what();
+    spdlog::warn("released weights are not back: {}", why_not_);
+    give_back_released();
+    set_state(control_, LoaderState::sealed);
+    sealed_ = true;
+    return;
+  }
   fill_.emplace(
       *model_.source, std::span(segment_->data(), static_cast<std::size_t>(segment_->size().n)),
       model_.dtype, fill_threads(), control_->loaded_bytes,

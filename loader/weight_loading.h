@@ -5,7 +5,8 @@
 // there) → sealed (every byte and the fingerprint are). Destroyed, the segment's name goes.
 //
 // Layers that a device holds may be released, their memory given back, and later restored from where
-// they came from: sealed → loading → sealed.
+// they came from: sealed → loading → sealed. Their memory is reserved in that thread first; where there
+// is not enough, all is as before.
 
 #include <atomic>
 #include <chrono>
@@ -32,12 +33,17 @@ class WeightLoading {
   bool advance();
   bool has_segment() const { return segment_.has_value(); }
   bool sealed() const { return sealed_; }
+  // Memory is being reserved, which shows nowhere.
+  bool reserving() const { return !segment_ || reserving_.valid(); }
 
   // Gives back the memory of the layers that `resident_layers` are (is_resident), and no others.
   // REQUIRES: sealed, nothing released.
   void release(std::int32_t resident_layers);
-  // Fills what was released; `advance` tells when it is sealed again. REQUIRES: sealed.
+  // Fills what was released; `advance` tells when it is sealed again. Throws there where the source has
+  // other bytes now. REQUIRES: sealed, something released.
   void restore();
+  // Why what was to be restored is as it was, released.
+  const std::string& why_not_restored() const { return why_not_; }
   std::int32_t released() const { return released_; }
   Bytes released_bytes() const;
 
@@ -46,6 +52,8 @@ class WeightLoading {
 
   bool is_released(LayerId layer) const;
   void begin_filling();
+  void begin_filling_again();
+  void give_back_released();
   void seal();
   void sealed_again();
   void tell_progress();
@@ -55,6 +63,8 @@ class WeightLoading {
   std::string name_;
   std::atomic<bool> given_up_{false};  // nobody waits for the segment any more
   std::future<Segment> coming_;
+  std::future<void> reserving_;  // of what was released
+  std::string why_not_;
   std::optional<Segment> segment_;
   std::optional<WeightFill> fill_;  // until sealed
   std::vector<Digest> leaves_;      // of the first fill

@@ -162,7 +162,8 @@ void ExecutorLink::take(const messages::Hello& hello, std::uint32_t epoch) {
                        .device = hello.device() != nullptr ? hello.device()->str() : "",
                        .memory = bytes_of(hello.device_memory()),
                        .overhead = bytes_of(hello.device_overhead()),
-                       .resident_layers = hello.resident_layers()};
+                       .resident_layers = hello.resident_layers(),
+                       .epoch = epoch};
   channel_->set_epochs({.planner = channel_->epochs().planner, .executor = epoch});
 }
 

@@ -36,6 +36,7 @@ class ExecutorLink {
     Bytes memory;                       // it could use at most
     Bytes overhead;                     // of it, taken beside buffers
     std::int32_t resident_layers = -1;  // whose weights it holds already; -1: none yet
+    std::uint32_t epoch = 0;            // another one's is another
   };
 
   // `log` outlives this.

@@ -24,7 +24,8 @@ std::uint32_t planner_epoch() {
 
 Links open_links(const ControlSegment& control, const std::string& run_id,
                  const std::filesystem::path& executor_socket,
-                 const std::filesystem::path& loader_socket, OrderLog& log) {
+                 const std::filesystem::path& loader_socket, std::optional<Bytes> host_memory,
+                 OrderLog& log) {
   const Identity identity{.run_id = run_id, .layout_hash = control.layout_hash};
   const Epochs epochs{.planner = planner_epoch(), .executor = 0};
   Links links;
@@ -42,7 +43,7 @@ Links open_links(const ControlSegment& control, const std::string& run_id,
   hello.fingerprint.assign(std::begin(control.fingerprint), std::end(control.fingerprint));
   hello.process = static_cast<std::uint32_t>(Process::planner);
   hello.pid = static_cast<std::uint32_t>(getpid());
-  links.loader = std::make_unique<LoaderLink>(std::move(loader), std::move(hello));
+  links.loader = std::make_unique<LoaderLink>(std::move(loader), std::move(hello), host_memory);
   return links;
 }
 

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "common/shared_memory.h"
@@ -16,10 +17,11 @@ struct Links {
   std::unique_ptr<LoaderLink> loader;
 };
 
-// REQUIRES: the loader has sealed the weights. `log` outlives the links.
+// REQUIRES: the loader has sealed the weights. `host_memory`: the run's cap. `log` outlives the links.
 Links open_links(const ControlSegment& control, const std::string& run_id,
                  const std::filesystem::path& executor_socket,
-                 const std::filesystem::path& loader_socket, OrderLog& log);
+                 const std::filesystem::path& loader_socket, std::optional<Bytes> host_memory,
+                 OrderLog& log);
 
 // The loader's weights are there, and their fingerprint. Fails where it ends before.
 bool weights_sealed(const ControlSegment& control);

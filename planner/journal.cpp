@@ -19,7 +19,7 @@ namespace {
 using nlohmann::json;
 
 constexpr char kMagic[8] = {'P', 'O', 'I', 'S', 'E', 'J', 'N', 'L'};
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 
 struct Head {
   char magic[8];
@@ -133,6 +133,7 @@ json to_json(const Journal& journal) {
           {"kv_blocks", journal.partition.kv_blocks},
           {"gpu_act_blocks", journal.gpu_act_blocks},
           {"gpu_kv_blocks", journal.gpu_kv_blocks},
+          {"executor", journal.executor},
           {"iteration", journal.iteration},
           {"prompt_tokens", journal.prompt_tokens},
           {"generated_tokens", journal.generated_tokens},
@@ -153,6 +154,7 @@ Journal journal_of(const json& from) {
                                 .kv_blocks = from.at("kv_blocks")},
                   .gpu_act_blocks = from.at("gpu_act_blocks"),
                   .gpu_kv_blocks = from.at("gpu_kv_blocks"),
+                  .executor = from.at("executor"),
                   .iteration = from.at("iteration"),
                   .prompt_tokens = from.at("prompt_tokens"),
                   .generated_tokens = from.at("generated_tokens"),
@@ -243,6 +245,16 @@ Journal take_journal(const std::filesystem::path& run_dir) {
     return journal_of(json::from_cbor(payload));
   } catch (const json::exception& problem) {
     fail("{} is damaged: {}", path.string(), shown(problem.what(), 200));
+  }
+}
+
+void lose_blocks(Journal& journal, Lost lost) {
+  const auto on_device = [](const BlockRef& block) { return block.place == Place::gpu; };
+  for (Scheduler::Begun& begun : journal.requests) {
+    if (lost == Lost::everything || std::ranges::any_of(begun.blocks, on_device)) {
+      begun.blocks.clear();
+      begun.stored = 0;
+    }
   }
 }
 

@@ -25,6 +25,7 @@ struct Journal {
   std::uint64_t pool_epoch = 0;
   PoolPartition partition{};
   std::uint32_t gpu_act_blocks = 0, gpu_kv_blocks = 0;
+  std::uint32_t executor = 0;  // whose device holds what lies there (its epoch)
   // How far the run is.
   std::uint64_t iteration = 0;
   std::int64_t prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
@@ -38,6 +39,10 @@ void write_journal(const std::filesystem::path& run_dir, const Journal& journal)
 bool journal_exists(const std::filesystem::path& run_dir);
 // Removes the file, whatever it holds. Fails with a sentence where it is no whole journal.
 Journal take_journal(const std::filesystem::path& run_dir);
+// Where the device is gone, or with the host's pool every block, requests that had one there run from
+// their beginning again; what they answered stays.
+enum class Lost { device, everything };
+void lose_blocks(Journal& journal, Lost lost);
 // Fails with a sentence where `journal` is not of what `now` is of (all up to the partition).
 void check_same_work(const Journal& journal, const Journal& now);
 

@@ -4,8 +4,11 @@
 
 namespace poise {
 
-LoaderLink::LoaderLink(std::unique_ptr<Channel> channel, messages::HelloT hello)
-    : channel_(std::move(channel)), hello_(std::move(hello)) {}
+LoaderLink::LoaderLink(std::unique_ptr<Channel> channel, messages::HelloT hello,
+                       std::optional<Bytes> host_memory)
+    : channel_(std::move(channel)), hello_(std::move(hello)) {
+  claim_.host_memory = static_cast<std::uint64_t>(host_memory.value_or(Bytes{INT64_MAX}).n);
+}
 
 bool LoaderLink::step(Seconds timeout) {
   if (hello_ && channel_->connected() && send(*channel_, messages::HelloT(*hello_))) {
@@ -56,6 +59,10 @@ void LoaderLink::move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks) 
 }
 
 void LoaderLink::take(const messages::PoolGrant& grant) {
+  if (releases_ > 0) {  // what was asked for before does not matter any more
+    releases_ -= grant.granted() && grant.pool_epoch() == 0 ? 1 : 0;
+    return;
+  }
   if (!grant.granted()) {
     fail("{}", grant.sentence() != nullptr && grant.sentence()->size() > 0
                    ? grant.sentence()->str()
@@ -81,12 +88,16 @@ void LoaderLink::release_weights(std::int32_t resident_layers) {
 
 void LoaderLink::restore_weights() {
   weights_asked_ = true;
-  send(*channel_, messages::WeightsRestoreT{});
+  if (!send(*channel_, messages::WeightsRestoreT{})) {
+    fail(Exit::interrupted, "the loader is gone");
+  }
 }
 
 void LoaderLink::release(bool left_over) {
   if (grant_ || left_over) {
-    send(*channel_, messages::PoolReleaseT{});
+    grant_.reset();
+    moving_ = false;
+    releases_ += send(*channel_, messages::PoolReleaseT{}) ? 1 : 0;
   }
 }
 

@@ -19,6 +19,8 @@ namespace {
 
 constexpr Seconds kWait{0.1};          // for messages, where nothing else is to be done
 constexpr Seconds kLastIteration{15};  // an iteration under way may take so long after SIGTERM
+constexpr Seconds kFarewell{1};        // for the loader to hear the last words
+constexpr Seconds kFarewellStep{0.01};
 
 // What can be refused without reading the model or the requests.
 RunOptions checked(RunOptions options) {
@@ -80,7 +82,7 @@ bool Planner::step() {
     case Phase::configuring:
       moved = step_executor(kWait);
       if (executor_->returned()) {
-        configure();
+        go_on_with_executor();
       } else if (executor_->ready() && layers_to_release_ > 0 && released_layers() == 0) {
         release_weights();
       } else if (executor_->ready()) {
@@ -115,6 +117,9 @@ bool Planner::run() {
   }
   bool moved = false;
   if (!executor_->busy() && !executor_->gone()) {
+    if (!border_rests()) {
+      return true;
+    }
     if (hand_over_requested()) {
       hand_over();
       return true;
@@ -232,14 +237,24 @@ void Planner::finish() {
   phase_ = Phase::over;
 }
 
-// A loader that is kept may have the pool's memory back. The executor ends; where there is a
-// supervisor, by its hand, once this process has ended.
+// A loader that is kept may have the pool's memory back, and is kept whole. What it has not heard when
+// this process ends is lost; no run fails by that. The executor ends; where there is a supervisor, by
+// its hand, once this process has ended.
 void Planner::leave(const std::string& reason) {
-  if (loader_) {
-    loader_->release();
-    if (released_layers() > 0) {  // a loader that is kept is kept whole
-      loader_->restore_weights();
+  try {
+    if (loader_) {
+      loader_->release();
+      if (released_layers() > 0) {
+        loader_->restore_weights();
+        loader_->release(true);  // whose answer says that all was heard
+      }
+      for (const Seconds end = monotonic_now() + kFarewell;
+           loader_->gives_back() && monotonic_now() < end;) {
+        loader_->step(kFarewellStep);
+      }
     }
+  } catch (const Failure& failure) {
+    spdlog::warn("the loader was not taken leave of: {}", failure.what());
   }
   if (executor_ && options_.death_descriptor < 0) {
     executor_->stop(reason);

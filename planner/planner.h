@@ -6,7 +6,7 @@
 //
 //   phase        waits for
 //   loading      the loader's weights to be sealed
-//   greeting     loader and executor to say Hello
+//   greeting     loader and executor to say Hello, and the host to have all weights that no device has
 //   profiling    the executor to be measured; only where costs are wanted that nobody has
 //   claiming     the pool
 //   configuring  the executor to be Ready
@@ -78,7 +78,6 @@ class Planner {
   void place_blocks(bool device_is_host, std::optional<Bytes> pool = {}, Bytes given_back = {});
   Bytes device_cap() const;
   std::int32_t released_layers() const;
-  bool weights_are_there();
   void claim_pool();
   void release_weights();
   bool configure();
@@ -92,19 +91,25 @@ class Planner {
   // planner_swap.cpp
   std::unique_ptr<Policy> make_policy_as(const PolicyWish& wish) const;
   Standing standing() const;
+  bool border_rests();
   bool settle();
   void obey_wish();
   void use_policy(std::unique_ptr<Policy> policy);
   void log_policy();
   void log_pool();
   bool move_border();
-  void go_on_with_executor();
   Journal journal_of_now() const;
   void hand_over();
   void read_journal();
   bool take_over_pool(bool device_is_host);
   bool restore(const Journal& journal);
   void begin_scheduling();
+
+  // planner_recovery.cpp
+  bool weights_are_lost() const;
+  bool host_is_in_order();
+  void go_on_with_executor();
+  void begin_again();
 
   bool give_up();
   void finish();

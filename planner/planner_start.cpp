@@ -94,7 +94,7 @@ void Planner::begin_greeting() {
   order_log_ =
       open_order_log(options_.run_dir / "orders.log", order_log_header(*control_, options_.run_id));
   Links links = open_links(*control_, options_.run_id, options_.executor_socket,
-                           options_.loader_socket, *order_log_);
+                           options_.loader_socket, options_.host_memory, *order_log_);
   executor_ = std::move(links.executor);
   loader_ = std::move(links.loader);
   status_.state = "preparing";
@@ -102,31 +102,16 @@ void Planner::begin_greeting() {
 }
 
 bool Planner::greet() {
-  const bool loader_moved = loader_->step(loader_->greeted() ? Seconds{0} : kShortWait);
+  const bool loader_waits =
+      !loader_->greeted() || loader_->gives_back() || loader_->asked_for_weights();
+  const bool loader_moved = loader_->step(loader_waits ? kShortWait : Seconds{0});
   const bool executor_moved = executor_->step(executor_->greeting() ? Seconds{0} : kShortWait);
-  if (loader_->greeted() && executor_->greeting() && weights_are_there() && find_profile()) {
+  if (loader_->greeted() && executor_->greeting() && host_is_in_order() &&
+      (policy_ || find_profile())) {
     decide_sizes();
   }
   report();
   return loader_moved || executor_moved;
-}
-
-// On the host, or where the host released them (for a planner before this one) on the device. Else they
-// come back first, and the pool that has their place goes.
-bool Planner::weights_are_there() {
-  const std::int32_t released = released_layers();
-  if (released == 0 || executor_->greeting()->resident_layers == released) {
-    return true;
-  }
-  if (!loader_->asked_for_weights()) {
-    fmt::print("the weights of {} layers are read again: no device holds them any more\n",
-               released);
-    std::fflush(stdout);
-    journal_.reset();
-    loader_->release(true);
-    loader_->restore_weights();
-  }
-  return false;
 }
 
 // Which policy, and what everything costs, where that is known. False where it is to be measured
@@ -347,9 +332,11 @@ bool Planner::configure() {
 }
 
 void Planner::begin_running() {
+  if (!running_since_) {
+    executor_->begin_balance();  // what was measured before is no part of the run
+  }
   if (!scheduler_) {
     begin_scheduling();
-    executor_->begin_balance();  // what was measured before is no part of the run
   }
   if (profile_) {
     prediction_.emplace(*profile_, weight_layout(control_->shape, control_->dtype), device_limits_);

@@ -54,19 +54,26 @@ Standing Planner::standing() const {
 
 // ---- between two iterations
 
-// True where the next iteration may be planned; else something is under way first.
-bool Planner::settle() {
-  if (!loader_->settled()) {
-    loader_->step(kWait);
-    if (!loader_->settled()) {
-      return false;
-    }
-    const PoolPartition& pool = loader_->grant()->partition;
-    scheduler_->move_border(pool.act_blocks, pool.kv_blocks);
-    status_.act_blocks = pool.act_blocks;
-    status_.kv_blocks = pool.kv_blocks;
-    log_pool();
+// Waits a moment for a border that the loader moves; true where it is not, or not any more, under way.
+bool Planner::border_rests() {
+  if (loader_->settled()) {
+    return true;
   }
+  loader_->step(kWait);
+  if (!loader_->settled()) {
+    return false;
+  }
+  const PoolPartition& pool = loader_->grant()->partition;
+  scheduler_->move_border(pool.act_blocks, pool.kv_blocks);
+  status_.act_blocks = pool.act_blocks;
+  status_.kv_blocks = pool.kv_blocks;
+  log_pool();
+  return true;
+}
+
+// True where the next iteration may be planned; else something is under way first. REQUIRES: the border
+// rests.
+bool Planner::settle() {
   if (wishes_.changed()) {
     obey_wish();
   }
@@ -169,21 +176,6 @@ bool Planner::move_border() {
   return true;
 }
 
-// Another executor, or one that lost sight of us: it knows of nothing that was under way, and blocks
-// on the device are lost. What they held is computed again, to the same bits.
-void Planner::go_on_with_executor() {
-  if (released_layers() > 0) {
-    fail(Exit::interrupted,
-         "the gpu_executor that ended held the weights of {} layers, whose host memory went to "
-         "blocks: they must be read again",
-         released_layers());
-  }
-  tell("the gpu_executor is back: the iteration under way is sent again");
-  parts_.clear();
-  scheduler_->abandon(true);
-  configure();
-}
-
 // ---- from planner to planner
 
 Journal Planner::journal_of_now() const {
@@ -196,6 +188,7 @@ Journal Planner::journal_of_now() const {
           .partition = control_->pool,
           .gpu_act_blocks = host_.gpu_act_blocks,
           .gpu_kv_blocks = host_.gpu_kv_blocks,
+          .executor = executor_ && executor_->greeting() ? executor_->greeting()->epoch : 0,
           .iteration = iteration_,
           .prompt_tokens = status_.prompt_tokens,
           .generated_tokens = status_.generated_tokens,
@@ -245,7 +238,9 @@ void Planner::read_journal() {
 bool Planner::take_over_pool(bool device_is_host) {
   const std::uint64_t epoch = control_->pool_epoch.load(std::memory_order_acquire);
   if (!options_.takes_over || epoch == 0) {
-    journal_.reset();
+    if (journal_) {
+      lose_blocks(*journal_, Lost::everything);
+    }
     return false;
   }
   const PoolPartition pool = control_->pool;
@@ -320,7 +315,6 @@ bool Planner::restore(const Journal& journal) {
   preemptions_before_ = journal.preemptions;
   status_.prompt_tokens = journal.prompt_tokens;
   status_.generated_tokens = journal.generated_tokens;
-  status_.policy_since = iteration_ + 1;
   running_since_ = monotonic_now() - Seconds{journal.elapsed};
   return true;
 }
@@ -349,7 +343,11 @@ void Planner::begin_scheduling() {
                                             options_.served_model_name);
   };
   begin_anew();
+  const bool first = !running_since_;
   running_since_ = monotonic_now();
+  if (journal_ && journal_->executor != executor_->greeting()->epoch) {  // it is another by now
+    lose_blocks(*journal_, Lost::device);
+  }
   if (journal_ && !restore(*journal_)) {
     tell("the journal contradicts itself; what was under way is computed again");
     journal_.reset();
@@ -369,7 +367,8 @@ void Planner::begin_scheduling() {
       scheduler_->add(*request);
     }
   }
-  if (options_.takes_over) {
+  if (options_.takes_over && first) {
+    status_.policy_since = iteration_ + 1;
     tell(fmt::format("a planner took over before iteration {}: {} requests go on, {} begin",
                      iteration_ + 1, begun, to_do_.size() - begun));
   }

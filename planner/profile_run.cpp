@@ -35,7 +35,7 @@ bool ProfileRun::step() {
     log_ = open_order_log(options_.run_dir / "orders.log",
                           order_log_header(*control_, options_.run_id));
     links_ = open_links(*control_, options_.run_id, options_.executor_socket,
-                        options_.loader_socket, *log_);
+                        options_.loader_socket, options_.host_memory, *log_);
   } else if (!profiler_) {
     links_.loader->step(links_.loader->greeted() ? Seconds{0} : kShortWait);
     links_.executor->step(links_.executor->greeting() ? Seconds{0} : kShortWait);

@@ -1,6 +1,7 @@
 """A planner or gpu_executor of a living run, ended and started again in place. The supervisor's side.
 
-`poise restart` (steering.py) writes RUN/restart.json and sends SIGUSR1; what came of it goes to RUN/restarted.json. A
+`poise restart` (steering.py) writes a RUN/restart.SERIAL.json of its own and sends SIGUSR1; what came of it goes to
+RUN/restarted.json, where the answers before stand, too: several may ask at once, and each finds its own. A
 planner is asked to hand over (SIGUSR1) and leaves at the next iteration boundary, with a journal from which the next
 one goes on; with `kill` it is killed, and what was unfinished is computed again. An executor finishes the orders it
 has. The loader stays: weights and context lie there.
@@ -11,10 +12,11 @@ import signal
 import time
 
 from .places import EXECUTOR, PLAIN_NAMES, PLANNER
-from .run_directory import read_json
+from .run_directory import read_json, remove
 from .trouble import HANDED_OVER, INTERRUPTED
 
-ASKED, ANSWER = "restart.json", "restarted.json"
+ASKED, ANSWER = "restart.{}.json", "restarted.json"
+_ANSWERS = 16  # that are kept for whoever has not read them yet
 _PATIENCE = 10.0  # seconds for an executor to finish what it has
 _PROGRAMS = {PLAIN_NAMES[name]: name for name in (PLANNER, EXECUTOR)}
 
@@ -25,27 +27,32 @@ class Restarts:
     def __init__(self, directory, spare=0):
         self._directory = directory
         self._spare = spare
-        self._serial = None
-        self._child = None
+        self._child = None  # that is to be replaced
+        self._serials = []  # of those who asked for it
+        self._answers = {}
+        self._pids = {}  # by what they are: all that took another's place
         self._since = 0.0
         self._killed = False
 
     def begin(self, children):
-        """Does what RUN/restart.json asks, if that is new and can be done."""
-        asked = read_json(self._directory.path / ASKED)
-        serial = asked.get("serial")
-        if serial is None or serial == self._serial:
-            return
+        """Does what is asked for, where that can be done."""
+        for path in sorted(self._directory.path.glob(ASKED.format("*"))):
+            asked = read_json(path)
+            remove(path)
+            self._begin(asked, asked.get("serial"), children)
+
+    def _begin(self, asked, serial, children):
         name = _PROGRAMS.get(asked.get("what"))
         child = next((child for child in children if child.name == name), None)
         if child is None:
-            self._answer(serial, refused=f"the run has no {asked.get('what')} yet: ask again in a moment")
+            self._answer([serial], refused=f"the run has no {asked.get('what')} yet: ask again in a moment")
             return
         if self._child is not None and self._child is not child:
-            self._answer(serial, refused=f"the {self._child.plain_name} is being restarted just now: ask again after that")
+            self._answer([serial], refused=f"the {self._child.plain_name} is being restarted just now: ask again after that")
             return
-        self._serial, self._since = serial, self._since if self._child else time.monotonic()
-        self._child = child
+        if self._child is None:
+            self._child, self._since = child, time.monotonic()
+        self._serials.append(serial)
         if asked.get("kill"):
             self._kill()
         else:
@@ -79,12 +86,15 @@ class Restarts:
 
     def replaced(self, old, new):
         """True where that was asked for."""
+        self._pids.setdefault(new.plain_name, []).append(new.pid)
         if old is not self._child:
+            self._answer([])
             return False
-        self._answer(self._serial, pid=new.pid, seconds=time.monotonic() - self._since, killed=self._killed)
-        self._child, self._killed = None, False
+        self._answer(self._serials, pid=new.pid, seconds=time.monotonic() - self._since, killed=self._killed)
+        self._child, self._serials, self._killed = None, [], False
         return True
 
-    def _answer(self, serial, **facts):
-        self._serial = serial
-        self._directory.write(ANSWER, json.dumps({"serial": serial, **facts}))
+    def _answer(self, serials, **facts):
+        self._answers |= {str(serial): facts for serial in serials}
+        self._answers = dict(list(self._answers.items())[-_ANSWERS:])
+        self._directory.write(ANSWER, json.dumps({**facts, "answers": self._answers, "pids": self._pids}))

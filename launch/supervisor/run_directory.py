@@ -23,7 +23,7 @@ _ORPHANS_END = 15  # seconds
 _OURS = {"run.lock", "children.lock", "run.json", "run.json.new", "logs", "loader"}
 _PLANNERS = {"manifest.json", "results.jsonl.partial", "results.jsonl.published", "orders.log", "status.json"}
 # What others ask of a run that lives, and the answer: steering.py, restarts.py.
-_REQUESTS = ("policy.json", "policy.in_force.json", "restart.json", "restarted.json")
+_REQUESTS = ("policy.json", "policy.in_force.json", "restart.*.json", "restarted.json")
 
 
 class RunDirectory:
@@ -141,8 +141,9 @@ class RunDirectory:
         self.make_folder("logs")
         self.make_folder("loader")
         self.remove_sockets()
-        for name in _REQUESTS:  # were for the attempt before
-            remove(self.path / name)
+        for pattern in _REQUESTS:  # were for the attempt before
+            for path in self.path.glob(pattern):
+                remove(path)
         self.write("run.json", json.dumps({"version": 1, "run_id": run_id, **record}, indent=2) + "\n")
         return run_id
 

@@ -18,7 +18,6 @@ _ABI_VERSION = 2
 _LOADER_STATE = 256
 _LOADED_BYTES = 264
 _FINGERPRINT_READY = 272
-_RELEASED_LAYERS = 280
 _PROGRESS = 384
 _PROGRESS_STRIDE = 64
 _SIZE = 768
@@ -131,11 +130,6 @@ class ControlView:
     def was_sealed(self):
         """The weights were all there once, and their fingerprint is known."""
         return self.loader_state in (LOADING, SEALED) and self._word(_FINGERPRINT_READY) == 1
-
-    @property
-    def released_layers(self):
-        """Whose weights a device holds alone."""
-        return self._word(_RELEASED_LAYERS, "<I") if self.ready() else 0
 
     @property
     def progress(self):

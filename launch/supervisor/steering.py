@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from . import processes, quantities, segments
+from . import processes, quantities
 from .options import normalised, parser
 from .restarts import ANSWER, ASKED
 from .run_directory import RunDirectory, read_json
@@ -123,22 +123,10 @@ def restart(words):
     directory.require_a_run()
     supervisor = _supervisor(_living(directory))
     try:
-        _refuse_where_weights_would_go(directory, given)
         serial = _wish(directory, given.policy, _options(given)) if given.policy else 0
         return _restarted(directory, supervisor, given, serial)
     finally:
         os.close(supervisor)
-
-
-def _refuse_where_weights_would_go(directory, given):
-    control = segments.ControlView(str(read_json(directory.path / "run.json").get("run_id")))
-    layers = control.released_layers
-    control.close()
-    if given.what == "gpu_executor" and layers:
-        raise Refusal(
-            f"the weights of {layers} layers are on the device alone, their host memory went to blocks: without its "
-            f"gpu_executor the run must read them again; stop it and go on with --resume"
-        )
 
 
 def _supervisor(directory):
@@ -155,14 +143,16 @@ def _supervisor(directory):
 def _restarted(directory, supervisor, given, wish):
     began = time.monotonic()
     serial = time.time_ns()
-    directory.write(ASKED, json.dumps({"serial": serial, "what": given.what, "kill": given.kill}))
+    directory.write(ASKED.format(serial), json.dumps({"serial": serial, "what": given.what, "kill": given.kill}))
     processes.send(supervisor, signal.SIGUSR1)
     while time.monotonic() - began < _WAIT:
-        answer = read_json(directory.path / ANSWER)
-        if answer.get("serial") == serial:
+        answers = read_json(directory.path / ANSWER)
+        answer = answers.get("answers", {}).get(str(serial))
+        if answer:
             if "refused" in answer:
                 raise Refusal(answer["refused"])
-            if _at_work(directory.status(), given.what, answer["pid"]):
+            pids = answers["pids"][given.what]  # somebody else's restart may have followed
+            if _at_work(directory.status(), given.what, pids[pids.index(answer["pid"]) :]):
                 return _tell_restart(directory.status(), given, answer, time.monotonic() - began, wish)
         if not directory.lives():
             say(f"the run in {shown(directory.path)} ended before the {given.what} was back")
@@ -172,8 +162,8 @@ def _restarted(directory, supervisor, given, wish):
     return DONE
 
 
-def _at_work(status, what, pid):
-    return status.get("pids", {}).get(what) == pid and status.get("state") in ("running", "done")
+def _at_work(status, what, pids):
+    return status.get("pids", {}).get(what) in pids and status.get("state") in ("running", "done")
 
 
 def _tell_restart(status, given, answer, seconds, wish):

@@ -106,7 +106,6 @@ def the_supervisor_reads_the_control_segment_where_the_programs_write_it(_):
 
     expect(segments._LOADER_STATE == asserted("loader_state"), "loader_state moved")
     expect(segments._PROGRESS == asserted("progress"), "progress moved")
-    expect(segments._RELEASED_LAYERS == asserted("released_layers"), "released_layers moved")
     size = int(re.search(r"sizeof\(ControlSegment\) == (\d+)", text).group(1))
     expect(segments._SIZE == size, "the control segment changed its size")
     magic = int(re.search(r"kControlMagic = (0x[0-9a-f]+)", text).group(1), 16)

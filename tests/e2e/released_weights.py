@@ -4,6 +4,7 @@ time, and a loader that is whole again whatever happened."""
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -63,7 +64,6 @@ def whoever_is_killed_what_is_missing_is_done_by_resume(workspace):
         process = workspace.start(*workspace.run_words(requests, output, *options))
         wait_for_results(run, 1)
         pid = kept(workspace)
-        workspace.poise("restart", "gpu_executor", run).expect(2, "on the device alone")
         os.kill(wait_until(lambda: workspace.children(run).get(victim), victim), signal.SIGKILL)
         workspace.finish(process).expect(75, "--resume")
         workspace.run(requests, output, "--resume", *short_of_memory(workspace), "--keep-loader").expect(0)
@@ -85,6 +85,63 @@ def planners_and_policies_change_while_the_host_lacks_weights(workspace):
     workspace.poise("restart", "planner", run, "--kill").expect(0)
     workspace.finish(process).expect(0)
     expect_equal(comparable(output), comparable(workspace / "oracle"), "answers")
+
+
+@test
+def executors_are_restarted_while_the_host_lacks_weights(workspace):
+    requests, output = long_requests(workspace, 40), workspace / "out"
+    workspace.run(requests, workspace / "oracle", *TIGHT).expect(0)
+    options = (*short_of_memory(workspace), "--compute-gflops", "8", "--restarts", "1")
+    process = workspace.start(*workspace.run_words(requests, output, *options))
+    run = f"{output}.poise"
+    wait_for_results(run, 1)
+    before = workspace.children(run)
+    for kill in ([], ["--kill"]):
+        workspace.poise("restart", "gpu_executor", run, *kill).expect(0)
+    workspace.poise("restart", "planner", run).expect(0)
+    os.kill(workspace.children(run)["gpu_executor"], signal.SIGKILL)
+    ended = workspace.finish(process).expect(0)
+    expect_equal(comparable(output), comparable(workspace / "oracle"), "answers")
+    expect_equal(ended.err.count("are read again"), 3, "times that weights were read again")
+    expect_equal(ended.err.count(SAID), 4, "times that their memory went to blocks")
+    expect(before["loader"], "no loader was seen")
+    workspace.poise("inspect", "--check", run).expect(0)
+
+
+@test
+def a_model_that_changed_meanwhile_ends_the_run_that_needs_it_again(workspace):
+    model = workspace / "model"
+    shutil.copytree(harness.DEMO_MODEL, model)
+    requests, output = long_requests(workspace, 40), workspace / "out"
+    process = workspace.start(
+        *workspace.run_words(requests, output, *short_of_memory(workspace), "--compute-gflops", "8", model=model)
+    )
+    run = f"{output}.poise"
+    wait_for_results(run, 1)
+    os.utime(model / "model.safetensors")  # the same bytes: they may be read again
+    workspace.poise("restart", "gpu_executor", run).expect(0)
+    os.truncate(model / "model.safetensors", 4096)
+    workspace.poise("restart", "gpu_executor", run).expect(75, "ended before")
+    workspace.finish(process).expect(76, "was it changed meanwhile")
+
+
+@test
+def a_later_run_of_a_kept_loader_has_the_memory_that_it_asks_for(workspace):
+    questions = DEMO / "questions.jsonl"
+    workspace.run(questions, workspace / "short", *short_of_memory(workspace), "--keep-loader").expect(0, SAID)
+    pid = kept(workspace)
+    for name, options in (("more", ["--host-memory", "50MiB"]), ("free", []), ("less", short_of_memory(workspace))):
+        workspace.run(questions, workspace / name, *options).expect(0, "using the kept loader")
+        expect_equal(comparable(workspace / name), comparable(workspace / "short"), "answers")
+    expect_equal(kept(workspace), pid, "the loader's pid")
+    run_id = json.loads((workspace / "less.poise" / "run.json").read_text())["run_id"]
+
+    def whole():
+        status = os.stat(harness.SHM / f"{harness.segments.prefix()}{run_id}-weights")
+        return status.st_blocks * 512 >= status.st_size and len(harness.segments.names_of(run_id)) == 2
+
+    wait_until(whole, "the kept loader to have all weights, and no pool", 10)
+    workspace.poise("stop").expect(0)
 
 
 if __name__ == "__main__":

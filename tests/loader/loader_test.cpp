@@ -365,6 +365,75 @@ TEST_F(LoaderProcess, WeightsThatChangedOnDiskAreNotTakenForThoseReleased) {
   }
 }
 
+TEST_F(LoaderProcess, FilesOfTheSameBytesAreReadAgainAndShorterOnesAreForeign) {
+  start();
+  const auto planner = connected_planner();
+  wait_for_seal();
+  ask(*planner, hello());
+  messages::WeightsReleaseT release;
+  release.resident_layers = 2;
+  ask(*planner, release);
+  const std::filesystem::path file = model_ / "model.safetensors";
+  std::filesystem::last_write_time(file, std::filesystem::file_time_type::clock::now());
+  const messages::MessageT answer = ask(*planner, messages::WeightsRestoreT{});
+  ASSERT_NE(answer.body.AsWeightsHeld(), nullptr);
+  EXPECT_TRUE(answer.body.AsWeightsHeld()->done) << answer.body.AsWeightsHeld()->sentence;
+
+  ask(*planner, release);
+  std::filesystem::resize_file(file, std::filesystem::file_size(file) / 2);
+  try {
+    ask(*planner, messages::WeightsRestoreT{});
+    ADD_FAILURE() << "half a file was enough";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::foreign)
+        << "a run under way cannot end as one that never began";
+    EXPECT_THAT(failure.what(), HasSubstr("was it changed meanwhile"));
+  }
+}
+
+// A planner that is gone had claimed a large pool: restoring waits for what is left of that.
+TEST_F(LoaderProcess, WeightsThatAreAskedForWhileAPoolIsMadeComeBackBehindIt) {
+  start();
+  const auto planner = connected_planner();
+  wait_for_seal();
+  ask(*planner, hello());
+  messages::WeightsReleaseT release;
+  release.resident_layers = 1;
+  ask(*planner, release);
+  ASSERT_TRUE(send(*planner, claim(64 << 20, 1, 1)));
+  ASSERT_TRUE(send(*planner, messages::WeightsRestoreT{}));
+  std::vector<messages::Body> answers;
+  step_until([&] {
+    if (const auto answer = planner->receive({0.001})) {
+      answers.push_back((*answer)->body_type());
+    }
+    return answers.size() == 2;
+  });
+  EXPECT_EQ(answers, (std::vector{messages::Body::PoolGrant, messages::Body::WeightsHeld}));
+  EXPECT_EQ(control()->released_layers.load(), 0u);
+}
+
+// A kept loader serves runs of other caps than the one that started it.
+TEST_F(LoaderProcess, TheCapIsThatOfWhoeverClaims) {
+  const WeightLayout layout = weight_layout(tiny_shape(), DType::float32);
+  LoaderOptions capped = options();
+  capped.host_memory = layout.total() + kKiB * 64;
+  start(capped);
+  const auto planner = connected_planner();
+  wait_for_seal();
+  ask(*planner, hello());
+  messages::PoolClaimT wanted = claim(1 << 20, 1, 1);
+  EXPECT_FALSE(ask_for_pool(*planner, wanted).granted);
+  wanted.host_memory = static_cast<std::uint64_t>((layout.total() + kMiB * 2).n);
+  EXPECT_TRUE(ask_for_pool(*planner, wanted).granted);
+  wanted.host_memory -= 1;
+  EXPECT_THAT(ask_for_pool(*planner, wanted).sentence, HasSubstr("--host-memory allows"));
+  wanted.host_memory = INT64_MAX;
+  EXPECT_TRUE(ask_for_pool(*planner, wanted).granted);
+  wanted.region_bytes = 1ull << 40;
+  EXPECT_THAT(ask_for_pool(*planner, wanted).sentence, HasSubstr("this machine has"));
+}
+
 TEST_F(LoaderProcess, AClaimNobodyWaitsForAnyMoreLeavesNoPool) {
   start();
   wait_for_seal();

@@ -22,6 +22,7 @@ Journal a_journal() {
                   .partition = {.region_bytes = 1 << 20, .act_blocks = 7, .kv_blocks = 9},
                   .gpu_act_blocks = 2,
                   .gpu_kv_blocks = 5,
+                  .executor = 77,
                   .iteration = 41,
                   .prompt_tokens = 100,
                   .generated_tokens = 200,
@@ -59,6 +60,7 @@ void expect_same(const Journal& got, const Journal& wanted) {
   EXPECT_NO_THROW(check_same_work(got, wanted));
   EXPECT_EQ(got.gpu_act_blocks, wanted.gpu_act_blocks);
   EXPECT_EQ(got.gpu_kv_blocks, wanted.gpu_kv_blocks);
+  EXPECT_EQ(got.executor, wanted.executor);
   EXPECT_EQ(got.iteration, wanted.iteration);
   EXPECT_EQ(got.prompt_tokens, wanted.prompt_tokens);
   EXPECT_EQ(got.generated_tokens, wanted.generated_tokens);
@@ -150,6 +152,25 @@ TEST_F(JournalFile, OfOtherWorkItIsRefusedWithWhatDiffers) {
   EXPECT_NE(refused([](Journal& j) { ++j.pool_epoch; }).find("block pool"), std::string::npos);
   EXPECT_NE(refused([](Journal& j) { ++j.partition.act_blocks; }).find("ACT"), std::string::npos);
   EXPECT_NE(refused([](Journal& j) { --j.partition.kv_blocks; }).find("KV"), std::string::npos);
+}
+
+TEST(LostBlocks, TakeWithThemAllThatTheirRequestsStoredAndNothingElse) {
+  Journal journal = a_journal();
+  journal.requests.push_back({.request = {12},
+                              .answered = {3},
+                              .running = true,
+                              .stored = 5,
+                              .blocks = {{BlockKind::kv, Place::host, BlockId{2}}}});
+  lose_blocks(journal, Lost::device);
+  EXPECT_TRUE(journal.requests[0].blocks.empty()) << "one of them lay on the device";
+  EXPECT_EQ(journal.requests[0].stored, 0);
+  EXPECT_EQ(journal.requests[0].answered, a_journal().requests[0].answered);
+  EXPECT_TRUE(journal.requests[0].running);
+  EXPECT_EQ(journal.requests[2].blocks.size(), 1u);
+  EXPECT_EQ(journal.requests[2].stored, 5);
+  lose_blocks(journal, Lost::everything);
+  EXPECT_TRUE(journal.requests[2].blocks.empty());
+  EXPECT_EQ(journal.requests[2].stored, 0);
 }
 
 }  // namespace

@@ -86,6 +86,8 @@ class FakeLoader final : public Peer {
   ~FakeLoader() override { thread_ = {}; }
 
   std::atomic<bool> refuses{false};
+  std::atomic<int> releases{0};
+  std::atomic<std::uint64_t> cap{0};  // of the last claim
   Allocation granted() const {
     const std::scoped_lock lock(mutex_);
     return granted_;
@@ -94,14 +96,23 @@ class FakeLoader final : public Peer {
  private:
   void serve_until(const std::stop_token& stop) override {
     const auto channel = serve(socket_, identity_);
+    Control control = Control::attach(identity_.run_id);
     while (!stop.stop_requested()) {
       const auto message = channel->receive({0.01});
       if (!message) {
         continue;
       }
-      if ((*message)->body_type() == messages::Body::Hello) {
+      if ((*message)->body_type() == messages::Body::PoolRelease) {
+        ++releases;
+        control->pool_epoch = 0;
+        messages::PoolGrantT grant;
+        grant.granted = true;
+        send(*channel, std::move(grant));
+      } else if ((*message)->body_type() == messages::Body::Hello) {
         send(*channel, messages::LoaderReplyT{});
       } else if (const auto* claim = (*message)->body_as_PoolClaim()) {
+        EXPECT_EQ(control->pool_epoch, 0u) << "a pool was claimed beside another one's";
+        cap = claim->host_memory();
         messages::PoolGrantT grant;
         grant.granted = !refuses;
         grant.sentence = refuses ? "no room for a pool" : "";
@@ -529,6 +540,27 @@ TEST_F(PlannerProcess, APoolThatIsRefusedEndsTheRunWithTheLoadersSentence) {
     EXPECT_EQ(failure.code(), Exit::cannot_start);
     EXPECT_STREQ(failure.what(), "no room for a pool");
   }
+}
+
+// Of a kept loader, say, whose last planner was killed: the memory is this run's now.
+TEST_F(PlannerProcess, APoolThatSomebodyLeftIsGivenBackBeforeAnythingIsSized) {
+  write_requests(7, 3);
+  SealedModel model(new_run_id());
+  model.control()->pool_epoch = 4;
+  model.control()->pool = {.region_bytes = 1 << 30, .act_blocks = 1, .kv_blocks = 1};
+  FakeLoader loader(at("loader.sock"), model.identity());
+  FakeExecutor executor(at("executor.sock"), model.identity(), loader);
+  loader.start();
+  executor.start();
+  RunOptions run = options(model.control().run_id());
+  run.host_memory = kMiB * 99;
+  Planner planner(run);
+  while (planner.step()) {
+    EXPECT_TRUE(loader.cap == 0 || loader.releases > 0);
+  }
+  EXPECT_EQ(planner.outcome(), Exit::done);
+  EXPECT_EQ(loader.releases, 2) << "that one and its own";
+  EXPECT_EQ(loader.cap, static_cast<std::uint64_t>((kMiB * 99).n));
 }
 
 TEST_F(PlannerProcess, ARequestLargerThanHostMemoryIsRefusedWithNumbers) {
