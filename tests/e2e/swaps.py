@@ -142,14 +142,18 @@ def policies_are_swapped_and_planners_killed_while_the_run_goes_on(workspace):
     expect(told.count("\npolicy ") > 20, "inspect does not show which policy came into force, and when")
 
 
+def with_blocks_on_the_device(workspace, requests, *options):
+    """A device of a size of its own holds blocks, too; they are lost with it."""
+    weights = (DEMO_MODEL / "model.safetensors").stat().st_size
+    return Disturbed(workspace, requests, *SLOWLY, "--gpu-memory", str(weights * 10 // 3), *options)
+
+
 @test
 def executors_are_restarted_while_the_run_goes_on(workspace):
     random = workspace.random
     requests = work(workspace, 18)
     oracle = undisturbed(workspace, requests)
-    # A device of a size of its own holds blocks, too; they are lost with it.
-    weights = (DEMO_MODEL / "model.safetensors").stat().st_size
-    run = Disturbed(workspace, requests, *SLOWLY, "--policy", "hybrid", "--act-share", "0.5", "--gpu-memory", str(3 * weights))
+    run = with_blocks_on_the_device(workspace, requests, "--policy", "hybrid", "--act-share", "0.5")
     for number in range(RESTARTS):
         time.sleep(random.uniform(0, 0.15))
         executor, planner = run.pid("gpu_executor"), run.pid("planner")
@@ -169,11 +173,6 @@ def executors_are_restarted_while_the_run_goes_on(workspace):
 
 def another(run, what, old):
     return wait_until(lambda: (pid := run.pid(what)) not in (old, None) and pid, f"another {what}")
-
-
-def with_blocks_on_the_device(workspace, requests, *options):
-    weights = (DEMO_MODEL / "model.safetensors").stat().st_size
-    return Disturbed(workspace, requests, *SLOWLY, "--gpu-memory", str(3 * weights), *options)
 
 
 @test
