@@ -23,7 +23,7 @@ constexpr double kTera = 1e12;
 constexpr double kLeastRise = 1e-9;  // of a level line, in its height for each n
 constexpr double kLeastTime = 1e-4;  // of the longest; a shorter one weighs no more
 
-constexpr std::array<ProfileLine, 13> kLines{{
+constexpr std::array<ProfileLine, 15> kLines{{
     {"load_w", "layers", &Profile::load_w},
     {"load_kv", "KV blocks", &Profile::load_kv},
     {"load_act", "ACT blocks", &Profile::load_act},
@@ -37,6 +37,8 @@ constexpr std::array<ProfileLine, 13> kLines{{
     {"head", "rows", &Profile::head},
     {"store_kv", "rows", &Profile::store_kv},
     {"store_act", "rows", &Profile::store_act},
+    {"tables", "rows", &Profile::tables, false},
+    {"results", "samples", &Profile::results, false},
 }};
 
 double seconds(Bytes bytes, double gb_per_second) {
@@ -310,7 +312,8 @@ void write_profile(const std::filesystem::path& path, const Profile& profile) {
                               {"gpu_memory", profile.gpu_memory.n},
                               {"gpu_overhead", profile.gpu_overhead.n},
                               {"host_memory", profile.host_memory.n},
-                              {"between", profile.between.n}};
+                              {"between", profile.between.n},
+                              {"handover", profile.handover.n}};
   for (const ProfileLine& line : kLines) {
     json[line.name] = json_of(profile.*line.line);
     json[line.name]["unit"] = line.unit;
@@ -341,10 +344,14 @@ Profile read_profile(const std::filesystem::path& path) {
                   .fingerprint = object.string("fingerprint").value_or(""),
                   .model = object.string("model").value_or(""),
                   .between = {required_number(object, "between", 0)},
+                  .handover = {object.number("handover", {.min = 0}).value_or(0)},
                   .gpu_memory = required_bytes(object, "gpu_memory"),
                   .gpu_overhead = required_bytes(object, "gpu_overhead"),
                   .host_memory = required_bytes(object, "host_memory")};
   for (const ProfileLine& line : kLines) {
+    if (!line.required && !object.has(line.name)) {
+      continue;
+    }
     const JsonObject values = required_object(object, line.name);
     profile.*line.line = line_of(values);
     if (values.has("points")) {

@@ -91,7 +91,11 @@ struct Profile {
   Line head;          // final norm, head and sampling for so many rows
   Line store_kv;      // of so many new rows, the other way over the link
   Line store_act;     // likewise
-  Seconds between{};  // from an iteration's results to the next one's first work
+  Line tables;        // an iteration's, to the device, for so many rows
+  Line results;       // of so many samples, the other way
+  Seconds between{};  // from when all that was ordered is done to the next iteration's first work
+  Seconds
+      handover{};  // from the end of what a piece of work of another stream waits for to its begin
   Bytes gpu_memory;
   Bytes gpu_overhead;  // of it, beside the buffers: context, libraries
   Bytes host_memory;
@@ -105,6 +109,7 @@ struct ProfileLine {
   const char* name;
   const char* unit;
   Line Profile::*line;
+  bool required = true;  // files of before it was measured have none: it costs nothing then
 };
 std::span<const ProfileLine> profile_lines();
 

@@ -95,6 +95,7 @@ class ProfileTimes::Reader {
       one.group = brought_.empty() ? 0 : brought_.back().group + (joins ? 0 : 1);
       rows = joins ? rows + one.rows : one.rows;
       brought_.push_back(one);
+      rows_ += one.rows;
       samples_ += static_cast<double>(batch->samples.size());
     }
     groups_.resize(brought_.back().group + 1);
@@ -116,6 +117,7 @@ class ProfileTimes::Reader {
     for (const auto& [of, span] : spans) {
       if (of != stage) {
         add_products();
+        loaded_.clear();
         stage = of;
         head_left_ = samples_;
       }
@@ -143,7 +145,30 @@ class ProfileTimes::Reader {
     return {seconds, overlap};
   }
 
+  // How late what waited for a mini-batch's blocks began. `loaded_`: when those of mini-batches that
+  // nothing was computed of were there.
+  void take_handover(const messages::Span& span) {
+    if (span.stream() != 1) {
+      if (span.kind() == SpanKind::Load) {
+        std::int64_t& end = loaded_[span.mini_batch()];
+        end = std::max(end, span.end_ns());
+      }
+      return;
+    }
+    if (span.kind() == SpanKind::KvGen || span.kind() == SpanKind::Attention) {
+      const auto found = loaded_.find(span.mini_batch());
+      if (found != loaded_.end()) {
+        if (found->second > computed_ && span.begin_ns() > found->second) {
+          times_.handovers_.push_back(static_cast<double>(span.begin_ns() - found->second) * 1e-9);
+        }
+        loaded_.erase(found);
+      }
+    }
+    computed_ = span.end_ns();
+  }
+
   void take(const messages::Span& span) {
+    take_handover(span);
     const Time time = time_of(span);
     const Brought& batch =
         brought_.at(std::min<std::size_t>(span.mini_batch(), brought_.size() - 1));
@@ -184,6 +209,7 @@ class ProfileTimes::Reader {
       case SpanKind::Head: {
         const double rows = std::min<double>(head_left_, times_.limits_.logits_rows);
         head_left_ -= rows;
+        head_rows_ = rows;
         times_.add(&Profile::head, rows, time);
         break;
       }
@@ -194,7 +220,10 @@ class ProfileTimes::Reader {
         break;
       }
       case SpanKind::Tables:
+        times_.add(&Profile::tables, rows_, time);
+        break;
       case SpanKind::Results:
+        times_.add(&Profile::results, head_rows_, time);
         break;
     }
   }
@@ -225,8 +254,10 @@ class ProfileTimes::Reader {
   ProfileTimes& times_;
   std::vector<Brought> brought_;
   std::vector<Group> groups_;
-  double samples_ = 0, head_left_ = 0;
-  std::array<Busy, 3> busy_;  // by stream
+  double rows_ = 0, samples_ = 0, head_left_ = 0, head_rows_ = 0;
+  std::map<std::uint32_t, std::int64_t> loaded_;
+  std::int64_t computed_ = INT64_MAX;  // the end of the last piece of work; none: no wait is known
+  std::array<Busy, 3> busy_;           // by stream
 };
 
 void ProfileTimes::add(const messages::IterationT& tables, const std::vector<StageSpan>& spans) {
@@ -304,6 +335,9 @@ void ProfileTimes::fit(Profile& profile) const {
   }
   if (!between_.empty()) {
     profile.between = {median(between_)};
+  }
+  if (!handovers_.empty()) {
+    profile.handover = {median(handovers_)};
   }
 }
 

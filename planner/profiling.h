@@ -106,7 +106,7 @@ class ProfileTimes {
   WeightLayout layout_;
   DeviceLimits limits_;
   std::array<Samples, 16> lines_;  // in the order of profile_lines()
-  std::vector<double> between_;
+  std::vector<double> between_, handovers_;
   std::int64_t last_end_ns_ = -1;  // of the iteration before; -1 where it does not count
 };
 

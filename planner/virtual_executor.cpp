@@ -39,7 +39,11 @@ void VirtualExecutor::run(const messages::IterationT& tables, bool last) {
   const auto count = static_cast<std::uint32_t>(batches.size());
   // Nothing of an iteration is ordered before the results of the one before are there.
   now_ += now_.n > 0 ? profile_.between : Seconds{};
-  copy_in_ = std::max(copy_in_, now_);  // the tables
+  double rows = 0;
+  for (const Batch& batch : batches) {
+    rows += batch.rows;
+  }
+  copy_in_ = std::max(copy_in_, now_) + profile_.tables(rows);
   for (std::uint32_t stage = 0; stage < layers + 2; ++stage) {
     const auto pieces = weights_.next(stage, count, last);
     if (stage >= 1 && stage <= layers) {
@@ -57,13 +61,14 @@ void VirtualExecutor::run(const messages::IterationT& tables, bool last) {
       run_head(samples);
     }
   }
-  now_ = copy_out_ = std::max(copy_out_, compute_);
+  now_ = std::max({copy_in_, compute_, copy_out_});
 }
 
 void VirtualExecutor::run_head(double samples) {
   for (double left = samples; left > 0; left -= limits_.logits_rows) {
-    compute(now_, profile_.head(std::min<double>(left, limits_.logits_rows)),
-            {.kind = VirtualSpan::Kind::head});
+    const double rows = std::min<double>(left, limits_.logits_rows);
+    compute(now_, profile_.head(rows), {.kind = VirtualSpan::Kind::head});
+    copy_out_ = start(copy_out_, compute_) + profile_.results(rows);
   }
 }
 
@@ -118,7 +123,7 @@ void VirtualExecutor::fetch(const std::vector<messages::WeightFetch>& pieces,
     const double share = static_cast<double>(layout_.layer.pieces[piece.piece()].bytes.n) /
                          static_cast<double>(layout_.layer.bytes.n);
     const Seconds time = profile_.load_w(share);
-    copy_in_ = std::max(copy_in_, buffer.computed) + time;
+    copy_in_ = start(copy_in_, buffer.computed) + time;
     link_busy_ += time;
     volume_.layers += share;
     note({.kind = VirtualSpan::Kind::weights, .layer = piece.layer()}, copy_in_, time);
@@ -154,7 +159,7 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const std::vector<Batch>& b
     compute(std::max(rows_stored, arrived(layer, qkv_piece_)), first, of_rows);
     if (stored_kv + stored_act > 0) {
       const Seconds stores = profile_.store_kv(stored_kv) + profile_.store_act(stored_act);
-      copy_out_ = std::max(copy_out_, compute_) + stores;
+      copy_out_ = start(copy_out_, compute_) + stores;
       note({.kind = VirtualSpan::Kind::store, .layer = layer}, copy_out_, stores);
       rows_stored = stored_[layer] = copy_out_;
     }
@@ -183,20 +188,24 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const std::vector<Batch>& b
 }
 
 void VirtualExecutor::load(const Batch& batch, std::size_t side, Seconds stored, VirtualSpan span) {
-  copy_in_ = std::max({copy_in_, now_, computed_[side], stored}) + batch.load;
+  copy_in_ = start(std::max(copy_in_, now_), std::max(computed_[side], stored)) + batch.load;
   link_busy_ += batch.load;
   volume_.kv += batch.kv;
   volume_.act += batch.act;
   note(span, copy_in_, batch.load);
   loaded_[side] = copy_in_;
   if (batch.here.n > 0) {
-    copy_out_ = std::max({copy_out_, now_, computed_[side]}) + batch.here;
+    copy_out_ = start(std::max(copy_out_, now_), computed_[side]) + batch.here;
     here_[side] = copy_out_;
   }
 }
 
+Seconds VirtualExecutor::start(Seconds free, Seconds needed) const {
+  return needed > free ? needed + profile_.handover : free;
+}
+
 void VirtualExecutor::compute(Seconds from, Seconds time, VirtualSpan span) {
-  compute_ = std::max({compute_, now_, from}) + time;
+  compute_ = start(std::max(compute_, now_), from) + time;
   compute_busy_ += time;
   note(span, compute_, time);
 }

@@ -4,7 +4,9 @@
 // turn, weights into two layer buffers, new rows leave from two more; one layer's loads begin while
 // the layer before computes. ACT blocks that stay on the device move on copy_out, between the stores;
 // an iteration's tables come behind the weights that were fetched for it ahead, its results leave
-// behind all stores. What each piece of work takes, a profile says. Pure; one thread.
+// behind all stores. It is done once all streams are: with its results and with the weights that were
+// ordered ahead, and nothing of the next one is ordered before. What each piece of work takes, a
+// profile says, and how late it begins where it waited for another stream. Pure; one thread.
 
 #include <array>
 #include <vector>
@@ -37,7 +39,7 @@ class VirtualExecutor {
   // All orders of an iteration that is planned once the one before is done. `last`: none follows.
   void run(const messages::IterationT& tables, bool last);
 
-  Seconds now() const { return now_; }  // results of the last iteration are there
+  Seconds now() const { return now_; }  // the last iteration is done
   Seconds link_busy() const { return link_busy_; }
   Seconds compute_busy() const { return compute_busy_; }
   const LinkVolume& volume() const { return volume_; }
@@ -65,6 +67,8 @@ class VirtualExecutor {
                  const std::vector<messages::WeightFetch>& pieces);
   void run_head(double samples);
   void load(const Batch& batch, std::size_t side, Seconds stored, VirtualSpan span);
+  // When a stream that is free goes on with what needs something of another stream.
+  Seconds start(Seconds free, Seconds needed) const;
   void compute(Seconds from, Seconds time, VirtualSpan span);
   // A span of `time` that ends at `end`; where it takes none, there is none.
   void note(VirtualSpan span, Seconds end, Seconds time);

@@ -37,6 +37,8 @@ _TITLES = {
     "head": "head",
     "store_kv": "stores, KV",
     "store_act": "stores, ACT",
+    "tables": "tables of an iteration",
+    "results": "results of an iteration",
 }
 
 
@@ -166,6 +168,10 @@ def table(measured):
     for row in rows:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1])), row[-1]]
         text.append("  ".join(cells))
+    text.append(
+        f"between iterations {measured['between'] * _MICRO:.0f} µs; what waits for another stream begins "
+        f"{measured.get('handover', 0) * _MICRO:.1f} µs later"
+    )
     return "\n".join(text)
 
 

@@ -198,6 +198,39 @@ TEST(ProfileTimes, BetweenIterationsAreThoseOfTheOnesOrderedAtOnce) {
   EXPECT_NEAR(found.between.n, 7e-6, 1e-12);
 }
 
+TEST(ProfileTimes, SayHowLateWhatWaitsForAnotherStreamBegins) {
+  Measuring measuring;
+  const auto tables = profile_iteration(ProfileWork::context_together, measuring.sizes,
+                                        measuring.shape, 1, 1, 0, 3);
+  const auto span = [](std::uint32_t stage, SpanKind kind, std::uint8_t stream, std::uint32_t batch,
+                       std::int64_t begin_us, std::int64_t end_us) {
+    return ProfileTimes::StageSpan{
+        stage, messages::Span(kind, stream, 0, batch, 0, 0, begin_us * 1'000, end_us * 1'000)};
+  };
+  measuring.times.add(
+      tables,
+      {span(0, SpanKind::Tables, 0, 0, 0, 50), span(1, SpanKind::Load, 0, 0, 50, 200),
+       span(1, SpanKind::Qkv, 1, 0, 90, 120),
+       span(1, SpanKind::Attention, 1, 0, 203, 400),  // 3 behind its blocks
+       span(1, SpanKind::Load, 0, 1, 200, 300),
+       span(1, SpanKind::Attention, 1, 1, 450, 500),  // they were there
+       span(1, SpanKind::Load, 0, 2, 300, 600), span(1, SpanKind::Load, 2, 2, 300, 650),
+       span(1, SpanKind::KvGen, 1, 2, 655, 700),  // 5 behind the later ones
+       span(1, SpanKind::Attention, 1, 2, 800, 900), span(1, SpanKind::Load, 0, 3, 600, 1000),
+       span(1, SpanKind::Attention, 1, 3, 1005, 1100), span(33, SpanKind::Head, 1, 0, 1100, 1200),
+       span(33, SpanKind::Results, 2, 0, 1203, 1300)});
+  Profile found;
+  measuring.times.fit(found);
+  EXPECT_NEAR(found.handover.n, 5e-6, 1e-12) << "the median of 3, 5 and 5";
+  double rows = 0, samples = 0;
+  for (const auto& batch : tables.mini_batches) {
+    rows += static_cast<double>(batch->tokens.size());
+    samples += static_cast<double>(batch->samples.size());
+  }
+  EXPECT_NEAR(found.tables(rows).n, 50e-6, 1e-12);
+  EXPECT_NEAR(found.results(samples).n, 97e-6, 1e-12);
+}
+
 TEST(FarPoints, AreThoseFarFromTheLineOfAllOthers) {
   std::vector<Point> points;
   for (int n = 1; n <= 9; ++n) {

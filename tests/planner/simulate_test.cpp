@@ -136,6 +136,39 @@ TEST(Simulation, OptimalForeseesWhoWaitsForBlocks) {
   }
 }
 
+TEST(Simulation, PaysBetweenIterationsAndWhereStreamsWaitForOneAnother) {
+  const SimulatedWork work{.shape = opt_shape("opt-1.3b"),
+                           .requests = 8,
+                           .prompt = 1000,
+                           .answer = 9,
+                           .to_the_end = true};
+  const Profile machine = profile_of(machine_named("rtx4090-pcie4"), work.shape, work.dtype);
+  std::int64_t iterations = 0;
+  const auto seconds = [&](const Profile& profile) {
+    const SimulatedRun run = simulate(profile, "kv-only", {}, work);
+    iterations = run.iterations;
+    return work.requests * work.answer / run.whole_tokens_per_second;
+  };
+  const double before = seconds(machine);
+  Profile late = machine;
+  late.between = {1e-3};
+  EXPECT_NEAR(seconds(late) - before, 1e-3 * static_cast<double>(iterations - 1), 1e-6);
+  late.tables = {.a = 1e-3};
+  late.results = {.b = 1e-6};  // 8 requests' samples
+  EXPECT_NEAR(seconds(late) - before,
+              (1e-3 * static_cast<double>(iterations - 1)) +
+                  1e-3 * static_cast<double>(iterations) + 1e-6 * work.requests * work.answer,
+              1e-3)
+      << "but for the first tables, behind which weights come";
+  // KV blocks that wait for nobody load while the layer before computes: what waits is computation.
+  Profile waiting = machine;
+  waiting.handover = {1e-4};
+  const double layers = work.shape.num_hidden_layers;
+  const double least = 1e-4 * static_cast<double>(iterations), more = seconds(waiting) - before;
+  EXPECT_GT(more, least);
+  EXPECT_LT(more, 4 * layers * least);
+}
+
 // Where requests wait for blocks, too: 40 of 9 blocks each, 90 to 200 blocks.
 TEST(Rehearsal, OfAllTheWorkTakesAsLongAsTheWork) {
   for (const char* name : {"kv-only", "act-only", "hybrid-static"}) {
