@@ -5,7 +5,8 @@
 
 A speed is GB/s of the link and GFLOP/s of computation, 0: as fast as it goes. At each one the device is profiled once. Of
 `--times` runs of a cell the fastest is shown, since what else a machine does makes a run slower and never faster. Each cell
-is milliseconds measured, and how far the prediction is off.
+is milliseconds measured, and how far the prediction is off. Beside other work on two cores streams wait for a core, which no
+prediction knows of: `chrt -r 1 bench/predictions.py` (as root) measures the device and not its neighbours.
 """
 
 import argparse
