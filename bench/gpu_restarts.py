@@ -50,7 +50,10 @@ class _Run:
 
     def gone_after(self):
         """Seconds from when the supervisor was asked for another executor until the one before had ended."""
-        return json.loads((self.directory / "restarted.json").read_text())["seconds"]
+        try:
+            return json.loads((self.directory / "restarted.json").read_text())["seconds"]
+        except (OSError, ValueError, KeyError):
+            return None
 
     def executors_log(self):
         return (self.directory / "logs" / "gpu_executor.log").read_text()
@@ -119,7 +122,10 @@ def _ready_again(bench):
     run.end()
     bench.log(run.executors_log())
     found = re.search(r"at work ([\d.]+) s after", text)
-    if code != 0 or not found:
+    if code is None:
+        bench.note("ready again", None, "the section's time is over")
+        return
+    if code != 0 or not found or gone is None:
         bench.note("ready again", False, f"restart ended with {code}: {text[-300:]}")
         return
     seconds = float(found.group(1))

@@ -85,9 +85,9 @@ double prefill_pairs(const messages::Sequence& sequence) {
 // Goes through the spans of one iteration.
 class ProfileTimes::Reader {
  public:
-  Reader(ProfileTimes& times, const messages::IterationT& tables,
+  Reader(ProfileTimes& times, ProfileWork work, const messages::IterationT& tables,
          const std::vector<StageSpan>& spans)
-      : times_(times) {
+      : times_(times), here_(work == ProfileWork::context_here) {
     double rows = 0;
     for (const auto& batch : tables.mini_batches) {
       Brought one = brought_by(*batch);
@@ -194,7 +194,11 @@ class ProfileTimes::Reader {
         times_.add(&Profile::embed, batch.rows, time);
         break;
       case SpanKind::KvGen:
-        times_.add(&Profile::kv_gen, batch.regenerated, time);
+        if (here_) {
+          times_.add(&Profile::kv_gen, batch.regenerated, {time.seconds, kTogether});
+        } else if (time.overlap <= kAlone) {
+          times_.add(&Profile::kv_gen, batch.regenerated, time);
+        }
         break;
       case SpanKind::Attention:
         times_.add(batch.pairs > 0 ? &Profile::prefill : &Profile::attention,
@@ -252,6 +256,7 @@ class ProfileTimes::Reader {
   }
 
   ProfileTimes& times_;
+  const bool here_;
   std::vector<Brought> brought_;
   std::vector<Group> groups_;
   double rows_ = 0, samples_ = 0, head_left_ = 0, head_rows_ = 0;
@@ -260,9 +265,10 @@ class ProfileTimes::Reader {
   std::array<Busy, 3> busy_;           // by stream
 };
 
-void ProfileTimes::add(const messages::IterationT& tables, const std::vector<StageSpan>& spans) {
+void ProfileTimes::add(ProfileWork work, const messages::IterationT& tables,
+                       const std::vector<StageSpan>& spans) {
   check(!spans.empty(), "a traced iteration has spans");
-  Reader(*this, tables, spans).read(spans);
+  Reader(*this, work, tables, spans).read(spans);
   last_end_ns_ = -1;  // what was read here took its time, too
 }
 

@@ -57,15 +57,28 @@ void Profiler::begin(ProfileScale scale, int rounds) {
   sizes_ = profile_sizes(machine_.shape, machine_.dtype, scale, pool,
                          machine_.gpu_overhead + tables, machine_.gpu_memory);
   rounds_ = rounds;
-  for (int round = 0; round < rounds; ++round) {
-    for (const ProfileWork work : kProfileWork) {
-      works_.push_back({work, round});
-    }
-  }
+  add_works([](ProfileWork) { return true; });
   times_.emplace(layout_, sizes_.device);
   loader_.claim(region_bytes(block_sizes(machine_.shape, machine_.dtype), sizes_.host),
                 sizes_.host);
   phase_ = Phase::claiming;
+}
+
+// Round by round; but those that heat the device stand together.
+void Profiler::add_works(const std::function<bool(ProfileWork)>& wanted) {
+  for (int round = 0; round < rounds_; ++round) {
+    for (const ProfileWork work : kProfileWork) {
+      if (work != ProfileWork::context_here && wanted(work)) {
+        works_.push_back({work, round});
+      }
+    }
+  }
+  if (wanted(ProfileWork::context_here)) {
+    works_.push_back({.work = ProfileWork::context_here, .round = 0, .heats = true});
+    for (int round = 0; round < rounds_; ++round) {
+      works_.push_back({ProfileWork::context_here, round});
+    }
+  }
 }
 
 bool Profiler::step(Seconds timeout) {
@@ -90,7 +103,11 @@ bool Profiler::step(Seconds timeout) {
       moved = executor_.step(timeout);
       check_there(executor_);
       if (executor_.take_results()) {
-        rested_ ? times_->add_between(spans_) : times_->add(tables_, spans_);
+        if (rested_) {
+          times_->add_between(spans_);
+        } else if (!work_.heats) {
+          times_->add(work_.work, tables_, spans_);
+        }
         go_on();
       }
       break;
@@ -105,7 +122,8 @@ void Profiler::go_on() {
     next_pass();
     return;
   }
-  const Work next = works_.front();
+  work_ = works_.front();
+  const Work& next = work_;
   works_.pop_front();
   spans_.clear();
   // One round in three is of full size; the others bring sizes between.
@@ -148,14 +166,10 @@ void Profiler::next_pass() {
 // Their works again, every round: a size of the head's rows comes in one round alone.
 void Profiler::repeat(const ProfileTimes::Outliers& outliers) {
   times_->forget(outliers);
-  for (int round = 0; round < rounds_; ++round) {
-    for (const ProfileWork work : kProfileWork) {
-      if (std::ranges::any_of(outliers,
-                              [&](const auto& one) { return measures(work, one.first); })) {
-        works_.push_back({work, round});
-      }
-    }
-  }
+  add_works([&](ProfileWork work) {
+    return std::ranges::any_of(outliers,
+                               [&](const auto& one) { return measures(work, one.first); });
+  });
   go_on();
 }
 

@@ -5,6 +5,7 @@
 // traced; whoever goes on with them claims and configures anew. One thread, one `step` at a time.
 
 #include <deque>
+#include <functional>
 #include <optional>
 
 #include "planner/executor_link.h"
@@ -43,10 +44,12 @@ class Profiler {
   struct Work {
     ProfileWork work;
     int round;
-    bool tiny = false;  // of the least size, for the time between iterations alone
+    bool tiny = false;   // of the least size, for the time between iterations alone
+    bool heats = false;  // for what it does to the device; its times are nobody's
   };
 
   void begin(ProfileScale scale, int rounds);
+  void add_works(const std::function<bool(ProfileWork)>& wanted);
   void go_on();
   void next_pass();
   void repeat(const ProfileTimes::Outliers& outliers);
@@ -63,7 +66,8 @@ class Profiler {
   ProfileSizes sizes_;
   std::deque<Work> works_;
   std::uint64_t iteration_ = 0;
-  messages::IterationT tables_;  // of the iteration under way
+  Work work_{};                  // the iteration under way
+  messages::IterationT tables_;  // its tables
   std::vector<ProfileTimes::StageSpan> spans_;
   std::optional<ProfileTimes> times_;
   Profile profile_;

@@ -221,6 +221,12 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
   const Blocks act{Kind::Act, Place::Host, sizes.host.act_blocks};
   const Blocks here{Kind::Act, Place::Gpu, sizes.host.gpu_act_blocks};
   Tables tables(sizes, shape);
+  if (work == ProfileWork::context_here) {
+    for (int step = kSizes; step >= 1; --step) {
+      tables.add_context(here, size_of_step(sizes.scale.blocks, step));
+    }
+    return tables.finish(iteration, pool_epoch, 0);
+  }
   if (work == ProfileWork::context_apart || work == ProfileWork::context_together) {
     for (int step = kSizes; step >= 1; --step) {
       for (const Blocks& kind : {kv, act, here}) {

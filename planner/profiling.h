@@ -6,8 +6,13 @@
 //   context, apart      one-row sequences with n KV or n ACT blocks, each size between two tiny
 //                       mini-batches: while it loads or computes, the other streams rest
 //   context, together   the same without the tiny ones: every stream works
+//   context, here       ACT blocks of the device alone, one iteration behind the other: nothing waits
+//                       for the link, and a GPU that holds its power down by its clock does so here
 //   prompts, KV / ACT   r new rows without context, stored as KV or as ACT blocks
 //
+// KV Gen is what bounds a busy device, so that its line is the last work's but one, behind an
+// iteration of the same that nobody measures: a GPU whose clock falls under load made K and V a
+// quarter faster while it waited for the link between mini-batches than when it never rested.
 // Blocks of the pool are loaded again and again: a small pool stands for a large one. Pure functions
 // of sizes and reports; profiler.h talks with the executor.
 
@@ -25,10 +30,16 @@
 
 namespace poise {
 
-enum class ProfileWork : std::uint8_t { context_apart, context_together, prompts_kv, prompts_act };
-inline constexpr std::array<ProfileWork, 4> kProfileWork{
-    ProfileWork::context_apart, ProfileWork::context_together, ProfileWork::prompts_kv,
-    ProfileWork::prompts_act};
+enum class ProfileWork : std::uint8_t {
+  context_apart,
+  context_together,
+  context_here,
+  prompts_kv,
+  prompts_act
+};
+inline constexpr std::array<ProfileWork, 5> kProfileWork{
+    ProfileWork::context_apart, ProfileWork::context_together, ProfileWork::context_here,
+    ProfileWork::prompts_kv, ProfileWork::prompts_act};
 
 // How large the largest mini-batches are made.
 struct ProfileScale {
@@ -75,7 +86,8 @@ class ProfileTimes {
     std::uint32_t stage;
     messages::Span span;
   };
-  void add(const messages::IterationT& tables, const std::vector<StageSpan>& spans);
+  void add(ProfileWork work, const messages::IterationT& tables,
+           const std::vector<StageSpan>& spans);
   // Of iterations that follow each other as fast as they are ordered: how long the device rests between.
   void add_between(const std::vector<StageSpan>& spans);
 

@@ -102,7 +102,9 @@ SimulatedRun play(PaperSystem system, std::string_view machine, SimulatedWork wo
       policy = our_policy();
       break;
   }
-  return simulate(*profile, policy, {.profile = profile}, work);
+  // The paper's act-only knows no costs.
+  const bool knows = policy != "act-only";
+  return simulate(*profile, policy, {.profile = knows ? profile : nullptr}, work);
 }
 
 std::span<const Simulation> simulations() {

@@ -1,33 +1,98 @@
+#include <algorithm>
+#include <optional>
+
 #include "planner/allocation.h"
+#include "planner/best_placement.h"
 #include "planner/packing.h"
 #include "planner/policies/entries.h"
 
 namespace poise {
 namespace {
 
+constexpr double kWorthwhile = 0.99;  // of the time without it
+
+// Of `all_act`, whose layers stay where they are, so many KV blocks in place of ACT blocks, all of
+// them on the device, and ACT blocks in what room they leave there; nothing where there is none.
+std::optional<Allocation> with_kv_on_device(const AllocationInputs& inputs,
+                                            const Allocation& all_act, std::int64_t kv) {
+  const DeviceRoom& device = *inputs.device;
+  const std::int64_t act = all_act.all_act_blocks() - kv;
+  const std::int32_t layers = all_act.resident_layers.value_or(0);
+  const Bytes free = device.left(act, kv) - device.layer * layers +
+                     (layers == inputs.layers ? device.streaming : Bytes{});
+  const Bytes room = Bytes{free.n / inputs.layers} - inputs.sizes.block(BlockKind::kv) * kv;
+  if (free.n < 0 || room.n < 0) {
+    return std::nullopt;
+  }
+  // The host's pool has a block.
+  const std::int64_t here = std::min(act - 1, room.n / inputs.sizes.block(BlockKind::act).n);
+  Allocation blocks = all_act;
+  blocks.act_blocks = static_cast<std::uint32_t>(act - here);
+  blocks.gpu_act_blocks = static_cast<std::uint32_t>(here);
+  blocks.gpu_kv_blocks = static_cast<std::uint32_t>(kv);
+  return blocks;
+}
+
+// Once all context that crosses the link is ACT, more ACT blocks on the device than the link takes
+// time for only make the device busier; KV blocks there cost neither. The number of them for which an
+// iteration takes least, `all_act` where that gains nothing.
+Allocation balanced_on_device(const Profile& profile, const AllocationInputs& inputs,
+                              const Allocation& all_act) {
+  const std::int64_t blocks = all_act.act_blocks;
+  const auto first = best_placement(profile, inputs, blocks, 0);
+  if (blocks < inputs.most_blocks || !first) {
+    return all_act;  // where blocks are short, each should be the smaller kind
+  }
+  const auto time = [&](const Allocation& placed) {
+    return iteration_time(profile, inputs, placed).longest().n;
+  };
+  Allocation best = *first;
+  std::int64_t low = 0, high = blocks;
+  for (std::int64_t step = 0; step != 1;) {
+    step = std::max<std::int64_t>(1, (high - low) / 32);
+    for (std::int64_t kv = low; kv <= std::min(high, blocks - 1); kv += step) {
+      const auto placed = with_kv_on_device(inputs, *first, kv);
+      if (placed && time(*placed) < time(best)) {
+        best = *placed;
+      }
+    }
+    low = std::max<std::int64_t>(0, best.gpu_kv_blocks - step);
+    high = std::min<std::int64_t>(blocks, best.gpu_kv_blocks + step);
+  }
+  return time(best) < kWorthwhile * time(*first) ? best : all_act;
+}
+
 class ActOnly final : public Policy {
  public:
+  explicit ActOnly(std::shared_ptr<const Profile> profile) : profile_(std::move(profile)) {}
+
   Allocation allocate(const AllocationInputs& inputs) const override {
-    return split_host(inputs, 1);
+    const Allocation all_act = split_host(inputs, 1);
+    return profile_ && inputs.device ? balanced_on_device(*profile_, inputs, all_act) : all_act;
   }
-  BlockKind next_block(const Allocation&, const RequestSplit&) const override {
-    return BlockKind::act;
+  BlockKind next_block(const Allocation& blocks, const RequestSplit& request) const override {
+    return blocks.all_kv_blocks() > 0 ? keep_ratio(blocks, request) : BlockKind::act;
   }
   std::vector<MiniBatchItems> pack(const Allocation&, std::span<const PackItem> items,
                                    const PackLimits& limits) const override {
     return pack_plainly(items, limits);
   }
+
+ private:
+  std::shared_ptr<const Profile> profile_;
 };
 
 }  // namespace
 
 PolicyEntry act_only_entry() {
   return {.name = "act-only",
-          .description = "attention inputs cross the link; all keys and values are made again",
+          .description =
+              "attention inputs cross the link, K and V are made again; where the device "
+              "is the slower side by a profile, it keeps some KV blocks of its own",
           .source = "CAPTURE (ICCD 2025), Table III's Act-Cache",
           .make = [](const PolicyOptions& options) -> std::unique_ptr<Policy> {
             refuse_act_share("act-only", options);
-            return std::make_unique<ActOnly>();
+            return std::make_unique<ActOnly>(options.profile);
           }};
 }
 

@@ -114,6 +114,44 @@ TEST(Policies, TheTwoEndsAreTheHybridsWithShareNoneAndAll) {
   }
 }
 
+// The device has room for half of the ACT blocks.
+AllocationInputs half_on_device() {
+  AllocationInputs from = inputs(kMultiHead, kMiB * 256, 400);
+  from.sequences = 8;
+  from.requests = 8;
+  from.prompt_rows = 400 * kBlockTokens;
+  const Bytes room = kMultiHead.block(BlockKind::act) * 200 * from.layers;
+  from.device = DeviceRoom{.layer = room * 2,
+                           .streaming = {0},
+                           .left = [room](std::int64_t, std::int64_t) { return room; }};
+  return from;
+}
+
+TEST(ActOnly, KeepsKvBlocksOnTheDeviceWhereItIsTheSlowerSide) {
+  const AllocationInputs from = half_on_device();
+  const Allocation plain = make_policy("act-only", {})->allocate(from);
+  EXPECT_EQ(plain.act_blocks, 400u);
+  Profile profile;
+  profile.load_act = {.b = 10e-6};
+  profile.load_kv = {.b = 20e-6};
+  profile.forward = {.b = 1e-9};
+  profile.kv_gen = {.b = 2e-6};  // 400 take less than loading 200
+  const auto balanced = [&] {
+    const auto policy = make_policy("act-only", {.profile = std::make_shared<Profile>(profile)});
+    return policy->allocate(from);
+  };
+  EXPECT_EQ(balanced(), plain);
+  // 400 - kv are made again, 200 + kv cross where a KV block takes the place of two ACT blocks: as long
+  // at 57.
+  profile.kv_gen = {.b = 7.5e-6};
+  const Allocation blocks = balanced();
+  EXPECT_EQ(blocks.kv_blocks, 0u);
+  EXPECT_NEAR(blocks.gpu_kv_blocks, 57, 1);
+  EXPECT_EQ(blocks.all_act_blocks() + blocks.all_kv_blocks(), 400);
+  const auto policy = make_policy("act-only", {.profile = std::make_shared<Profile>(profile)});
+  EXPECT_EQ(policy->next_block(blocks, {.act_blocks = 6, .kv_blocks = 0}), BlockKind::kv);
+}
+
 ModelShape opt_30b() {
   return {.num_hidden_layers = 48,
           .hidden_size = 7168,

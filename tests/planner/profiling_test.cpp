@@ -124,7 +124,7 @@ struct Measuring {
   void go(const Exact& machine) {
     for (const ProfileWork work : kProfileWork) {
       const auto tables = profile_iteration(work, sizes, shape, ++iteration, 1, 0, 3);
-      times.add(tables, machine.spans(tables, sizes.device));
+      times.add(work, tables, machine.spans(tables, sizes.device));
     }
   }
 };
@@ -168,7 +168,7 @@ TEST(ProfileTimes, ThatLieFarOffAreForgottenAndMeasuredAgain) {
   ASSERT_EQ(outliers.size(), 1u);
   EXPECT_EQ(outliers[0].first, &Profile::kv_gen);
   EXPECT_EQ(outliers[0].second, 128);
-  EXPECT_TRUE(measures(ProfileWork::context_together, outliers[0].first));
+  EXPECT_TRUE(measures(ProfileWork::context_here, outliers[0].first));
   EXPECT_FALSE(measures(ProfileWork::prompts_kv, outliers[0].first));
   measuring.times.forget(outliers);
   machine.late = 1;
