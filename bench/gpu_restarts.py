@@ -129,5 +129,6 @@ def _ready_again(bench):
         bench.note("ready again", False, f"restart ended with {code}: {text[-300:]}")
         return
     seconds = float(found.group(1))
-    told = f"{seconds:.1f} s after an executor with a pool of {pool / 2**30:.1f} GiB was asked to end; it was gone after {gone:.1f} s; under 10 s wanted"
+    told = f"{seconds:.1f} s after an executor with a pool of {pool / 2**30:.1f} GiB was asked to end, "
+    told += f"which was gone after {gone:.1f} s; under 10 s wanted"
     bench.note("ready again", seconds < 10, told, seconds=seconds, gone_seconds=gone, pool_bytes=pool)
