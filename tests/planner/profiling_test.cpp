@@ -208,7 +208,7 @@ TEST(ProfileTimes, SayHowLateWhatWaitsForAnotherStreamBegins) {
         stage, messages::Span(kind, stream, 0, batch, 0, 0, begin_us * 1'000, end_us * 1'000)};
   };
   measuring.times.add(
-      tables,
+      ProfileWork::context_together, tables,
       {span(0, SpanKind::Tables, 0, 0, 0, 50), span(1, SpanKind::Load, 0, 0, 50, 200),
        span(1, SpanKind::Qkv, 1, 0, 90, 120),
        span(1, SpanKind::Attention, 1, 0, 203, 400),  // 3 behind its blocks
