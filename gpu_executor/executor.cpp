@@ -210,6 +210,12 @@ void Executor::begin(const messages::Iteration& iteration) {
   const PoolNow pool = memory_.pool();
   const bool named = pool.epoch != 0 && iteration.pool_epoch() == pool.epoch;
   if (named && !memory_.mapped(pool)) {
+    if (!check_->between_iterations()) {
+      fail(
+          "iteration {} names blocks of pool epoch {} while orders of an older pool have yet to "
+          "come",
+          iteration.iteration(), pool.epoch);
+    }
     report_all();  // until then the blocks before may be in use
     memory_.map_blocks(pool);
   }

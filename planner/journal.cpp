@@ -213,7 +213,11 @@ void write_journal(const std::filesystem::path& run_dir, const Journal& journal)
     throw;
   }
   close(descriptor);
-  std::filesystem::rename(fresh, path);
+  std::error_code problem;
+  std::filesystem::rename(fresh, path, problem);
+  if (problem) {
+    fail(Exit::busy, "{} cannot be written: {}", path.string(), problem.message());
+  }
 }
 
 bool journal_exists(const std::filesystem::path& run_dir) {

@@ -205,7 +205,12 @@ void Planner::hand_over() {
     Journal journal = journal_of_now();
     journal.requests = scheduler_->begun();
     journal.answers = answers_->begun();
-    write_journal(options_.run_dir, journal);
+    try {
+      write_journal(options_.run_dir, journal);
+    } catch (
+        const Failure& failure) {  // a full disk, say: less is lost without one than with the run
+      tell(fmt::format("{}; what was under way is computed again", failure.what()));
+    }
     report(true);
   }
   if (order_log_) {

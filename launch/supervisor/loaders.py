@@ -141,6 +141,11 @@ class Home:
             remove_tree(self.folder)
         return loader is not None
 
+    def held_bytes(self):
+        """Of host memory: weights as far as they are there, and a pool that a killed run left, which the next one has."""
+        kinds = ("weights", "blocks") if self.run_id else ()
+        return sum(segments.reserved(self.run_id, kind)[0] for kind in kinds)
+
     def weights_bytes(self):
         return segments.weights_bytes(self.run_id) if self.run_id else 0
 

@@ -53,7 +53,7 @@ def _run_in(directory, given, words, interrupts):
         return DONE
     segments.reap()
     loaders.sweep()
-    inputs.clip_memory(given, loaders.Home.of(given).weights_bytes())
+    inputs.clip_memory(given, loaders.Home.of(given).held_bytes())
     plan = Plan(directory, given)
     line = ProgressLine()
     before = directory.state()

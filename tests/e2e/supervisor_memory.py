@@ -6,7 +6,7 @@ from unittest import mock
 
 import harness
 from harness import expect, expect_equal, test
-from supervisor import machine, progress, segments
+from supervisor import loaders, machine, progress, segments
 
 
 def write(path, text):
@@ -59,6 +59,21 @@ def a_reservation_is_seen_to_grow(workspace):
                 os.posix_fallocate(file.fileno(), 0, there)
         expect_equal(segments.reserved("ab", "blocks"), (1 << 20, 4 << 20), "the newest")
         expect_equal(segments.reserved("ab", "weights"), (0, 0), "of another kind")
+
+
+@test
+def a_kept_loader_holds_what_is_there_of_weights_and_pool(workspace):
+    folder = workspace / "shm"
+    folder.mkdir()
+    home = loaders.Home(workspace.folder)
+    with mock.patch.object(segments, "FOLDER", folder):
+        expect_equal(home.held_bytes(), 0, "without a loader")
+        (workspace / "kept.json").write_text('{"run_id": "ab"}')
+        for what, there in (("weights", 3 << 20), ("blocks-2", 1 << 20)):
+            with open(folder / f"{segments.prefix()}ab-{what}", "wb") as file:
+                os.ftruncate(file.fileno(), 4 << 20)  # the rest are holes: released weights
+                os.posix_fallocate(file.fileno(), 0, there)
+        expect_equal(home.held_bytes(), 4 << 20, "held")
 
 
 @test

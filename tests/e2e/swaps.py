@@ -219,6 +219,16 @@ def an_executor_that_ends_while_it_is_set_up_for_another_policy_takes_its_blocks
 
 
 @test
+def a_journal_that_cannot_be_written_does_not_end_the_run(workspace):
+    requests = work(workspace, 20)
+    oracle = undisturbed(workspace, requests)
+    run = Disturbed(workspace, requests, *SLOWLY)
+    (workspace / "out.jsonl.poise" / "journal" / "in the way").mkdir(parents=True)
+    run.poise("restart", "planner").expect(0)
+    expect("cannot be written: Is a directory; what was under way is computed again" in run.finish(oracle).err, "nothing was said")
+
+
+@test
 def everybody_who_asks_for_a_restart_is_answered(workspace):
     requests = work(workspace, 40)
     oracle = undisturbed(workspace, requests)

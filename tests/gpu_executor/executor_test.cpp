@@ -374,6 +374,21 @@ TEST_F(ExecutorTest, APoolMadeAnewIsMappedWhenAnOrderNamesIt) {
   EXPECT_TRUE(std::ranges::any_of(loader_.blocks(), [](std::byte b) { return b != std::byte{0}; }));
 }
 
+TEST_F(ExecutorTest, APoolIsNotExchangedUnderAnIterationWhoseOrdersHaveYetToCome) {
+  make_ready();
+  SmallPlanner planner = this->planner();
+  const Planned planned = planner.next();
+  wires_->send(planned.tables);
+  wires_->send(planned.orders[0]);
+  EXPECT_NE(next_but_ack().body.AsLayerDone(), nullptr);
+  loader_.make_pool(40, 90);
+  Planned other = planner.next();
+  other.tables.iteration = 2;
+  other.tables.pool_epoch = 2;
+  wires_->send(other.tables);
+  EXPECT_THAT(next_but_ack().body.AsRejected()->sentence, HasSubstr("have yet to come"));
+}
+
 TEST_F(ExecutorTest, APoolWhoseHeaderLiesIsRefused) {
   make_ready();
   loader_.control().pool.kv_blocks = 1'000'000;

@@ -133,6 +133,17 @@ TEST_F(JournalFile, ADamagedByteIsRefusedWherever) {
   }
 }
 
+TEST_F(JournalFile, WhereItCannotBeWrittenThatIsSaid) {
+  std::filesystem::create_directories(path() / "in the way");
+  try {
+    write_journal(folder_.path(), a_journal());
+    ADD_FAILURE() << "it was written";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::busy);
+    EXPECT_NE(std::string(failure.what()).find("journal cannot be written"), std::string::npos);
+  }
+}
+
 TEST_F(JournalFile, OfOtherWorkItIsRefusedWithWhatDiffers) {
   const auto refused = [](auto change) {
     Journal now = a_journal();
