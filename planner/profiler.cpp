@@ -13,10 +13,12 @@ namespace {
 
 constexpr Bytes kLargestPool = kGiB * 2;
 constexpr std::int64_t kShareOfHost = 8;  // of what is free, the pool may take one part
-constexpr Seconds kMeasuring{2};          // all works of full size together, beside their weights
-constexpr int kSmaller = 4;               // so much smaller is a work that is not of full size
-constexpr int kFewestRounds = 3;          // 6 sizes of the head's rows
-constexpr std::int32_t kVisits = 24;      // of each size, all layers and rounds together, at least
+// All works of full size together, beside their weights. A GPU takes mini-batches as large as those of
+// runs, and has its clock of long work, in this time; cores take as long for less.
+constexpr Seconds kMeasuring{2}, kMeasuringOnGpu{5};
+constexpr int kSmaller = 4;           // so much smaller is a work that is not of full size
+constexpr int kFewestRounds = 3;      // 6 sizes of the head's rows
+constexpr std::int32_t kVisits = 24;  // of each size, all layers and rounds together, at least
 constexpr int kTiny = 12;  // iterations between which next to nothing is decided, built and sent
 
 // What was measured of one executor says nothing of another.
@@ -57,6 +59,7 @@ void Profiler::begin(ProfileScale scale, int rounds) {
   sizes_ = profile_sizes(machine_.shape, machine_.dtype, scale, pool,
                          machine_.gpu_overhead + tables, machine_.gpu_memory);
   rounds_ = rounds;
+  works_.push_back({.work = ProfileWork::prompts_here, .round = 0});
   add_works([](ProfileWork) { return true; });
   times_.emplace(layout_, sizes_.device);
   loader_.claim(region_bytes(block_sizes(machine_.shape, machine_.dtype), sizes_.host),
@@ -105,7 +108,7 @@ bool Profiler::step(Seconds timeout) {
       if (executor_.take_results()) {
         if (rested_) {
           times_->add_between(spans_);
-        } else if (!work_.heats) {
+        } else if (!work_.heats && work_.work != ProfileWork::prompts_here) {
           times_->add(work_.work, tables_, spans_);
         }
         go_on();
@@ -147,7 +150,8 @@ void Profiler::next_pass() {
     const int rounds = std::max(kFewestRounds, static_cast<int>(ceil_div(kVisits, layers)));
     const auto full =
         static_cast<double>(ceil_div(rounds, kFewestRounds) * std::ssize(kProfileWork));
-    const ProfileScale scale = profile_scale(profile_, layers, {kMeasuring.n / full});
+    const Seconds all = machine_.device.starts_with("cpu") ? kMeasuring : kMeasuringOnGpu;
+    const ProfileScale scale = profile_scale(profile_, layers, {all.n / full});
     spdlog::info("profiling with up to {} blocks and {} rows", scale.blocks, scale.rows);
     begin(scale, rounds);
     return;

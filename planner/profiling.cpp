@@ -239,8 +239,18 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
     const int index = 2 * round + (work == ProfileWork::context_together ? 1 : 0);
     return tables.finish(iteration, pool_epoch, (index + 1.0) / (2.0 * rounds));
   }
-  const Blocks& kind = work == ProfileWork::prompts_kv ? kv : act;
   const std::vector<std::int32_t> rows = prompt_rows(sizes.scale.rows);
+  if (work == ProfileWork::prompts_here) {
+    // By the largest mini-batches; one of two may begin a block that it does not fill.
+    std::int32_t left = (static_cast<std::int32_t>(here.pool) - 1) * kBlockTokens;
+    for (const std::int32_t one : rows) {
+      const std::int32_t stored = one == sizes.scale.rows ? std::min(one, left) : 0;
+      tables.add_prompts(here, one, stored);
+      left -= stored;
+    }
+    return tables.finish(iteration, pool_epoch, 0);
+  }
+  const Blocks& kind = work == ProfileWork::prompts_kv ? kv : act;
   double all = 0;
   for (const std::int32_t one : rows) {
     all += one;

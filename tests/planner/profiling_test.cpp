@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <set>
+#include <tuple>
+#include <vector>
 
 #include "common/trouble.h"
 #include "planner/simulate_papers.h"
@@ -36,7 +39,9 @@ TEST(ProfileIteration, StaysWithinTheBuffersAndThePool) {
   for (const ProfileScale scale :
        {kFirstProfileScale, ProfileScale{56, 136}, kLargestProfileScale}) {
     const ProfileSizes sizes = sizes_of("opt-6.7b", scale);
-    for (const ProfileWork work : kProfileWork) {
+    std::vector<ProfileWork> works(kProfileWork.begin(), kProfileWork.end());
+    works.push_back(ProfileWork::prompts_here);
+    for (const ProfileWork work : works) {
       const auto tables = profile_iteration(work, sizes, opt_shape("opt-6.7b"), 1, 1, 0, 3);
       std::size_t rows = 0;
       for (const auto& batch : tables.mini_batches) {
@@ -56,6 +61,41 @@ TEST(ProfileIteration, StaysWithinTheBuffersAndThePool) {
       }
       EXPECT_LE(std::int64_t(rows), sizes.device.max_rows);
     }
+  }
+}
+
+// What a GPU multiplies must be numbers as in runs, and no zeros.
+TEST(ProfileIteration, LoadsBlocksThatPromptsHaveWrittenBefore) {
+  // Of few rows fewer fill a block: then it is no GPU.
+  for (const auto& [scale, share] : {std::pair{ProfileScale{56, 136}, 0.6},
+                                     {ProfileScale{200, 200}, 0.7},
+                                     {kLargestProfileScale, 0.9}}) {
+    const ProfileSizes sizes = sizes_of("opt-6.7b", scale);
+    std::map<std::tuple<messages::Kind, messages::Place, std::uint32_t>, std::uint32_t> rows;
+    std::uint32_t loaded = 0, written = 0;
+    const auto visit = [&](ProfileWork work) {
+      const auto tables = profile_iteration(work, sizes, opt_shape("opt-6.7b"), 1, 1, 0, 3);
+      for (const auto& batch : tables.mini_batches) {
+        for (const auto& store : batch->stores) {
+          std::uint32_t& stored = rows[{store.kind(), store.place(), store.block()}];
+          EXPECT_EQ(store.token(), stored) << "a block is written once";
+          stored += store.count();
+          EXPECT_TRUE(store.place() != messages::Place::Gpu ||
+                      store.block() < sizes.host.gpu_act_blocks);
+        }
+        for (const auto& run : batch->loads) {
+          for (std::uint32_t i = 0; i < run.count(); ++i) {
+            loaded += kBlockTokens;
+            written += rows[{run.kind(), run.place(), run.first_block() + i}];
+          }
+        }
+      }
+    };
+    visit(ProfileWork::prompts_here);
+    for (const ProfileWork work : kProfileWork) {
+      visit(work);
+    }
+    EXPECT_GT(written, share * loaded) << scale.blocks << " blocks, " << scale.rows << " rows";
   }
 }
 
