@@ -11,8 +11,9 @@
 namespace poise {
 namespace {
 
-constexpr std::int64_t kAlignment = 256;  // a weight's offset; what vector loads and cuBLASLt like
-constexpr std::int64_t kPage = 4096;      // a slab's offset; what registering and direct reads need
+constexpr std::int64_t kOffsetAlignment =
+    256;                              // a weight's offset; what vector loads and cuBLASLt like
+constexpr std::int64_t kPage = 4096;  // a slab's offset; what registering and direct reads need
 
 constexpr std::int64_t kCutRows = 16;  // a matrix is cut at multiples: whole panels on a CPU device
 constexpr std::int64_t kFullPieces = 48;  // of a very large layer; the ends of its groups are more
@@ -34,7 +35,7 @@ class SlabBuilder {
                              .cols = cols,
                              .offset = static_cast<std::uint64_t>(end_),
                              .bytes = bytes});
-    end_ = round_up(end_ + bytes.n, kAlignment);
+    end_ = round_up(end_ + bytes.n, kOffsetAlignment);
   }
 
   // What follows begins another piece.

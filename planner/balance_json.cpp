@@ -8,26 +8,26 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-double rounded(double value) { return std::round(value * 1e6) / 1e6; }
+double to_microseconds(double value) { return std::round(value * 1e6) / 1e6; }
 
 }  // namespace
 
 Json json_of(const BalanceSums& sums) {
   Json json{
-      {"t_pcie", rounded(sums.pcie.n)},
-      {"t_compute", rounded(sums.compute.n)},
-      {"t_stores", rounded(sums.back.n)},
+      {"t_pcie", to_microseconds(sums.pcie.n)},
+      {"t_compute", to_microseconds(sums.compute.n)},
+      {"t_stores", to_microseconds(sums.back.n)},
       {"compute_waits",
-       {{"weights", rounded(sums.for_weights.n)},
-        {"blocks", rounded(sums.for_blocks.n)},
-        {"rows", rounded(sums.for_rows.n)}}},
-      {"link_waits", {{"buffers", rounded(sums.for_buffers.n)}}},
+       {{"weights", to_microseconds(sums.for_weights.n)},
+        {"blocks", to_microseconds(sums.for_blocks.n)},
+        {"rows", to_microseconds(sums.for_rows.n)}}},
+      {"link_waits", {{"buffers", to_microseconds(sums.for_buffers.n)}}},
       {"bytes",
        {{"weights", sums.weights}, {"kv", sums.kv}, {"act", sums.act}, {"stores", sums.stores}}},
-      {"f_b", rounded(sums.mean_f_b())}};
+      {"f_b", to_microseconds(sums.mean_f_b())}};
   if (sums.wall.n > 0) {
-    const auto share = [&](Seconds part) { return rounded(part.n / sums.wall.n); };
-    json["seconds"] = rounded(sums.wall.n);
+    const auto share = [&](Seconds part) { return to_microseconds(part.n / sums.wall.n); };
+    json["seconds"] = to_microseconds(sums.wall.n);
     json["iterations"] = sums.iterations;
     json["mini_batches"] = sums.mini_batches;
     json["link_busy"] = share(sums.pcie);

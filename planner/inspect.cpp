@@ -83,7 +83,7 @@ std::string policy_text(const messages::PolicyInForceT& policy, double time) {
       policy.policy, time, policy.iteration, policy.act_blocks, policy.kv_blocks);
 }
 
-bool shown(const LoggedLayer& one, std::optional<std::uint32_t> layer) {
+bool is_asked_for(const LoggedLayer& one, std::optional<std::uint32_t> layer) {
   return !layer || one.order.stage == *layer + 1;
 }
 
@@ -107,7 +107,7 @@ std::string iteration_text(const LoggedIteration& iteration, const LogFacts& fac
       "ms "
       "   out ms w weights  w blocks    w rows w buffers     F_b\n";
   for (const LoggedLayer& one : iteration.layers) {
-    if (poise::shown(one, layer)) {
+    if (is_asked_for(one, layer)) {
       text += layer_text(one, facts);
     }
   }

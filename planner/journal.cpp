@@ -19,7 +19,7 @@ namespace {
 using nlohmann::json;
 
 constexpr char kMagic[8] = {'P', 'O', 'I', 'S', 'E', 'J', 'N', 'L'};
-constexpr std::uint32_t kVersion = 2;
+constexpr std::uint32_t kJournalVersion = 2;
 
 struct Head {
   char magic[8];
@@ -194,7 +194,7 @@ void write_whole(int descriptor, std::span<const std::byte> bytes,
 void write_journal(const std::filesystem::path& run_dir, const Journal& journal) {
   const std::vector<std::uint8_t> payload = json::to_cbor(to_json(journal));
   const auto bytes = std::as_bytes(std::span(payload));
-  Head head{.magic = {}, .version = kVersion, .crc = crc32c(bytes), .bytes = payload.size()};
+  Head head{.magic = {}, .version = kJournalVersion, .crc = crc32c(bytes), .bytes = payload.size()};
   std::memcpy(head.magic, kMagic, sizeof kMagic);
   const std::filesystem::path path = path_in(run_dir), fresh = path.string() + ".new";
   const int descriptor =
@@ -234,7 +234,7 @@ Journal take_journal(const std::filesystem::path& run_dir) {
     fail("{} is torn: {} bytes are no journal", path.string(), size);
   }
   file.read_exactly(0, std::as_writable_bytes(std::span(&head, 1)));
-  if (std::memcmp(head.magic, kMagic, sizeof kMagic) != 0 || head.version != kVersion) {
+  if (std::memcmp(head.magic, kMagic, sizeof kMagic) != 0 || head.version != kJournalVersion) {
     fail("{} is no journal of this version of poise", path.string());
   }
   if (head.bytes != size - sizeof head) {

@@ -7,10 +7,6 @@
 namespace poise {
 namespace {
 
-using messages::Kind;
-using messages::Place;
-using messages::Where;
-
 constexpr std::int64_t kNoBound = INT64_MAX;  // the log does not tell it
 
 std::uint32_t end_of(const messages::Sequence& sequence) {
@@ -29,7 +25,7 @@ std::string told(const CheckedRow& row) {
 }  // namespace
 
 bool is_kept(const messages::AttentionEntry& entry) {
-  return entry.place() == Place::Host || entry.place() == Place::Gpu;
+  return entry.place() == messages::Place::Host || entry.place() == messages::Place::Gpu;
 }
 
 std::span<const messages::AttentionEntry> entries_of(const messages::MiniBatchT& batch,
@@ -105,30 +101,32 @@ void MiniBatchCheck::check_sizes() {
   }
 }
 
-std::int64_t MiniBatchCheck::blocks_in_pool(Kind kind, Place place) const {
-  if (place != Place::Host) {
-    return kind == Kind::Act ? log_.configure_->gpu_act_blocks : log_.configure_->gpu_kv_blocks;
+std::int64_t MiniBatchCheck::blocks_in_pool(messages::Kind kind, messages::Place place) const {
+  if (place != messages::Place::Host) {
+    return kind == messages::Kind::Act ? log_.configure_->gpu_act_blocks
+                                       : log_.configure_->gpu_kv_blocks;
   }
   if (!log_.grant_) {
     return kNoBound;
   }
-  return kind == Kind::Act ? log_.grant_->act_blocks : log_.grant_->kv_blocks;
+  return kind == messages::Kind::Act ? log_.grant_->act_blocks : log_.grant_->kv_blocks;
 }
 
 // Where an entry's keys and values (or activations) stand; null where that is nowhere.
 MiniBatchCheck::Slot* MiniBatchCheck::slot_of(const messages::AttentionEntry& entry) {
-  if (entry.where() == Where::HostInPlace) {
+  if (entry.where() == messages::Where::HostInPlace) {
     return nullptr;
   }
-  auto& slots = slots_[entry.where() == Where::LoadedKv ? 0 : 1];
+  auto& slots = slots_[entry.where() == messages::Where::LoadedKv ? 0 : 1];
   return entry.slot() < slots.size() ? &slots[entry.slot()] : nullptr;
 }
 
 void MiniBatchCheck::claim_slots() {
   for (std::size_t i = 0; i < batch_.entries.size(); ++i) {
     const messages::AttentionEntry& entry = batch_.entries[i];
-    const bool kv = entry.where() == Where::LoadedKv || entry.where() == Where::HostInPlace;
-    if (entry.kind() != (kv ? Kind::Kv : Kind::Act)) {
+    const bool kv =
+        entry.where() == messages::Where::LoadedKv || entry.where() == messages::Where::HostInPlace;
+    if (entry.kind() != (kv ? messages::Kind::Kv : messages::Kind::Act)) {
       violation(fmt::format("entry {}: {} cannot be read as {}", i, to_text(name_of(entry)),
                             messages::EnumNameWhere(entry.where())));
     }
@@ -136,7 +134,7 @@ void MiniBatchCheck::claim_slots() {
       violation(fmt::format("entry {}: there are {} of {}", i,
                             blocks_in_pool(entry.kind(), entry.place()), to_text(name_of(entry))));
     }
-    if (entry.where() == Where::HostInPlace) {
+    if (entry.where() == messages::Where::HostInPlace) {
       continue;
     }
     Slot* slot = slot_of(entry);
@@ -159,7 +157,7 @@ void MiniBatchCheck::load() {
 }
 
 void MiniBatchCheck::load(const messages::BlockRun& run) {
-  auto& slots = slots_[run.kind() == Kind::Kv ? 0 : 1];
+  auto& slots = slots_[run.kind() == messages::Kind::Kv ? 0 : 1];
   for (std::uint32_t i = 0; i < run.count(); ++i) {
     const CheckedBlockName name{run.kind(), run.place(), run.first_block() + i};
     const std::size_t to = std::size_t{run.first_slot()} + i;
@@ -183,7 +181,7 @@ void MiniBatchCheck::load(const messages::BlockRun& run) {
         violation(fmt::format("loads token {} of {}: nobody wrote it", token, to_text(name)));
         break;
       }
-      (run.kind() == Kind::Kv ? slot.rows : slot.act)[row] = (*block)[row];
+      (run.kind() == messages::Kind::Kv ? slot.rows : slot.act)[row] = (*block)[row];
     }
     const auto stored = log_.order_->stored.find(name);
     if (stored != log_.order_->stored.end() && stored->second != number_) {
@@ -254,7 +252,7 @@ void MiniBatchCheck::place_new_rows() {
       if (slot == nullptr) {
         continue;
       }
-      const bool act = entries[block].where() == Where::Activation;
+      const bool act = entries[block].where() == messages::Where::Activation;
       CheckedRow& row = (act ? slot->act : slot->rows)[position % kBlockTokens];
       if (row.request != 0) {
         log_.violation(at(i),
@@ -267,11 +265,13 @@ void MiniBatchCheck::place_new_rows() {
 }
 
 const CheckedBlock* MiniBatchCheck::read_through(const messages::AttentionEntry& entry) {
-  if (entry.where() == Where::HostInPlace) {
+  if (entry.where() == messages::Where::HostInPlace) {
     return log_.memory_.find(name_of(entry));
   }
   const Slot* slot = slot_of(entry);
-  return slot == nullptr ? nullptr : entry.where() == Where::Activation ? &slot->act : &slot->rows;
+  return slot == nullptr                                ? nullptr
+         : entry.where() == messages::Where::Activation ? &slot->act
+                                                        : &slot->rows;
 }
 
 void MiniBatchCheck::attend() {
@@ -301,7 +301,7 @@ void MiniBatchCheck::attend(const messages::Sequence& sequence, std::uint32_t in
   const CheckedBlock* rows = read_through(entry);
   const std::uint32_t end = std::min(end_of(sequence), first + kBlockTokens);
   for (std::uint32_t position = first; position < end; ++position) {
-    if (entry.where() == Where::HostInPlace && position >= sequence.context()) {
+    if (entry.where() == messages::Where::HostInPlace && position >= sequence.context()) {
       continue;  // its own rows are stored there by now
     }
     const CheckedRow wanted{sequence.request(), position, texts_[index]->tokens[position]};

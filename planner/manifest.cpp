@@ -14,7 +14,7 @@ namespace poise {
 namespace {
 
 constexpr const char* kName = "manifest.json";
-constexpr std::int64_t kVersion = 1;
+constexpr std::int64_t kManifestVersion = 1;
 constexpr JsonLimits kLimits{kMiB, 8};
 constexpr Bytes kLargestTextFile = kGiB;
 constexpr const char* kTokenizerFiles[] = {"tokenizer.json",    "vocab.json",
@@ -109,7 +109,7 @@ std::optional<Manifest> read_manifest(const std::filesystem::path& run_dir) {
   }
   const nlohmann::json document = read_json_file(path, kLimits);
   const JsonObject object(document, shown(path.string(), 300));
-  if (object.integer("version", {}).value_or(0) != kVersion) {
+  if (object.integer("version", {}).value_or(0) != kManifestVersion) {
     fail(Exit::foreign, "{} was written by another build; use another run directory",
          shown(path.string(), 300));
   }
@@ -124,7 +124,7 @@ std::optional<Manifest> read_manifest(const std::filesystem::path& run_dir) {
 }
 
 void write_manifest(const std::filesystem::path& run_dir, const Manifest& manifest) {
-  const nlohmann::ordered_json document{{"version", kVersion},
+  const nlohmann::ordered_json document{{"version", kManifestVersion},
                                         {"build", manifest.build},
                                         {"input", manifest.input},
                                         {"model", manifest.model},

@@ -19,8 +19,8 @@ namespace {
 
 constexpr Seconds kWait{0.1};          // for messages, where nothing else is to be done
 constexpr Seconds kLastIteration{15};  // an iteration under way may take so long after SIGTERM
-constexpr Seconds kFarewell{1};        // for the loader to hear the last words
-constexpr Seconds kFarewellStep{0.01};
+constexpr Seconds kLastWords{1};       // for the loader to hear the last words
+constexpr Seconds kLastWordsStep{0.01};
 
 // What can be refused without reading the model or the requests.
 RunOptions checked(RunOptions options) {
@@ -248,9 +248,9 @@ void Planner::leave(const std::string& reason) {
         loader_->restore_weights();
         loader_->release(true);  // whose answer says that all was heard
       }
-      for (const Seconds end = monotonic_now() + kFarewell;
+      for (const Seconds end = monotonic_now() + kLastWords;
            loader_->gives_back() && monotonic_now() < end;) {
-        loader_->step(kFarewellStep);
+        loader_->step(kLastWordsStep);
       }
     }
   } catch (const Failure& failure) {

@@ -8,17 +8,9 @@
 
 #include "common/trouble.h"
 #include "planner/planner.h"
+#include "planner/tell.h"
 
 namespace poise {
-namespace {
-
-void tell(const std::string& text) {
-  fmt::print("{}\n", text);
-  std::fflush(stdout);
-  spdlog::info("{}", text);
-}
-
-}  // namespace
 
 // The host released them, and no device holds them any more.
 bool Planner::weights_are_lost() const {

@@ -12,18 +12,13 @@
 #include "planner/clock.h"
 #include "planner/log_note.h"
 #include "planner/planner.h"
+#include "planner/tell.h"
 
 namespace poise {
 namespace {
 
-constexpr Seconds kWait{0.1};          // for the loader, where nothing else is to be done
+constexpr Seconds kLoaderWait{0.1};    // for the loader, where nothing else is to be done
 constexpr Seconds kBorderRests{0.02};  // between two moves of the border
-
-void tell(const std::string& text) {
-  fmt::print("{}\n", text);
-  std::fflush(stdout);
-  spdlog::info("{}", text);
-}
 
 }  // namespace
 
@@ -59,7 +54,7 @@ bool Planner::border_rests() {
   if (loader_->settled()) {
     return true;
   }
-  loader_->step(kWait);
+  loader_->step(kLoaderWait);
   if (!loader_->settled()) {
     return false;
   }

@@ -12,8 +12,8 @@
 namespace poise {
 namespace {
 
-constexpr Seconds kWait{0.1};
-constexpr Seconds kShortWait{0.005};
+constexpr Seconds kProfileWait{0.1};
+constexpr Seconds kProfileShortWait{0.005};
 
 }  // namespace
 
@@ -29,7 +29,7 @@ bool ProfileRun::step() {
                                                                          std::memory_order_release);
   if (!links_.loader) {
     if (!weights_sealed(*control_)) {
-      usleep(static_cast<useconds_t>(kShortWait.n * 1e6));
+      usleep(static_cast<useconds_t>(kProfileShortWait.n * 1e6));
       return true;
     }
     log_ = open_order_log(options_.run_dir / "orders.log",
@@ -37,15 +37,15 @@ bool ProfileRun::step() {
     links_ = open_links(*control_, options_.run_id, options_.executor_socket,
                         options_.loader_socket, options_.host_memory, *log_);
   } else if (!profiler_) {
-    links_.loader->step(links_.loader->greeted() ? Seconds{0} : kShortWait);
-    links_.executor->step(links_.executor->greeting() ? Seconds{0} : kShortWait);
+    links_.loader->step(links_.loader->greeted() ? Seconds{0} : kProfileShortWait);
+    links_.executor->step(links_.executor->greeting() ? Seconds{0} : kProfileShortWait);
     if (links_.loader->greeted() && links_.executor->greeting()) {
       profiler_ =
           std::make_unique<Profiler>(profiled_machine(*control_, *links_.executor->greeting(),
                                                       options_.gpu_memory, options_.host_memory),
                                      *links_.loader, *links_.executor);
     }
-  } else if (profiler_->step(kWait); profiler_->done()) {
+  } else if (profiler_->step(kProfileWait); profiler_->done()) {
     profile_ = profiler_->profile();
     write_profile(options_.output, *profile_);
     leave("all is measured");

@@ -17,14 +17,14 @@ namespace {
 constexpr int kSizes = 8;                     // of blocks in the context works
 constexpr std::int32_t kSequences = 8;        // a mini-batch's blocks are shared out among
 constexpr std::int32_t kPromptTokens = 1024;  // of one sequence
-constexpr std::int32_t kLogitsRows = 256;
+constexpr std::int32_t kProfiledLogits = 256;
 constexpr std::int32_t kHereBlocks = 16;  // ACT blocks on the device
 // Neighbours' rows are together more than a mini-batch's buffers hold, so that each is a group of its
 // own; in eighths of the largest, 0 for a single row.
 constexpr std::array<std::int32_t, 8> kPromptEighths{0, 8, 1, 8, 2, 7, 4, 5};
 
 constexpr double kLate = 20e-6;  // seconds
-constexpr double kLeastTime = 1e-9;
+constexpr double kShortestTime = 1e-9;
 
 std::int32_t context_blocks(const DeviceLimits& limits) {
   return std::max(1, limits.max_context / kBlockTokens);
@@ -178,7 +178,7 @@ DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale) {
   limits.max_sequences = std::max(sequences, static_cast<std::int32_t>(prompts));
   limits.act_slots = limits.kv_slots = std::max(
       scale.blocks, static_cast<std::int32_t>(ceil_div(scale.rows, kBlockTokens) + prompts));
-  limits.logits_rows = kLogitsRows;
+  limits.logits_rows = kProfiledLogits;
   limits.gpu_act_blocks = kHereBlocks;
   return limits;
 }
@@ -200,7 +200,7 @@ ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale sc
     sizes.scale.blocks = std::max(1, sizes.scale.blocks / 2);
     sizes.scale.rows = std::max(kSequences, sizes.scale.rows / 2);
     sizes.device = limits_for(shape, sizes.scale);
-    sizes.device.logits_rows = std::min(kLogitsRows, sizes.scale.rows);
+    sizes.device.logits_rows = std::min(kProfiledLogits, sizes.scale.rows);
   }
   sizes.host = {.act_blocks = static_cast<std::uint32_t>(pool),
                 .kv_blocks = static_cast<std::uint32_t>(pool),
@@ -312,7 +312,7 @@ std::vector<std::size_t> far_points(std::span<const Point> points) {
       }
       const Line line = fit_line(others);
       const auto distance = [&](const Point& point) {  // in proportion, up as far as down
-        return std::abs(std::log(std::max(point.time.n, kLeastTime) / line(point.n).n));
+        return std::abs(std::log(std::max(point.time.n, kShortestTime) / line(point.n).n));
       };
       std::vector<double> distances;
       std::ranges::transform(others, std::back_inserter(distances), distance);

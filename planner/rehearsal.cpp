@@ -10,7 +10,7 @@
 namespace poise {
 namespace {
 
-constexpr TokenId kAnyToken = 0;
+constexpr TokenId kRehearsedToken = 0;
 
 // Of this many decoding iterations one is played.
 constexpr std::int64_t kStride = 4;
@@ -37,7 +37,7 @@ Stand stand_for(const Rehearsal& rehearsal) {
               .represented = under_way / played};
   for (std::size_t i = 0; i < stand.requests.size(); ++i) {
     stand.requests[i].id = {static_cast<std::uint32_t>(i + 1)};
-    stand.requests[i].prompt.assign(static_cast<std::size_t>(middle), kAnyToken);
+    stand.requests[i].prompt.assign(static_cast<std::size_t>(middle), kRehearsedToken);
     stand.requests[i].sampling.max_tokens = std::max(tokens - middle, 2);
   }
   return stand;
@@ -93,7 +93,7 @@ Rehearsed rehearse(const Profile& profile, const Policy& policy, const WeightLay
   for (const Request& request : stand.requests) {
     prompts.add(request);
     answers.add(request);
-    outcomes.push_back({.request = request.id, .token = kAnyToken});
+    outcomes.push_back({.request = request.id, .token = kRehearsedToken});
   }
   const Seconds wave = time_of(profile, layout, rehearsal.device, tables_of(prompts.next()));
   answers.next();  // all prompts at once
@@ -122,7 +122,7 @@ std::optional<Seconds> play(const Profile& profile, const Policy& policy,
   std::vector<Request> requests(static_cast<std::size_t>(all));
   for (std::size_t i = 0; i < requests.size(); ++i) {
     requests[i].id = {static_cast<std::uint32_t>(i + 1)};
-    requests[i].prompt.assign(static_cast<std::size_t>(prompt), kAnyToken);
+    requests[i].prompt.assign(static_cast<std::size_t>(prompt), kRehearsedToken);
     requests[i].sampling.max_tokens = static_cast<std::int32_t>(answer);
   }
   Scheduler scheduler(policy, rehearsal.host,
@@ -161,7 +161,7 @@ std::optional<Seconds> play(const Profile& profile, const Policy& policy,
         const bool ends =
             part.request->answered() + 1 >= part.request->request->sampling.max_tokens;
         outcomes.push_back(
-            {part.request->request->id, ends ? std::nullopt : std::optional(kAnyToken)});
+            {part.request->request->id, ends ? std::nullopt : std::optional(kRehearsedToken)});
       }
     }
     scheduler.complete(outcomes);

@@ -11,8 +11,6 @@
 namespace poise {
 namespace {
 
-using Json = nlohmann::json;
-
 // Bounds the work a single line can ask for at every token; far above what anybody uses.
 constexpr std::size_t kMostStopStrings = 1024;
 constexpr std::size_t kMostStopIds = 1 << 16;
@@ -29,11 +27,11 @@ auto named(std::string_view name, const Getter& getter) {
   }
 }
 
-std::vector<TokenId> ids_of(const RequestFields& body, const Json& list,
+std::vector<TokenId> ids_of(const RequestFields& body, const nlohmann::json& list,
                             const RequestRules& rules) {
   std::vector<TokenId> ids;
   ids.reserve(list.size());
-  for (const Json& element : list) {
+  for (const nlohmann::json& element : list) {
     const auto id = as_integer(element);
     if (!id) {
       body.refuse("prompt", fmt::format("must hold token ids, not {}, at place {}",
@@ -52,8 +50,8 @@ std::vector<TokenId> ids_of(const RequestFields& body, const Json& list,
 }
 
 // "text", [ids], ["text"] or [[ids]]; harnesses send the last two with one element.
-const Json& only_prompt(const RequestFields& body) {
-  const Json* prompt = body.find("prompt");
+const nlohmann::json& only_prompt(const RequestFields& body) {
+  const nlohmann::json* prompt = body.find("prompt");
   if (prompt == nullptr) {
     throw BadRequest{"\"prompt\" is missing", "prompt", kMissing};
   }
@@ -75,7 +73,7 @@ const Json& only_prompt(const RequestFields& body) {
 }
 
 void read_prompt(const RequestFields& body, const RequestRules& rules, Request& request) {
-  const Json& prompt = only_prompt(body);
+  const nlohmann::json& prompt = only_prompt(body);
   const auto add_special =
       body.find("add_special_tokens") == nullptr || body.flag("add_special_tokens");
   if (!prompt.is_string()) {
@@ -110,12 +108,12 @@ void read_prompt(const RequestFields& body, const RequestRules& rules, Request& 
 }
 
 std::vector<std::string> read_stop(const RequestFields& body, const RequestRules& rules) {
-  const Json* stop = body.find("stop");
+  const nlohmann::json* stop = body.find("stop");
   if (stop == nullptr) {
     return {};
   }
   std::vector<std::string> strings;
-  const auto take = [&](const Json& value) {
+  const auto take = [&](const nlohmann::json& value) {
     if (!value.is_string()) {
       body.refuse("stop", fmt::format("must be a string or a list of strings, not {}{}",
                                       stop->is_array() ? "a list with " : "", described(value)));
@@ -141,7 +139,7 @@ std::vector<std::string> read_stop(const RequestFields& body, const RequestRules
 }
 
 std::vector<TokenId> read_stop_ids(const RequestFields& body) {
-  const Json* list = body.find("stop_token_ids");
+  const nlohmann::json* list = body.find("stop_token_ids");
   if (list == nullptr) {
     return {};
   }
@@ -154,7 +152,7 @@ std::vector<TokenId> read_stop_ids(const RequestFields& body) {
                 fmt::format("must hold at most {} token ids, not {}", kMostStopIds, list->size()));
   }
   std::vector<TokenId> ids;
-  for (const Json& element : *list) {
+  for (const nlohmann::json& element : *list) {
     const auto id = as_integer(element);
     // An id beyond the model's rows is let stand, as in vLLM: it never comes.
     if (!id || *id < 0 || *id > std::numeric_limits<TokenId>::max()) {

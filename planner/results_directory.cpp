@@ -17,7 +17,7 @@
 namespace poise {
 namespace {
 
-constexpr std::size_t kReadAtOnce = 1 << 20;
+constexpr std::size_t kCopiedAtOnce = 1 << 20;
 constexpr Bytes kLongestPublication = kMiB;
 
 [[noreturn]] void fail_to_write(const std::filesystem::path& path, int error) {
@@ -79,10 +79,10 @@ bool same_bytes(const std::filesystem::path& a, const std::filesystem::path& b) 
   if (first.size() != second.size()) {
     return false;
   }
-  std::vector<std::byte> one(kReadAtOnce), other(kReadAtOnce);
+  std::vector<std::byte> one(kCopiedAtOnce), other(kCopiedAtOnce);
   const auto size = static_cast<std::uint64_t>(first.size().n);
-  for (std::uint64_t offset = 0; offset < size; offset += kReadAtOnce) {
-    const std::size_t bytes = std::min<std::uint64_t>(kReadAtOnce, size - offset);
+  for (std::uint64_t offset = 0; offset < size; offset += kCopiedAtOnce) {
+    const std::size_t bytes = std::min<std::uint64_t>(kCopiedAtOnce, size - offset);
     first.read_exactly(offset, {one.data(), bytes});
     second.read_exactly(offset, {other.data(), bytes});
     if (std::memcmp(one.data(), other.data(), bytes) != 0) {

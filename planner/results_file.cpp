@@ -21,7 +21,7 @@ constexpr int kMostWaiting = 256;  // lines
 constexpr Seconds kLongestWait{1};
 constexpr Bytes kMostKept = kMiB * 64;
 constexpr Bytes kLongestResult = kGiB;
-constexpr std::size_t kReadAtOnce = 1 << 20;
+constexpr std::size_t kResultsReadAtOnce = 1 << 20;
 
 }  // namespace
 
@@ -78,7 +78,7 @@ ResultsFile::~ResultsFile() {
 
 void ResultsFile::read_lines(const std::vector<RequestId>& input_lines) {
   const RegularFile file(path_);
-  std::vector<std::byte> buffer(kReadAtOnce);
+  std::vector<std::byte> buffer(kResultsReadAtOnce);
   std::string line;
   std::uint64_t number = 0;
   const auto take = [&] {

@@ -19,7 +19,7 @@ struct Best {
   std::string_view model;
   double paper;  // "up to 15.1%, 46.2%, and 29.0% speedup in throughput"
 };
-constexpr Best kModels[] = {{"opt-6.7b", 0.151}, {"opt-13b", 0.462}, {"opt-30b", 0.290}};
+constexpr Best kKvprModels[] = {{"opt-6.7b", 0.151}, {"opt-13b", 0.462}, {"opt-30b", 0.290}};
 
 }  // namespace
 
@@ -28,7 +28,7 @@ constexpr Best kModels[] = {{"opt-6.7b", 0.151}, {"opt-13b", 0.462}, {"opt-30b",
 // token (1 / 0.67 − 1 of what its bytes need) is added to KVPR's as it is to FlexGen's.
 Json kvpr_gains() {
   Json rows = Json::array(), best = Json::array();
-  for (const Best& model : kModels) {
+  for (const Best& model : kKvprModels) {
     double most = 0;
     for (const std::int32_t answer : {32, 128}) {
       for (const std::int32_t prompt : {256, 512, 1024}) {

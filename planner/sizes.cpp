@@ -17,7 +17,7 @@ constexpr std::int32_t kLogitsRows = 256;
 constexpr Bytes kHostReserve =
     kMiB * 64;  // for messages, tables, results, the processes themselves
 
-double mib(Bytes bytes) { return static_cast<double>(bytes.n) / static_cast<double>(kMiB.n); }
+double in_mib(Bytes bytes) { return static_cast<double>(bytes.n) / static_cast<double>(kMiB.n); }
 
 std::int64_t sum_of_largest(std::vector<std::int32_t> sizes, std::int32_t count) {
   const auto end = sizes.begin() + std::min<std::ptrdiff_t>(count, std::ssize(sizes));
@@ -211,10 +211,10 @@ Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dt
       "host memory: the context of the largest request (line {}, {} tokens) takes {} blocks, and "
       "the {:.1f} MiB left for blocks hold {} ({}, {:.1f} MiB available, {:.1f} MiB of weights): "
       "raise --host-memory or leave that line out",
-      demand.largest.n, demand.longest_context, demand.largest_request, mib(inputs.host), blocks,
-      budget.host_memory ? fmt::format("--host-memory {:.1f} MiB", mib(*budget.host_memory))
+      demand.largest.n, demand.longest_context, demand.largest_request, in_mib(inputs.host), blocks,
+      budget.host_memory ? fmt::format("--host-memory {:.1f} MiB", in_mib(*budget.host_memory))
                          : std::string("no --host-memory given"),
-      mib(budget.available), mib(budget.weights));
+      in_mib(budget.available), in_mib(budget.weights));
 }
 
 std::uint64_t region_bytes(const BlockSizes& sizes, const Allocation& host) {

@@ -13,9 +13,9 @@ namespace {
 
 constexpr double kInterval = 0.5;
 
-double rounded(double value) { return std::round(value * 1e4) / 1e4; }
+double to_four_places(double value) { return std::round(value * 1e4) / 1e4; }
 
-double share(double part, double whole) { return whole > 0 ? rounded(part / whole) : 0; }
+double share(double part, double whole) { return whole > 0 ? to_four_places(part / whole) : 0; }
 
 double busy(std::uint64_t ns, Seconds elapsed) {
   return share(static_cast<double>(ns) * 1e-9, elapsed.n);
@@ -33,8 +33,8 @@ std::string to_json(const RunStatus& status) {
       {"errors", status.errors},
       {"prompt_tokens", status.prompt_tokens},
       {"generated_tokens", status.generated_tokens},
-      {"elapsed_seconds", rounded(seconds)},
-      {"tokens_per_second", rounded(rate)},
+      {"elapsed_seconds", to_four_places(seconds)},
+      {"tokens_per_second", to_four_places(rate)},
       {"running", status.running},
       {"waiting", status.waiting},
       {"preemptions", status.preemptions},
@@ -71,7 +71,7 @@ std::string to_json(const RunStatus& status) {
       return both.decoding > 0 ? all.n / static_cast<double>(both.decoding) : 0;
     };
     const auto tokens_per_second = [&](Seconds all) {
-      return all.n > 0 ? rounded(static_cast<double>(status.generated_tokens) / all.n) : 0;
+      return all.n > 0 ? to_four_places(static_cast<double>(status.generated_tokens) / all.n) : 0;
     };
     json["predicted"] = {{"decode_iteration_seconds", each(both.decode_predicted)},
                          {"tokens_per_second", tokens_per_second(both.predicted)}};
@@ -83,7 +83,7 @@ std::string to_json(const RunStatus& status) {
     json["balance"] = json_of(*status.balance, status.facts);
   }
   if (status.state == "running" && rate > 0) {
-    json["seconds_left"] = rounded(static_cast<double>(status.tokens_left) / rate);
+    json["seconds_left"] = to_four_places(static_cast<double>(status.tokens_left) / rate);
   }
   return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }

@@ -9,7 +9,7 @@
 namespace poise {
 namespace {
 
-constexpr double kWorthwhile = 0.99;  // of the time without it
+constexpr double kWorthKeeping = 0.99;  // of the time without it
 
 // Of `all_act`, whose layers stay where they are, so many KV blocks in place of ACT blocks, all of
 // them on the device, and ACT blocks in what room they leave there; nothing where there is none.
@@ -59,7 +59,7 @@ Allocation balanced_on_device(const Profile& profile, const AllocationInputs& in
     low = std::max<std::int64_t>(0, best.gpu_kv_blocks - step);
     high = std::min<std::int64_t>(blocks, best.gpu_kv_blocks + step);
   }
-  return time(best) < kWorthwhile * time(*first) ? best : all_act;
+  return time(best) < kWorthKeeping * time(*first) ? best : all_act;
 }
 
 class ActOnly final : public Policy {

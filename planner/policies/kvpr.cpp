@@ -9,7 +9,7 @@
 namespace poise {
 namespace {
 
-constexpr double kDefaultActShare = 0.5;
+constexpr double kDefaultKvprShare = 0.5;
 
 class Kvpr final : public Policy {
  public:
@@ -35,7 +35,7 @@ class Kvpr final : public Policy {
   std::int32_t first_blocks(std::int32_t blocks) const {
     if (act_share_ || !profile_) {
       return static_cast<std::int32_t>(
-          std::llround(act_share_.value_or(kDefaultActShare) * blocks));
+          std::llround(act_share_.value_or(kDefaultKvprShare) * blocks));
     }
     return split_point(profile_->load_act, profile_->kv_gen, profile_->load_kv, blocks);
   }

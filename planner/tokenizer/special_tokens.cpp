@@ -10,8 +10,6 @@
 namespace poise {
 namespace {
 
-using Json = nlohmann::json;
-
 // Bounds what looking for added tokens can cost at one place of a text.
 constexpr std::size_t kLongestContent = 1024;
 
@@ -19,7 +17,7 @@ constexpr const char* kRoles[] = {"bos_token", "eos_token", "unk_token", "sep_to
                                   "pad_token", "cls_token", "mask_token"};
 constexpr const char* kRolesWithDefault[] = {"bos_token", "eos_token", "unk_token"};
 
-AddedToken read_token(const Json& value, const std::string& what) {
+AddedToken read_token(const nlohmann::json& value, const std::string& what) {
   const JsonObject object(value, what);
   AddedToken token;
   const std::optional<std::string> content = object.string("content");
@@ -36,7 +34,7 @@ AddedToken read_token(const Json& value, const std::string& what) {
 }
 
 // A name's value: "text", or an object with "content" and flags.
-AddedToken read_named(const Json& value, const std::string& what) {
+AddedToken read_named(const nlohmann::json& value, const std::string& what) {
   AddedToken token;
   if (value.is_string()) {
     token.content = value.get<std::string>();
@@ -49,11 +47,11 @@ AddedToken read_named(const Json& value, const std::string& what) {
   return token;
 }
 
-Json read_if_there(const std::filesystem::path& path) {
+nlohmann::json read_if_there(const std::filesystem::path& path) {
   if (!std::filesystem::exists(std::filesystem::symlink_status(path))) {
-    return Json::object();
+    return nlohmann::json::object();
   }
-  Json json = read_json_file(path);
+  nlohmann::json json = read_json_file(path);
   JsonObject(json, shown(path.string(), 300));  // it must be an object
   return json;
 }
@@ -64,7 +62,7 @@ std::string in(const std::string& what, std::string_view name) {
 
 }  // namespace
 
-void AddedTokenList::add(const Json& token, std::optional<std::int64_t> id,
+void AddedTokenList::add(const nlohmann::json& token, std::optional<std::int64_t> id,
                          const std::string& what) {
   append(read_token(token, what), id, what);
 }
@@ -128,8 +126,8 @@ TokenizerConfiguration::TokenizerConfiguration(const std::filesystem::path& dire
   }
   // A configuration with this list is complete; the two older files then say nothing new.
   if (config_.contains("added_tokens_decoder")) {
-    special_map_ = Json::object();
-    added_ = Json::object();
+    special_map_ = nlohmann::json::object();
+    added_ = nlohmann::json::object();
   }
 }
 
@@ -160,7 +158,7 @@ std::optional<std::string> TokenizerConfiguration::name(const std::string& role,
 
 void TokenizerConfiguration::apply(AddedTokenList& tokens, const std::string& default_name) const {
   // By id, whatever the order in the file: later ones follow earlier ones.
-  std::map<std::int64_t, std::pair<Json, std::string>> listed;
+  std::map<std::int64_t, std::pair<nlohmann::json, std::string>> listed;
   if (const std::optional<JsonObject> list =
           JsonObject(config_, what_).object("added_tokens_decoder")) {
     for (const auto& [key, value] : list->json().items()) {
@@ -177,7 +175,7 @@ void TokenizerConfiguration::apply(AddedTokenList& tokens, const std::string& de
     if (!id || *id < 0) {
       JsonObject(added_, added_what_).refuse(content, "must be a token id");
     }
-    const Json token = {{"content", content}};
+    const nlohmann::json token = {{"content", content}};
     if (!listed.emplace(*id, std::pair(token, added_what_)).second) {
       fail("{}: two tokens have the id {}; ids must differ", added_what_, *id);
     }
@@ -191,7 +189,7 @@ void TokenizerConfiguration::apply(AddedTokenList& tokens, const std::string& de
     }
   }
 
-  Json named = config_;
+  nlohmann::json named = config_;
   named.update(special_map_);
   for (const char* role : kRolesWithDefault) {
     if (!named.contains(role) && !default_name.empty()) {
@@ -199,7 +197,7 @@ void TokenizerConfiguration::apply(AddedTokenList& tokens, const std::string& de
     }
   }
   const std::string& what = special_map_.empty() ? what_ : special_map_what_;
-  auto add_named = [&](const Json& value, std::string_view role) {
+  auto add_named = [&](const nlohmann::json& value, std::string_view role) {
     if (!value.is_null()) {
       tokens.add_special(read_named(value, in(what, role)), in(what, role));
     }
@@ -213,7 +211,7 @@ void TokenizerConfiguration::apply(AddedTokenList& tokens, const std::string& de
   for (const auto& [role, value] : named.items()) {
     const bool list = role == "extra_special_tokens" || role == "additional_special_tokens";
     if (list && (value.is_array() || value.is_object())) {
-      for (const Json& token : value) {
+      for (const nlohmann::json& token : value) {
         add_named(token, role);
       }
     } else if (role.ends_with("_token") && value.is_string()) {

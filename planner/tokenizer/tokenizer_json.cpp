@@ -14,10 +14,8 @@
 namespace poise {
 namespace {
 
-using Json = nlohmann::json;
-
 [[noreturn]] void refuse_component(const std::string& what, const std::string& component,
-                                   const Json& value) {
+                                   const nlohmann::json& value) {
   fail(
       "{}: {} {} is not supported (byte-level BPE is); give prompts as token ids with "
       "--skip-tokenizer-init",
@@ -35,12 +33,12 @@ std::vector<JsonObject> components(const JsonObject& parent, std::string_view na
   if (component->string("type").value_or("") != "Sequence") {
     return {*component};
   }
-  const Json* members = component->find(list);
+  const nlohmann::json* members = component->find(list);
   if (members == nullptr || !members->is_array()) {
     component->refuse(list, "must be a list");
   }
   std::vector<JsonObject> all;
-  for (const Json& member : *members) {
+  for (const nlohmann::json& member : *members) {
     all.emplace_back(member, fmt::format("{}: \"{}\"", parent.what(), name));
   }
   return all;
@@ -56,7 +54,7 @@ std::string type_of(const JsonObject& component) {
 
 BpeDescription read_model(const JsonObject& model, const Vocabulary& vocabulary) {
   const std::string& what = model.what();
-  const Json* dropout = model.find("dropout");
+  const nlohmann::json* dropout = model.find("dropout");
   if (dropout != nullptr && *dropout != 0) {
     refuse_component(what, "dropout", *dropout);
   }
@@ -78,11 +76,11 @@ BpeDescription read_model(const JsonObject& model, const Vocabulary& vocabulary)
       model.refuse("unk_token", "must be in the vocabulary");
     }
   }
-  const Json* merges = model.find("merges");
+  const nlohmann::json* merges = model.find("merges");
   if (merges == nullptr || !merges->is_array()) {
     model.refuse("merges", "must be a list of merges");
   }
-  for (const Json& merge : *merges) {
+  for (const nlohmann::json& merge : *merges) {
     const std::size_t rank = bpe.merges.size() + 1;
     if (merge.is_string()) {
       bpe.merges.push_back(vocabulary.merge(merge.get_ref<const std::string&>(), rank, what));
@@ -169,7 +167,7 @@ void require_byte_level_decoder(const JsonObject& document) {
   }
 }
 
-TokenId read_id(const Json& value, const std::string& what) {
+TokenId read_id(const nlohmann::json& value, const std::string& what) {
   const std::optional<std::int64_t> id = as_integer(value);
   if (!id || *id < 0 || *id > kLargestTokenId) {
     fail("{}: a token id must be an integer from 0 to {}, not {}", what, kLargestTokenId,
@@ -180,7 +178,7 @@ TokenId read_id(const Json& value, const std::string& what) {
 
 // ["</s>", 2], as RobertaProcessing and BertProcessing have it.
 TokenId read_pair(const JsonObject& processor, std::string_view name) {
-  const Json* pair = processor.find(name);
+  const nlohmann::json* pair = processor.find(name);
   if (pair == nullptr || !pair->is_array() || pair->size() != 2) {
     processor.refuse(name, "must be a token and its id");
   }
@@ -194,12 +192,12 @@ struct Surroundings {
 Surroundings read_template(const JsonObject& processor) {
   Surroundings around;
   const std::optional<JsonObject> specials = processor.object("special_tokens");
-  const Json* single = processor.find("single");
+  const nlohmann::json* single = processor.find("single");
   if (single == nullptr || !single->is_array()) {
     processor.refuse("single", "must be a list");
   }
   int texts = 0;
-  for (const Json& item : *single) {
+  for (const nlohmann::json& item : *single) {
     const JsonObject piece(item, processor.what());
     if (const auto sequence = piece.object("Sequence")) {
       if (sequence->string("id").value_or("") != "A" || ++texts > 1) {
@@ -208,11 +206,11 @@ Surroundings read_template(const JsonObject& processor) {
     } else if (const auto special = piece.object("SpecialToken")) {
       const std::string name = special->string("id").value_or("");
       const auto entry = specials ? specials->object(name) : std::nullopt;
-      const Json* ids = entry ? entry->find("ids") : nullptr;
+      const nlohmann::json* ids = entry ? entry->find("ids") : nullptr;
       if (ids == nullptr || !ids->is_array()) {
         processor.refuse("special_tokens", fmt::format("must give the ids of \"{}\"", shown(name)));
       }
-      for (const Json& id : *ids) {
+      for (const nlohmann::json& id : *ids) {
         (texts == 0 ? around.before : around.after).push_back(read_id(id, entry->what()));
       }
     } else {
@@ -243,7 +241,7 @@ void read_post_processor(const JsonObject& document, TokenizerDescription& descr
 }
 
 void read_added_tokens(const JsonObject& document, AddedTokenList& added) {
-  const Json* tokens = document.find("added_tokens");
+  const nlohmann::json* tokens = document.find("added_tokens");
   if (tokens == nullptr) {
     return;
   }
@@ -251,7 +249,7 @@ void read_added_tokens(const JsonObject& document, AddedTokenList& added) {
     document.refuse("added_tokens", "must be a list");
   }
   const std::string what = document.what() + ": \"added_tokens\"";
-  for (const Json& token : *tokens) {
+  for (const nlohmann::json& token : *tokens) {
     const auto id = JsonObject(token, what).integer("id", {.min = 0, .max = kLargestTokenId});
     if (!id) {
       JsonObject(token, what).refuse("id", "is missing");
@@ -264,7 +262,7 @@ void read_added_tokens(const JsonObject& document, AddedTokenList& added) {
 
 TokenizerDescription read_tokenizer_json(const std::filesystem::path& directory) {
   const std::filesystem::path path = directory / "tokenizer.json";
-  const Json json = read_json_file(path);
+  const nlohmann::json json = read_json_file(path);
   const JsonObject document(json, shown(path.string(), 300));
   TokenizerDescription description;
   description.source = document.what();
@@ -282,8 +280,9 @@ TokenizerDescription read_tokenizer_json(const std::filesystem::path& directory)
   description.pre_tokenizer = read_pre_tokenizer(document);
   require_byte_level_decoder(document);
 
-  const Json* tokens = model->find("vocab");
-  const Vocabulary vocabulary(tokens == nullptr ? Json() : *tokens, model->what() + " \"vocab\"");
+  const nlohmann::json* tokens = model->find("vocab");
+  const Vocabulary vocabulary(tokens == nullptr ? nlohmann::json() : *tokens,
+                              model->what() + " \"vocab\"");
   description.bpe = read_model(*model, vocabulary);
 
   const TokenizerConfiguration configuration(directory);

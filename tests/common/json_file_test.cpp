@@ -7,20 +7,14 @@
 #include <random>
 
 #include "common/trouble.h"
+#include "tests/support/complaint.h"
 
 namespace poise {
 namespace {
 
-using ::testing::HasSubstr;
+using testing_support::complaint;
 
-std::string complaint(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const Failure& failure) {
-    return failure.what();
-  }
-  return "nothing was refused";
-}
+using ::testing::HasSubstr;
 
 std::string complaint_about(std::string_view text, const JsonLimits& limits = {}) {
   return complaint([&] { parse_json(text, "a.json", limits); });

@@ -9,9 +9,12 @@
 
 #include "common/json_file.h"
 #include "common/trouble.h"
+#include "tests/support/complaint.h"
 
 namespace poise {
 namespace {
+
+using testing_support::complaint;
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -20,16 +23,6 @@ using ::testing::IsEmpty;
 ModelConfig from_text(const std::string& config, const std::string& generation = "null") {
   return model_config_from(parse_json(config, "config.json"), parse_json(generation, "generation"),
                            "config.json");
-}
-
-std::string complaint(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const Failure& failure) {
-    EXPECT_EQ(failure.code(), Exit::cannot_start);
-    return failure.what();
-  }
-  return "nothing was refused";
 }
 
 // The OPT family as its config.json files have it.

@@ -134,6 +134,33 @@ def python_in_launch_needs_the_standard_library_alone(_):
 
 
 @test
+def names_in_unnamed_namespaces_differ_within_a_folder(_):
+    """Builds with sanitizers compile a folder's sources together (CMakeLists.txt), where such names are one file's."""
+    complaints, names = [], {}
+    folders = [*FOLDERS - {"kernels"}, *(f"tests/{folder}" for folder in FOLDERS)]
+    for folder in folders:
+        for path, text in sources(folder):
+            if path.suffix == ".cpp" and path.name != "main.cpp" and "cuda" not in path.parts:
+                for name in unnamed_names(text):
+                    first = names.setdefault((folder, name), path)
+                    if first != path:
+                        complaints.append(f"{path.relative_to(ROOT)} and {first.name} both have {name}: rename one, or share it")
+    nothing_wrong(complaints)
+    expect(len(names) > 100, f"only {len(names)} names found")
+
+
+def unnamed_names(text):
+    """Constants, types and functions (with what they take) that a file declares for itself alone."""
+    for inside in re.findall(r"^namespace {\n(.*?)^}  // namespace\n", text, re.MULTILINE | re.DOTALL):
+        flat = re.sub(r"(?m)^ .*\n|^#.*\n|//.*$", "", re.sub(r",\n +", ", ", inside))
+        yield from re.findall(r"^(?:inline )?constexpr [^=({;]*\b(k[A-Z]\w*)", flat, re.MULTILINE)
+        yield from re.findall(r"^(?:struct|class|enum class) (\w+)", flat, re.MULTILINE)
+        for name, takes in re.findall(r"^[\w:<>,&* ]*?[ &*](\w+)\(([^()]*)\)[^;]*{", flat, re.MULTILINE):
+            kinds = [re.sub(r"[ ]?\w+$", "", one.strip()) for one in takes.split(",")]
+            yield f"{name}({', '.join(kinds)})"
+
+
+@test
 def files_stay_small(_):
     """A file that grows past this has two meanings in it."""
     long = []

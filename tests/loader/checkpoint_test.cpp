@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/trouble.h"
+#include "tests/support/complaint.h"
 #include "tests/support/model_files.h"
 
 namespace poise {
@@ -16,16 +17,6 @@ using namespace testing_support;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-std::string complaint(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const Failure& failure) {
-    EXPECT_EQ(failure.code(), Exit::cannot_start);
-    return failure.what();
-  }
-  return "nothing was refused";
-}
 
 class CheckpointFiles : public ::testing::Test {
  protected:

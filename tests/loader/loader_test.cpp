@@ -15,6 +15,7 @@
 
 #include "common/process.h"
 #include "common/trouble.h"
+#include "tests/support/complaint.h"
 #include "tests/support/model_files.h"
 
 namespace poise {
@@ -120,16 +121,6 @@ class LoaderProcess : public ::testing::Test {
   std::unique_ptr<Loader> loader_;
   bool running_ = true;
 };
-
-std::string complaint(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const Failure& failure) {
-    EXPECT_EQ(failure.code(), Exit::cannot_start);
-    return failure.what();
-  }
-  return "nothing was refused";
-}
 
 TEST_F(LoaderProcess, WeightsAreSealedWithAFingerprintAndACard) {
   start();

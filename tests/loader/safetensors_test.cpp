@@ -10,28 +10,20 @@
 #include <random>
 
 #include "common/trouble.h"
+#include "tests/support/complaint.h"
 #include "tests/support/model_files.h"
 
 namespace poise {
 namespace {
 
 using ::testing::HasSubstr;
+using testing_support::complaint;
 using testing_support::file_tensor;
 using testing_support::safetensors_bytes;
 using testing_support::safetensors_header;
 using testing_support::safetensors_with_header;
 using testing_support::TempDirectory;
 using testing_support::write_file;
-
-std::string complaint(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const Failure& failure) {
-    EXPECT_EQ(failure.code(), Exit::cannot_start);
-    return failure.what();
-  }
-  return "nothing was refused";
-}
 
 // What is said of a header over `data_bytes` bytes of tensors.
 std::string said_of(const std::string& header, std::uint64_t data_bytes) {

@@ -15,6 +15,7 @@
 #include "common/weight_layout.h"
 #include "loader/model_on_disk.h"
 #include "loader/weight_fill.h"
+#include "tests/support/complaint.h"
 #include "tests/support/model_files.h"
 
 namespace poise {
@@ -24,16 +25,6 @@ using namespace testing_support;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-std::string complaint(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const Failure& failure) {
-    EXPECT_EQ(failure.code(), Exit::cannot_start);
-    return failure.what();
-  }
-  return "nothing was refused";
-}
 
 struct Loaded {
   std::vector<std::byte> segment;

@@ -12,14 +12,14 @@ namespace poise {
 namespace {
 
 using nlohmann::json;
-using testing::byte_id;
 using ::testing::HasSubstr;
-using testing::kAb;
-using testing::kAbc;
-using testing::kEos;
-using testing::kEosList;
+using testing_support::byte_id;
+using testing_support::kAb;
+using testing_support::kAbc;
+using testing_support::kEos;
+using testing_support::kEosList;
 
-class AnswerLogprobs : public testing::AnswerTest {};
+class AnswerLogprobs : public testing_support::AnswerTest {};
 
 TEST_F(AnswerLogprobs, LogprobsNameTheBestAndTheChosen) {
   Request asked = request(2);

@@ -10,13 +10,13 @@
 #include "planner/answer.h"
 #include "tests/planner/request_support.h"
 
-namespace poise::testing {
+namespace poise::testing_support {
 
 inline const std::vector<TokenId> kEosList{kEos};
 
 class AnswerTest : public ::testing::Test {
  protected:
-  static void SetUpTestSuite() { tokenizer_ = new Tokenizer(testing::byte_tokenizer()); }
+  static void SetUpTestSuite() { tokenizer_ = new Tokenizer(testing_support::byte_tokenizer()); }
   static void TearDownTestSuite() { delete tokenizer_; }
 
   static Request request(std::int32_t max_tokens = 8) {
@@ -52,4 +52,4 @@ class AnswerTest : public ::testing::Test {
   inline static Tokenizer* tokenizer_ = nullptr;
 };
 
-}  // namespace poise::testing
+}  // namespace poise::testing_support

@@ -13,14 +13,14 @@ namespace poise {
 namespace {
 
 using nlohmann::json;
-using testing::AnswerTest;
-using testing::byte_id;
 using ::testing::HasSubstr;
-using testing::kAb;
-using testing::kAbc;
-using testing::kBeyond;
-using testing::kEos;
-using testing::kEosList;
+using testing_support::AnswerTest;
+using testing_support::byte_id;
+using testing_support::kAb;
+using testing_support::kAbc;
+using testing_support::kBeyond;
+using testing_support::kEos;
+using testing_support::kEosList;
 
 TEST_F(AnswerTest, TheLineHasTheShapeOfABatchResult) {
   const Request asked = request(2);

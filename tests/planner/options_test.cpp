@@ -36,7 +36,7 @@ RunOptions run(const std::vector<std::string>& more) {
   return std::get<RunOptions>(parse(words));
 }
 
-std::string complaint(const std::vector<std::string>& words) {
+std::string refusal(const std::vector<std::string>& words) {
   try {
     parse(words);
   } catch (const Failure& failure) {
@@ -102,11 +102,11 @@ TEST(PlannerOptions, WhatIsWrongIsNamed) {
   for (const auto& c : cases) {
     std::vector<std::string> words = kRun;
     words.insert(words.end(), c.more.begin(), c.more.end());
-    EXPECT_NE(complaint(words).find(c.culprit), std::string::npos)
-        << c.culprit << ": " << complaint(words);
+    EXPECT_NE(refusal(words).find(c.culprit), std::string::npos)
+        << c.culprit << ": " << refusal(words);
   }
-  EXPECT_NE(complaint({"--model", "/m"}).find("is missing"), std::string::npos);
-  EXPECT_NE(complaint({}).find("is missing"), std::string::npos);
+  EXPECT_NE(refusal({"--model", "/m"}).find("is missing"), std::string::npos);
+  EXPECT_NE(refusal({}).find("is missing"), std::string::npos);
 }
 
 TEST(PlannerOptions, TheSmallCommandsHaveTheirOwn) {
@@ -118,18 +118,18 @@ TEST(PlannerOptions, TheSmallCommandsHaveTheirOwn) {
   EXPECT_EQ(inspect.layer, 3u);
   EXPECT_FALSE(inspect.check);
   EXPECT_TRUE(std::get<InspectOptions>(parse({"inspect", "/log", "--check"})).check);
-  EXPECT_NE(complaint({"inspect", "/log", "--check", "--json"}).find("--check"), std::string::npos);
-  EXPECT_NE(complaint({"inspect"}).find("--log is missing"), std::string::npos);
+  EXPECT_NE(refusal({"inspect", "/log", "--check", "--json"}).find("--check"), std::string::npos);
+  EXPECT_NE(refusal({"inspect"}).find("--log is missing"), std::string::npos);
   const auto validate =
       std::get<ValidateOptions>(parse({"validate", "-i", "/in", "--model", "/m"}));
   EXPECT_EQ(validate.input.input, "/in");
   EXPECT_EQ(std::get<EncodeOptions>(parse({"encode", "--model", "/m"})).model, "/m");
-  EXPECT_NE(complaint({"encode"}).find("--model is missing"), std::string::npos);
+  EXPECT_NE(refusal({"encode"}).find("--model is missing"), std::string::npos);
   EXPECT_FALSE(std::get<PoliciesOptions>(parse({"policies"})).json);
   const auto simulate = std::get<SimulateOptions>(parse({"simulate", "capture-table3", "--json"}));
   EXPECT_EQ(simulate.name, "capture-table3");
   EXPECT_TRUE(simulate.json);
-  EXPECT_NE(complaint({"simulate", "the-weather"}).find("capture-table3"), std::string::npos);
+  EXPECT_NE(refusal({"simulate", "the-weather"}).find("capture-table3"), std::string::npos);
   EXPECT_FALSE(std::get<HelpOptions>(parse({"--help"})).text.empty());
 }
 

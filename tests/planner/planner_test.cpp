@@ -29,13 +29,13 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kContext = 256;
+constexpr int kModelContext = 256;
 constexpr std::uint32_t kCredits = 3;
 
 ModelShape test_shape() {
   ModelShape shape = testing_support::tiny_shape();
   shape.vocab_size = kVocabulary;
-  shape.max_position_embeddings = kContext;
+  shape.max_position_embeddings = kModelContext;
   return shape;
 }
 
@@ -259,14 +259,14 @@ class FakeExecutor final : public Peer {
   std::deque<Received> undone_;  // orders
 };
 
-struct Line {
+struct InputLine {
   std::vector<TokenId> prompt;
   int max_tokens;
   std::uint64_t seed;
   bool echo;  // with logprobs
 };
 
-std::vector<TokenId> foretold(const Line& line) {
+std::vector<TokenId> foretold(const InputLine& line) {
   std::vector<TokenId> text = line.prompt, answer;
   for (int step = 0; step < line.max_tokens; ++step) {
     answer.push_back(symbolic_token(text, line.seed ^ static_cast<std::uint64_t>(step)));
@@ -298,7 +298,7 @@ class PlannerProcess : public testing::Test {
     std::mt19937 random(seed);
     std::string text;
     for (int i = 0; i < count; ++i) {
-      Line line{
+      InputLine line{
           .prompt = std::vector<TokenId>(1 + random() % 90),
           .max_tokens = 1 + static_cast<int>(random() % static_cast<unsigned>(longest_answer)),
           .seed = random(),
@@ -390,7 +390,7 @@ class PlannerProcess : public testing::Test {
   }
 
   testing_support::TempDirectory folder_;
-  std::map<std::string, Line> lines_;
+  std::map<std::string, InputLine> lines_;
 };
 
 TEST_F(PlannerProcess, AnswersEveryLineUnderEachPolicy) {

@@ -21,11 +21,11 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using testing::complaint;
 using ::testing::HasSubstr;
-using testing::ScratchDirectory;
+using testing_support::complaint;
+using testing_support::ScratchDirectory;
 
-constexpr std::int32_t kContext = 64;
+constexpr std::int32_t kCorpusContext = 64;
 
 const json& corpus() {
   static const json read = read_json_file(source_folder() / "tests/e2e/hostile_requests.json");
@@ -43,7 +43,7 @@ std::string content(const json& pieces) {
   for (const json& piece : pieces) {
     if (piece.is_string()) {
       std::string text = piece.get<std::string>();
-      replace_all(text, "@vocab@", std::to_string(testing::kRows));
+      replace_all(text, "@vocab@", std::to_string(testing_support::kRows));
       out += text;
     } else if (piece.contains("hex")) {
       const auto hex = piece["hex"].get<std::string>();
@@ -52,7 +52,7 @@ std::string content(const json& pieces) {
       }
     } else {
       const json& times = piece["times"];
-      const auto count = times.is_array() ? kContext + times[1].get<int>() : times.get<int>();
+      const auto count = times.is_array() ? kCorpusContext + times[1].get<int>() : times.get<int>();
       const std::string once = content(piece["of"]);
       out.reserve(out.size() + once.size() * static_cast<std::size_t>(count));
       for (int i = 0; i < count; ++i) {
@@ -94,13 +94,13 @@ fs::path input_of(const json& hostile, const ScratchDirectory& scratch) {
 // The result line of every input line, by its number.
 std::map<std::uint32_t, json> results_of(const RequestFile& file, const Tokenizer& tokenizer) {
   std::map<std::uint32_t, json> results;
-  const std::vector<TokenId> eos{testing::kEos};
+  const std::vector<TokenId> eos{testing_support::kEos};
   for (const RequestError& error : file.errors) {
     results[error.line.n] = json::parse(error_line(error));
   }
   for (const Request& request : file.requests) {
     Answer answer(request, &tokenizer, eos);
-    answer.push({testing::kEos, 0, {}});
+    answer.push({testing_support::kEos, 0, {}});
     results[request.id.n] = json::parse(answer.result_line("m"));
   }
   EXPECT_EQ(results.size(), file.lines());
@@ -127,8 +127,8 @@ class HostileRequests : public ::testing::TestWithParam<std::size_t> {};
 
 TEST_P(HostileRequests, BecomeWhatTheCorpusSays) {
   const json& hostile = corpus()[GetParam()];
-  const Tokenizer tokenizer = testing::byte_tokenizer();
-  const RequestRules rules{kContext, testing::kRows, &tokenizer, 0};
+  const Tokenizer tokenizer = testing_support::byte_tokenizer();
+  const RequestRules rules{kCorpusContext, testing_support::kRows, &tokenizer, 0};
   const ScratchDirectory scratch;
   const fs::path input = input_of(hostile, scratch);
   if (hostile.contains("refused")) {

@@ -13,18 +13,18 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using testing::line_with;
-using testing::ScratchDirectory;
+using testing_support::line_with;
+using testing_support::ScratchDirectory;
 
 class RequestFileTest : public ::testing::Test {
  protected:
-  static void SetUpTestSuite() { tokenizer_ = new Tokenizer(testing::byte_tokenizer()); }
+  static void SetUpTestSuite() { tokenizer_ = new Tokenizer(testing_support::byte_tokenizer()); }
   static void TearDownTestSuite() { delete tokenizer_; }
 
   static RequestFile read(const std::string& content, int threads = 2) {
     const ScratchDirectory scratch;
-    return read_requests(scratch.write("in.jsonl", content), {64, testing::kRows, tokenizer_, 0},
-                         threads);
+    return read_requests(scratch.write("in.jsonl", content),
+                         {64, testing_support::kRows, tokenizer_, 0}, threads);
   }
   static Tokenizer* tokenizer_;
 };

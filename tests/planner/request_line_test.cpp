@@ -10,20 +10,20 @@
 namespace poise {
 namespace {
 
-using testing::byte_id;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using testing::kEos;
-using testing::line_with;
+using testing_support::byte_id;
+using testing_support::kEos;
+using testing_support::line_with;
 
 constexpr std::int32_t kContext = 32;
 
 class RequestLine : public ::testing::Test {
  protected:
-  static void SetUpTestSuite() { tokenizer_ = new Tokenizer(testing::byte_tokenizer()); }
+  static void SetUpTestSuite() { tokenizer_ = new Tokenizer(testing_support::byte_tokenizer()); }
   static void TearDownTestSuite() { delete tokenizer_; }
 
-  static RequestRules rules() { return {kContext, testing::kRows, tokenizer_, 0}; }
+  static RequestRules rules() { return {kContext, testing_support::kRows, tokenizer_, 0}; }
   static ParsedLine parse(std::string_view text, const RequestRules& rules) {
     return parse_request({7}, text, rules);
   }
@@ -132,8 +132,8 @@ TEST_F(RequestLine, BosIsAddedToTextOnlyAndOnlyIfWanted) {
 }
 
 TEST_F(RequestLine, AnEmptyPromptWithoutBosIsAnError) {
-  const Tokenizer without = testing::byte_tokenizer(/*add_bos=*/false);
-  const RequestRules rules{kContext, testing::kRows, &without, 0};
+  const Tokenizer without = testing_support::byte_tokenizer(/*add_bos=*/false);
+  const RequestRules rules{kContext, testing_support::kRows, &without, 0};
   for (const char* body : {R"({"prompt":""})", R"({"prompt":[""]})"}) {
     EXPECT_EQ(error(body, rules).param, "prompt") << body;
   }
@@ -375,7 +375,7 @@ TEST_F(RequestLine, ALineThatIsNotJsonSaysItsNumber) {
 }
 
 TEST_F(RequestLine, WithoutATokenizerOnlyIdsAreTaken) {
-  const RequestRules bare{kContext, testing::kRows, nullptr, 0};
+  const RequestRules bare{kContext, testing_support::kRows, nullptr, 0};
   const Request made = request(R"({"prompt":[[5,6]],"echo":true,"logprobs":1})", bare);
   EXPECT_THAT(made.prompt, ElementsAre(5, 6));
   EXPECT_EQ(made.prompt_text, "");
@@ -387,7 +387,7 @@ TEST_F(RequestLine, WithoutATokenizerOnlyIdsAreTaken) {
 
 TEST_F(RequestLine, ATokenizerLargerThanTheModelIsNotBelieved) {
   RequestRules small = rules();
-  small.vocab_size = testing::kAb;
+  small.vocab_size = testing_support::kAb;
   const RequestError refused = error(R"({"prompt":"xab"})", small);
   EXPECT_EQ(refused.param, "prompt");
   EXPECT_THAT(refused.message, HasSubstr("260"));

@@ -9,9 +9,9 @@
 namespace poise {
 namespace {
 
-using testing::complaint;
 using ::testing::HasSubstr;
-using testing::ScratchDirectory;
+using testing_support::complaint;
+using testing_support::ScratchDirectory;
 
 // "NUMBER:TEXT" of every line; "NUMBER!" for one that is too long.
 std::vector<std::string> lines_of(const std::string& content, Bytes longest = kLongestLine) {

@@ -19,7 +19,7 @@
 #include "planner/request_line.h"
 #include "planner/tokenizer/tokenizer.h"
 
-namespace poise::testing {
+namespace poise::testing_support {
 
 // Gone, with all it holds, at the end.
 class ScratchDirectory {
@@ -122,4 +122,4 @@ inline std::string line_with(std::string_view body, std::string_view custom_id =
                      custom_id, body);
 }
 
-}  // namespace poise::testing
+}  // namespace poise::testing_support

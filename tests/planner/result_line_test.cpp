@@ -15,8 +15,8 @@ namespace poise {
 namespace {
 
 using nlohmann::json;
-using testing::complaint;
 using ::testing::HasSubstr;
+using testing_support::complaint;
 
 std::string json_text(std::string_view text) {
   std::string out;

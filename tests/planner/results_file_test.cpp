@@ -18,10 +18,10 @@
 namespace poise {
 namespace {
 
-using testing::complaint;
-using testing::content_of;
 using ::testing::HasSubstr;
-using testing::ScratchDirectory;
+using testing_support::complaint;
+using testing_support::content_of;
+using testing_support::ScratchDirectory;
 
 std::vector<RequestId> lines_up_to(std::uint32_t last) {
   std::vector<RequestId> lines;

@@ -21,10 +21,10 @@ namespace poise {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::complaint;
-using testing::content_of;
 using ::testing::HasSubstr;
-using testing::ScratchDirectory;
+using testing_support::complaint;
+using testing_support::content_of;
+using testing_support::ScratchDirectory;
 
 const std::vector<RequestId> kLines{{1}, {2}};
 const Manifest kManifest{"build", "input", "model", {{"--dtype", "float32"}}};
