@@ -16,6 +16,13 @@ template <typename Named>
 CheckedBlockName name_of(const Named& named) {
   return {.kind = named.kind(), .place = named.place(), .number = named.block()};
 }
+// The tokens of a sequence once its new rows are there, and the blocks that they fill.
+inline std::uint32_t end_of(const messages::Sequence& sequence) {
+  return sequence.context() + sequence.new_tokens();
+}
+inline std::uint32_t blocks_of(const messages::Sequence& sequence) {
+  return static_cast<std::uint32_t>(ceil_div(end_of(sequence), kBlockTokens));
+}
 // False where an entry's rows are made anew each time and stored nowhere.
 bool is_kept(const messages::AttentionEntry& entry);
 // As many of a sequence's entries as there are.
