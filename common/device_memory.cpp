@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "common/trouble.h"
+#include "common/words.h"
 
 namespace poise {
 namespace {
@@ -14,8 +15,6 @@ constexpr std::int64_t kPanelRows = 16;    // a matrix is kept in panels of as m
 constexpr std::int32_t kMostOf = 1 << 24;  // of anything; keeps all products within 64 bits
 constexpr std::int32_t kTableArrays = 4;   // arrays in a table at most, each aligned
 constexpr std::int64_t kFloat = 4;         // what stands between operations
-
-double mib(Bytes bytes) { return static_cast<double>(bytes.n) / static_cast<double>(kMiB.n); }
 
 Bytes aligned(std::int64_t bytes) { return {round_up(bytes, kAlignment)}; }
 
@@ -142,26 +141,29 @@ DeviceMemoryPlan plan_device_memory(const ModelShape& shape, DType dtype,
   const DeviceSizes sizes = device_sizes(shape, dtype, limits);
   Table table;
   table.add("outer weights", sizes.outer_slab, "embeddings, final norm, head");
-  table.add("resident weights", sizes.layer_slab * limits.resident_layers,
-            fmt::format("{} of {} layers", limits.resident_layers, shape.num_hidden_layers));
+  table.add(
+      "resident weights", sizes.layer_slab * limits.resident_layers,
+      fmt::format("{} of {}", limits.resident_layers, counted(shape.num_hidden_layers, "layer")));
   table.add("streamed weights", sizes.layer_buffer * 2, "two layers at a time");
-  table.add("ACT buffers", sizes.act_buffer * 2, fmt::format("2 × {} blocks", limits.act_slots));
-  table.add("KV buffers", sizes.kv_buffer * 2, fmt::format("2 × {} blocks", limits.kv_slots));
-  table.add("regenerated KV", sizes.regenerated, fmt::format("{} blocks", limits.act_slots));
+  table.add("ACT buffers", sizes.act_buffer * 2, "2 × " + counted(limits.act_slots, "block"));
+  table.add("KV buffers", sizes.kv_buffer * 2, "2 × " + counted(limits.kv_slots, "block"));
+  table.add("regenerated KV", sizes.regenerated, counted(limits.act_slots, "block"));
   table.add("context blocks", sizes.context_blocks,
-            fmt::format("{} ACT and {} KV blocks in each of {} layers", limits.gpu_act_blocks,
-                        limits.gpu_kv_blocks, shape.num_hidden_layers));
-  table.add("hidden states", sizes.hidden, fmt::format("{} rows", limits.max_rows));
+            fmt::format("{} ACT and {} in each of {}", limits.gpu_act_blocks,
+                        counted(limits.gpu_kv_blocks, "KV block"),
+                        counted(shape.num_hidden_layers, "layer")));
+  table.add("hidden states", sizes.hidden, counted(limits.max_rows, "row"));
   table.add("new K, V and ACT rows", (sizes.new_act + sizes.new_kv) * 2,
-            fmt::format("2 × {} rows", limits.max_mini_batch_rows));
+            "2 × " + counted(limits.max_mini_batch_rows, "row"));
   table.add("attention and MLP rows", sizes.q + sizes.attended + sizes.normed + sizes.mlp,
-            fmt::format("{} rows", limits.max_mini_batch_rows));
+            counted(limits.max_mini_batch_rows, "row"));
   table.add(
       "logits",
       sizes.head_rows + sizes.head_normed + sizes.head_projected + sizes.logits + sizes.sampled * 2,
-      fmt::format("{} rows of {}", limits.logits_rows, shape.vocab_size));
+      fmt::format("{} of {}", counted(limits.logits_rows, "row"), shape.vocab_size));
   table.add("tables", (sizes.batch_tables + sizes.iteration_tables) * 2,
-            fmt::format("2 × {} entries, {} rows", limits.max_entries(), limits.max_rows));
+            fmt::format("2 × {}, {}", counted(limits.max_entries(), "entry"),
+                        counted(limits.max_rows, "row")));
   table.add("device overhead", overhead, "context, library workspaces");
   return table.finish();
 }
@@ -203,20 +205,20 @@ void check_fits(const DeviceMemoryPlan& plan, Bytes cap) {
   }
   std::string lines;
   for (const DeviceMemoryLine& line : plan.lines) {
-    lines += fmt::format("{}{} {:.1f}", lines.empty() ? "" : ", ", line.name, mib(line.bytes));
+    lines += (lines.empty() ? "" : ", ") + fmt::format("{} {}", line.name, size_text(line.bytes));
   }
   fail(
-      "device memory: {:.1f} MiB are needed ({}), {:.1f} MiB are allowed: raise --gpu-memory or "
-      "make batches smaller",
-      mib(plan.total), lines, mib(cap));
+      "device memory: {} are needed ({}), {} are allowed: raise --gpu-memory or make batches "
+      "smaller",
+      size_text(plan.total), lines, size_text(cap));
 }
 
 std::string to_text(const DeviceMemoryPlan& plan) {
   std::string text;
   for (const DeviceMemoryLine& line : plan.lines) {
-    text += fmt::format("{:<24}{:>12.2f} MiB  {}\n", line.name, mib(line.bytes), line.what);
+    text += fmt::format("{:<24}{:>12}  {}\n", line.name, size_text(line.bytes), line.what);
   }
-  return text + fmt::format("{:<24}{:>12.2f} MiB\n", "total", mib(plan.total));
+  return text + fmt::format("{:<24}{:>12}\n", "total", size_text(plan.total));
 }
 
 }  // namespace poise

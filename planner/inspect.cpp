@@ -5,6 +5,7 @@
 #include <set>
 
 #include "common/trouble.h"
+#include "common/words.h"
 
 namespace poise {
 namespace {
@@ -28,15 +29,15 @@ std::string headline(const LoggedIteration& iteration) {
     }
   }
   return fmt::format(
-      "iteration {} at {:.3f} s{}: {} mini-batches, {} sequences, {} rows ({} of prompts), {} "
-      "tokens "
-      "of context; {} KV and {} ACT blocks to load in {} runs\n",
+      "iteration {} at {:.3f} s{}: {}, {}, {} ({} of prompts), {} of context; {} KV and {} to load "
+      "in {}\n",
       iteration.tables.iteration, iteration.sent,
       iteration.done ? fmt::format(", {:.2f} ms", (*iteration.done - iteration.sent) * 1e3)
                      : std::string(", not finished"),
-      iteration.tables.mini_batches.size(), sequences, rows, prompts, context,
-      blocks[static_cast<int>(messages::Kind::Kv)], blocks[static_cast<int>(messages::Kind::Act)],
-      runs);
+      counted(iteration.tables.mini_batches.size(), "mini-batch"), counted(sequences, "sequence"),
+      counted(rows, "row"), prompts, counted(context, "token"),
+      blocks[static_cast<int>(messages::Kind::Kv)],
+      counted(blocks[static_cast<int>(messages::Kind::Act)], "ACT block"), counted(runs, "run"));
 }
 
 std::string layer_text(const LoggedLayer& layer, const LogFacts& facts) {
@@ -79,8 +80,9 @@ void count(const LoggedIteration& iteration, Balance& balance) {
 
 std::string policy_text(const messages::PolicyInForceT& policy, double time) {
   return fmt::format(
-      "policy {} at {:.3f} s, from iteration {} on: {} ACT and {} KV blocks wished on the host\n",
-      policy.policy, time, policy.iteration, policy.act_blocks, policy.kv_blocks);
+      "policy {} at {:.3f} s, from iteration {} on: {} ACT and {} wished on the host\n",
+      policy.policy, time, policy.iteration, policy.act_blocks,
+      counted(policy.kv_blocks, "KV block"));
 }
 
 bool is_asked_for(const LoggedLayer& one, std::optional<std::uint32_t> layer) {
@@ -148,34 +150,35 @@ void inspect(const InspectOptions& options, std::FILE* out) {
           fmt::print(out, "{}", configure_json(configure, time));
           return;
         }
-        fmt::print(
-            out,
-            "configured at {:.3f} s: {} layers resident, {} rows ({} in a mini-batch), {} ACT "
-            "and {} KV slots\n",
-            time, configure.resident_layers, configure.max_rows, configure.max_mini_batch_rows,
-            configure.act_slots, configure.kv_slots);
+        fmt::print(out,
+                   "configured at {:.3f} s: {} resident, {} ({} in a mini-batch), {} ACT and {}\n",
+                   time, counted(configure.resident_layers, "layer"),
+                   counted(configure.max_rows, "row"), configure.max_mini_batch_rows,
+                   configure.act_slots, counted(configure.kv_slots, "KV slot"));
       },
       [&](const messages::ReadyT& ready, double time) {
         if (options.json) {
           fmt::print(out, "{}", ready_json(ready, time));
           return;
         }
-        fmt::print(out, "ready at {:.3f} s: {:.1f} MiB on the device, {:.1f} MiB of host memory\n",
-                   time, mib(ready.device_bytes), mib(ready.host_bytes));
+        fmt::print(out, "ready at {:.3f} s: {} on the device, {} of host memory\n", time,
+                   size_text({static_cast<std::int64_t>(ready.device_bytes)}),
+                   size_text({static_cast<std::int64_t>(ready.host_bytes)}));
       },
       [&](const messages::PolicyInForceT& policy, double time) {
         fmt::print(out, "{}", options.json ? policy_json(policy, time) : policy_text(policy, time));
       });
   if (options.iteration && shown == 0) {
-    fail("--iteration {}: not in this log of {} iterations", *options.iteration, iterations);
+    fail("--iteration {}: not in this log of {}", *options.iteration,
+         counted(iterations, "iteration"));
   }
   if (options.json) {
     fmt::print(out, "{}", balance_json(balance, told));
   } else {
-    fmt::print(out, "{} iterations, {} records{}\n", iterations, log.records(),
-               log.torn_tail().n > 0
-                   ? fmt::format("; the last {} bytes are torn off", log.torn_tail().n)
-                   : std::string());
+    fmt::print(
+        out, "{}, {}{}\n", counted(iterations, "iteration"), counted(log.records(), "record"),
+        log.torn_tail().n > 0 ? fmt::format("; torn off at the end: {}", size_text(log.torn_tail()))
+                              : std::string());
     fmt::print(out, "{}\n", words(balance, told));
   }
 }

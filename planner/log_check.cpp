@@ -8,6 +8,7 @@
 #include "common/json_file.h"
 #include "common/order_log.h"
 #include "common/trouble.h"
+#include "common/words.h"
 #include "planner/log_check_batch.h"
 
 namespace poise {
@@ -313,16 +314,17 @@ std::string to_text(const LogCheckReport& report) {
   for (const std::string& line : report.first) {
     text += line + "\n";
   }
-  const std::string totals = fmt::format(
-      "{} iterations, {} mini-batches, {} rows; {} blocks loaded, {} rows of context read, {} rows "
-      "stored, {} pieces of weights fetched",
-      report.iterations, report.mini_batches, report.rows, report.blocks_loaded, report.rows_read,
-      report.rows_stored, report.pieces_fetched);
+  const std::string totals =
+      fmt::format("{}, {} in {}; {} loaded, {} of context read, {} stored, {} of weights fetched",
+                  counted(report.iterations, "iteration"), counted(report.rows, "row"),
+                  counted(report.mini_batches, "mini-batch"),
+                  counted(report.blocks_loaded, "block"), counted(report.rows_read, "row"),
+                  counted(report.rows_stored, "row"), counted(report.pieces_fetched, "piece"));
   if (report.violations == 0) {
     return totals + ": every order holds\n";
   }
   return text +
-         fmt::format("{}: {} violations{}\n", totals, report.violations,
+         fmt::format("{}: {}{}\n", totals, counted(report.violations, "violation"),
                      report.violations > report.first.size() ? ", the first ones above" : "");
 }
 

@@ -13,6 +13,7 @@
 #include "common/model_config.h"
 #include "common/process.h"
 #include "common/trouble.h"
+#include "common/words.h"
 #include "planner/inspect.h"
 #include "planner/log_check.h"
 #include "planner/options.h"
@@ -68,8 +69,9 @@ void print(const ValidateOptions& options) {
   for (const RequestError& error : input.requests.errors) {
     fmt::print("line {}: {}\n", error.line.n, error.message);
   }
-  fmt::print("{} requests, {} lines that are none\n", input.requests.requests.size(),
-             input.requests.errors.size());
+  fmt::print("{}, {} that {} none\n", counted(std::ssize(input.requests.requests), "request"),
+             counted(std::ssize(input.requests.errors), "line"),
+             input.requests.errors.size() == 1 ? "is" : "are");
 }
 
 void print(const EncodeOptions& options) {
@@ -126,7 +128,12 @@ void print(const SimulateOptions& options) {
   }
 }
 
-void print(const PlanOptions& options) { fmt::print("{}\n", plan_run(options).dump()); }
+void print(const PlanOptions& options) {
+  const nlohmann::ordered_json plan = plan_run(options);
+  if (!options.check_only) {
+    fmt::print("{}\n", plan.dump());
+  }
+}
 
 void print(const HelpOptions& options) { fmt::print("{}\n", options.text); }
 
@@ -158,7 +165,8 @@ Exit run(const Command& command) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_main("poise-planner", [&] {
+  // A command that hands over to the planner (poise inspect) calls it by its own name: so it refuses.
+  return run_main(std::filesystem::path(argc > 0 ? argv[0] : "").filename(), [&] {
     return std::visit([](auto&& command) { return run(std::move(command)); },
                       parse_planner_arguments(argc, argv));
   });

@@ -62,6 +62,8 @@ void add_input(cxxopts::Options& options) {
       "i,input-file", "requests, one OpenAI batch line each", cxxopts::value<std::string>())(
       "max-model-len", "tokens of prompt and answer together", cxxopts::value<std::string>())(
       "seed", "of requests that name none", cxxopts::value<std::string>())(
+      "served-model-name", "of results; a request that names another is an error",
+      cxxopts::value<std::string>())(
       "skip-tokenizer-init", "prompts are token ids; text stays empty")("h,help", "this text");
 }
 
@@ -73,6 +75,9 @@ InputOptions input_of(const cxxopts::ParseResult& given) {
     input.max_model_len = static_cast<std::int32_t>(number(given, "max-model-len", 1, kMostOf));
   }
   take_number(given, "seed", 0, UINT64_MAX, input.seed);
+  if (given.count("served-model-name") != 0) {
+    input.served_model_name = required_argument(given, "served-model-name");
+  }
   input.skip_tokenizer_init = given.count("skip-tokenizer-init") != 0;
   return input;
 }
@@ -114,8 +119,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
                                                               "context of a mini-batch", text())(
       "prefill-tokens", "rows of prompts in an iteration", text())(
       "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
-      "served-model-name", "`model` of results", text())("resume", "go on with the run directory")(
-      "overwrite", "replace an existing output")(
+      "resume", "go on with the run directory")("overwrite", "replace an existing output")(
       "takes-over", "from a planner of this run, whose loader and gpu_executor live")(
       "trace", "log what each stream did, piece by piece")("log", "file", text())(
       "death-fd", "pipe that the supervisor holds", text());
@@ -148,9 +152,8 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   take_number(given, "prefill-tokens", 1, kMostOf, run.batch.prefill_tokens);
   take_bytes(given, "gpu-memory", run.gpu_memory);
   take_bytes(given, "host-memory", run.host_memory);
-  run.served_model_name = given.count("served-model-name") != 0
-                              ? required_argument(given, "served-model-name")
-                              : run.input.model.string();
+  run.served_model_name =
+      run.input.served_model_name.empty() ? run.input.model.string() : run.input.served_model_name;
   run.resume = given.count("resume") != 0;
   run.overwrite = given.count("overwrite") != 0;
   run.takes_over = given.count("takes-over") != 0;
@@ -174,7 +177,8 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
       "max-num-seqs", "requests at a time", text())("mini-batch-tokens", "context", text())(
       "prefill-tokens", "rows of prompts in an iteration", text())(
       "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
-      "served-model-name", "has no meaning here", text());
+      "device", "whose kept costs: cpu, cuda or auto, the newest", text())(
+      "check", "only whether policy and costs can be had");
   const auto given = parse_arguments(options, words);
   if (given.count("help") != 0) {
     return HelpOptions{options.help()};
@@ -203,6 +207,16 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
   take_number(given, "prefill-tokens", 1, kMostOf, plan.batch.prefill_tokens);
   take_bytes(given, "gpu-memory", plan.gpu_memory);
   take_bytes(given, "host-memory", plan.host_memory);
+  if (given.count("device") != 0) {
+    const std::string device = required_argument(given, "device");
+    if (device != "auto" && device != "cpu" && device != "cuda") {
+      fail("--device {}: one of auto, cpu and cuda is wanted", device);
+    }
+    plan.device = device == "cpu"    ? DeviceChoice::cpu
+                  : device == "cuda" ? DeviceChoice::cuda
+                                     : DeviceChoice::any;
+  }
+  plan.check_only = given.count("check") != 0;
   return plan;
 }
 

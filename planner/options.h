@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "common/units.h"
+#include "planner/costs.h"
 #include "planner/policy.h"
 #include "planner/sizes.h"
 
@@ -19,6 +20,7 @@ struct InputOptions {
   std::filesystem::path model;
   std::filesystem::path input;
   std::optional<std::int32_t> max_model_len;  // tokens of prompt and answer together
+  std::string served_model_name;              // empty: the user gave the model no name
   std::uint64_t seed = 0;
   bool skip_tokenizer_init = false;
 };
@@ -70,6 +72,8 @@ struct PlanOptions {
   PolicyOptions policy_options;
   BatchOptions batch;
   std::optional<Bytes> gpu_memory, host_memory;
+  DeviceChoice device = DeviceChoice::any;  // whose kept costs
+  bool check_only = false;  // whether policy and costs can be had; nothing is planned
 };
 
 struct InspectOptions {

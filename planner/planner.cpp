@@ -9,6 +9,7 @@
 
 #include "common/process.h"
 #include "common/trouble.h"
+#include "common/words.h"
 #include "planner/clock.h"
 #include "planner/results_directory.h"
 #include "planner/results_output.h"
@@ -294,12 +295,11 @@ void Planner::report(bool always) {
 
 std::string Planner::summary() const {
   return fmt::format(
-      "{} results, {} of them errors; {} prompt and {} generated tokens in {:.1f} s "
-      "({:.1f} tokens/s), {} iterations, {} preemptions",
-      status_.done, status_.errors, status_.prompt_tokens, status_.generated_tokens,
-      status_.elapsed.n,
+      "{}, {} of them errors; {} prompt and {} in {:.1f} s ({:.1f} tokens/s), {}, {}",
+      counted(status_.done, "result"), status_.errors, status_.prompt_tokens,
+      counted(status_.generated_tokens, "generated token"), status_.elapsed.n,
       status_.elapsed.n > 0 ? static_cast<double>(status_.generated_tokens) / status_.elapsed.n : 0,
-      status_.iteration, status_.preemptions);
+      counted(status_.iteration, "iteration"), counted(status_.preemptions, "preemption"));
 }
 
 }  // namespace poise

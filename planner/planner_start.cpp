@@ -9,8 +9,10 @@
 
 #include "common/sha256.h"
 #include "common/trouble.h"
+#include "common/words.h"
 #include "planner/arrangement.h"
 #include "planner/clock.h"
+#include "planner/costs.h"
 #include "planner/greeting.h"
 #include "planner/planner.h"
 #include "planner/profile_run.h"
@@ -23,8 +25,6 @@ namespace {
 
 constexpr Seconds kMessageWait{0.1};
 constexpr Seconds kShortWait{0.005};  // where two sockets, or memory, are looked at in turn
-
-double mib(Bytes bytes) { return static_cast<double>(bytes.n) / static_cast<double>(kMiB.n); }
 
 std::string fingerprint_of(const ControlSegment& control) {
   return to_hex(std::to_array(control.fingerprint));
@@ -78,7 +78,8 @@ void Planner::open_results_and_take_stock() {
       status_.tokens_left += request.sampling.max_tokens;
     }
   }
-  spdlog::info("{} requests to do, {} lines done", to_do_.size(), results_->counts().lines());
+  spdlog::info("{} to do, {} done", counted(std::ssize(to_do_), "request"),
+               counted(results_->counts().lines(), "line"));
   if (to_do_.empty()) {
     finish();
     return;
@@ -121,16 +122,10 @@ bool Planner::find_profile() {
   const DType dtype = control_->dtype;
   const std::string& device = executor_->greeting()->device;
   const bool device_is_host = device.starts_with("cpu");
-  // On the CPU device nothing hides the making of keys and values: they are kept.
-  const bool costs_given =
-      options_.policy_options.act_share || options_.machine || options_.profile;
-  policy_name_ = options_.policy.value_or(device_is_host && !costs_given ? "kv-only" : "hybrid");
-  if (options_.machine) {
-    use_profile(profile_of(machine_named(*options_.machine), shape, dtype));
-    return true;
-  }
-  if (options_.profile) {
-    use_profile(read_profile_of(*options_.profile, shape, dtype));
+  const CostOptions costs{options_.machine, options_.profile};
+  policy_name_ = policy_or_default(options_.policy, device_is_host, costs, options_.policy_options);
+  if (auto named = named_costs(costs, shape, dtype)) {
+    use_profile(*std::move(named));
     return true;
   }
   if (options_.profile_dir.empty()) {
@@ -219,19 +214,20 @@ void Planner::decide_sizes() {
   status_.host_pool = {static_cast<std::int64_t>(region) * shape.num_hidden_layers};
   status_.device_memory = plan.total;
   const std::string text = fmt::format(
-      "policy {}: up to {} requests at a time, {} ACT and {} KV blocks on the host, {:.1f} MiB, "
-      "and {} ACT and {} KV blocks on the device; {}:\n{}",
-      status_.policy, demand_.sequences, host_.act_blocks, host_.kv_blocks, mib(status_.host_pool),
-      host_.gpu_act_blocks, host_.gpu_kv_blocks, device.device, to_text(plan));
+      "policy {}: up to {} at a time, {} ACT and {} on the host, {}, and {} ACT and {} on the "
+      "device; {}:\n{}",
+      status_.policy, counted(demand_.sequences, "request"), host_.act_blocks,
+      counted(host_.kv_blocks, "KV block"), size_text(status_.host_pool), host_.gpu_act_blocks,
+      counted(host_.gpu_kv_blocks, "KV block"), device.device, to_text(plan));
   fmt::print("{}", text);
   std::fflush(stdout);
   spdlog::info("{}", text);
   if (there) {
     phase_ = Phase::claiming;
   } else if (layers_to_release_ > 0) {  // once the device has them
-    const std::string told = fmt::format(
-        "the weights of {} layers stay on the device alone; their host memory goes to blocks",
-        layers_to_release_);
+    const std::string told =
+        fmt::format("the weights of {} stay on the device alone; their host memory goes to blocks",
+                    counted(layers_to_release_, "layer"));
     fmt::print("{}\n", told);
     std::fflush(stdout);
     spdlog::info("{}", told);

@@ -236,7 +236,15 @@ void RequestFields::refuse(std::string_view name, const std::string& rule, const
 }
 
 Request read_body(const RequestFields& body, const RequestRules& rules) {
-  body.string("model");  // which one runs was decided on the command line; the type is held
+  // Which model runs was decided on the command line. Where it was given a name there, too, a request
+  // for another was meant for another run.
+  const auto model = body.string("model");
+  if (model && !rules.model.empty() && *model != rules.model) {
+    body.refuse("model",
+                fmt::format("must be \"{}\", the name this run serves, not {}", rules.model,
+                            described(*model)),
+                "model_not_found");
+  }
   if (const auto n = body.integer("n", 1); n.value_or(1) != 1) {
     body.refuse("n", fmt::format("must be 1 for now, not {}", *n), kUnsupported);
   }

@@ -33,6 +33,7 @@ struct RequestRules {
   std::int32_t vocab_size = 0;           // rows of the model's embedding: ids lie below
   const Tokenizer* tokenizer = nullptr;  // null with --skip-tokenizer-init
   std::uint64_t run_seed = 0;
+  std::string model = "";  // the name it is served by; empty: any name will do
 };
 
 using ParsedLine = std::variant<Request, RequestError>;

@@ -18,7 +18,8 @@ RunInput read_run_input(const InputOptions& options) {
                            shape.max_position_embeddings),
        .vocab_size = shape.vocab_size,
        .tokenizer = input.tokenizer.get(),
-       .run_seed = options.seed});
+       .run_seed = options.seed,
+       .model = options.served_model_name});
   return input;
 }
 

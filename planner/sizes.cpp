@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "common/trouble.h"
+#include "common/words.h"
 #include "planner/allocation.h"
 #include "planner/block_table.h"
 #include "planner/rehearsal.h"
@@ -16,8 +17,6 @@ constexpr std::int32_t kMiniBatchRows = 2048;  // where the products have reache
 constexpr std::int32_t kLogitsRows = 256;
 constexpr Bytes kHostReserve =
     kMiB * 64;  // for messages, tables, results, the processes themselves
-
-double in_mib(Bytes bytes) { return static_cast<double>(bytes.n) / static_cast<double>(kMiB.n); }
 
 std::int64_t sum_of_largest(std::vector<std::int32_t> sizes, std::int32_t count) {
   const auto end = sizes.begin() + std::min<std::ptrdiff_t>(count, std::ssize(sizes));
@@ -208,13 +207,14 @@ Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dt
     return host;
   }
   fail(
-      "host memory: the context of the largest request (line {}, {} tokens) takes {} blocks, and "
-      "the {:.1f} MiB left for blocks hold {} ({}, {:.1f} MiB available, {:.1f} MiB of weights): "
-      "raise --host-memory or leave that line out",
-      demand.largest.n, demand.longest_context, demand.largest_request, in_mib(inputs.host), blocks,
-      budget.host_memory ? fmt::format("--host-memory {:.1f} MiB", in_mib(*budget.host_memory))
+      "host memory: the context of the largest request (line {}, {}) takes {}, and the {} left for "
+      "blocks hold {} ({}, {} available, {} of weights): raise --host-memory or leave that line "
+      "out",
+      demand.largest.n, counted(demand.longest_context, "token"),
+      counted(demand.largest_request, "block"), size_text(inputs.host), blocks,
+      budget.host_memory ? "--host-memory " + size_text(*budget.host_memory)
                          : std::string("no --host-memory given"),
-      in_mib(budget.available), in_mib(budget.weights));
+      size_text(budget.available), size_text(budget.weights));
 }
 
 std::uint64_t region_bytes(const BlockSizes& sizes, const Allocation& host) {

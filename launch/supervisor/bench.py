@@ -19,6 +19,7 @@ from .bench_requests import make_requests, write_requests
 from .memory_watch import MemoryWatch
 from .options import bench_parser, normalised, run_words
 from .places import ROOT
+from .quantities import counted
 from .record import read_record
 from .run_directory import read_json
 from .trouble import DONE, INTERRUPTED, Refusal, brief, say, shown, tell
@@ -132,8 +133,8 @@ class _Run:
         wanted = sum(answer for _, answer in self._requests)
         if status.get("errors") or status.get("generated_tokens") != wanted:
             raise Refusal(
-                f"the run is no measure: {status.get('errors')} errors, {status.get('generated_tokens')} tokens generated "
-                f"of {wanted}",
+                f"the run is no measure: {counted(status.get('errors'), 'error')}, "
+                f"{counted(status.get('generated_tokens'), 'token')} generated of {wanted}",
                 INTERRUPTED,
             )
         seconds, total = status["elapsed_seconds"], status["generated_tokens"] + sum(len(p) for p, _ in self._requests)

@@ -10,7 +10,7 @@ from pathlib import Path
 from . import build_facts, inputs, machine, model_needs
 from .options import add_loading, add_model, loader_arguments, normalised, parser
 from .places import LOADER, PROGRAMS, binary_folder, command_line, is_bundle, program
-from .quantities import bytes_text
+from .quantities import bytes_text, counted
 from .stop import clean_up
 from .trouble import CANNOT_START, DONE, tell
 
@@ -62,7 +62,7 @@ def _memory(findings):
         )
     else:
         findings.note("/dev/shm", f"{bytes_text(size)}, {bytes_text(free)} free")
-    findings.note("for a run", f"{bytes_text(machine.available_memory())} of host memory, {machine.cores()} cores")
+    findings.note("for a run", f"{bytes_text(machine.available_memory())} of host memory, {counted(machine.cores(), 'core')}")
 
 
 def _limits(findings):
@@ -127,7 +127,7 @@ def _needs(findings, given):
         findings.wrong("room", f"{bytes_text(room)}: not enough for the weights")
     else:
         left = room - weights
-        findings.note("room", f"{bytes_text(room)}: beside the weights, {left // kv} tokens as KV or {left // act} as ACT")
+        findings.note("room", f"{bytes_text(room)}: beside the weights, {counted(left // kv, 'token')} as KV or {left // act} as ACT")
 
 
 def version(words):

@@ -1,13 +1,12 @@
 """`poise plan`: what a run of the same arguments would do, told as a table. The planner reckons; here it is read."""
 
 import json
-import subprocess
 
-from . import inputs
-from .options import add_files, add_loading, add_model, add_planning, add_running, normalised, parser, planner_arguments
-from .places import PLANNER, profile_folder, program
-from .quantities import bytes_text, duration
-from .trouble import DONE, Refusal, tell
+from . import inputs, machine, plan_tools
+from .options import add_files, add_loading, add_model, add_planning, add_running, normalised, parser
+from .places import profile_folder
+from .quantities import bytes_text, counted, duration
+from .trouble import DONE, tell
 
 
 def plan(words):
@@ -25,14 +24,10 @@ def plan(words):
     given = made.parse_args(normalised(words))
     inputs.check_model(given.model)
     inputs.check_input(given.input)
-    command = [str(program(PLANNER)), "plan", "--model", given.model, "-i", given.input, "--dtype", given.dtype]
-    command += [*planner_arguments(given), "--profile-dir", str(profile_folder())]
-    asked = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if asked.returncode:
-        said = asked.stderr.strip().splitlines()
-        sentence = said[-1].removeprefix("poise-planner: ") if said else f"poise-planner ended with {asked.returncode}"
-        raise Refusal(sentence, asked.returncode if asked.returncode > 0 else 70)
-    tell(asked.stdout.rstrip("\n") if given.json else text(json.loads(asked.stdout)))
+    if given.device == "auto" and machine.gpus():
+        given.device = "cuda"
+    answer = plan_tools.ask(*plan_tools.plan_words(given), "--profile-dir", profile_folder())
+    tell(answer.rstrip("\n") if given.json else text(json.loads(answer)))
     return DONE
 
 
@@ -41,23 +36,25 @@ def text(found):
     about = " (prompts' tokens estimated)" if found["estimated"] else ""
     blocks, memory = found["blocks"], found["memory"]
     lines = [
-        f"{found['requests']} requests, {found['prompt_tokens']} prompt and up to {found['answer_tokens']} new tokens{about}",
+        f"{counted(found['requests'], 'request')}, {found['prompt_tokens']} prompt and up to {found['answer_tokens']} new tokens{about}",
         f"on {found['machine']}, costs {costs}; {found['dtype']}, policy {found['policy']}",
     ]
     if found["refused_lines"]:
-        lines.insert(1, f"{found['refused_lines']} lines become errors, as far as that was looked at")
+        become = "becomes an error" if found["refused_lines"] == 1 else "become errors"
+        lines.insert(1, f"{counted(found['refused_lines'], 'line')} {become}, as far as that was looked at")
+    lines += found["notes"]
     host, gpu = memory["host"], memory["gpu"]
     lines += _table("host memory", [
         ("weights", host["weights"], ""),
-        ("ACT blocks", host["act_blocks"], f"{blocks['act']} blocks in each of {found['layers']} layers"),
-        ("KV blocks", host["kv_blocks"], f"{blocks['kv']} blocks in each of {found['layers']} layers"),
+        ("ACT blocks", host["act_blocks"], _in_each(blocks["act"], found)),
+        ("KV blocks", host["kv_blocks"], _in_each(blocks["kv"], found)),
     ], host["allowed"])  # fmt: skip
     lines += _table("GPU memory", [(one["name"], one["bytes"], one["what"]) for one in gpu["lines"]], gpu["allowed"])
     each, whole = found["decode_iteration_bytes"], found["bytes"]
     lines.append("predicted")
     if found["at_a_time"]:  # else every answer is one token, which its prompt brings
         lines.append(
-            f"  {'decoding iteration':22} {found['decode_iteration_seconds'] * 1e3:10.4g} ms, {found['at_a_time']} requests at a "
+            f"  {'decoding iteration':22} {found['decode_iteration_seconds'] * 1e3:10.4g} ms, {counted(found['at_a_time'], 'request')} at a "
             f"time: {found['decode_tokens_per_second']:.4g} tokens/s; over the link {_bytes(each)}"
         )
     lines += [
@@ -66,6 +63,10 @@ def text(found):
         f"{_bytes(whole)}",
     ]
     return "\n".join(lines)
+
+
+def _in_each(count, found):
+    return f"{counted(count, 'block')} in each of {counted(found['layers'], 'layer')}"
 
 
 def _bytes(by_class):

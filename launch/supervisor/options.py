@@ -106,7 +106,7 @@ def add_planning(to):
     to.add_argument("--mini-batch-tokens", type=quantities.count, metavar="N", help="context of a mini-batch at most")
     to.add_argument("--prefill-tokens", type=quantities.count, metavar="N", help="rows of prompts in an iteration at most")
     to.add_argument("--max-model-len", type=quantities.count, metavar="N", help="prompt and answer together at most")
-    to.add_argument("--served-model-name", metavar="NAME", help="`model` in the results (default: as --model says)")
+    to.add_argument("--served-model-name", metavar="NAME", help="`model` in results (default: as --model says); requests for others are errors")
     to.add_argument("--skip-tokenizer-init", action="store_true", help="prompts are token ids; `text` stays empty")
 
 

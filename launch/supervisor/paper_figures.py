@@ -1,5 +1,6 @@
 """What `poise simulate` played, drawn as the papers draw it."""
 
+from .quantities import counted
 from .svg import Figure, Timeline, page
 from .trouble import Refusal
 
@@ -54,7 +55,7 @@ def _volumes(played):
     parts = {"flexgen KV": "flexgen_kv", "hybrid KV": "hybrid_kv", "hybrid ACT": "hybrid_act"}
     figures = []
     for requests in dict.fromkeys(row["requests"] for row in played["rows"]):
-        figure = Figure(f"{requests} requests", x="prompt", y="GB in an iteration")
+        figure = Figure(counted(requests, "request"), x="prompt", y="GB in an iteration")
         for title, name in parts.items():
             figure.bars(title, {str(row["prompt"]): row[name] for row in played["rows"] if row["requests"] == requests})
         figures.append(figure)

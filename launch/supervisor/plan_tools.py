@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 
-from .options import normalised, parser
+from .children import own_sentence
+from .options import normalised, parser, planner_arguments
 from .paper_figures import draw
 from .places import PLANNER, program
-from .trouble import DONE, of_system, tell
+from .trouble import DONE, INTERNAL, Refusal, of_system, tell
 
 
 def policies(words):
@@ -50,6 +51,28 @@ def _draw(name, path):
     return ended.stdout
 
 
+def ask(*words):
+    """What the planner answers on stdout; its refusal is ours."""
+    ended = subprocess.run(
+        [str(program(PLANNER)), *(str(word) for word in words)], capture_output=True, text=True, errors="replace", check=False
+    )
+    if ended.returncode:
+        sentence = own_sentence(PLANNER, ended.stderr) or f"the planner ended with {ended.returncode} and no word"
+        raise Refusal(sentence, ended.returncode if ended.returncode > 0 else INTERNAL)
+    return ended.stdout
+
+
+def plan_words(given):
+    """Of `poise-planner plan`, for a run with these options."""
+    words = ["plan", "--model", given.model, "-i", given.input, "--dtype", given.dtype, "--device", given.device]
+    return [*words, *planner_arguments(given)]
+
+
+def check_decisions(given):
+    """Refuses a policy or costs that cannot be had before minutes of loading, with the planner's own words."""
+    if any(getattr(given, name) is not None for name in ("policy", "act_share", "recompute_share", "machine", "profile")):
+        ask(*plan_words(given), "--check")
+
+
 def _ask(*words):
-    tool = str(program(PLANNER))
-    os.execv(tool, [tool, *words])
+    os.execv(program(PLANNER), ["poise", *words])  # the planner refuses under the name it is called by

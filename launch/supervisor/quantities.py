@@ -76,11 +76,16 @@ def positive(text):
     return number
 
 
+def counted(number, what):
+    """'1 request', '2 requests'."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def bytes_text(number):
     for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if number >= factor:
             return f"{number / factor:.1f} {unit}"
-    return f"{number} bytes"
+    return counted(number, "byte")
 
 
 def duration(seconds):

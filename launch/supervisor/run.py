@@ -10,6 +10,7 @@ from .options import normalised, run_parser
 from .pipeline import Pipeline
 from .places import PROGRAMS, program
 from .plan import Plan, finished_as_it_stands
+from .plan_tools import check_decisions
 from .progress import ProgressLine
 from .record import read_record
 from .run_directory import FINISHED, UNFINISHED, RunDirectory
@@ -26,6 +27,7 @@ def run(words):
     inputs.check_input(given.input)
     for name in PROGRAMS:
         program(name)
+    check_decisions(given)
     directory = RunDirectory(Path(os.path.abspath(given.run_dir or f"{given.output}.poise")))
     if not directory.exists() or not is_held(directory.path / "run.lock"):
         inputs.check_output(given, directory)

@@ -9,7 +9,7 @@ from . import loaders, processes
 from .options import normalised, parser
 from .places import PLANNER, program
 from .progress import bar
-from .quantities import bytes_text, duration
+from .quantities import bytes_text, counted, duration
 from .run_directory import FINISHED, UNFINISHED, RunDirectory
 from .trouble import DONE, Refusal, brief, shown, tell
 
@@ -29,8 +29,10 @@ def finished_lines(directory):
 def safe_text(directory):
     total = directory.status().get("requests")
     done = finished_lines(directory)
-    of = f" of {total}" if isinstance(total, int) and total >= done else ""
-    return f"{done}{of} results are safe in {brief(directory.path)}"
+    known = isinstance(total, int) and total >= done
+    all_of_them = total if known else done
+    of = f"{done} of " if known else ""
+    return f"{of}{counted(all_of_them, 'result')} {'is' if all_of_them == 1 else 'are'} safe in {brief(directory.path)}"
 
 
 def progress_text(status):
@@ -44,14 +46,14 @@ def progress_text(status):
     if isinstance(left, (int, float)):
         text += f", {duration(left)} left"
     if status.get("errors"):
-        text += f", {status['errors']} errors"
+        text += f", {counted(status['errors'], 'error')}"
     return text
 
 
 def summary(directory, output):
     status = directory.status()
     done, errors = status.get("done", 0), status.get("errors", 0)
-    return f"{brief(output)} is written: {done - errors} answers, {errors} errors"
+    return f"{brief(output)} is written: {counted(done - errors, 'answer')}, {counted(errors, 'error')}"
 
 
 def beside_predicted(status):
@@ -97,7 +99,7 @@ def _of_run(given):
     elif facts["state"] == UNFINISHED:
         tell(f"  {safe_text(directory)}; go on with `run … --resume`")
     elif facts["state"] == FINISHED:
-        tell(f"  {facts.get('done', 0)} results, {facts.get('errors', 0)} of them errors")
+        tell(f"  {counted(facts.get('done', 0), 'result')}, {facts.get('errors', 0)} of them errors")
     _tell_balance(facts.get("balance") or {})
     return DONE
 
@@ -147,6 +149,6 @@ def inspect(words):
             raise Refusal(f"{shown(path.parent)}: no orders.log: this run has sent no order yet")
     elif not path.is_file():
         raise Refusal(f"{shown(path)}: {'not a file of orders' if path.exists() else 'no such file or directory'}")
-    tool = str(program(PLANNER))
-    arguments = [tool, "inspect", str(path), *(["--json"] if given.json else []), *(["--check"] if given.check else [])]
-    os.execv(tool, arguments)
+    # The planner refuses under the name it is called by.
+    arguments = ["poise", "inspect", str(path), *(["--json"] if given.json else []), *(["--check"] if given.check else [])]
+    os.execv(program(PLANNER), arguments)

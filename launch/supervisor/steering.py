@@ -8,6 +8,7 @@ from pathlib import Path
 
 from . import processes, quantities
 from .options import normalised, parser
+from .quantities import counted
 from .restarts import ANSWER, ASKED
 from .run_directory import RunDirectory, read_json
 from .trouble import CANNOT_START, DONE, INTERRUPTED, Refusal, brief, say, shown, tell
@@ -90,7 +91,7 @@ def _tell(status, as_json):
         tell(json.dumps(facts))
     elif name:
         blocks = facts["blocks"]
-        on_host = f"{blocks.get('act', 0)} ACT and {blocks.get('kv', 0)} KV blocks"
+        on_host = f"{blocks.get('act', 0)} ACT and {counted(blocks.get('kv', 0), 'KV block')}"
         tell(f"{name}, from iteration {facts['since']} on; the host's pool has {on_host} now, and follows as blocks free up")
     else:
         tell("no policy yet: the run is being prepared")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from . import loaders, processes, segments
 from .options import parser
+from .quantities import bytes_text, counted
 from .run_directory import RunDirectory
 from .trouble import DONE, INTERRUPTED, Refusal, say, shown
 
@@ -64,5 +65,5 @@ def clean_up():
     loaders.sweep()
     names, size = segments.reap()
     if names:
-        say(f"removed {len(names)} shared memory segment{'s' if len(names) != 1 else ''} of dead runs ({size} bytes)")
+        say(f"removed {counted(len(names), 'shared memory segment')} of dead runs ({bytes_text(size)})")
     return bool(orphans or names)

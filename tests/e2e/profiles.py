@@ -133,10 +133,28 @@ def costs_are_measured_once_where_a_policy_decides_by_them(workspace):
 
 
 @test
+def a_plan_takes_the_costs_of_the_device_that_is_asked_for(workspace):
+    """A profile kept of the CPU device says nothing of a GPU."""
+    requests = workspace.write_requests("in.jsonl", [request("a", [5, 6, 7])])
+    measured(workspace)
+    words = ("plan", "--model", DEMO_MODEL, "-i", requests)
+    expect("costs measured" in workspace.poise(*words, "--device", "cpu").expect(0).out, "the kept costs were not taken")
+    workspace.poise(*words, "--device", "cuda").expect(2, "on a GPU", "poise profile")
+    profile = ("--profile", workspace / "profile.json")
+    said = workspace.poise(*words, "--device", "cuda", *profile).expect(0).out
+    expect("--device cuda: the costs given are those of cpu" in said, said)
+
+
+@test
 def a_profile_that_is_none_is_refused(workspace):
     requests = workspace.write_requests("in.jsonl", [request("a", [5, 6, 7])])
     (workspace / "broken.json").write_text('{"gpu_memory": 1}')
-    workspace.run(requests, workspace / "o.jsonl", "--profile", workspace / "broken.json").expect(2, "broken.json", "between")
+    for words, said in (
+        (("--profile", workspace / "broken.json"), ("broken.json", "between")),
+        (("--machine", "abacus"), ("abacus", "h200-pcie5")),
+    ):
+        ended = workspace.run(requests, workspace / "o.jsonl", *words).expect(2, *said)
+        expect("run directory" not in ended.err, f"the run began before it was refused: {ended.err}")
 
 
 def a_large_model(workspace):
@@ -165,8 +183,12 @@ def a_plan_refuses_with_numbers_what_cannot_fit(workspace):
     requests = workspace.write_requests("in.jsonl", [request("a", [5] * 100)])
     words = ("plan", "--model", a_large_model(workspace), "-i", requests, "--skip-tokenizer-init")
     workspace.poise(*words, "--machine", "l4-pcie4").expect(2, "host memory", "325.2", "128.0")
-    workspace.poise(*words, "--machine", "rtx4090-pcie4", "--gpu-memory", "4GiB").expect(2, "device memory", "4096.0 MiB")
+    workspace.poise(*words, "--machine", "rtx4090-pcie4", "--gpu-memory", "4GiB").expect(2, "device memory", "4.0 GiB")
     workspace.poise(*words).expect(2, "--machine", "poise profile", "h200-pcie5")
+    small = ("plan", "--model", DEMO_MODEL, "-i", requests, "--machine", "h200-pcie5", "--host-memory", "2TiB")
+    more = workspace.poise(*small, "--gpu-memory", "200GiB").expect(0).out
+    for sentence in ("--gpu-memory 200.0 GiB: h200-pcie5 has", "--host-memory 2.0 TiB: h200-pcie5 has", "1 request,"):
+        expect(sentence in more, f"{sentence!r} is not said:\n{more}")
     workspace.poise(*words, "--machine", "abacus").expect(2, "abacus")
     shares = ("--policy", "token-recompute", "--recompute-share", "0.5")
     workspace.poise(*words, "--machine", "l4-pcie4", *shares).expect(2, "host memory")  # and not the share

@@ -182,7 +182,7 @@ TEST_F(ExecutorTest, BuffersThatDoNotFitAreRefusedAndThoseBeforeStay) {
   larger = configure();
   larger.gpu_memory = 100'000;
   wires_->send(larger);
-  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence, HasSubstr("0.1 MiB are allowed"));
+  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence, HasSubstr("97.7 KiB are allowed"));
   larger.max_rows = -4;
   wires_->send(larger);
   EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence, HasSubstr("max_rows is -4"));
@@ -196,7 +196,7 @@ TEST_F(ExecutorTest, TheCommandLinesCapHoldsToo) {
   loader_.seal();
   EXPECT_EQ(next(Body::Hello).body.AsHello()->device_memory, 200'000u);
   wires_->send(configure());
-  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence, HasSubstr("0.2 MiB are allowed"));
+  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence, HasSubstr("195.3 KiB are allowed"));
 }
 
 TEST_F(ExecutorTest, RunsOrdersAndTellsWhatStraightRunsTell) {

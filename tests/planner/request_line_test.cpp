@@ -225,6 +225,19 @@ TEST_F(RequestLine, WhatSteersOnlyTheServiceOrIsUnknownIsIgnored) {
   }
 }
 
+TEST_F(RequestLine, WhereTheModelHasANameARequestForAnotherIsAnError) {
+  RequestRules named = rules();
+  named.model = "facebook/opt-125m";
+  EXPECT_EQ(request(R"({"prompt":"x"})", named).prompt.size(), 2u);
+  EXPECT_EQ(request(R"({"prompt":"x","model":null})", named).prompt.size(), 2u);
+  EXPECT_EQ(request(R"({"prompt":"x","model":"facebook/opt-125m"})", named).prompt.size(), 2u);
+  const RequestError refused = error(R"({"prompt":"x","model":"another"})", named);
+  EXPECT_EQ(refused.param, "model");
+  EXPECT_EQ(refused.code, "model_not_found");
+  EXPECT_EQ(refused.message,
+            "\"model\" must be \"facebook/opt-125m\", the name this run serves, not \"another\"");
+}
+
 TEST_F(RequestLine, UnsupportedFieldsMayHoldTheValueThatChangesNothing) {
   for (const char* field :
        {R"("stream":false)", R"("best_of":1)", R"("logit_bias":{})", R"("presence_penalty":0)",
