@@ -20,7 +20,7 @@ namespace {
 
 constexpr Seconds kWait{0.1};          // for messages, where nothing else is to be done
 constexpr Seconds kLastIteration{15};  // an iteration under way may take so long after SIGTERM
-constexpr Seconds kLastWords{1};       // for the loader to hear the last words
+constexpr Seconds kLastWords{0.5};     // for the loader to hear the last words
 constexpr Seconds kLastWordsStep{0.01};
 
 // What can be refused without reading the model or the requests.
