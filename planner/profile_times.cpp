@@ -87,7 +87,7 @@ class ProfileTimes::Reader {
  public:
   Reader(ProfileTimes& times, ProfileWork work, const messages::IterationT& tables,
          const std::vector<StageSpan>& spans)
-      : times_(times), here_(work == ProfileWork::context_here) {
+      : times_(times), busy_work_(work == ProfileWork::context_busy) {
     double rows = 0;
     for (const auto& batch : tables.mini_batches) {
       Brought one = brought_by(*batch);
@@ -174,6 +174,9 @@ class ProfileTimes::Reader {
         brought_.at(std::min<std::size_t>(span.mini_batch(), brought_.size() - 1));
     switch (span.kind()) {
       case SpanKind::Load:
+        if (busy_work_ && span.stream() == 2) {
+          break;  // such copies fill the gaps that products leave, however long those take
+        }
         times_.add(span.stream() == 2 ? &Profile::load_here
                    : batch.kv > 0     ? &Profile::load_kv
                                       : &Profile::load_act,
@@ -194,7 +197,7 @@ class ProfileTimes::Reader {
         times_.add(&Profile::embed, batch.rows, time);
         break;
       case SpanKind::KvGen:
-        if (here_) {
+        if (busy_work_) {
           times_.add(&Profile::kv_gen, batch.regenerated, {time.seconds, kTogether});
         } else if (time.overlap <= kAlone) {
           times_.add(&Profile::kv_gen, batch.regenerated, time);
@@ -256,7 +259,7 @@ class ProfileTimes::Reader {
   }
 
   ProfileTimes& times_;
-  const bool here_;
+  const bool busy_work_;
   std::vector<Brought> brought_;
   std::vector<Group> groups_;
   double rows_ = 0, samples_ = 0, head_left_ = 0, head_rows_ = 0;

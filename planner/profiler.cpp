@@ -19,6 +19,9 @@ constexpr Seconds kMeasuring{2}, kMeasuringOnGpu{5};
 constexpr int kSmaller = 4;           // so much smaller is a work that is not of full size
 constexpr int kFewestRounds = 3;      // 6 sizes of the head's rows
 constexpr std::int32_t kVisits = 24;  // of each size, all layers and rounds together, at least
+constexpr Seconds kHeating{1};        // until a clock has fallen as far as it does
+constexpr double kMostHeats = 100;
+constexpr double kWholeSizes = 4.5;  // an iteration of context_busy is worth so many of its largest
 constexpr int kTiny = 12;  // iterations between which next to nothing is decided, built and sent
 
 // What was measured of one executor says nothing of another.
@@ -67,20 +70,31 @@ void Profiler::begin(ProfileScale scale, int rounds) {
   phase_ = Phase::claiming;
 }
 
-// Round by round; but those that heat the device stand together.
 void Profiler::add_works(const std::function<bool(ProfileWork)>& wanted) {
   for (int round = 0; round < rounds_; ++round) {
     for (const ProfileWork work : kProfileWork) {
-      if (work != ProfileWork::context_here && wanted(work)) {
+      if (work != ProfileWork::context_busy && wanted(work)) {
         works_.push_back({work, round});
       }
     }
   }
-  if (wanted(ProfileWork::context_here)) {
-    works_.push_back({.work = ProfileWork::context_here, .round = 0, .heats = true});
-    for (int round = 0; round < rounds_; ++round) {
-      works_.push_back({ProfileWork::context_here, round});
-    }
+  busy_wanted_ = wanted(ProfileWork::context_busy);
+}
+
+// Those that keep the device busy stand together, behind all others, which say how many blocks the
+// link brings meanwhile. The first are there for the clock's sake: cores need none, nor does the pass
+// that only finds the scale.
+void Profiler::add_busy_works() {
+  times_->fit(profile_);
+  if (sizes_.scale.blocks > kFirstProfileScale.blocks && !machine_.device.starts_with("cpu")) {
+    sizes_.busy_from_host = share_from_host(profile_);
+    const double iteration = layout_.layers * kWholeSizes * profile_.kv_gen(sizes_.scale.blocks).n;
+    const double heats = std::clamp(kHeating.n / std::max(iteration, 1e-9), 1.0, kMostHeats);
+    works_.assign(static_cast<std::size_t>(heats),
+                  {.work = ProfileWork::context_busy, .round = 0, .heats = true});
+  }
+  for (int round = 0; round < rounds_; ++round) {
+    works_.push_back({ProfileWork::context_busy, round});
   }
 }
 
@@ -144,6 +158,11 @@ void Profiler::go_on() {
 }
 
 void Profiler::next_pass() {
+  if (std::exchange(busy_wanted_, false)) {
+    add_busy_works();
+    go_on();
+    return;
+  }
   times_->fit(profile_);
   if (std::exchange(small_, false)) {
     const std::int32_t layers = machine_.shape.num_hidden_layers;

@@ -50,6 +50,7 @@ class Profiler {
 
   void begin(ProfileScale scale, int rounds);
   void add_works(const std::function<bool(ProfileWork)>& wanted);
+  void add_busy_works();
   void go_on();
   void next_pass();
   void repeat(const ProfileTimes::Outliers& outliers);
@@ -61,7 +62,8 @@ class Profiler {
   Phase phase_ = Phase::claiming;
   bool small_ = true;  // the first pass, which only finds the scale
   bool repeated_ = false;
-  bool rested_ = false;  // the time between iterations is being measured, or is known
+  bool busy_wanted_ = false;  // works that keep the device busy come behind those under way
+  bool rested_ = false;       // the time between iterations is being measured, or is known
   int rounds_ = 1;
   ProfileSizes sizes_;
   std::deque<Work> works_;

@@ -56,36 +56,16 @@ class Tables {
 
   // One-row sequences that load `n` blocks between them, the last row of each block's last aside:
   // that is the new one.
-  void add_context(const Blocks& blocks, std::int32_t n) {
+  void add_context(const Blocks& blocks, std::int32_t n) { add_context({{blocks, n}}); }
+  // Blocks of one kind from several places. Every place but the last has its n from that many
+  // sequences less.
+  void add_context(std::initializer_list<std::pair<Blocks, std::int32_t>> parts) {
     auto batch = begin();
-    const std::int32_t sequences =
-        std::max(std::min(n, kSequences),
-                 static_cast<std::int32_t>(ceil_div(n, context_blocks(sizes_.device))));
     std::uint32_t slot = 0;
-    for (std::int32_t i = 0; i < sequences; ++i) {
-      const std::int32_t share = n * (i + 1) / sequences - n * i / sequences;
-      const auto count = static_cast<std::uint32_t>(share);
-      batch->sequences.emplace_back(next_request_++, count * kBlockTokens - 1, 1,
-                                    static_cast<std::uint32_t>(i),
-                                    static_cast<std::uint32_t>(batch->entries.size()));
-      batch->tokens.push_back(token());
-      for (std::uint32_t left = count; left > 0;) {
-        const std::uint32_t first = next_block_ % blocks.pool;
-        const std::uint32_t run = std::min(left, blocks.pool - first);
-        const bool last = run == left;
-        batch->loads.emplace_back(blocks.kind, blocks.place,
-                                  static_cast<std::uint16_t>(kBlockTokens - (last ? 1 : 0)), run,
-                                  first, slot);
-        for (std::uint32_t j = 0; j < run; ++j) {
-          batch->entries.emplace_back(where(blocks.kind), blocks.kind, blocks.place, 0, slot + j,
-                                      first + j);
-        }
-        slot += run;
-        next_block_ += run;
-        left -= run;
-      }
+    for (const auto& [blocks, n] : parts) {
+      add_sequences(*batch, blocks, n, kSequences / static_cast<std::int32_t>(parts.size()), slot);
     }
-    if (blocks.kind == messages::Kind::Act) {
+    if (parts.begin()->first.kind == messages::Kind::Act) {
       batch->regenerate.emplace_back(0, slot);
     }
     end(std::move(batch));
@@ -146,6 +126,35 @@ class Tables {
   static messages::Where where(messages::Kind kind) {
     return kind == messages::Kind::Kv ? messages::Where::LoadedKv : messages::Where::RegeneratedKv;
   }
+  void add_sequences(messages::MiniBatchT& batch, const Blocks& blocks, std::int32_t n,
+                     std::int32_t wished, std::uint32_t& slot) {
+    const std::int32_t sequences = std::max(
+        std::min(n, wished), static_cast<std::int32_t>(ceil_div(n, context_blocks(sizes_.device))));
+    for (std::int32_t i = 0; i < sequences; ++i) {
+      const std::int32_t share = n * (i + 1) / sequences - n * i / sequences;
+      const auto count = static_cast<std::uint32_t>(share);
+      batch.sequences.emplace_back(next_request_++, count * kBlockTokens - 1, 1,
+                                   static_cast<std::uint32_t>(batch.tokens.size()),
+                                   static_cast<std::uint32_t>(batch.entries.size()));
+      batch.tokens.push_back(token());
+      for (std::uint32_t left = count; left > 0;) {
+        const std::uint32_t first = next_block_ % blocks.pool;
+        const std::uint32_t run = std::min(left, blocks.pool - first);
+        const bool last = run == left;
+        batch.loads.emplace_back(blocks.kind, blocks.place,
+                                 static_cast<std::uint16_t>(kBlockTokens - (last ? 1 : 0)), run,
+                                 first, slot);
+        for (std::uint32_t j = 0; j < run; ++j) {
+          batch.entries.emplace_back(where(blocks.kind), blocks.kind, blocks.place, 0, slot + j,
+                                     first + j);
+        }
+        slot += run;
+        next_block_ += run;
+        left -= run;
+      }
+    }
+  }
+
   TokenId token() { return static_cast<TokenId>(next_token_++ % unsigned(shape_.vocab_size)); }
   std::unique_ptr<messages::MiniBatchT> begin() const {
     auto batch = std::make_unique<messages::MiniBatchT>();
@@ -170,8 +179,9 @@ DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale) {
     rows += one;
   }
   limits.max_context = std::max(std::min(positions, scale.blocks * kBlockTokens), kBlockTokens);
+  // Blocks from two places may need one sequence more.
   const std::int32_t sequences = std::max(
-      kSequences, static_cast<std::int32_t>(ceil_div(scale.blocks, context_blocks(limits))));
+      kSequences, static_cast<std::int32_t>(ceil_div(scale.blocks, context_blocks(limits))) + 1);
   const std::int64_t prompts = ceil_div(scale.rows, std::min(kPromptTokens, limits.max_context));
   limits.max_rows = static_cast<std::int32_t>(std::max<std::int64_t>(rows, 7 * kSizes * sequences));
   limits.max_mini_batch_rows = std::max(scale.rows, sequences);
@@ -221,9 +231,11 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
   const Blocks act{Kind::Act, Place::Host, sizes.host.act_blocks};
   const Blocks here{Kind::Act, Place::Gpu, sizes.host.gpu_act_blocks};
   Tables tables(sizes, shape);
-  if (work == ProfileWork::context_here) {
+  if (work == ProfileWork::context_busy) {
     for (int step = kSizes; step >= 1; --step) {
-      tables.add_context(here, size_of_step(sizes.scale.blocks, step));
+      const std::int32_t n = size_of_step(sizes.scale.blocks, step);
+      const auto crossing = static_cast<std::int32_t>(n * sizes.busy_from_host);
+      tables.add_context({{act, crossing}, {here, n - crossing}});
     }
     return tables.finish(iteration, pool_epoch, 0);
   }
@@ -278,6 +290,13 @@ bool measures(ProfileWork work, Line Profile::*line) {
   }
   const bool prompts = work == ProfileWork::prompts_kv || work == ProfileWork::prompts_act;
   return prompts == among({&Profile::prefill});
+}
+
+double share_from_host(const Profile& profile) {
+  constexpr double kNotQuite = 0.85;
+  return profile.load_act.b > 0
+             ? std::clamp(kNotQuite * profile.kv_gen.b / profile.load_act.b, 0.0, 1.0)
+             : 0;
 }
 
 ProfileScale profile_scale(const Profile& first, std::int32_t layers, Seconds budget) {

@@ -6,16 +6,17 @@
 //   context, apart      one-row sequences with n KV or n ACT blocks, each size between two tiny
 //                       mini-batches: while it loads or computes, the other streams rest
 //   context, together   the same without the tiny ones: every stream works
-//   context, here       ACT blocks of the device alone, one iteration behind the other: nothing waits
-//                       for the link, and a GPU that holds its power down by its clock does so here
+//   context, busy       ACT blocks, of the device and as many from the host as the link brings
+//                       meanwhile, one iteration behind the other: the device never rests
 //   prompts, KV / ACT   r new rows without context, stored as KV or as ACT blocks
 //   prompts, here       the same, stored in the ACT blocks that stay on the device: not measured
 //
 // Prompts come first, so that all blocks hold activations when they are made into keys and values. A
 // GPU multiplies zeros faster than numbers, since it draws less power and keeps its clock: on an H200
-// kv_gen reached 930 TFLOP/s on blocks that nobody had written, and 620 to 690 in runs. KV Gen is what
-// bounds a busy device, so that its line is a work's of its own, behind an iteration of the same that
-// nobody measures: a clock that falls under load has fallen then. Blocks of the pool are loaded again
+// kv_gen reached 930 TFLOP/s on blocks that nobody had written, and 600 to 670 in runs. KV Gen is what
+// bounds a busy device, so that its line is a work's of its own, behind a second of the same that
+// nobody measures: a clock that falls under load has fallen then. 717 TFLOP/s it did where it waited a
+// fifth of the time for copies within the device. Blocks of the pool are loaded again
 // and again: a small pool stands for a large one. Pure functions of sizes and reports; profiler.h talks
 // with the executor.
 
@@ -39,12 +40,12 @@ enum class ProfileWork : std::uint8_t {
   prompts_act,
   context_apart,
   context_together,
-  context_here
+  context_busy
 };
 // Those that are measured, in this order.
 inline constexpr std::array<ProfileWork, 5> kProfileWork{
     ProfileWork::prompts_kv, ProfileWork::prompts_act, ProfileWork::context_apart,
-    ProfileWork::context_together, ProfileWork::context_here};
+    ProfileWork::context_together, ProfileWork::context_busy};
 
 // How large the largest mini-batches are made.
 struct ProfileScale {
@@ -59,6 +60,7 @@ struct ProfileSizes {
   ProfileScale scale;
   Allocation host;
   DeviceLimits device;
+  double busy_from_host = 0;  // of the blocks of `context_busy`, the share that crosses the link
 };
 // `scale` or, where `cap` does not hold its buffers, half of it and so on; fails as check_fits does
 // where nothing fits. `host_bytes`: for the pool, all layers together.
@@ -69,6 +71,10 @@ ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale sc
 messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& sizes,
                                        const ModelShape& shape, std::uint64_t iteration,
                                        std::uint64_t pool_epoch, int round, int rounds);
+
+// Of the ACT blocks that a device regenerates, the share that the link brings meanwhile and not quite
+// fills that time.
+double share_from_host(const Profile& profile);
 
 // Whether the work's iterations have times for the line.
 bool measures(ProfileWork work, Line Profile::*line);

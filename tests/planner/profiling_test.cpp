@@ -35,6 +35,34 @@ TEST(ProfileSizes, FitUnderTheCap) {
                Failure);
 }
 
+TEST(ProfileIteration, KeepsADeviceBusyWithAsManyBlocksAsTheLinkBrings) {
+  Profile profile;
+  profile.kv_gen = {.b = 1.4e-6};
+  profile.load_act = {.b = 2.4e-6};
+  EXPECT_NEAR(share_from_host(profile), 0.85 * 1.4 / 2.4, 1e-12);
+  profile.kv_gen.b = 1;
+  EXPECT_EQ(share_from_host(profile), 1);
+  ProfileSizes sizes = sizes_of("opt-6.7b", kLargestProfileScale);
+  for (const double share : {0.0, 0.5, 1.0}) {
+    sizes.busy_from_host = share;
+    const auto tables =
+        profile_iteration(ProfileWork::context_busy, sizes, opt_shape("opt-6.7b"), 1, 1, 0, 3);
+    const messages::MiniBatchT& largest = *tables.mini_batches.front();
+    std::int64_t host = 0, all = 0;
+    for (const auto& run : largest.loads) {
+      EXPECT_EQ(run.kind(), messages::Kind::Act);
+      host += run.place() == messages::Place::Host ? run.count() : 0;
+      all += run.count();
+    }
+    EXPECT_EQ(all, kLargestProfileScale.blocks);
+    EXPECT_EQ(host, std::llround(share * kLargestProfileScale.blocks));
+    ASSERT_EQ(largest.regenerate.size(), 1u);
+    EXPECT_EQ(largest.regenerate[0].count(), unsigned(kLargestProfileScale.blocks));
+    EXPECT_EQ(largest.entries.size(), unsigned(kLargestProfileScale.blocks));
+    EXPECT_EQ(largest.tokens.size(), largest.sequences.size());
+  }
+}
+
 TEST(ProfileIteration, StaysWithinTheBuffersAndThePool) {
   for (const ProfileScale scale :
        {kFirstProfileScale, ProfileScale{56, 136}, kLargestProfileScale}) {
@@ -208,7 +236,7 @@ TEST(ProfileTimes, ThatLieFarOffAreForgottenAndMeasuredAgain) {
   ASSERT_EQ(outliers.size(), 1u);
   EXPECT_EQ(outliers[0].first, &Profile::kv_gen);
   EXPECT_EQ(outliers[0].second, 128);
-  EXPECT_TRUE(measures(ProfileWork::context_here, outliers[0].first));
+  EXPECT_TRUE(measures(ProfileWork::context_busy, outliers[0].first));
   EXPECT_FALSE(measures(ProfileWork::prompts_kv, outliers[0].first));
   measuring.times.forget(outliers);
   machine.late = 1;
