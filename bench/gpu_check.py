@@ -43,6 +43,7 @@ class Bench:
         self.environment |= {"POISE_DEVICE": given.device, **cublas.environment()}
         self.works = json.loads((ROOT / "bench" / "works.json").read_text())
         self.section, self.deadline = None, 0.0
+        self.in_background = []  # runs, each with `end`
         self.told = self._earlier()
         self.told["machine"] = machine()
 
@@ -70,14 +71,13 @@ class Bench:
                 env={**self.environment, **(environment or {})},
             )
             code, in_time = None, True
-            for number, patience in ((signal.SIGINT, left), (signal.SIGKILL, 40), (None, 20)):
-                try:
-                    code = process.wait(patience)
-                    break
-                except subprocess.TimeoutExpired:
-                    in_time = False
-                    if number is not None:
-                        os.killpg(process.pid, number)
+            try:
+                code = process.wait(left)
+            except subprocess.TimeoutExpired:
+                in_time, code = False, _end(process)
+            except BaseException:  # we are told to end, and it would not hear of that
+                _end(process)
+                raise
             said.seek(0)
             text = said.read().decode("utf-8", "replace")
         self.log(f"\n### {' '.join(command)}\n{text}### ended with {code}")
@@ -98,6 +98,19 @@ class Bench:
     def write(self):
         (self.results / "gpu_check.json").write_text(json.dumps(self.told, indent=1) + "\n")
         (self.results / "gpu_check.txt").write_text(speed_table.report(self.told))
+
+
+def _end(process):
+    """Interrupted, and killed if that does not help; its exit code."""
+    for number, patience in ((signal.SIGINT, 40), (signal.SIGKILL, 20)):
+        try:
+            os.killpg(process.pid, number)
+            return process.wait(patience)
+        except subprocess.TimeoutExpired:
+            continue
+        except ProcessLookupError:
+            return process.wait()
+    return None
 
 
 def machine():
@@ -136,6 +149,7 @@ def main():
     budgets = BUDGETS | {name: float(value) for name, _, value in (one.partition("=") for one in given.budget.split(",") if one)}
     for name in {*sections, *budgets} - set(BUDGETS):
         sys.exit(f"there is no section {name}; there are: {', '.join(BUDGETS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what is under way is ended then, too
     bench = Bench(given)
     if given.works_file:
         bench.works = json.loads(Path(given.works_file).read_text())
@@ -145,6 +159,8 @@ def main():
             (gpu_restarts.restart if name == "restart" else getattr(gpu_sections, name))(bench)
     finally:
         bench.deadline = time.monotonic() + 60
+        for run in bench.in_background:
+            run.end()
         bench.poise("stop")
         bench.write()
         shutil.rmtree(bench.folder, ignore_errors=True)

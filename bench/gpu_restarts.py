@@ -22,6 +22,7 @@ class _Run:
         self.process = subprocess.Popen(
             [str(word) for word in command], env=bench.environment, stdin=subprocess.DEVNULL, stdout=self.said, stderr=self.said
         )
+        bench.in_background.append(self)
 
     def status(self):
         try:

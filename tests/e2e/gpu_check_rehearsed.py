@@ -3,8 +3,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import harness
 from harness import DEMO_MODEL, ROOT, bin_folder, expect, expect_equal, test
@@ -16,8 +18,8 @@ _POISE += [{"name": "act-only, 4", "num_prompts": 4, "options": ["--policy", "ac
 _TOOL = '#!/bin/sh\nshift 4\n"$@"; code=$?\necho "========= {summary}"\nexit $code\n'
 
 
-def check(workspace, *options, root=ROOT, tool=None, extra=None):
-    """(exit code, {section: {item: …}}) of gpu_check.sh."""
+def prepared(workspace, *options, root=ROOT, tool=None, extra=None):
+    """The command that runs gpu_check.sh, and its environment."""
     (workspace / "shape.json").write_text(json.dumps(_SHAPE))
     work = {"config": str(workspace / "shape.json"), "num_prompts": 6, "input_len": 20, "output_len": 5, "poise": _POISE}
     work |= {"flexgen": [{"gpu_batch_size": 2, "num_gpu_batches": 2, "percent": [100, 0, 0, 100, 100, 0]}]}
@@ -34,8 +36,13 @@ def check(workspace, *options, root=ROOT, tool=None, extra=None):
         path = f"{workspace / 'tools'}:{path}"
     command = ["/bin/sh", root / "bench" / "gpu_check.sh", "--results", workspace / "out", "--device", "cpu"]
     command += ["--works-file", workspace / "works.json", *options]
-    environment = {**os.environ, "PATH": path, "POISE_PYTHON": sys.executable, **(extra or {})}
-    done = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True, timeout=200)
+    return [str(word) for word in command], {**os.environ, "PATH": path, "POISE_PYTHON": sys.executable, **(extra or {})}
+
+
+def check(workspace, *options, **more):
+    """(exit code, {section: {item: …}}) of gpu_check.sh."""
+    command, environment = prepared(workspace, *options, **more)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     expect("Traceback" not in done.stderr, done.stderr)
     told = json.loads((workspace / "out" / "gpu_check.json").read_text())
     return done.returncode, {name: {item["name"]: item for item in items} for name, items in told["sections"].items()}
@@ -93,6 +100,23 @@ def restarts_are_timed_and_their_answers_compared(workspace):
     expect_equal((code, [item["ok"] for item in found.values()]), (0, [True, True]), found)
     expect("3 restarts, answers and logprobs equal" in found["tokens after restarts"]["told"], found)
     expect(found["ready again"]["pool_bytes"] > 0 and found["ready again"]["seconds"] < 10, found)
+
+
+@test
+def told_to_end_it_takes_along_what_it_began(workspace):
+    for section, begun in (("restart", "undisturbed.run"), ("speed", "tiny")):
+        environment = {"TMPDIR": str(workspace.folder)}
+        command, environment = prepared(workspace, "--only", section, extra=environment)
+        running = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until = time.monotonic() + 30
+        while not list(workspace.folder.glob(f"poise-gpu-check-*/{begun}")) and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(1)  # now it loads, or runs
+        expect(running.poll() is None, f"{section} ended by itself")
+        running.terminate()
+        expect_equal(running.wait(60), 128 + signal.SIGTERM, f"exit of {section}")
+        expect_equal(list(workspace.folder.glob("poise-gpu-check-*")), [], "folders left behind")
+        expect_equal(workspace.leftovers(), [], "left behind")
 
 
 @test
