@@ -197,15 +197,18 @@ class ProfileTimes::Reader {
         times_.add(&Profile::embed, batch.rows, time);
         break;
       case SpanKind::KvGen:
-        if (busy_work_) {
-          times_.add(&Profile::kv_gen, batch.regenerated, {time.seconds, kTogether});
-        } else if (time.overlap <= kAlone) {
-          times_.add(&Profile::kv_gen, batch.regenerated, time);
+        if (busy_work_ || time.overlap <= kAlone) {
+          times_.add(&Profile::kv_gen, batch.regenerated,
+                     {time.seconds, busy_work_ ? kTogether : time.overlap});
         }
         break;
       case SpanKind::Attention:
-        times_.add(batch.pairs > 0 ? &Profile::prefill : &Profile::attention,
-                   batch.pairs > 0 ? batch.pairs : batch.entries, time);
+        if (batch.pairs > 0) {
+          times_.add(&Profile::prefill, batch.pairs, time);
+        } else if (busy_work_ || time.overlap <= kAlone) {
+          times_.add(&Profile::attention, batch.entries,
+                     {time.seconds, busy_work_ ? kTogether : time.overlap});
+        }
         break;
       case SpanKind::Qkv:
       case SpanKind::Projection:
