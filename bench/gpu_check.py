@@ -133,6 +133,7 @@ def options():
     made.add_argument("--works", metavar="A,B", help="of works.json, for speed and peers; default: all")
     made.add_argument("--variants", metavar="A,B", help="of poise, by the beginning of their names: kv-only,act-only")
     made.add_argument("--works-file", help="instead of works.json")
+    made.add_argument("--output-len", type=int, metavar="N", help="tokens of each answer, instead of the works'")
     made.add_argument("--link-peak", type=float, metavar="GB/s", help="instead of what torch reaches")
     made.add_argument("--runs", type=int, default=1, help="of each speed; the middle one counts")
     made.add_argument("--trace", action="store_true", help="timelines of the speed runs, in DIR")

@@ -176,7 +176,8 @@ def speed(bench):
             output = bench.folder / "figures.json"
             words = ["bench", "--model", model, "--load-format", "dummy", "--served-model-name", name, "--device", given.device]
             words += ["--num-prompts", variant.get("num_prompts", work["num_prompts"]), "--input-len", work["input_len"]]
-            words += ["--output-len", work["output_len"], "--max-num-seqs", variant.get("num_prompts", work["num_prompts"])]
+            answers = given.output_len or variant.get("output_len", work["output_len"])
+            words += ["--output-len", answers, "--max-num-seqs", variant.get("num_prompts", work["num_prompts"])]
             words += ["--gpu-memory", bench.works["gpu_memory"], "--host-memory", bench.works["host_memory"], "--keep-loader"]
             words += ["--output-json", output, "--runs", given.runs, *variant["options"], *shlex.split(given.options)]
             words += ["--profile", profile] if profile else []
@@ -237,7 +238,8 @@ def peers(bench):
     given, here = bench.given, bench.root / "bench" / "peers"
     cap, host = (quantities.size(bench.works[name]) for name in ("gpu_memory", "host_memory"))
     for name, work in _works(bench):
-        shape = ["--input-len", work["input_len"], "--output-len", work["output_len"]]
+        answers = given.output_len or work["output_len"]
+        shape = ["--input-len", work["input_len"], "--output-len", answers]
         if "flexgen" in given.peers.split(","):
             for settings in work["flexgen"]:
                 percent = [str(number) for number in settings["percent"]]
@@ -246,7 +248,7 @@ def peers(bench):
                 words += ["--wheel", given.flexgen_wheel] if given.flexgen_wheel else []
                 theirs = ["--model", f"facebook/{name}", "--percent", *percent, "--gpu-batch-size", settings["gpu_batch_size"]]
                 theirs += ["--num-gpu-batches", settings["num_gpu_batches"]]
-                theirs += ["--prompt-len", work["input_len"], "--gen-len", work["output_len"]]
+                theirs += ["--prompt-len", work["input_len"], "--gen-len", answers]
                 told = f"FlexGen {batch}, {percent[0]} % of weights resident"
                 _peer(bench, name, told, words, ["--", *theirs])
         if "transformers" in given.peers.split(","):
