@@ -57,8 +57,7 @@ class Tables {
   // One-row sequences that load `n` blocks between them, the last row of each block's last aside:
   // that is the new one.
   void add_context(const Blocks& blocks, std::int32_t n) { add_context({{blocks, n}}); }
-  // Blocks of one kind from several places. Every place but the last has its n from that many
-  // sequences less.
+  // Blocks of one kind from several places, which share the sequences.
   void add_context(std::initializer_list<std::pair<Blocks, std::int32_t>> parts) {
     auto batch = begin();
     std::uint32_t slot = 0;
@@ -179,9 +178,10 @@ DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale) {
     rows += one;
   }
   limits.max_context = std::max(std::min(positions, scale.blocks * kBlockTokens), kBlockTokens);
-  // Blocks from two places may need one sequence more.
+  // Of blocks from two places, each place's are shared out among at least half of kSequences.
   const std::int32_t sequences = std::max(
-      kSequences, static_cast<std::int32_t>(ceil_div(scale.blocks, context_blocks(limits))) + 1);
+      kSequences,
+      static_cast<std::int32_t>(ceil_div(scale.blocks, context_blocks(limits))) + kSequences / 2);
   const std::int64_t prompts = ceil_div(scale.rows, std::min(kPromptTokens, limits.max_context));
   limits.max_rows = static_cast<std::int32_t>(std::max<std::int64_t>(rows, 7 * kSizes * sequences));
   limits.max_mini_batch_rows = std::max(scale.rows, sequences);

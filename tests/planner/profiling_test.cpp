@@ -63,6 +63,30 @@ TEST(ProfileIteration, KeepsADeviceBusyWithAsManyBlocksAsTheLinkBrings) {
   }
 }
 
+// The fewer positions, the more sequences the blocks take.
+TEST(ProfileIteration, KeepsADeviceBusyWithNoMoreSequencesThanFit) {
+  for (const std::int32_t positions : {16, 320, 512, 1024, 2048, 8192}) {
+    ModelShape shape = opt_shape("opt-6.7b");
+    shape.max_position_embeddings = positions;
+    for (const std::int32_t blocks : {1, 8, 56, 512}) {
+      ProfileSizes sizes = profile_sizes(shape, DType::float16, {.blocks = blocks, .rows = 64},
+                                         kGiB, kGiB, kGiB * 24);
+      for (int percent = 0; percent <= 100; ++percent) {
+        sizes.busy_from_host = percent / 100.0;
+        const auto tables = profile_iteration(ProfileWork::context_busy, sizes, shape, 1, 1, 0, 3);
+        std::int64_t rows = 0;
+        for (const auto& batch : tables.mini_batches) {
+          rows += std::ssize(batch->tokens);
+          EXPECT_LE(std::ssize(batch->tokens), sizes.device.max_mini_batch_rows);
+          EXPECT_LE(std::ssize(batch->sequences), sizes.device.max_sequences)
+              << positions << " positions, " << blocks << " blocks, " << percent << " %";
+        }
+        EXPECT_LE(rows, sizes.device.max_rows);
+      }
+    }
+  }
+}
+
 TEST(ProfileIteration, StaysWithinTheBuffersAndThePool) {
   for (const ProfileScale scale :
        {kFirstProfileScale, ProfileScale{56, 136}, kLargestProfileScale}) {
