@@ -88,7 +88,9 @@ void Profiler::add_busy_works() {
   times_->fit(profile_);
   if (sizes_.scale.blocks > kFirstProfileScale.blocks && !machine_.device.starts_with("cpu")) {
     sizes_.busy_from_host = share_from_host(profile_);
-    const double iteration = layout_.layers * kWholeSizes * profile_.kv_gen(sizes_.scale.blocks).n;
+    const double device = layout_.layers * kWholeSizes * profile_.kv_gen(sizes_.scale.blocks).n;
+    const double link = (layout_.layers - sizes_.device.resident_layers) * profile_.load_w(1).n;
+    const double iteration = std::max(device, link);
     const double heats = std::clamp(kHeating.n / std::max(iteration, 1e-9), 1.0, kMostHeats);
     works_.assign(static_cast<std::size_t>(heats),
                   {.work = ProfileWork::context_busy, .round = 0, .heats = true});
