@@ -1,48 +1,34 @@
 // What a planner does about what others lost: an executor that is another one now, weights that were
 // on its device alone, a pool that a planner before this one left in the host's memory.
 
-#include <fmt/core.h>
 #include <spdlog/spdlog.h>
 
 #include <utility>
 
-#include "common/trouble.h"
+#include "planner/left_behind.h"
 #include "planner/planner.h"
 #include "planner/tell.h"
 
 namespace poise {
 
-// The host released them, and no device holds them any more.
 bool Planner::weights_are_lost() const {
-  const std::int32_t released = released_layers();
-  return released > 0 && executor_->greeting()->resident_layers != released;
+  return left_behind(*control_, *executor_->greeting(), true).lost_layers > 0;
 }
 
 // True once the host has all weights that the device lacks, and no pool of a planner that is gone but
-// the one that this planner takes over. Weights that were lost are read again, and the pool that has
-// their place goes.
+// the one that this planner takes over.
 bool Planner::host_is_in_order() {
   if (loader_->gives_back() || loader_->asked_for_weights()) {
     return false;
   }
-  const bool lost = weights_are_lost();
-  const bool left_over =
-      !options_.takes_over && control_->pool_epoch.load(std::memory_order_acquire) != 0;
-  if (!lost && !left_over) {
+  const LeftBehind left = left_behind(*control_, *executor_->greeting(), options_.takes_over);
+  if (!left.anything()) {
     return true;
   }
-  loader_->release(true);
-  if (!loader_->gives_back()) {
-    fail(Exit::interrupted, "the loader is gone");
+  if (left.lost_layers > 0 && journal_) {
+    lose_blocks(*journal_, Lost::everything);
   }
-  if (lost) {
-    tell(fmt::format("the weights of {} layers are read again: no device holds them any more",
-                     released_layers()));
-    if (journal_) {
-      lose_blocks(*journal_, Lost::everything);
-    }
-    loader_->restore_weights();
-  }
+  put_right(*loader_, left);
   return false;
 }
 

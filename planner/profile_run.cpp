@@ -7,6 +7,7 @@
 
 #include "common/process.h"
 #include "common/trouble.h"
+#include "planner/left_behind.h"
 #include "planner/sizes.h"
 
 namespace poise {
@@ -39,7 +40,7 @@ bool ProfileRun::step() {
   } else if (!profiler_) {
     links_.loader->step(links_.loader->greeted() ? Seconds{0} : kProfileShortWait);
     links_.executor->step(links_.executor->greeting() ? Seconds{0} : kProfileShortWait);
-    if (links_.loader->greeted() && links_.executor->greeting()) {
+    if (links_.loader->greeted() && links_.executor->greeting() && host_is_in_order()) {
       profiler_ =
           std::make_unique<Profiler>(profiled_machine(*control_, *links_.executor->greeting(),
                                                       options_.gpu_memory, options_.host_memory),
@@ -53,6 +54,17 @@ bool ProfileRun::step() {
     return false;
   }
   return true;
+}
+
+bool ProfileRun::host_is_in_order() {
+  if (links_.loader->gives_back() || links_.loader->asked_for_weights()) {
+    return false;
+  }
+  const LeftBehind left = left_behind(*control_, *links_.executor->greeting(), false);
+  if (left.anything()) {
+    put_right(*links_.loader, left);
+  }
+  return !left.anything();
 }
 
 void ProfileRun::leave(const std::string& reason) {

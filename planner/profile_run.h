@@ -23,6 +23,7 @@ class ProfileRun {
   Exit outcome() const { return outcome_; }
 
  private:
+  bool host_is_in_order();
   void leave(const std::string& reason);
 
   ProfileOptions options_;

@@ -54,6 +54,20 @@ def a_kept_loader_is_whole_again(workspace):
 
 
 @test
+def a_profile_needs_no_run_to_put_a_kept_loader_right(workspace):
+    requests, output = long_requests(workspace, 40), workspace / "out"
+    options = (*short_of_memory(workspace), "--compute-gflops", "12", "--keep-loader")
+    process = workspace.start(*workspace.run_words(requests, output, *options))
+    wait_for_results(f"{output}.poise", 1)
+    os.kill(wait_until(lambda: workspace.children(f"{output}.poise").get("planner"), "planner"), signal.SIGKILL)
+    workspace.finish(process).expect(75, "--resume")
+    words = ["profile", "--model", harness.DEMO_MODEL, "--device", "cpu", "--link-gbps", "1", "--compute-gflops", "20"]
+    workspace.poise(*words, "-o", workspace / "profile.json").expect(0, "are read again")
+    expect(json.loads((workspace / "profile.json").read_text())["kv_gen"]["points"], "nothing was measured")
+    workspace.poise("stop").expect(0)
+
+
+@test
 def whoever_is_killed_what_is_missing_is_done_by_resume(workspace):
     requests, slow = long_requests(workspace, 40), ("--compute-gflops", "12")
     workspace.run(requests, workspace / "oracle", *TIGHT).expect(0)

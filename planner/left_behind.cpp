@@ -1,0 +1,30 @@
+#include "planner/left_behind.h"
+
+#include <fmt/core.h>
+
+#include "common/trouble.h"
+#include "planner/tell.h"
+
+namespace poise {
+
+LeftBehind left_behind(const ControlSegment& control, const ExecutorLink::Greeting& device,
+                       bool takes_over) {
+  const auto released =
+      static_cast<std::int32_t>(control.released_layers.load(std::memory_order_acquire));
+  return {.lost_layers = device.resident_layers != released ? released : 0,
+          .pool = !takes_over && control.pool_epoch.load(std::memory_order_acquire) != 0};
+}
+
+void put_right(LoaderLink& loader, const LeftBehind& left) {
+  loader.release(true);
+  if (!loader.gives_back()) {
+    fail(Exit::interrupted, "the loader is gone");
+  }
+  if (left.lost_layers > 0) {
+    tell(fmt::format("the weights of {} layers are read again: no device holds them any more",
+                     left.lost_layers));
+    loader.restore_weights();
+  }
+}
+
+}  // namespace poise
