@@ -340,6 +340,13 @@ void write_profile(const std::filesystem::path& path, const Profile& profile) {
 Profile read_profile(const std::filesystem::path& path) {
   const nlohmann::json json = read_json_file(path);
   const JsonObject object(json, path.string());
+  if (std::ranges::none_of(kLines,
+                           [&](const ProfileLine& line) { return object.has(line.name); })) {
+    fail(
+        "{}: this is no profile: it has none of a profile's lines; `poise profile -o FILE` makes "
+        "one",
+        path.string());
+  }
   Profile profile{.name = object.string("name").value_or(""),
                   .fingerprint = object.string("fingerprint").value_or(""),
                   .model = object.string("model").value_or(""),

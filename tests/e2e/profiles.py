@@ -148,8 +148,12 @@ def a_plan_takes_the_costs_of_the_device_that_is_asked_for(workspace):
 @test
 def a_profile_that_is_none_is_refused(workspace):
     requests = workspace.write_requests("in.jsonl", [request("a", [5, 6, 7])])
-    (workspace / "broken.json").write_text('{"gpu_memory": 1}')
+    (workspace / "other.json").write_text('{"gpu_memory": 1}')
+    broken = json.loads((harness.ROOT / "tests" / "planner" / "profiles" / "h200_opt_6.7b.json").read_text())
+    del broken["between"]
+    (workspace / "broken.json").write_text(json.dumps(broken))
     for words, said in (
+        (("--profile", workspace / "other.json"), ("other.json", "is no profile", "poise profile")),
         (("--profile", workspace / "broken.json"), ("broken.json", "between")),
         (("--machine", "abacus"), ("abacus", "h200-pcie5")),
     ):
