@@ -105,6 +105,12 @@ class LoaderProcess : public ::testing::Test {
     const auto* grant = answer.body.AsPoolGrant();
     return grant != nullptr ? *grant : messages::PoolGrantT{};
   }
+  static messages::WeightsReleaseT released(std::uint32_t layers) {
+    messages::WeightsReleaseT release;
+    release.resident_layers = layers;
+    return release;
+  }
+
   static messages::PoolClaimT claim(std::uint64_t region_bytes, std::uint32_t act,
                                     std::uint32_t kv) {
     messages::PoolClaimT claim;
@@ -340,8 +346,7 @@ TEST_F(LoaderProcess, WeightsThatChangedOnDiskAreNotTakenForThoseReleased) {
   const auto planner = connected_planner();
   wait_for_seal();
   ask(*planner, hello());
-  messages::WeightsReleaseT release;
-  release.resident_layers = 2;
+  const messages::WeightsReleaseT release = released(2);
   ask(*planner, release);
   std::fstream file(model_ / "model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(-3, std::ios::end);
@@ -361,8 +366,7 @@ TEST_F(LoaderProcess, FilesOfTheSameBytesAreReadAgainAndShorterOnesAreForeign) {
   const auto planner = connected_planner();
   wait_for_seal();
   ask(*planner, hello());
-  messages::WeightsReleaseT release;
-  release.resident_layers = 2;
+  const messages::WeightsReleaseT release = released(2);
   ask(*planner, release);
   const std::filesystem::path file = model_ / "model.safetensors";
   std::filesystem::last_write_time(file, std::filesystem::file_time_type::clock::now());
@@ -388,8 +392,7 @@ TEST_F(LoaderProcess, WeightsThatAreAskedForWhileAPoolIsMadeComeBackBehindIt) {
   const auto planner = connected_planner();
   wait_for_seal();
   ask(*planner, hello());
-  messages::WeightsReleaseT release;
-  release.resident_layers = 1;
+  const messages::WeightsReleaseT release = released(1);
   ask(*planner, release);
   ASSERT_TRUE(send(*planner, claim(64 << 20, 1, 1)));
   ASSERT_TRUE(send(*planner, messages::WeightsRestoreT{}));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/trouble.h"
+#include "tests/support/cuda_test.h"
 
 namespace poise {
 namespace {
@@ -16,12 +17,12 @@ constexpr std::size_t kMiBytes = std::size_t{1} << 20;
 constexpr std::size_t kSize = 1024 * kMiBytes;
 constexpr std::size_t kCut = 256 * kMiBytes;
 
-class PinnedHostTest : public testing::Test {
+class PinnedHostTest : public test::CudaTest {
  protected:
   void SetUp() override {
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-      GTEST_SKIP() << "this machine has no CUDA device";
+    test::CudaTest::SetUp();
+    if (IsSkipped()) {
+      return;
     }
     void* mapped = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(mapped, MAP_FAILED);

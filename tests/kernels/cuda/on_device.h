@@ -1,6 +1,5 @@
 #pragma once
-// What the tests of CUDA kernels share: a fixture that skips where there is no GPU, and arrays in
-// device memory. All goes through the default stream; reading back waits for it.
+// What the tests of CUDA kernels share: arrays in device memory. All goes through the default stream; reading back waits for it.
 
 #include <cuda_runtime_api.h>
 
@@ -10,18 +9,9 @@
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/kernels_cuda.h"
 #include "tests/kernels/tensors.h"
+#include "tests/support/cuda_test.h"
 
 namespace poise::test {
-
-class CudaTest : public testing::Test {
- protected:
-  void SetUp() override {
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-      GTEST_SKIP() << "this machine has no CUDA device";
-    }
-  }
-};
 
 class DeviceBytes {
  public:
