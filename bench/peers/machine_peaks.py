@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What this GPU and its link reach at best, measured through torch: a large fp16 matrix product, for a moment and without rest
-(where the card's power bounds it), and one large copy from pinned host memory. The best of several means, as JSON:
-{"tflops", "tflops_without_rest", "link_gbps", …}.
+"""What this GPU and its link reach at best, measured through torch: a large fp16 matrix product, for a moment (the best of several
+means) and without rest (one mean of 500, where the card's power bounds it), and one large copy from pinned host memory (the best
+of several means). As JSON: {"tflops", "tflops_without_rest", "link_gbps", …}.
 
     machine_peaks.py --json FILE
 """
