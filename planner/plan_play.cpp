@@ -73,23 +73,19 @@ Played play(const SetUp& made, Player& player, std::span<const Request> requests
     scheduler.add(request);
   }
   Played played;
-  std::vector<Outcome> outcomes;
   while (!scheduler.idle()) {
     const auto parts = scheduler.next();
     const Cost& cost = player.cost_of(parts);
     played.total.add(cost);
     ++played.iterations;
     double prompts = 0;
-    outcomes.clear();
     for (const Part& part : parts) {
       prompts += part.new_tokens > 1 ? part.new_tokens : 0;
-      if (part.complete()) {
-        const Request& request = *part.request->request;
-        const bool ends = part.request->answered() + 1 >= request.sampling.max_tokens;
-        outcomes.push_back({request.id, ends ? std::nullopt : std::optional(TokenId{0})});
-        if (ends) {
-          played.ends.push_back(played.total.seconds);
-        }
+    }
+    const std::vector<Outcome> outcomes = any_outcomes(parts);
+    for (const Outcome& outcome : outcomes) {
+      if (!outcome.token) {
+        played.ends.push_back(played.total.seconds);
       }
     }
     const std::int64_t rows = std::ssize(parts);

@@ -155,16 +155,7 @@ std::optional<Seconds> play(const Profile& profile, const Policy& policy,
     } else {
       ++unplayed;
     }
-    std::vector<Outcome> outcomes;
-    for (const Part& part : parts) {
-      if (part.complete()) {
-        const bool ends =
-            part.request->answered() + 1 >= part.request->request->sampling.max_tokens;
-        outcomes.push_back(
-            {part.request->request->id, ends ? std::nullopt : std::optional(kRehearsedToken)});
-      }
-    }
-    scheduler.complete(outcomes);
+    scheduler.complete(any_outcomes(parts));
   }
   return time + decoding * static_cast<double>(unplayed);
 }

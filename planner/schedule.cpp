@@ -275,4 +275,16 @@ bool Scheduler::last_iteration() const {
          });
 }
 
+std::vector<Outcome> any_outcomes(std::span<const Part> parts) {
+  std::vector<Outcome> outcomes;
+  for (const Part& part : parts) {
+    if (part.complete()) {
+      const Request& request = *part.request->request;
+      const bool ends = part.request->answered() + 1 >= request.sampling.max_tokens;
+      outcomes.push_back({request.id, ends ? std::nullopt : std::optional(TokenId{0})});
+    }
+  }
+  return outcomes;
+}
+
 }  // namespace poise

@@ -155,4 +155,8 @@ class Scheduler {
   std::int64_t preemptions_ = 0;
 };
 
+// What an iteration brings in virtual time: some token for each part that is complete, and the end
+// where that is the request's last.
+std::vector<Outcome> any_outcomes(std::span<const Part> parts);
+
 }  // namespace poise

@@ -25,18 +25,6 @@ std::vector<Request> requests_of(const SimulatedWork& work) {
   return requests;
 }
 
-std::vector<Outcome> outcomes_of(std::span<const Part> parts) {
-  std::vector<Outcome> outcomes;
-  for (const Part& part : parts) {
-    if (part.complete()) {
-      const Request& request = *part.request->request;
-      const bool ends = part.request->answered() + 1 >= request.sampling.max_tokens;
-      outcomes.push_back({request.id, ends ? std::nullopt : std::optional(kAnyToken)});
-    }
-  }
-  return outcomes;
-}
-
 // What was done, and by when.
 struct Mark {
   Seconds now, link, compute;
@@ -98,7 +86,7 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
     executor.run(
         tables.build(static_cast<std::uint64_t>(++run.iterations), 1, parts, items, batches),
         scheduler.last_iteration());
-    const auto outcomes = outcomes_of(parts);
+    const auto outcomes = any_outcomes(parts);
     over = executor.now();
     tokens += std::ssize(outcomes);
     answered = answered ||
