@@ -141,6 +141,8 @@ class Device {
   virtual void finish() = 0;  // the caller waits until all streams have nothing left to do
 
   virtual void copy(Stream stream, std::span<const Copy> copies) = 0;
+  // Within the device's memory: nothing crosses the link. Pieces do not overlap.
+  virtual void copy_here(Stream stream, std::span<const Copy> copies) = 0;
   virtual void upload(Stream stream, std::span<const WeightCopy> weights) = 0;
 
   // On the compute stream. The structs are copied; what they point to is on the device.

@@ -229,7 +229,7 @@ void Pipeline::load_here(const Running& order, const Visit& visit, LayerId layer
   device_.wait(Stream::copy_out, *visit.side.computed);
   tracer_.begin(
       {.kind = messages::SpanKind::Load, .stream = Stream::copy_out, .mini_batch = visit.id});
-  device_.copy(Stream::copy_out, copies);
+  device_.copy_here(Stream::copy_out, copies);
   tracer_.end(bytes_of(copies));
   device_.record(*visit.side.loaded_here, Stream::copy_out);
 }
@@ -388,28 +388,29 @@ void Pipeline::compute_head(const IterationWork& work, const HeadChunk& chunk, S
 void Pipeline::store(Running& order, std::span<const Visit> visits, const RowsSide& side,
                      LayerId layer) {
   const HostBlocks& blocks = order.work->blocks;
-  std::vector<Copy> copies;
+  std::vector<Copy> copies, here;
   for (const Visit& visit : visits) {
     for (const RowStore& store : visit.batch.stores) {
       const std::int64_t row = sizes_.row(store.kind).n;
       const Buffer& from = store.kind == BlockKind::kv ? side.kv : side.act;
-      const bool here = store.place == messages::Place::Gpu;
       std::byte* block = block_at(blocks, store.place, store.kind, layer, store.block);
-      copies.push_back({.to = block + row * store.token,
-                        .from = from.data() + row * (visit.first_row + store.row),
-                        .bytes = {row * store.count}});
-      order.stores += here ? Bytes{} : copies.back().bytes;
+      (store.place == messages::Place::Gpu ? here : copies)
+          .push_back({.to = block + row * store.token,
+                      .from = from.data() + row * (visit.first_row + store.row),
+                      .bytes = {row * store.count}});
     }
   }
-  if (copies.empty()) {
+  if (copies.empty() && here.empty()) {
     return;
   }
+  order.stores += bytes_of(copies);
   device_.wait(Stream::copy_out, *side.made);
   tracer_.begin({.kind = messages::SpanKind::Store,
                  .stream = Stream::copy_out,
                  .mini_batch = visits.front().id});
   device_.copy(Stream::copy_out, copies);
-  tracer_.end(bytes_of(copies));
+  device_.copy_here(Stream::copy_out, here);
+  tracer_.end(bytes_of(copies) + bytes_of(here));
   device_.record(*side.stored, Stream::copy_out);
   device_.record(*stored_[layer.n], Stream::copy_out);
 }

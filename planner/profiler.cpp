@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "common/trouble.h"
@@ -21,7 +22,6 @@ constexpr int kFewestRounds = 3;      // 6 sizes of the head's rows
 constexpr std::int32_t kVisits = 24;  // of each size, all layers and rounds together, at least
 constexpr Seconds kHeating{1};        // until a clock has fallen as far as it does
 constexpr double kMostHeats = 100;
-constexpr double kWholeSizes = 4.5;  // an iteration of context_busy is worth so many of its largest
 constexpr int kTiny = 12;  // iterations between which next to nothing is decided, built and sent
 
 // What was measured of one executor says nothing of another.
@@ -87,11 +87,11 @@ void Profiler::add_works(const std::function<bool(ProfileWork)>& wanted) {
 void Profiler::add_busy_works() {
   times_->fit(profile_);
   if (sizes_.scale.blocks > kFirstProfileScale.blocks && !machine_.device.starts_with("cpu")) {
-    sizes_.busy_from_host = share_from_host(profile_);
-    const double device = layout_.layers * kWholeSizes * profile_.kv_gen(sizes_.scale.blocks).n;
-    const double link = (layout_.layers - sizes_.device.resident_layers) * profile_.load_w(1).n;
-    const double iteration = std::max(device, link);
-    const double heats = std::clamp(kHeating.n / std::max(iteration, 1e-9), 1.0, kMostHeats);
+    const std::int32_t streamed = layout_.layers - sizes_.device.resident_layers;
+    sizes_.busy = busy_work(profile_, sizes_.scale.blocks, layout_.layers, streamed);
+    const double iteration = time_of(sizes_.busy, profile_, layout_.layers).n;
+    const double heats =
+        std::clamp(std::ceil(kHeating.n / std::max(iteration, 1e-9)), 1.0, kMostHeats);
     works_.assign(static_cast<std::size_t>(heats),
                   {.work = ProfileWork::context_busy, .round = 0, .heats = true});
   }

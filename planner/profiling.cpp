@@ -15,6 +15,7 @@ namespace poise {
 namespace {
 
 constexpr int kSizes = 8;                     // of blocks in the context works
+constexpr int kMostRepeats = 6 * kSizes;      // of the largest, beside them
 constexpr std::int32_t kSequences = 8;        // a mini-batch's blocks are shared out among
 constexpr std::int32_t kPromptTokens = 1024;  // of one sequence
 constexpr std::int32_t kProfiledLogits = 256;
@@ -183,7 +184,8 @@ DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale) {
       kSequences,
       static_cast<std::int32_t>(ceil_div(scale.blocks, context_blocks(limits))) + kSequences / 2);
   const std::int64_t prompts = ceil_div(scale.rows, std::min(kPromptTokens, limits.max_context));
-  limits.max_rows = static_cast<std::int32_t>(std::max<std::int64_t>(rows, 7 * kSizes * sequences));
+  limits.max_rows =
+      static_cast<std::int32_t>(std::max<std::int64_t>(rows, (kMostRepeats + kSizes) * sequences));
   limits.max_mini_batch_rows = std::max(scale.rows, sequences);
   limits.max_sequences = std::max(sequences, static_cast<std::int32_t>(prompts));
   limits.act_slots = limits.kv_slots = std::max(
@@ -232,10 +234,15 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
   const Blocks here{Kind::Act, Place::Gpu, sizes.host.gpu_act_blocks};
   Tables tables(sizes, shape);
   if (work == ProfileWork::context_busy) {
-    for (int step = kSizes; step >= 1; --step) {
-      const std::int32_t n = size_of_step(sizes.scale.blocks, step);
-      const auto crossing = static_cast<std::int32_t>(n * sizes.busy_from_host);
+    const auto add = [&](std::int32_t n) {
+      const auto crossing = static_cast<std::int32_t>(n * sizes.busy.from_host);
       tables.add_context({{act, crossing}, {here, n - crossing}});
+    };
+    for (std::int32_t i = 0; i < sizes.busy.repeats; ++i) {
+      add(sizes.busy.blocks);
+    }
+    for (int step = kSizes; step >= 1; --step) {
+      add(size_of_step(sizes.scale.blocks, step));
     }
     return tables.finish(iteration, pool_epoch, 0);
   }
@@ -292,11 +299,27 @@ bool measures(ProfileWork work, Line Profile::*line) {
   return prompts == among({&Profile::prefill});
 }
 
-double share_from_host(const Profile& profile) {
-  constexpr double kNotQuite = 0.85;
-  return profile.load_act.b > 0
-             ? std::clamp(kNotQuite * profile.kv_gen.b / profile.load_act.b, 0.0, 1.0)
-             : 0;
+BusyWork busy_work(const Profile& profile, std::int32_t blocks, std::int32_t layers,
+                   std::int32_t streamed) {
+  constexpr double kNotQuite = 0.85;    // of the time that computing takes, the link's
+  constexpr double kBlocksPart = 0.25;  // of that time, for blocks where weights are brought, too
+  constexpr double kLongest = 2;        // seconds of an iteration
+  const double kv_gen = profile.kv_gen.b;
+  if (kv_gen <= 0 || profile.load_act.b <= 0) {
+    return {};
+  }
+  const double part = streamed > 0 ? kBlocksPart : kNotQuite;
+  double wanted = streamed > 0 ? profile.load_w(1).n / (kNotQuite - kBlocksPart) / kv_gen : 0;
+  wanted = std::min(wanted, kLongest / (layers * kv_gen));
+  return {.repeats = static_cast<std::int32_t>(
+              std::clamp(std::ceil(wanted / blocks), 0.0, double{kMostRepeats})),
+          .blocks = blocks,
+          .from_host = std::clamp(part * kv_gen / profile.load_act.b, 0.0, 1.0)};
+}
+
+Seconds time_of(const BusyWork& busy, const Profile& profile, std::int32_t layers) {
+  const double sizes = busy.repeats + (kSizes + 1) / 2.0;  // of the largest
+  return {layers * sizes * profile.kv_gen(busy.blocks).n};
 }
 
 ProfileScale profile_scale(const Profile& first, std::int32_t layers, Seconds budget) {

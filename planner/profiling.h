@@ -55,12 +55,26 @@ struct ProfileScale {
 inline constexpr ProfileScale kFirstProfileScale{.blocks = 8, .rows = 8};
 inline constexpr ProfileScale kLargestProfileScale{.blocks = 512, .rows = 2048};
 
+// What `context_busy` keeps a device busy with, which then has the clock of long work: power and heat
+// bound that. `repeats` mini-batches of `blocks` come before those of the scale; of each one's ACT
+// blocks the share `from_host` crosses the link, the others are on the device.
+struct BusyWork {
+  std::int32_t repeats = 0, blocks = 0;
+  double from_host = 0;
+};
+// For mini-batches of `blocks`: of each layer, as much as to bring another's weights and these blocks
+// does not quite fill its time. `layers`: all; `streamed`: those whose weights are brought.
+BusyWork busy_work(const Profile& profile, std::int32_t blocks, std::int32_t layers,
+                   std::int32_t streamed);
+// How long an iteration of it computes at least.
+Seconds time_of(const BusyWork& busy, const Profile& profile, std::int32_t layers);
+
 // The pool and the buffers that the orders of a scale need.
 struct ProfileSizes {
   ProfileScale scale;
   Allocation host;
   DeviceLimits device;
-  double busy_from_host = 0;  // of the blocks of `context_busy`, the share that crosses the link
+  BusyWork busy;
 };
 // `scale` or, where `cap` does not hold its buffers, half of it and so on; fails as check_fits does
 // where nothing fits. `host_bytes`: for the pool, all layers together.
@@ -71,10 +85,6 @@ ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale sc
 messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& sizes,
                                        const ModelShape& shape, std::uint64_t iteration,
                                        std::uint64_t pool_epoch, int round, int rounds);
-
-// Of the ACT blocks that a device regenerates, the share that the link brings meanwhile and not quite
-// fills that time.
-double share_from_host(const Profile& profile);
 
 // Whether the work's iterations have times for the line.
 bool measures(ProfileWork work, Line Profile::*line);

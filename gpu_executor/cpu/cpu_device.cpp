@@ -31,6 +31,22 @@ double operations(const Op&) {
   return 0;
 }
 
+Bytes bytes_of(std::span<const Copy> copies) {
+  Bytes sum{};
+  for (const Copy& one : copies) {
+    sum += one.bytes;
+  }
+  return sum;
+}
+
+std::function<void()> work_of(std::span<const Copy> copies) {
+  return [pieces = std::vector(copies.begin(), copies.end())] {
+    for (const Copy& one : pieces) {
+      std::memcpy(one.to, one.from, static_cast<std::size_t>(one.bytes.n));
+    }
+  };
+}
+
 class Opened final : public CpuDevice {
  public:
   explicit Opened(const CpuDeviceOptions& options)
@@ -112,15 +128,12 @@ class Opened final : public CpuDevice {
   }
 
   void copy(Stream stream, std::span<const Copy> copies) override {
-    Bytes bytes{};
-    for (const Copy& one : copies) {
-      bytes += one.bytes;
-    }
-    push(stream, bytes, [pieces = std::vector(copies.begin(), copies.end())] {
-      for (const Copy& one : pieces) {
-        std::memcpy(one.to, one.from, static_cast<std::size_t>(one.bytes.n));
-      }
-    });
+    push(stream, bytes_of(copies), work_of(copies));
+  }
+
+  void copy_here(Stream stream, std::span<const Copy> copies) override {
+    stream_of(stream).push(work_of(copies), bytes_of(copies), 0);
+    settle(stream);
   }
 
   void upload(Stream stream, std::span<const WeightCopy> weights) override {

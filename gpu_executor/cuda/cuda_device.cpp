@@ -71,6 +71,19 @@ class Pieces {
 
   Bytes total() const { return total_; }
 
+  // All of device memory. One piece is the driver's; it would take several one by one.
+  void queue_here(cudaStream_t stream) {
+    if (to_.size() == 1) {
+      queue(stream);
+      return;
+    }
+    std::vector<cuda::CopyPiece> pieces;
+    for (std::size_t i = 0; i < to_.size(); ++i) {
+      pieces.push_back({to_[i], from_[i], static_cast<std::int64_t>(sizes_[i])});
+    }
+    cuda::copy_pieces(pieces, stream);
+  }
+
   void queue(cudaStream_t stream) {
     if (to_.size() == 1) {
       cuda_check(cudaMemcpyAsync(to_[0], from_[0], sizes_[0], cudaMemcpyDefault, stream),
@@ -183,6 +196,16 @@ class Opened final : public Device {
       pieces.add(one.to, one.from, one.bytes);
     }
     queue(stream, pieces);
+  }
+
+  void copy_here(Stream stream, std::span<const Copy> copies) override {
+    Pieces pieces;
+    for (const Copy& one : copies) {
+      pieces.add(one.to, one.from, one.bytes);
+    }
+    if (pieces.total().n > 0) {
+      pieces.queue_here(stream_of(stream).work(pieces.total()));
+    }
   }
 
   void upload(Stream stream, std::span<const WeightCopy> weights) override {

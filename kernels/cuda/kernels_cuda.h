@@ -15,6 +15,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/kernels.h"
 
@@ -26,6 +27,15 @@ void layer_norm(const LayerNorm& op, cudaStream_t stream);
 void convert(const Convert& op, cudaStream_t stream);
 // Rows that are read must not be rows that are written.
 void scatter_rows(const ScatterRows& op, cudaStream_t stream);
+// `bytes` of device memory from one place to another. Pieces overlap neither each other nor a source.
+struct CopyPiece {
+  void* to;
+  const void* from;
+  std::int64_t bytes;
+};
+// Any number of them, of any size: one kernel for each 1,024. A copy engine takes microseconds for
+// each piece, and beside a product that fills the GPU tens of them.
+void copy_pieces(std::span<const CopyPiece> pieces, cudaStream_t stream);
 // head_dim ≤ 256; row_dtype is dtype. Of a sequence's last block only the rows of tokens that exist
 // are used. In 16-bit types the values of the launch's tokens behind a row, up to the next multiple
 // of 64 positions, weigh nothing but are multiplied: they have to be finite, or the row is not (a

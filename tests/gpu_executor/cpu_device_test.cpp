@@ -175,6 +175,19 @@ TEST(CpuDevice, AFailureIsToldOnceAndNothingHangs) {
   EXPECT_EQ(to[0], 0) << "something ran behind the failure";
 }
 
+TEST(CpuDevice, WhatStaysOnTheDeviceDoesNotTakeTheLinksTime) {
+  const auto device = small_device({.link_bytes_per_s = 1});
+  std::vector<int> a{5, 6}, b{0, 0};
+  const std::vector<Copy> copies{{.to = &b[0], .from = &a[1], .bytes = {4}},
+                                 {.to = &b[1], .from = &a[0], .bytes = {4}}};
+  const auto copied = device->make_event();
+  device->copy_here(Stream::copy_out, copies);
+  device->record(*copied, Stream::copy_out);
+  EXPECT_TRUE(device->reached(*copied, {4})) << "eight bytes take the link eight seconds";
+  EXPECT_EQ(b, (std::vector{6, 5}));
+  EXPECT_EQ(device->totals(*copied).bytes, 8);
+}
+
 TEST(CpuDevice, ASynchronousDeviceIsDoneWhenTheCallReturns) {
   const auto device = small_device({.synchronous = true});
   std::vector<int> a{5}, b{0};

@@ -35,18 +35,43 @@ TEST(ProfileSizes, FitUnderTheCap) {
                Failure);
 }
 
-TEST(ProfileIteration, KeepsADeviceBusyWithAsManyBlocksAsTheLinkBrings) {
+TEST(BusyWork, HasAsManyBlocksOfTheHostAsTheLinkBrings) {
   Profile profile;
   profile.kv_gen = {.b = 1.4e-6};
   profile.load_act = {.b = 2.4e-6};
-  EXPECT_NEAR(share_from_host(profile), 0.85 * 1.4 / 2.4, 1e-12);
+  profile.load_w = {.b = 7.3e-3};
+  EXPECT_NEAR(busy_work(profile, 512, 32, 0).from_host, 0.85 * 1.4 / 2.4, 1e-12);
+  EXPECT_EQ(busy_work(profile, 512, 32, 0).repeats, 0);
   profile.kv_gen.b = 1;
-  EXPECT_EQ(share_from_host(profile), 1);
+  EXPECT_EQ(busy_work(profile, 512, 32, 0).from_host, 1);
+}
+
+TEST(BusyWork, ComputesLongerThanTheLinkBringsALayersWeightsAndItsBlocks) {
+  Profile profile;
+  profile.kv_gen = {.b = 1.4e-6};
+  profile.load_act = {.b = 2.4e-6};
+  profile.load_w = {.b = 7.3e-3};
+  const BusyWork busy = busy_work(profile, 512, 32, 4);
+  const double blocks = 512.0 * busy.repeats, computes = blocks * 1.4e-6;
+  const double link = 7.3e-3 + blocks * busy.from_host * 2.4e-6;
+  EXPECT_LE(link, 0.85 * computes);
+  EXPECT_GE(link, 0.75 * computes) << "no more than it takes";
+  EXPECT_NEAR(time_of(busy, profile, 32).n, 32 * (blocks + 4.5 * 512) * 1.4e-6, 1e-9);
+  // A model whose weights take as long as ten thousands of blocks, on a GPU that is slow.
+  profile.kv_gen.b = 58e-6;
+  profile.load_w.b = 0.165;
+  EXPECT_LE(time_of(busy_work(profile, 512, 96, 90), profile, 96).n, 20.0);
+}
+
+TEST(ProfileIteration, KeepsADeviceBusyWithBlocksOfBothPlaces) {
   ProfileSizes sizes = sizes_of("opt-6.7b", kLargestProfileScale);
   for (const double share : {0.0, 0.5, 1.0}) {
-    sizes.busy_from_host = share;
+    sizes.busy = {.repeats = 3, .blocks = kLargestProfileScale.blocks, .from_host = share};
+    sizes.scale.blocks = kLargestProfileScale.blocks / 4;
     const auto tables =
         profile_iteration(ProfileWork::context_busy, sizes, opt_shape("opt-6.7b"), 1, 1, 0, 3);
+    EXPECT_EQ(tables.mini_batches.size(), 3u + 8u) << "the scale's sizes come behind the largest";
+    EXPECT_EQ(std::ssize(tables.mini_batches[3]->entries), sizes.scale.blocks);
     const messages::MiniBatchT& largest = *tables.mini_batches.front();
     std::int64_t host = 0, all = 0;
     for (const auto& run : largest.loads) {
@@ -72,7 +97,7 @@ TEST(ProfileIteration, KeepsADeviceBusyWithNoMoreSequencesThanFit) {
       ProfileSizes sizes = profile_sizes(shape, DType::float16, {.blocks = blocks, .rows = 64},
                                          kGiB, kGiB, kGiB * 24);
       for (int percent = 0; percent <= 100; ++percent) {
-        sizes.busy_from_host = percent / 100.0;
+        sizes.busy = {.repeats = 48, .blocks = sizes.scale.blocks, .from_host = percent / 100.0};
         const auto tables = profile_iteration(ProfileWork::context_busy, sizes, shape, 1, 1, 0, 3);
         std::int64_t rows = 0;
         for (const auto& batch : tables.mini_batches) {

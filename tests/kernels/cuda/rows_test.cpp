@@ -1,5 +1,7 @@
 // The operations that take rows one at a time, held to their CPU versions.
+#include <algorithm>
 #include <cmath>
+#include <random>
 
 #include "tests/kernels/cuda/on_device.h"
 
@@ -31,6 +33,32 @@ TEST_F(CudaRows, EmbedTokensCopiesTheTokensRow) {
       EXPECT_TRUE(same_bits(out.read(), expected)) << dim << " of " << name_of(dtype);
     }
   }
+}
+
+// More than go with one kernel's arguments, of sizes and at places that words do not divide.
+TEST_F(CudaRows, CopyPiecesBringsEveryPieceToItsPlace) {
+  constexpr std::size_t kSpace = std::size_t{1} << 20;
+  for (const std::size_t unit : {1, 4, 16}) {
+    for (const std::size_t count : {2, 64, 65, 1024, 2500}) {
+      std::mt19937 random(static_cast<unsigned>(count * unit));
+      std::vector<std::uint8_t> from(kSpace), expected(kSpace, 7);
+      std::ranges::generate(from, [&] { return static_cast<std::uint8_t>(random()); });
+      const OnDevice<std::uint8_t> source(from), target(expected);
+      const std::size_t room = kSpace / count / unit;  // of each piece, in units
+      std::vector<cuda::CopyPiece> pieces;
+      for (std::size_t i = 0; i < count; ++i) {
+        const std::size_t units = i % 5 == 0 ? 0 : i % 3 == 0 ? room : random() % room;
+        const std::size_t to = i * room * unit, at = (count - 1 - i) * room * unit;
+        pieces.push_back(
+            {target.get() + to, source.get() + at, static_cast<std::int64_t>(units * unit)});
+        std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(at), units * unit,
+                    expected.begin() + static_cast<std::ptrdiff_t>(to));
+      }
+      cuda::copy_pieces(pieces, nullptr);
+      EXPECT_EQ(target.read(), expected) << count << " pieces, in units of " << unit;
+    }
+  }
+  cuda::copy_pieces({}, nullptr);
 }
 
 TEST_F(CudaRows, AddPositionsAddsTheRowBehindTheOffset) {

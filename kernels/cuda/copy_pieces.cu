@@ -1,0 +1,95 @@
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "common/units.h"
+#include "kernels/cuda/kernels_cuda.h"
+#include "kernels/cuda/launch.h"
+
+namespace poise::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kAtOnce = 4;                       // words of a thread under way together
+constexpr std::int64_t kPart = 32 << 10;         // bytes of a piece that one block of threads moves
+constexpr std::size_t kFew = 64, kMost = 1024;   // pieces of one launch; they go with its arguments
+constexpr std::int64_t kMostBlocks = 1ll << 20;  // of threads
+
+template <std::size_t N>
+struct Table {
+  CopyPiece pieces[N];
+};
+
+// Blocks of threads go through a piece's parts, `parts` of each.
+template <typename Word, std::size_t N>
+__global__ void __launch_bounds__(kThreads)
+    copy_kernel(const __grid_constant__ Table<N> table, std::int64_t parts) {
+  const CopyPiece& piece = table.pieces[blockIdx.x / parts];
+  const std::int64_t part = blockIdx.x % parts;
+  const std::int64_t words = piece.bytes / static_cast<std::int64_t>(sizeof(Word));
+  const std::int64_t end = words * (part + 1) / parts;
+  auto* to = static_cast<Word*>(piece.to);
+  const auto* from = static_cast<const Word*>(piece.from);
+  for (std::int64_t i = words * part / parts + threadIdx.x; i < end; i += kThreads * kAtOnce) {
+    Word some[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (i + j * kThreads < end) {
+        some[j] = from[i + j * kThreads];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (i + j * kThreads < end) {
+        to[i + j * kThreads] = some[j];
+      }
+    }
+  }
+}
+
+template <typename Word, std::size_t N>
+void copy(std::span<const CopyPiece> pieces, std::int64_t longest, cudaStream_t stream) {
+  Table<N> table{};
+  std::ranges::copy(pieces, table.pieces);
+  const auto count = static_cast<std::int64_t>(pieces.size());
+  const std::int64_t parts =
+      std::clamp(ceil_div(longest, kPart), std::int64_t{1}, kMostBlocks / count);
+  launch("copy pieces", &copy_kernel<Word, N>, {.blocks = count * parts, .threads = kThreads},
+         stream, table, parts);
+}
+
+template <typename Word>
+void copy(std::span<const CopyPiece> pieces, std::int64_t longest, cudaStream_t stream) {
+  if (pieces.size() <= kFew) {
+    copy<Word, kFew>(pieces, longest, stream);
+  } else {
+    copy<Word, kMost>(pieces, longest, stream);
+  }
+}
+
+}  // namespace
+
+void copy_pieces(std::span<const CopyPiece> pieces, cudaStream_t stream) {
+  for (; pieces.size() > kMost; pieces = pieces.subspan(kMost)) {
+    copy_pieces(pieces.first(kMost), stream);
+  }
+  std::int64_t longest = 0;
+  std::uintptr_t bits = 0;
+  for (const CopyPiece& one : pieces) {
+    longest = std::max(longest, one.bytes);
+    bits |= reinterpret_cast<std::uintptr_t>(one.to) | reinterpret_cast<std::uintptr_t>(one.from) |
+            static_cast<std::uintptr_t>(one.bytes);
+  }
+  if (longest == 0) {
+    return;
+  }
+  if (bits % 16 == 0) {
+    copy<uint4>(pieces, longest, stream);
+  } else if (bits % 4 == 0) {
+    copy<std::uint32_t>(pieces, longest, stream);
+  } else {
+    copy<std::byte>(pieces, longest, stream);
+  }
+}
+
+}  // namespace poise::cuda
