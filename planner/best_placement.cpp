@@ -183,7 +183,7 @@ class Search {
       }
     }
     by_rounds[rounds_of(inputs_, estimated.blocks)];
-    if (!inputs_.play || by_rounds.size() == 1) {
+    if (!inputs_.play || by_rounds.rbegin()->first == 1) {
       return estimated;
     }
     return best_played(estimated, by_rounds);
@@ -192,6 +192,7 @@ class Search {
  private:
   static constexpr std::int64_t kShares = 16;
   static constexpr std::int64_t kLayers = 6;
+  static constexpr std::int64_t kNear = 4;  // blocks of each request
 
   // So many ACT blocks, and as many KV blocks beside them as requests can fill and as fit; with so
   // many layers on the device, or any number of them.
@@ -293,6 +294,21 @@ class Search {
         rehearse_all(candidates.front(), candidates);
         rehearse_near();
         play(best_);
+      }
+    }
+    // Estimates pass over who waits for whose end: of more or fewer ACT blocks, that decides.
+    const std::int64_t unit = std::max(inputs_.sequences, 1);
+    for (std::int64_t step = kNear; step > 0; step /= 2) {
+      const Allocation from = best.blocks;
+      for (const std::int64_t act :
+           {from.all_act_blocks() - step * unit, from.all_act_blocks() + step * unit}) {
+        if (act >= 0 && act <= inputs_.most_blocks) {
+          if (const auto near = fullest(act, from.resident_layers.value_or(0))) {
+            if (near->holds_largest == best.holds_largest) {
+              play(*near);
+            }
+          }
+        }
       }
     }
     return best;

@@ -12,6 +12,9 @@
 namespace poise {
 namespace {
 
+// Requests of one ratio differ by as much, since each keeps it to a block. A mini-batch that is closed
+// for less costs more than it saves: the next one's loads balance what this one's do not.
+constexpr double kRounding = 1.15;
 constexpr std::size_t kOpenMiniBatches = 64;  // first fit looks back at so many
 
 // A mini-batch while it fills.
@@ -57,7 +60,8 @@ bool balances(const Allocation& host, const Fill& before, const Fill& after, dou
     return true;
   }
   const double imbalance_after = imbalance(host, after);
-  return imbalance_after <= reachable || imbalance_after < imbalance(host, before);
+  return imbalance_after <= std::max(reachable, kRounding) ||
+         imbalance_after < imbalance(host, before);
 }
 
 // The least of everything that any item brings.

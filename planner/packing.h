@@ -15,7 +15,8 @@ std::vector<MiniBatchItems> pack_plainly(std::span<const PackItem> items, const 
 // The greedy rule on F_b = max(balance, 1 / balance), balance = T_kv_gen(#ACT) / T_load_kv(#KV)
 // (Eq. 6, 7): an item joins the mini-batch being filled if it fits and lowers F_b. Taken literally
 // that rule closes a mini-batch as soon as it is balanced, however empty it is; so an item joins too
-// where F_b afterwards is no worse than that of all that is left to pack. Times are taken in units
+// where F_b afterwards is no worse than that of all that is left to pack, or than rounding to blocks
+// makes it. Times are taken in units
 // in which the host's whole split is balanced, as Algorithm 1 makes it: T_kv_gen(ACT_host) =
 // T_load_kv(KV_host).
 std::vector<MiniBatchItems> pack_balanced(const Allocation& host, std::span<const PackItem> items,

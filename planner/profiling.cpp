@@ -217,7 +217,8 @@ ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale sc
   sizes.host = {.act_blocks = static_cast<std::uint32_t>(pool),
                 .kv_blocks = static_cast<std::uint32_t>(pool),
                 .gpu_act_blocks = kHereBlocks};
-  // Layers that stay need not be streamed again and again; a few that are streamed tell the price.
+  // Layers that stay need not be streamed again and again; a few that are streamed tell the price:
+  // more than have a buffer, or none would be brought twice.
   constexpr std::int32_t kStreamed = 4;
   sizes.device = with_resident_layers(shape, dtype, sizes.device, overhead, cap);
   sizes.device.resident_layers =
@@ -301,9 +302,9 @@ bool measures(ProfileWork work, Line Profile::*line) {
 
 BusyWork busy_work(const Profile& profile, std::int32_t blocks, std::int32_t layers,
                    std::int32_t streamed) {
-  constexpr double kNotQuite = 0.85;    // of the time that computing takes, the link's
-  constexpr double kBlocksPart = 0.25;  // of that time, for blocks where weights are brought, too
-  constexpr double kLongest = 2;        // seconds of an iteration
+  constexpr double kNotQuite = 0.85;   // of the time that computing takes, the link's
+  constexpr double kBlocksPart = 0.4;  // of that time, for blocks where weights are brought, too
+  constexpr double kLongest = 2;       // seconds of an iteration
   const double kv_gen = profile.kv_gen.b;
   if (kv_gen <= 0 || profile.load_act.b <= 0) {
     return {};

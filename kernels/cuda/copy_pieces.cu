@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kAtOnce = 4;                       // words of a thread under way together
 constexpr std::int64_t kPart = 32 << 10;         // bytes of a piece that one block of threads moves
-constexpr std::size_t kFew = 64, kMost = 1024;   // pieces of one launch; they go with its arguments
+constexpr std::size_t kFew = 32, kMost = 160;    // pieces of one launch: its arguments, within 4 KB
 constexpr std::int64_t kMostBlocks = 1ll << 20;  // of threads
 
 template <std::size_t N>

@@ -33,7 +33,7 @@ struct CopyPiece {
   const void* from;
   std::int64_t bytes;
 };
-// Any number of them, of any size: one kernel for each 1,024. A copy engine takes microseconds for
+// Any number of them, of any size: one kernel for each 160. A copy engine takes microseconds for
 // each piece, and beside a product that fills the GPU tens of them.
 void copy_pieces(std::span<const CopyPiece> pieces, cudaStream_t stream);
 // head_dim ≤ 256; row_dtype is dtype. Of a sequence's last block only the rows of tokens that exist
