@@ -254,7 +254,7 @@ def peers(bench):
         if "transformers" in given.peers.split(","):
             words = [here / "transformers_run.py", "--config", bench.root / "bench" / work["config"], "--gpu-memory", cap]
             words += ["--host-memory", host, "--num-prompts", work["num_prompts"], *shape]
-            words += ["--batches", *work["transformers"]["batches"]]
+            words += ["--batches", *work["transformers"]["batches"], "--seconds", work["transformers"]["seconds"]]
             _peer(bench, name, "transformers, offloaded cache", words, [])
 
 

@@ -23,7 +23,7 @@ def prepared(workspace, *options, root=ROOT, tool=None, extra=None):
     (workspace / "shape.json").write_text(json.dumps(_SHAPE))
     work = {"config": str(workspace / "shape.json"), "num_prompts": 6, "input_len": 20, "output_len": 5, "poise": _POISE}
     work |= {"flexgen": [{"gpu_batch_size": 2, "num_gpu_batches": 2, "percent": [100, 0, 0, 100, 100, 0]}]}
-    work |= {"transformers": {"batches": [4]}}
+    work |= {"transformers": {"batches": [4], "seconds": 60}}
     works = {"gpu_memory": "64MiB", "host_memory": "1GiB", "works": {"tiny": work}}
     works["restart"] = {"config": work["config"], "gpu_memory": "64MiB", "policy": "kv-only"}
     works["restart"] |= {"num_prompts": 1500, "input_len": 20, "output_len": 200}
