@@ -37,15 +37,14 @@ HostBuffer Device::allocate_host(Bytes size) {
   return {*this, data, size};
 }
 
-Registration Device::register_host(std::span<std::byte> memory, bool read_only,
-                                   std::span<const std::uint64_t> cuts) {
-  pin({&memory, 1}, read_only, cuts);
+Registration Device::register_host(std::span<std::byte> memory, bool read_only) {
+  pin({&memory, 1}, read_only);
   return {*this, memory.data(), {static_cast<std::int64_t>(memory.size())}};
 }
 
 std::vector<Registration> Device::register_host(std::span<const std::span<std::byte>> parts,
                                                 bool read_only) {
-  pin(parts, read_only, {});
+  pin(parts, read_only);
   std::vector<Registration> registrations;
   for (const std::span<std::byte> part : parts) {
     registrations.emplace_back(*this, part.data(), Bytes{static_cast<std::int64_t>(part.size())});

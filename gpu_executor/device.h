@@ -122,9 +122,8 @@ class Device {
   Bytes host_in_use() const { return host_in_use_; }
   // … or mapped by somebody else; must stay mapped until the registration ends. That may take its
   // time behind the caller: a call of `copy` or `upload` then waits for the bytes it is given, and
-  // fails where they cannot be had. `cuts`: offsets within it that no copy crosses, ascending.
-  Registration register_host(std::span<std::byte> memory, bool read_only,
-                             std::span<const std::uint64_t> cuts = {});
+  // fails where they cannot be had.
+  Registration register_host(std::span<std::byte> memory, bool read_only);
   // Several, each of which may end by itself.
   std::vector<Registration> register_host(std::span<const std::span<std::byte>> parts,
                                           bool read_only);
@@ -167,8 +166,7 @@ class Device {
   virtual void give(std::byte* data, Bytes size) = 0;
   virtual std::byte* take_host(Bytes size) = 0;
   virtual void give_host(std::byte* data, Bytes size) = 0;
-  virtual void pin(std::span<const std::span<std::byte>> parts, bool read_only,
-                   std::span<const std::uint64_t> cuts) = 0;  // within each part
+  virtual void pin(std::span<const std::span<std::byte>> parts, bool read_only) = 0;
   virtual void unpin(std::span<std::byte> memory) = 0;
   // The device's clock begins; without it, when this object was made.
   void clock_begins() { opened_ = std::chrono::steady_clock::now(); }

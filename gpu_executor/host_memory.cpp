@@ -133,11 +133,7 @@ void HostMemory::map_blocks(const PoolNow& pool) {
   blocks_.reset();
   Segment segment = Segment::attach(segment_name(run_id_, fmt::format("blocks-{}", pool.epoch)),
                                     Access::read_write);
-  std::vector<std::uint64_t> regions;
-  for (std::int32_t layer = 1; layer < model_->shape.num_hidden_layers; ++layer) {
-    regions.push_back(static_cast<std::uint64_t>(layer) * pool.partition.region_bytes);
-  }
-  blocks_registration_ = device_.register_host(all_of(segment), false, regions);
+  blocks_registration_ = device_.register_host(all_of(segment), false);
   blocks_ = std::move(segment);
   blocks_epoch_ = pool.epoch;
   spdlog::info("mapped block pool {}: {} bytes", pool.epoch, blocks_->size().n);

@@ -192,7 +192,7 @@ class Opened final : public CpuDevice {
   }
   void give_host(std::byte* data, Bytes) override { ::operator delete(data, kAlignment); }
   // A thread reaches any page.
-  void pin(std::span<const std::span<std::byte>>, bool, std::span<const std::uint64_t>) override {}
+  void pin(std::span<const std::span<std::byte>>, bool) override {}
   void unpin(std::span<std::byte>) override {}
 
  private:

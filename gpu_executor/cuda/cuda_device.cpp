@@ -48,17 +48,18 @@ std::string pci_bus_id() {
   return id.data();
 }
 
-// Neighbouring pieces become one; empty ones none.
+// Neighbouring pieces become one, but for those that are to begin `anew`; empty ones none.
 class Pieces {
  public:
-  void add(void* to, const void* from, Bytes bytes) {
+  void add(void* to, const void* from, Bytes bytes, bool anew = false) {
     if (bytes.n == 0) {
       return;
     }
     const auto size = static_cast<std::size_t>(bytes.n);
     auto* destination = static_cast<std::byte*>(to);
     const auto* source = static_cast<const std::byte*>(from);
-    if (!to_.empty() && static_cast<std::byte*>(to_.back()) + sizes_.back() == destination &&
+    if (!anew && !to_.empty() &&
+        static_cast<std::byte*>(to_.back()) + sizes_.back() == destination &&
         static_cast<const std::byte*>(from_.back()) + sizes_.back() == source) {
       sizes_.back() += size;
     } else {
@@ -192,8 +193,7 @@ class Opened final : public Device {
   void copy(Stream stream, std::span<const Copy> copies) override {
     Pieces pieces;
     for (const Copy& one : copies) {
-      pinned_.need(stream == Stream::copy_out ? one.to : one.from, one.bytes);
-      pieces.add(one.to, one.from, one.bytes);
+      add(pieces, one.to, one.from, one.bytes, stream == Stream::copy_out ? one.to : one.from);
     }
     queue(stream, pieces);
   }
@@ -211,8 +211,7 @@ class Opened final : public Device {
   void upload(Stream stream, std::span<const WeightCopy> weights) override {
     Pieces pieces;
     for (const WeightCopy& one : weights) {
-      pinned_.need(one.from, one.bytes());
-      pieces.add(one.to, one.from, one.bytes());
+      add(pieces, one.to, one.from, one.bytes(), one.from);
     }
     queue(stream, pieces);
   }
@@ -257,9 +256,8 @@ class Opened final : public Device {
   }
   void give_host(std::byte* data, Bytes) override { static_cast<void>(cudaFreeHost(data)); }
 
-  void pin(std::span<const std::span<std::byte>> parts, bool read_only,
-           std::span<const std::uint64_t> cuts) override {
-    pinned_.pin(parts, read_only, cuts);
+  void pin(std::span<const std::span<std::byte>> parts, bool read_only) override {
+    pinned_.pin(parts, read_only);
   }
   void unpin(std::span<std::byte> memory) override { pinned_.unpin(memory); }
 
@@ -290,6 +288,18 @@ class Opened final : public Device {
 
   CudaStream& stream_of(Stream stream) { return *streams_[static_cast<std::size_t>(stream)]; }
   cudaStream_t compute() { return stream_of(Stream::compute).work(); }
+
+  // In parts that each lie within one registration of the host's memory, where `host` is.
+  void add(Pieces& pieces, void* to, const void* from, Bytes bytes, const void* host) {
+    pinned_.need(host, bytes);
+    for (Bytes done{}; done < bytes;) {
+      const PinnedHost::Run run =
+          pinned_.run(static_cast<const std::byte*>(host) + done.n, bytes - done);
+      pieces.add(static_cast<std::byte*>(to) + done.n, static_cast<const std::byte*>(from) + done.n,
+                 run.size, run.begins_slice);
+      done += run.size;
+    }
+  }
 
   void queue(Stream stream, Pieces& pieces) {
     if (pieces.total().n > 0) {

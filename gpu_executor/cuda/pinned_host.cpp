@@ -6,30 +6,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 
 #include "common/trouble.h"
 
 namespace poise {
 namespace {
 
-constexpr std::size_t kLeastSlice = std::size_t{256} << 20;
 // Of 96 GiB on a machine of 16 cores, 4 threads pin 18 GiB a second, 8 threads 16, 16 threads 9: they
 // meet at the same locks. One thread does 10.
 constexpr std::size_t kHelpers = 4;
-
-std::vector<std::span<std::byte>> cut(std::span<std::byte> memory,
-                                      std::span<const std::uint64_t> cuts) {
-  std::vector<std::span<std::byte>> slices;
-  std::size_t begin = 0;
-  for (const std::uint64_t at : cuts) {
-    if (at < memory.size() && at >= begin + kLeastSlice) {
-      slices.push_back(memory.subspan(begin, at - begin));
-      begin = at;
-    }
-  }
-  slices.push_back(memory.subspan(begin));
-  return slices;
-}
 
 // Pages that are in this process's tables already are pinned faster; no matter if the kernel (before
 // Linux 5.14) cannot put them there.
@@ -62,17 +48,18 @@ PinnedHost::~PinnedHost() {
   more_.notify_all();
 }
 
-void PinnedHost::pin(std::span<const std::span<std::byte>> parts, bool read_only,
-                     std::span<const std::uint64_t> cuts) {
+void PinnedHost::pin(std::span<const std::span<std::byte>> parts, bool read_only) {
   const auto batch = std::make_shared<Batch>(Batch{.read_only = read_only});
   Slices all;
   for (const std::span<std::byte> part : parts) {
-    Slices& own = parts_[part.data()];
-    check(own.empty(), "a part is pinned once");
-    for (const std::span<std::byte> memory : cut(part, cuts)) {
-      own.push_back(std::make_shared<Slice>(Slice{.memory = memory, .batch = batch}));
+    Part& own = parts_[part.data()];
+    check(own.slices.empty() && !part.empty(), "a part is pinned once");
+    own.memory = part;
+    for (std::size_t at = 0; at < part.size(); at += kSlice) {
+      const auto memory = part.subspan(at, std::min(kSlice, part.size() - at));
+      own.slices.push_back(std::make_shared<Slice>(Slice{.memory = memory, .batch = batch}));
     }
-    all.insert(all.end(), own.begin(), own.end());
+    all.insert(all.end(), own.slices.begin(), own.slices.end());
     batch->bytes += Bytes{static_cast<std::int64_t>(part.size())};
   }
   batch->left = all.size();
@@ -125,42 +112,87 @@ void PinnedHost::work() {
 
 void PinnedHost::wait_for(const std::byte* begin, Bytes size) {
   const std::byte* const end = begin + size.n;
-  auto part = parts_.upper_bound(begin);
-  if (part != parts_.begin()) {
-    --part;
-  }
-  for (; part != parts_.end() && part->first < end; ++part) {
-    for (const std::shared_ptr<Slice>& slice : part->second) {
+  std::unique_lock lock(mutex_);
+  for (auto part = part_before(begin); part != parts_.end() && part->first < end; ++part) {
+    Slices needed;
+    for (const std::shared_ptr<Slice>& slice : part->second.slices) {
       const std::span<std::byte> memory = slice->memory;
       if (memory.data() < end && begin < memory.data() + memory.size()) {
-        std::unique_lock lock(mutex_);
-        moved_.wait(lock, [&] { return slice->state == State::pinned || !failure_.empty(); });
+        needed.push_back(slice);
+        if (slice->state == State::waits) {
+          std::erase(queue_, slice);
+          queue_.insert(queue_.begin() + std::ssize(needed) - 1, slice);
+        }
       }
     }
+    for (const std::shared_ptr<Slice>& slice : needed) {
+      moved_.wait(lock, [&] { return slice->state == State::pinned || !failure_.empty(); });
+    }
   }
-  const std::scoped_lock lock(mutex_);
   if (!failure_.empty()) {
     fail(Exit::interrupted, "{}", failure_);
   }
 }
 
+std::map<const std::byte*, PinnedHost::Part>::const_iterator PinnedHost::part_before(
+    const std::byte* at) const {
+  auto part = parts_.upper_bound(at);
+  return part == parts_.begin() ? part : std::prev(part);
+}
+
+PinnedHost::Run PinnedHost::run(const void* begin, Bytes size) const {
+  const auto* const at = static_cast<const std::byte*>(begin);
+  const auto found = part_before(at);
+  if (found == parts_.end() || at < found->first) {
+    return {size, false};
+  }
+  const std::span<std::byte> memory = found->second.memory;
+  const auto offset = static_cast<std::size_t>(at - memory.data());
+  if (offset >= memory.size()) {
+    return {size, false};
+  }
+  const auto left = static_cast<std::int64_t>(kSlice - offset % kSlice);
+  return {std::min(size, Bytes{left}), offset % kSlice == 0};
+}
+
 void PinnedHost::unpin(std::span<std::byte> memory) {
   const auto found = parts_.find(memory.data());
   check(found != parts_.end(), "what is unpinned was pinned");
-  for (const std::shared_ptr<Slice>& slice : found->second) {
+  std::vector<std::byte*> pinned;
+  {
     std::unique_lock lock(mutex_);
-    if (slice->state == State::waits) {
-      std::erase(queue_, slice);
-      slice->state = State::not_pinned;
-      --waiting_;
-      continue;
+    for (const std::shared_ptr<Slice>& slice : found->second.slices) {
+      if (slice->state == State::waits) {
+        std::erase(queue_, slice);
+        slice->state = State::not_pinned;
+        --waiting_;
+        continue;
+      }
+      moved_.wait(lock, [&] { return slice->state != State::in_work; });
+      if (slice->state == State::pinned) {
+        pinned.push_back(slice->memory.data());
+      }
     }
-    moved_.wait(lock, [&] { return slice->state != State::in_work; });
-    const bool pinned = slice->state == State::pinned;
-    lock.unlock();
-    if (pinned && cudaHostUnregister(slice->memory.data()) != cudaSuccess) {
-      static_cast<void>(cudaGetLastError());
+  }
+  const auto began = std::chrono::steady_clock::now();
+  std::atomic<std::size_t> next{0};
+  const auto unpin_some = [&] {
+    for (std::size_t i = next++; i < pinned.size(); i = next++) {
+      if (cudaHostUnregister(pinned[i]) != cudaSuccess) {
+        static_cast<void>(cudaGetLastError());
+      }
     }
+  };
+  {
+    std::vector<std::jthread> others;
+    while (others.size() + 1 < std::min(kHelpers, pinned.size())) {
+      others.emplace_back(unpin_some);
+    }
+    unpin_some();
+  }
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+  if (pinned.size() > 1) {
+    spdlog::info("unpinned {} bytes in {:.2f} s", memory.size(), took.count());
   }
   parts_.erase(found);
   bytes_ -= Bytes{static_cast<std::int64_t>(memory.size())};

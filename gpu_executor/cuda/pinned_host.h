@@ -1,8 +1,9 @@
 #pragma once
 // Host memory that the GPU's copy engines reach at full speed: mappings of this process, registered
 // with CUDA in slices by a few threads behind the caller's back, since a pool of a hundred GB takes
-// seconds. Whoever copies asks for the bytes first (`need`) and waits for no more than their slices:
-// the first layer works while the last is being pinned. Called by the host thread of the device only.
+// seconds. Whoever copies asks for the bytes first (`need`) and waits for no more than their slices,
+// which are pinned before all others: the first layer works while the last is being pinned. No copy may
+// cross from a slice into the next (`run`). Called by the host thread of the device only.
 
 #include <atomic>
 #include <condition_variable>
@@ -28,10 +29,11 @@ class PinnedHost {
   PinnedHost(const PinnedHost&) = delete;
   PinnedHost& operator=(const PinnedHost&) = delete;
 
-  // Begins. `cuts`: offsets within a part that no copy crosses, ascending; a slice ends only there,
-  // or with its part. What is asked for last is pinned first, in the order of addresses.
-  void pin(std::span<const std::span<std::byte>> parts, bool read_only,
-           std::span<const std::uint64_t> cuts);
+  static constexpr std::size_t kSlice = std::size_t{256} << 20;
+
+  // Begins. A part's slices are of kSlice bytes, its last of what is left. What is asked for last is
+  // pinned first, in the order of addresses, and before it what somebody needs.
+  void pin(std::span<const std::span<std::byte>> parts, bool read_only);
   // Waits until these bytes are pinned, as far as they lie in a part. Fails (Exit::interrupted) where
   // the machine does not let so much be pinned.
   void need(const void* begin, Bytes size) {
@@ -39,6 +41,12 @@ class PinnedHost {
       wait_for(static_cast<const std::byte*>(begin), size);
     }
   }
+  // How far a copy that begins here goes at once.
+  struct Run {
+    Bytes size;
+    bool begins_slice;
+  };
+  Run run(const void* begin, Bytes size) const;
   // Waits for what is under way of it. REQUIRES: a part that `pin` was given.
   void unpin(std::span<std::byte> memory);
 
@@ -58,7 +66,14 @@ class PinnedHost {
   void work();
   void wait_for(const std::byte* begin, Bytes size);
 
-  std::map<const std::byte*, Slices> parts_;  // by the beginning of each
+  struct Part {
+    std::span<std::byte> memory;
+    Slices slices;
+  };
+  // The part that has a byte at or in front of this one; its end may lie in front, too.
+  std::map<const std::byte*, Part>::const_iterator part_before(const std::byte* at) const;
+
+  std::map<const std::byte*, Part> parts_;  // by the beginning of each
   Bytes bytes_{};
   std::atomic<std::int64_t> waiting_{
       0};  // slices that are not pinned yet; at least 1 after a failure

@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
-#include <vector>
+#include <cstring>
+#include <utility>
 
 #include "common/trouble.h"
+#include "gpu_executor/cuda/cuda_device.h"
 #include "tests/support/cuda_test.h"
 
 namespace poise {
@@ -15,7 +17,7 @@ namespace {
 
 constexpr std::size_t kMiBytes = std::size_t{1} << 20;
 constexpr std::size_t kSize = 1024 * kMiBytes;
-constexpr std::size_t kCut = 256 * kMiBytes;
+constexpr std::size_t kCut = PinnedHost::kSlice;
 
 class PinnedHostTest : public test::CudaTest {
  protected:
@@ -27,9 +29,6 @@ class PinnedHostTest : public test::CudaTest {
     void* mapped = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(mapped, MAP_FAILED);
     memory_ = {static_cast<std::byte*>(mapped), kSize};
-    for (std::size_t at = kCut; at < kSize; at += kCut) {
-      cuts_.push_back(at);
-    }
   }
   void TearDown() override {
     if (!memory_.empty()) {
@@ -44,12 +43,11 @@ class PinnedHostTest : public test::CudaTest {
   }
 
   std::span<std::byte> memory_;
-  std::vector<std::uint64_t> cuts_;
 };
 
 TEST_F(PinnedHostTest, WhatIsNeededIsPinned) {
   PinnedHost pinned;
-  pinned.pin({&memory_, 1}, false, cuts_);
+  pinned.pin({&memory_, 1}, false);
   EXPECT_EQ(pinned.bytes().n, static_cast<std::int64_t>(kSize));
   const std::byte* last = &memory_.back();
   pinned.need(last, Bytes{1});
@@ -63,10 +61,49 @@ TEST_F(PinnedHostTest, WhatIsNeededIsPinned) {
   EXPECT_EQ(pinned.bytes().n, 0);
 }
 
+TEST_F(PinnedHostTest, ACopyEndsWhereItsSliceDoes) {
+  PinnedHost pinned;
+  const auto run = [&](std::size_t at, std::int64_t size) {
+    const PinnedHost::Run found = pinned.run(memory_.data() + at, Bytes{size});
+    return std::pair{found.size.n, found.begins_slice};
+  };
+  EXPECT_EQ(run(kCut - 1, 5), std::pair(std::int64_t{5}, false)) << "of no part";
+  const std::span<std::byte> part = memory_.first(2 * kCut + 100);
+  pinned.pin({&part, 1}, false);
+  EXPECT_EQ(run(0, 5), std::pair(std::int64_t{5}, true));
+  EXPECT_EQ(run(kCut - 1, 5), std::pair(std::int64_t{1}, false));
+  EXPECT_EQ(run(kCut, 5), std::pair(std::int64_t{5}, true));
+  EXPECT_EQ(run(kCut, kSize), std::pair(static_cast<std::int64_t>(kCut), true));
+  EXPECT_EQ(run(part.size(), 5), std::pair(std::int64_t{5}, false)) << "behind the part";
+  pinned.unpin(part);
+}
+
+TEST_F(PinnedHostTest, CopiesCrossSlices) {
+  const auto device = open_cuda_device();
+  constexpr std::size_t kFrom = kCut - 3 * kMiBytes - 8, kLong = kCut + 7 * kMiBytes;
+  auto* words = reinterpret_cast<std::uint64_t*>(memory_.data() + kFrom);
+  for (std::size_t i = 0; i < kLong / 8; ++i) {
+    words[i] = i * 0x9e3779b97f4a7c15;
+  }
+  const Registration registration = device->register_host(memory_, false);
+  const Bytes size{static_cast<std::int64_t>(kLong)};
+  const Buffer there = device->allocate(size, "a test");
+  const Copy in{.to = there.data(), .from = words, .bytes = size};
+  device->copy(Stream::copy_in, {&in, 1});
+  device->finish();
+  std::memset(words, 0, kLong);
+  const Copy out{.to = words, .from = there.data(), .bytes = size};
+  device->copy(Stream::copy_out, {&out, 1});
+  device->finish();
+  for (std::size_t i = 0; i < kLong / 8; ++i) {
+    ASSERT_EQ(words[i], i * 0x9e3779b97f4a7c15) << i;
+  }
+}
+
 TEST_F(PinnedHostTest, APartMayEndBeforeItsTurn) {
   PinnedHost pinned;
   for (int i = 0; i < 3; ++i) {
-    pinned.pin({&memory_, 1}, false, cuts_);
+    pinned.pin({&memory_, 1}, false);
     pinned.unpin(memory_);
     EXPECT_FALSE(is_pinned(memory_.data()));
     EXPECT_FALSE(is_pinned(&memory_.back()));
@@ -77,7 +114,7 @@ TEST_F(PinnedHostTest, APartMayEndBeforeItsTurn) {
 TEST_F(PinnedHostTest, WhatCannotBePinnedIsToldToWhoeverNeedsIt) {
   ASSERT_EQ(mprotect(&memory_[kCut], kCut, PROT_NONE), 0);
   PinnedHost pinned;
-  pinned.pin({&memory_, 1}, false, cuts_);
+  pinned.pin({&memory_, 1}, false);
   try {
     pinned.need(&memory_[kCut], Bytes{1});
     FAIL() << "it was pinned";
