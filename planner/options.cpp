@@ -149,6 +149,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   }
   take_number(given, "max-num-seqs", 1, kMostOf, run.batch.max_num_seqs);
   take_number(given, "mini-batch-tokens", kBlockTokens, kMostOf, run.batch.mini_batch_tokens);
+  run.batch.by_profile = given.count("mini-batch-tokens") == 0;
   take_number(given, "prefill-tokens", 1, kMostOf, run.batch.prefill_tokens);
   take_bytes(given, "gpu-memory", run.gpu_memory);
   take_bytes(given, "host-memory", run.host_memory);
@@ -204,6 +205,7 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
   make_policy(plan.policy.value_or("hybrid"), plan.policy_options);  // refuses what cannot be
   take_number(given, "max-num-seqs", 1, kMostOf, plan.batch.max_num_seqs);
   take_number(given, "mini-batch-tokens", kBlockTokens, kMostOf, plan.batch.mini_batch_tokens);
+  plan.batch.by_profile = given.count("mini-batch-tokens") == 0;
   take_number(given, "prefill-tokens", 1, kMostOf, plan.batch.prefill_tokens);
   take_bytes(given, "gpu-memory", plan.gpu_memory);
   take_bytes(given, "host-memory", plan.host_memory);

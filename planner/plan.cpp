@@ -95,7 +95,7 @@ nlohmann::ordered_json plan_run(const PlanOptions& options) {
     fail("{}: there is no request in it that could run", options.input.input.string());
   }
   const SetUp made = set_up(options, model, sizes.requests);
-  Player player(made, options.batch);
+  Player player(made, made.batch);
   const std::vector<Request> some = some_of(sizes.requests, made.demand.sequences);
   const Played played = play(made, player, some);
   const double times = stretch(played, sizes.requests.size(), played.most_rows);

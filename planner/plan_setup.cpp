@@ -66,6 +66,7 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
   PolicyOptions policy_options = options.policy_options;
   policy_options.profile = std::make_shared<const Profile>(made.profile);
   made.policy = make_policy(made.policy_name, policy_options);
+  made.batch = with_mini_batch(options.batch, &made.profile);
   made.demand = demand_of(requests, options.batch.max_num_seqs);
   made.weights = weight_layout(made.shape, made.dtype).total();
   made.cap = capped("--gpu-memory", options.gpu_memory, made.profile.gpu_memory, made);
@@ -81,7 +82,7 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
                            .available = made.profile.host_memory - made.weights,
                            .host_memory = options.host_memory};
   const Arrangement arranged =
-      arrange(*made.policy, made.shape, made.dtype, made.demand, options.batch, budget,
+      arrange(*made.policy, made.shape, made.dtype, made.demand, made.batch, budget,
               {.cap = made.cap,
                .overhead = made.profile.gpu_overhead,
                .is_host = device_is_host,

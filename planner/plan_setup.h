@@ -24,6 +24,7 @@ struct SetUp {
   std::string policy_name;
   std::unique_ptr<Policy> policy;
   Demand demand;
+  BatchOptions batch;
   Placement placement;
   Bytes cap, overhead, weights, host_allowed;  // `weights`: those that the host keeps
   std::vector<std::string> notes;  // where it is not as the options say, a sentence each

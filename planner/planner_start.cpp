@@ -193,6 +193,7 @@ void Planner::decide_sizes() {
   const DType dtype = control_->dtype;
   const bool device_is_host = device.device.starts_with("cpu");
   choose_policy();
+  options_.batch = with_mini_batch(options_.batch, profile_.get());
   demand_ = demand_of(to_do_, options_.batch.max_num_seqs);
   const bool there = take_over_pool(device_is_host);
   if (!there) {

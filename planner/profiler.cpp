@@ -184,7 +184,18 @@ void Profiler::next_pass() {
     works_.assign(kTiny, {.work = ProfileWork::prompts_kv, .round = 0, .tiny = true});
     go_on();
   } else {
+    check_whole();
     phase_ = Phase::over;
+  }
+}
+
+// Decisions rest on these. Of two layers, each has its buffer and is brought once.
+void Profiler::check_whole() const {
+  for (const std::string_view name : {"load_w", "load_kv", "load_act", "kv_gen"}) {
+    const bool there = std::ranges::any_of(
+        profile_.measured, [&](const MeasuredLine& line) { return line.name == name; });
+    check(there || (name == "load_w" && layout_.layers <= 2),
+          "a profile has times of all it prices");
   }
 }
 

@@ -53,6 +53,7 @@ class Profiler {
   void add_busy_works();
   void go_on();
   void next_pass();
+  void check_whole() const;
   void repeat(const ProfileTimes::Outliers& outliers);
 
   const ProfiledMachine machine_;

@@ -14,8 +14,10 @@
 namespace poise {
 namespace {
 
-constexpr int kSizes = 8;                     // of blocks in the context works
-constexpr int kMostRepeats = 6 * kSizes;      // of the largest, beside them
+constexpr int kSizes = 8;                 // of blocks in the context works
+constexpr int kMostRepeats = 6 * kSizes;  // of the largest, beside them
+constexpr std::int32_t kRepeatSizes = 24, kRepeatSteps = 72;
+constexpr double kRepeat = 0.84;              // of the largest, on average
 constexpr std::int32_t kSequences = 8;        // a mini-batch's blocks are shared out among
 constexpr std::int32_t kPromptTokens = 1024;  // of one sequence
 constexpr std::int32_t kProfiledLogits = 256;
@@ -33,6 +35,11 @@ std::int32_t context_blocks(const DeviceLimits& limits) {
 
 std::int32_t size_of_step(std::int32_t most, int step) {  // 1 .. kSizes
   return std::max(1, most * step / kSizes);
+}
+
+// Of 576 blocks: every eighth from there down to 392, and again.
+std::int32_t size_of_repeat(std::int32_t most, std::int32_t i) {
+  return std::max(1, most - most * (i % kRepeatSizes) / kRepeatSteps);
 }
 
 std::vector<std::int32_t> prompt_rows(std::int32_t most) {
@@ -240,7 +247,7 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
       tables.add_context({{act, crossing}, {here, n - crossing}});
     };
     for (std::int32_t i = 0; i < sizes.busy.repeats; ++i) {
-      add(sizes.busy.blocks);
+      add(size_of_repeat(sizes.busy.blocks, i));
     }
     for (int step = kSizes; step >= 1; --step) {
       add(size_of_step(sizes.scale.blocks, step));
@@ -313,13 +320,13 @@ BusyWork busy_work(const Profile& profile, std::int32_t blocks, std::int32_t lay
   double wanted = streamed > 0 ? profile.load_w(1).n / (kNotQuite - kBlocksPart) / kv_gen : 0;
   wanted = std::min(wanted, kLongest / (layers * kv_gen));
   return {.repeats = static_cast<std::int32_t>(
-              std::clamp(std::ceil(wanted / blocks), 0.0, double{kMostRepeats})),
+              std::clamp(std::ceil(wanted / (kRepeat * blocks)), 0.0, double{kMostRepeats})),
           .blocks = blocks,
           .from_host = std::clamp(part * kv_gen / profile.load_act.b, 0.0, 1.0)};
 }
 
 Seconds time_of(const BusyWork& busy, const Profile& profile, std::int32_t layers) {
-  const double sizes = busy.repeats + (kSizes + 1) / 2.0;  // of the largest
+  const double sizes = kRepeat * busy.repeats + (kSizes + 1) / 2.0;  // of the largest
   return {layers * sizes * profile.kv_gen(busy.blocks).n};
 }
 

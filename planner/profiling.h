@@ -53,11 +53,12 @@ struct ProfileScale {
   std::int32_t rows = 0;    // of prompts
 };
 inline constexpr ProfileScale kFirstProfileScale{.blocks = 8, .rows = 8};
-inline constexpr ProfileScale kLargestProfileScale{.blocks = 512, .rows = 2048};
+inline constexpr ProfileScale kLargestProfileScale{.blocks = 576, .rows = 2048};
 
 // What `context_busy` keeps a device busy with, which then has the clock of long work: power and heat
-// bound that. `repeats` mini-batches of `blocks` come before those of the scale; of each one's ACT
-// blocks the share `from_host` crosses the link, the others are on the device.
+// bound that. `repeats` mini-batches of `blocks` and somewhat less come before those of the scale: a
+// product's time rises in steps, and these tell where. Of each one's ACT blocks the share `from_host`
+// crosses the link, the others are on the device.
 struct BusyWork {
   std::int32_t repeats = 0, blocks = 0;
   double from_host = 0;

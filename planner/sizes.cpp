@@ -269,6 +269,24 @@ Placement place_blocks(const ModelShape& shape, DType dtype, const Demand& deman
   return placement;
 }
 
+BatchOptions with_mini_batch(BatchOptions options, const Profile* profile) {
+  constexpr double kNear = 0.75;   // and above, of the size it would have otherwise
+  constexpr double kGains = 0.98;  // or it is not worth being another
+  if (!options.by_profile || profile == nullptr) {
+    return options;
+  }
+  const double usual = static_cast<double>(options.mini_batch_tokens) / kBlockTokens;
+  double least = kGains * profile->kv_gen(usual).n / usual;
+  for (const Point& point : profile->kv_gen.points) {
+    if (point.n >= kNear * usual && point.n == std::floor(point.n) &&
+        point.time.n / point.n < least) {
+      least = point.time.n / point.n;
+      options.mini_batch_tokens = static_cast<std::int32_t>(point.n) * kBlockTokens;
+    }
+  }
+  return options;
+}
+
 ScheduleLimits schedule_limits(const Demand& demand, const Allocation& host,
                                const DeviceLimits& device) {
   return {.max_num_seqs = demand.sequences,

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <random>
 
 #include "common/trouble.h"
@@ -245,6 +246,29 @@ TEST(DeviceBuffers, ResidentLayersAreThePolicysWhereItSaysSo) {
       small_shape(), DType::float32, demand(requests, 4),
       {.act_blocks = 0, .kv_blocks = 4, .resident_layers = 2}, {}, Bytes{0}, kGiB);
   EXPECT_EQ(limits.resident_layers, 2);
+}
+
+// A product of 132 multiprocessors, whose last round is as long with one tile as with all.
+Profile stepped_profile(double per_step, double from, double to) {
+  Profile profile;
+  for (double n = from; n <= to; n += 8) {
+    profile.kv_gen.points.push_back({n, {std::ceil(n / per_step) * 51e-6}});
+  }
+  profile.kv_gen.b = 51e-6 / per_step;
+  return profile;
+}
+
+TEST(MiniBatch, HasTheSizeThatRegeneratesForLeastABlock) {
+  const BatchOptions free{.by_profile = true};
+  const Profile full = stepped_profile(33, 392, 576);
+  EXPECT_EQ(with_mini_batch(free, &full).mini_batch_tokens, 528 * kBlockTokens);
+  const Profile even = stepped_profile(8, 392, 576);
+  EXPECT_EQ(with_mini_batch(free, &even).mini_batch_tokens, 8192) << "none is better";
+  const Profile small = stepped_profile(33, 8, 128);
+  EXPECT_EQ(with_mini_batch(free, &small).mini_batch_tokens, 8192) << "too small";
+  EXPECT_EQ(with_mini_batch(free, nullptr).mini_batch_tokens, 8192);
+  EXPECT_EQ(with_mini_batch({.mini_batch_tokens = 4096}, &full).mini_batch_tokens, 4096)
+      << "as the user says";
 }
 
 }  // namespace
