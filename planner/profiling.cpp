@@ -15,7 +15,7 @@ namespace poise {
 namespace {
 
 constexpr int kSizes = 8;                 // of blocks in the context works
-constexpr int kMostRepeats = 6 * kSizes;  // of the largest, beside them
+constexpr int kBusyRepeats = 6 * kSizes;  // of the largest, beside them
 constexpr std::int32_t kRepeatSizes = 24, kRepeatSteps = 72;
 constexpr double kRepeat = 0.84;              // of the largest, on average
 constexpr std::int32_t kSequences = 8;        // a mini-batch's blocks are shared out among
@@ -192,7 +192,7 @@ DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale) {
       static_cast<std::int32_t>(ceil_div(scale.blocks, context_blocks(limits))) + kSequences / 2);
   const std::int64_t prompts = ceil_div(scale.rows, std::min(kPromptTokens, limits.max_context));
   limits.max_rows =
-      static_cast<std::int32_t>(std::max<std::int64_t>(rows, (kMostRepeats + kSizes) * sequences));
+      static_cast<std::int32_t>(std::max<std::int64_t>(rows, (kBusyRepeats + kSizes) * sequences));
   limits.max_mini_batch_rows = std::max(scale.rows, sequences);
   limits.max_sequences = std::max(sequences, static_cast<std::int32_t>(prompts));
   limits.act_slots = limits.kv_slots = std::max(
@@ -320,7 +320,7 @@ BusyWork busy_work(const Profile& profile, std::int32_t blocks, std::int32_t lay
   double wanted = streamed > 0 ? profile.load_w(1).n / (kNotQuite - kBlocksPart) / kv_gen : 0;
   wanted = std::min(wanted, kLongest / (layers * kv_gen));
   return {.repeats = static_cast<std::int32_t>(
-              std::clamp(std::ceil(wanted / (kRepeat * blocks)), 0.0, double{kMostRepeats})),
+              std::clamp(std::ceil(wanted / (kRepeat * blocks)), 0.0, double{kBusyRepeats})),
           .blocks = blocks,
           .from_host = std::clamp(part * kv_gen / profile.load_act.b, 0.0, 1.0)};
 }
