@@ -119,10 +119,12 @@ void PinnedHost::wait_for(const std::byte* begin, Bytes size) {
       const std::span<std::byte> memory = slice->memory;
       if (memory.data() < end && begin < memory.data() + memory.size()) {
         needed.push_back(slice);
-        if (slice->state == State::waits) {
-          std::erase(queue_, slice);
-          queue_.insert(queue_.begin() + std::ssize(needed) - 1, slice);
-        }
+      }
+    }
+    for (auto slice = needed.rbegin(); slice != needed.rend(); ++slice) {
+      if ((*slice)->state == State::waits) {
+        std::erase(queue_, *slice);
+        queue_.push_front(*slice);
       }
     }
     for (const std::shared_ptr<Slice>& slice : needed) {
@@ -151,8 +153,8 @@ PinnedHost::Run PinnedHost::run(const void* begin, Bytes size) const {
   if (offset >= memory.size()) {
     return {size, false};
   }
-  const auto left = static_cast<std::int64_t>(kSlice - offset % kSlice);
-  return {std::min(size, Bytes{left}), offset % kSlice == 0};
+  const std::size_t left = std::min(kSlice - offset % kSlice, memory.size() - offset);
+  return {std::min(size, Bytes{static_cast<std::int64_t>(left)}), offset % kSlice == 0};
 }
 
 void PinnedHost::unpin(std::span<std::byte> memory) {
@@ -161,13 +163,15 @@ void PinnedHost::unpin(std::span<std::byte> memory) {
   std::vector<std::byte*> pinned;
   {
     std::unique_lock lock(mutex_);
-    for (const std::shared_ptr<Slice>& slice : found->second.slices) {
+    const Slices& slices = found->second.slices;
+    for (const std::shared_ptr<Slice>& slice : slices) {  // all, before a helper takes the next one
       if (slice->state == State::waits) {
         std::erase(queue_, slice);
         slice->state = State::not_pinned;
         --waiting_;
-        continue;
       }
+    }
+    for (const std::shared_ptr<Slice>& slice : slices) {
       moved_.wait(lock, [&] { return slice->state != State::in_work; });
       if (slice->state == State::pinned) {
         pinned.push_back(slice->memory.data());

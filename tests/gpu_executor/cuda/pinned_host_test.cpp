@@ -16,8 +16,8 @@ namespace poise {
 namespace {
 
 constexpr std::size_t kMiBytes = std::size_t{1} << 20;
-constexpr std::size_t kSize = 1024 * kMiBytes;
 constexpr std::size_t kCut = PinnedHost::kSlice;
+constexpr std::size_t kSize = 6 * kCut;  // more than are pinned at a time
 
 class PinnedHostTest : public test::CudaTest {
  protected:
@@ -61,6 +61,18 @@ TEST_F(PinnedHostTest, WhatIsNeededIsPinned) {
   EXPECT_EQ(pinned.bytes().n, 0);
 }
 
+// The first is pinned, others are being, the last ones wait: for all of them at once, and no others.
+TEST_F(PinnedHostTest, SlicesInEveryStateMayBeNeededTogether) {
+  PinnedHost pinned;
+  pinned.pin({&memory_, 1}, false);
+  pinned.need(memory_.data(), Bytes{1});
+  pinned.need(memory_.data(), Bytes{static_cast<std::int64_t>(kSize)});
+  for (std::size_t at = 0; at < kSize; at += kCut) {
+    EXPECT_TRUE(is_pinned(&memory_[at])) << at;
+  }
+  pinned.unpin(memory_);
+}
+
 TEST_F(PinnedHostTest, ACopyEndsWhereItsSliceDoes) {
   PinnedHost pinned;
   const auto run = [&](std::size_t at, std::int64_t size) {
@@ -74,6 +86,7 @@ TEST_F(PinnedHostTest, ACopyEndsWhereItsSliceDoes) {
   EXPECT_EQ(run(kCut - 1, 5), std::pair(std::int64_t{1}, false));
   EXPECT_EQ(run(kCut, 5), std::pair(std::int64_t{5}, true));
   EXPECT_EQ(run(kCut, kSize), std::pair(static_cast<std::int64_t>(kCut), true));
+  EXPECT_EQ(run(2 * kCut, 500), std::pair(std::int64_t{100}, true)) << "the part's end";
   EXPECT_EQ(run(part.size(), 5), std::pair(std::int64_t{5}, false)) << "behind the part";
   pinned.unpin(part);
 }
