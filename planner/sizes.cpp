@@ -270,16 +270,17 @@ Placement place_blocks(const ModelShape& shape, DType dtype, const Demand& deman
 }
 
 BatchOptions with_mini_batch(BatchOptions options, const Profile* profile) {
-  constexpr double kNear = 0.75;   // and above, of the size it would have otherwise
+  constexpr double kNear = 0.75;   // of the size it would have otherwise, or the other way round
   constexpr double kGains = 0.98;  // or it is not worth being another
   if (!options.by_profile || profile == nullptr) {
     return options;
   }
   const double usual = static_cast<double>(options.mini_batch_tokens) / kBlockTokens;
+  options.by_profile = false;  // it is decided: asked once more, this size is not the usual one
   double least = kGains * profile->kv_gen(usual).n / usual;
   for (const Point& point : profile->kv_gen.points) {
-    if (point.n >= kNear * usual && point.n == std::floor(point.n) &&
-        point.time.n / point.n < least) {
+    const bool near = point.n >= kNear * usual && kNear * point.n <= usual;
+    if (near && point.n == std::floor(point.n) && point.time.n / point.n < least) {
       least = point.time.n / point.n;
       options.mini_batch_tokens = static_cast<std::int32_t>(point.n) * kBlockTokens;
     }

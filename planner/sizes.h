@@ -22,7 +22,7 @@ struct BatchOptions {
   std::int32_t max_num_seqs = 256;
   std::int32_t mini_batch_tokens = 8192;  // of context
   std::int32_t prefill_tokens = 8192;     // of prompts in an iteration
-  bool by_profile = false;                // mini_batch_tokens, where one is there
+  bool by_profile = false;                // mini_batch_tokens, where one is there; until decided
 };
 // With mini-batches of the size near that one for which the profile's KV Gen takes least per block:
 // a GPU's products take as long for one row more than fills it as for all that fill it once more.

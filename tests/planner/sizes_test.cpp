@@ -258,6 +258,14 @@ Profile stepped_profile(double per_step, double from, double to) {
   return profile;
 }
 
+TEST(MiniBatch, HasOneSizeHoweverOftenItIsAsked) {
+  Profile profile = stepped_profile(33, 392, 576);
+  profile.kv_gen.points = {{300, {300e-6}}, {390, {390 * 1.1e-6}}, {512, {512 * 1.5e-6}}};
+  const BatchOptions once = with_mini_batch({.by_profile = true}, &profile);
+  EXPECT_EQ(once.mini_batch_tokens, 390 * kBlockTokens);
+  EXPECT_EQ(with_mini_batch(once, &profile).mini_batch_tokens, 390 * kBlockTokens);
+}
+
 TEST(MiniBatch, HasTheSizeThatRegeneratesForLeastABlock) {
   const BatchOptions free{.by_profile = true};
   const Profile full = stepped_profile(33, 392, 576);
@@ -267,6 +275,9 @@ TEST(MiniBatch, HasTheSizeThatRegeneratesForLeastABlock) {
   const Profile small = stepped_profile(33, 8, 128);
   EXPECT_EQ(with_mini_batch(free, &small).mini_batch_tokens, 8192) << "too small";
   EXPECT_EQ(with_mini_batch(free, nullptr).mini_batch_tokens, 8192);
+  Profile far = full;  // of a file that says anything
+  far.kv_gen.points.push_back({1e12, {1e-3}});
+  EXPECT_EQ(with_mini_batch(free, &far).mini_batch_tokens, 528 * kBlockTokens) << "too large";
   EXPECT_EQ(with_mini_batch({.mini_batch_tokens = 4096}, &full).mini_batch_tokens, 4096)
       << "as the user says";
 }
