@@ -20,7 +20,6 @@ def build(config, gpu_memory, host_memory):
     """The model with its weights in fp16: on the GPU where they leave room there for a batch, else as many as half of it holds."""
     import torch
     import transformers
-    from accelerate import dispatch_model, infer_auto_device_map
 
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float16)
@@ -35,6 +34,8 @@ def build(config, gpu_memory, host_memory):
     model.eval()
     if sum(one.numel() * 2 for one in model.parameters()) <= gpu_memory * 0.7:
         return model.to("cuda"), "all weights on the GPU"
+    from accelerate import dispatch_model, infer_auto_device_map
+
     kinds = [type(model.model.decoder.layers[0]).__name__]
     where = infer_auto_device_map(model, {0: gpu_memory // 2, "cpu": host_memory}, no_split_module_classes=kinds, dtype=torch.float16)
     layers = sum(1 for name, place in where.items() if place == "cpu" and ".layers." in name)
