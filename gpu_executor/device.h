@@ -120,7 +120,7 @@ class Device {
   // Host memory that copies reach at full speed: of our own (for tables and results) …
   HostBuffer allocate_host(Bytes size);
   Bytes host_in_use() const { return host_in_use_; }
-  // … or mapped by somebody else; must stay mapped until the registration ends. That may take its
+  // … or a shared mapping of somebody else's; must stay mapped until the registration ends. That may take its
   // time behind the caller: a call of `copy` or `upload` then waits for the bytes it is given, and
   // fails where they cannot be had.
   Registration register_host(std::span<std::byte> memory, bool read_only);

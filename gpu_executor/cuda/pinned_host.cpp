@@ -160,7 +160,7 @@ PinnedHost::Run PinnedHost::run(const void* begin, Bytes size) const {
 void PinnedHost::unpin(std::span<std::byte> memory) {
   const auto found = parts_.find(memory.data());
   check(found != parts_.end(), "what is unpinned was pinned");
-  std::vector<std::byte*> pinned;
+  std::vector<std::span<std::byte>> pinned;
   {
     std::unique_lock lock(mutex_);
     const Slices& slices = found->second.slices;
@@ -174,7 +174,7 @@ void PinnedHost::unpin(std::span<std::byte> memory) {
     for (const std::shared_ptr<Slice>& slice : slices) {
       moved_.wait(lock, [&] { return slice->state != State::in_work; });
       if (slice->state == State::pinned) {
-        pinned.push_back(slice->memory.data());
+        pinned.push_back(slice->memory);
       }
     }
   }
@@ -182,9 +182,12 @@ void PinnedHost::unpin(std::span<std::byte> memory) {
   std::atomic<std::size_t> next{0};
   const auto unpin_some = [&] {
     for (std::size_t i = next++; i < pinned.size(); i = next++) {
-      if (cudaHostUnregister(pinned[i]) != cudaSuccess) {
+      if (cudaHostUnregister(pinned[i].data()) != cudaSuccess) {
         static_cast<void>(cudaGetLastError());
       }
+      // Its pages stay where they are, but for this process's tables, which a process that ends would
+      // clear with one thread.
+      static_cast<void>(madvise(pinned[i].data(), pinned[i].size(), MADV_DONTNEED));
     }
   };
   {

@@ -1,9 +1,9 @@
 #pragma once
-// Host memory that the GPU's copy engines reach at full speed: mappings of this process, registered
-// with CUDA in slices by a few threads behind the caller's back, since a pool of a hundred GB takes
-// seconds. Whoever copies asks for the bytes first (`need`) and waits for no more than their slices,
-// which are pinned before all others: the first layer works while the last is being pinned. No copy may
-// cross from a slice into the next (`run`). Called by the host thread of the device only.
+// Host memory that the GPU's copy engines reach at full speed: shared mappings of this process,
+// registered with CUDA in slices by a few threads behind the caller's back, since a pool of a hundred
+// GB takes seconds. Whoever copies asks for the bytes first (`need`) and waits for no more than their
+// slices, which are pinned before all others: the first layer works while the last is being pinned. No
+// copy may cross from a slice into the next (`run`). Called by the host thread of the device only.
 
 #include <atomic>
 #include <condition_variable>
@@ -47,7 +47,8 @@ class PinnedHost {
     bool begins_slice;
   };
   Run run(const void* begin, Bytes size) const;
-  // Waits for what is under way of it. REQUIRES: a part that `pin` was given.
+  // Waits for what is under way of it. The process's tables hold its pages no more, until it touches
+  // them. REQUIRES: a part that `pin` was given.
   void unpin(std::span<std::byte> memory);
 
   // Of all parts, pinned or yet to be.
