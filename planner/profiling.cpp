@@ -206,6 +206,10 @@ DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale) {
 
 ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale scale,
                            Bytes host_bytes, Bytes overhead, Bytes cap) {
+  if (shape.max_position_embeddings < kBlockTokens) {
+    fail("a model of {} positions, fewer than a block has, is not measured",
+         shape.max_position_embeddings);
+  }
   const BlockSizes blocks = block_sizes(shape, dtype);
   const Bytes pair =
       (blocks.block(BlockKind::kv) + blocks.block(BlockKind::act)) * shape.num_hidden_layers;

@@ -78,7 +78,8 @@ struct ProfileSizes {
   BusyWork busy;
 };
 // `scale` or, where `cap` does not hold its buffers, half of it and so on; fails as check_fits does
-// where nothing fits. `host_bytes`: for the pool, all layers together.
+// where nothing fits, and where no request fills a block. `host_bytes`: for the pool, all layers
+// together.
 ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale scale,
                            Bytes host_bytes, Bytes overhead, Bytes cap);
 

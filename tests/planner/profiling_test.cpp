@@ -35,6 +35,19 @@ TEST(ProfileSizes, FitUnderTheCap) {
                Failure);
 }
 
+TEST(ProfileSizes, AreThoseOfAModelThatFillsABlock) {
+  ModelShape shape = opt_shape("opt-1.3b");
+  for (const std::int32_t positions : {16, 31, 32}) {
+    shape.max_position_embeddings = positions;
+    const ProfileSizes sizes =
+        profile_sizes(shape, DType::float16, kFirstProfileScale, kGiB, kGiB, kGiB * 24);
+    EXPECT_LE(sizes.device.max_context, positions);
+  }
+  shape.max_position_embeddings = 15;
+  EXPECT_THROW(profile_sizes(shape, DType::float16, kFirstProfileScale, kGiB, kGiB, kGiB * 24),
+               Failure);
+}
+
 TEST(BusyWork, HasAsManyBlocksOfTheHostAsTheLinkBrings) {
   Profile profile;
   profile.kv_gen = {.b = 1.4e-6};
