@@ -112,10 +112,13 @@ class Pipeline:
         return Child(name, arguments, self._death_pipe.read_end, inherited=self._plan.inherited_locks())
 
     def _replaced(self, ended):
-        """Whether whoever ended was to be, or may be, replaced by another; which then has begun."""
-        old = None if self._deadline else self._restarts.replaceable(ended)
-        if old is None:
-            return False
+        """Whether all that ended were to be, or may be, replaced by others; which then have begun."""
+        old = [] if self._deadline else self._restarts.replaceable(ended)
+        for child in old:
+            self._replace(child)
+        return bool(old)
+
+    def _replace(self, old):
         if old.name == PLANNER:
             new = self._child(PLANNER, self._plan.planner_arguments(takes_over=True))
         else:
@@ -126,7 +129,6 @@ class Pipeline:
             say(f"{reason(old)[1]}; another one goes on")
         self._plan.keep_words(old)
         old.close()
-        return True
 
     def _loader_is_ready(self):
         return self._control.loader_state in (segments.LOADING, segments.SEALED) and self._plan.loader_answers()

@@ -72,17 +72,18 @@ class Restarts:
         return self._child is not None
 
     def replaceable(self, ended):
-        """Of those that ended, the one that another shall replace; None where the run is over."""
-        if len(ended) != 1:
-            return None
-        child, code = ended[0], ended[0].returncode()
+        """Those that ended, where others shall replace all of them; nobody where the run is over."""
+        unasked = [child for child in ended if child is not self._child]
+        if len(unasked) > self._spare or not all(self._may_be_replaced(child) for child in ended):
+            return []
+        self._spare -= len(unasked)
+        return ended
+
+    def _may_be_replaced(self, child):
+        code = child.returncode()
         if child is self._child:
-            expected = (HANDED_OVER,) if child.name == PLANNER else (0, INTERRUPTED)
-            return child if code < 0 or code in expected else None
-        if code < 0 and child.name in (PLANNER, EXECUTOR) and self._spare > 0:
-            self._spare -= 1
-            return child
-        return None
+            return code < 0 or code in ((HANDED_OVER,) if child.name == PLANNER else (0, INTERRUPTED))
+        return code < 0 and child.name in (PLANNER, EXECUTOR)
 
     def replaced(self, old, new):
         """True where that was asked for."""

@@ -13,7 +13,7 @@ import time
 import harness
 from harness import DEMO_MODEL, comparable, expect, expect_equal, request, test, wait_until
 from mixed_requests import good_request
-from supervisor import steering
+from supervisor import processes, steering
 
 # Paced, so that there is time to disturb a run of a few seconds whatever the machine.
 SLOWLY = ("--max-num-seqs", "6", "--compute-gflops", "4")
@@ -261,6 +261,47 @@ def who_dies_unasked_is_replaced_as_often_as_the_run_allows(workspace):
     words = ("--served-model-name", DEMO_MODEL, "--resume")
     workspace.run(requests, run.output, *words, model=workspace / "model").expect(0)
     expect_equal(comparable(run.output), oracle, "the resumed file")
+
+
+def kill_both(run):
+    """Planner and gpu_executor, so that the supervisor finds both at one look."""
+    old = {what: run.pid(what) for what in ("planner", "gpu_executor")}
+    os.kill(run.process.pid, signal.SIGSTOP)
+    wait_until(lambda: processes.is_stopped(run.process.pid), "the supervisor to halt")
+    descriptors = [os.pidfd_open(pid) for pid in old.values()]
+    for descriptor in descriptors:
+        processes.send(descriptor, signal.SIGKILL)
+    expect(not processes.wait_gone(descriptors, 30), "killed, and they live")
+    for descriptor in descriptors:
+        os.close(descriptor)
+    os.kill(run.process.pid, signal.SIGCONT)
+    return old
+
+
+@test
+def planner_and_executor_that_die_at_the_same_instant_are_both_replaced(workspace):
+    requests = work(workspace, 12)
+    oracle = undisturbed(workspace, requests)
+    run = Disturbed(workspace, requests, *SLOWLY, "--restarts", "4")
+    for _ in range(2):
+        time.sleep(workspace.random.uniform(0, 0.3))
+        for what, pid in kill_both(run).items():
+            wait_until(lambda w=what, p=pid: run.status().get("pids", {}).get(w) not in (p, 0, None), f"another {what}")
+        wait_until(lambda: run.status().get("state") == "running", "work to go on")
+        run.check_loader()
+    expect(run.lives(), "the run was over before it was disturbed enough")
+    ended = run.finish(oracle)
+    for what in ("planner", "gpu_executor"):
+        expect_equal(ended.err.count(f"{what} was killed; another one goes on"), 2, f"times that another {what} was told of")
+    workspace.poise("inspect", "--check", run.run).expect(0)
+
+
+@test
+def where_more_die_at_the_same_instant_than_may_be_replaced_the_run_ends(workspace):
+    run = Disturbed(workspace, work(workspace, 12), *SLOWLY, "--restarts", "1")
+    kill_both(run)
+    ended = workspace.finish(run.process).expect(75, "planner was killed", "--resume")
+    expect("another one goes on" not in ended.err, "one of two was replaced")
 
 
 @test
