@@ -107,6 +107,7 @@ void Planner::obey_wish() {
         "policy {} from iteration {} on: {} ACT and {} KV blocks are wished on the host",
         wish.policy, iteration_ + 1, host_.act_blocks, host_.kv_blocks));
   }
+  status_.answer_wish();
   report(true);
 }
 
@@ -369,6 +370,9 @@ void Planner::begin_scheduling() {
   }
   if (options_.takes_over && first) {
     status_.policy_since = iteration_ + 1;
+    if (status_.policy_serial != 0) {
+      status_.answer_wish();
+    }
     tell(fmt::format("a planner took over before iteration {}: {} requests go on, {} begin",
                      iteration_ + 1, begun, to_do_.size() - begun));
   }

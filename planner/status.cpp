@@ -12,6 +12,7 @@ namespace poise {
 namespace {
 
 constexpr double kInterval = 0.5;
+constexpr std::size_t kAnswers = 16;  // that are kept for whoever has not read them yet
 
 double to_four_places(double value) { return std::round(value * 1e4) / 1e4; }
 
@@ -22,6 +23,16 @@ double busy(std::uint64_t ns, Seconds elapsed) {
 }
 
 }  // namespace
+
+void RunStatus::answer_wish() {
+  policy_answers.push_back({.serial = policy_serial,
+                            .policy = policy,
+                            .since = policy_since,
+                            .refusal = policy_refusal});
+  if (policy_answers.size() > kAnswers) {
+    policy_answers.erase(policy_answers.begin());
+  }
+}
 
 std::string to_json(const RunStatus& status) {
   const double seconds = status.elapsed.n;
@@ -44,6 +55,7 @@ std::string to_json(const RunStatus& status) {
       {"policy_since", status.policy_since},
       {"policy_serial", status.policy_serial},
       {"policy_refusal", status.policy_refusal},
+      {"policy_answers", nlohmann::ordered_json::array()},
       {"device", status.device},
       {"blocks",
        {{"act", status.act_blocks}, {"kv", status.kv_blocks}, {"free", status.free_blocks}}},
@@ -65,6 +77,12 @@ std::string to_json(const RunStatus& status) {
         {"messages_share", share(status.message_time.n, seconds)},
         {"answers_share", share(status.answer_time.n, seconds)}}},
   };
+  for (const PolicyAnswer& answer : status.policy_answers) {
+    json["policy_answers"].push_back({{"serial", answer.serial},
+                                      {"policy", answer.policy},
+                                      {"since", answer.since},
+                                      {"refusal", answer.refusal}});
+  }
   if (status.prediction) {
     const Prediction::Figures& both = *status.prediction;
     const auto each = [&](Seconds all) {

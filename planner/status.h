@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/units.h"
 #include "planner/balance.h"
@@ -14,6 +15,14 @@
 #include "planner/prediction.h"
 
 namespace poise {
+
+// What became of a wish for another policy (planner/policy_swap.h).
+struct PolicyAnswer {
+  std::uint64_t serial = 0;  // of the wish
+  std::string policy;        // in force then: the one wished for, where nothing is refused
+  std::uint64_t since = 1;
+  std::string refusal;
+};
 
 struct RunStatus {
   std::string state = "starting";  // starting, loading, preparing, running, done, interrupted
@@ -26,6 +35,7 @@ struct RunStatus {
   std::uint64_t policy_since = 1;   // the first iteration it was used for
   std::uint64_t policy_serial = 0;  // of the last wish for another one (planner/policy_swap.h)
   std::string policy_refusal;       // why that one is not in force; empty: it is
+  std::vector<PolicyAnswer> policy_answers;  // the last ones: several may ask at a time
   std::uint32_t act_blocks = 0, kv_blocks = 0;
   std::int64_t free_blocks = 0;
   std::int32_t layers = 0, resident_layers = 0;
@@ -39,6 +49,9 @@ struct RunStatus {
   std::optional<Prediction::Figures> prediction;  // where costs are known
   std::optional<Balance> balance;                 // once there is an executor
   BalanceFacts facts;
+
+  // The last wish is answered by what the fields above say of it.
+  void answer_wish();
 };
 
 // One JSON object.

@@ -23,7 +23,7 @@ _ORPHANS_END = 15  # seconds
 _OURS = {"run.lock", "children.lock", "run.json", "run.json.new", "logs", "loader"}
 _PLANNERS = {"manifest.json", "results.jsonl.partial", "results.jsonl.published", "orders.log", "status.json"}
 # What others ask of a run that lives, and the answer: steering.py, restarts.py.
-_REQUESTS = ("policy.json", "policy.in_force.json", "restart.*.json", "restarted.json")
+_REQUESTS = ("policy.json", "policy.lock", "policy.in_force.json", "restart.*.json", "restarted.json")
 
 
 class RunDirectory:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from . import processes, quantities
+from .locks import Lock
 from .options import normalised, parser
 from .quantities import counted
 from .restarts import ANSWER, ASKED
@@ -58,20 +59,38 @@ def _living(directory):
 
 
 def _wish(directory, name, options):
-    """Leaves the wish for the planner; returns its serial."""
-    wish = {"serial": time.time_ns(), "policy": name, **options}
-    directory.write("policy.json", json.dumps(wish))
-    return wish["serial"]
+    """Leaves the wish for the planner; returns its serial, which is above those of all wishes before."""
+    while (lock := Lock.take(directory.path / "policy.lock")) is None:
+        time.sleep(_LOOK)
+    try:
+        before = read_json(directory.path / "policy.json").get("serial")
+        serial = max(time.time_ns(), before + 1 if isinstance(before, int) else 0)
+        directory.write("policy.json", json.dumps({"serial": serial, "policy": name, **options}))
+        return serial
+    finally:
+        lock.give_back()
+
+
+def answer_to(serial, status):
+    """What became of a wish: (its answer, ""), or (None, why it is not fulfilled); (None, "") until that is known."""
+    answers = status.get("policy_answers", [])
+    own = next((answer for answer in answers if answer["serial"] == serial), None)
+    if own and own["refusal"]:
+        return None, f"{own['refusal']}; {own['policy']} stays in force"
+    if not own and any(answer["serial"] > serial for answer in answers):
+        return None, f"a later wish took the place of this one; {status.get('policy')} is in force"
+    return own, ""
 
 
 def _answer_to_wish(directory, serial, given):
     until = time.monotonic() + _WAIT
     while time.monotonic() < until:
         status = directory.status()
-        if status.get("policy_serial", 0) >= serial:
-            if status.get("policy_refusal"):
-                raise Refusal(f"{status['policy_refusal']}; {status.get('policy')} stays in force")
-            return _tell(status, given.json)
+        granted, why_not = answer_to(serial, status)
+        if why_not:
+            raise Refusal(why_not)
+        if granted:
+            return _tell(status, given.json, granted)
         if not directory.lives():
             raise Refusal(f"the run in {shown(directory.path)} ended before its next iteration")
         time.sleep(_LOOK)
@@ -83,16 +102,20 @@ def _answer_to_wish(directory, serial, given):
     return DONE
 
 
-def _tell(status, as_json):
-    name = status.get("policy")
-    facts = {"policy": name, "since": status.get("policy_since"), "iteration": status.get("iteration")}
+def _tell(status, as_json, granted=None):
+    """The policy in force; or the one that was `granted`, which another may have followed by now."""
+    now = {"policy": status.get("policy"), "since": status.get("policy_since")}
+    told = {name: granted[name] for name in now} if granted else now
+    name = told["policy"]
+    facts = {**told, "iteration": status.get("iteration")}
     facts["blocks"] = status.get("blocks", {})
     if as_json:
         tell(json.dumps(facts))
     elif name:
         blocks = facts["blocks"]
         on_host = f"{blocks.get('act', 0)} ACT and {counted(blocks.get('kv', 0), 'KV block')}"
-        tell(f"{name}, from iteration {facts['since']} on; the host's pool has {on_host} now, and follows as blocks free up")
+        followed = f" ({now['policy']} followed, from iteration {now['since']} on)" if told != now else ""
+        tell(f"{name}, from iteration {facts['since']} on{followed}; the host's pool has {on_host} now, and follows as blocks free up")
     else:
         tell("no policy yet: the run is being prepared")
     return DONE
@@ -172,7 +195,8 @@ def _tell_restart(status, given, answer, seconds, wish):
         f"the {given.what} is process {answer['pid']} now, at work {seconds:.2f} s after it was asked for, "
         f"policy {status.get('policy')}, iteration {status.get('iteration', 0) + 1}"
     )
-    if wish and status.get("policy_refusal"):
-        say(f"{status['policy_refusal']}; {status.get('policy')} stays in force")
+    _, why_not = answer_to(wish, status) if wish else (None, "")
+    if why_not:
+        say(why_not)
         return CANNOT_START
     return DONE

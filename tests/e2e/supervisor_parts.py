@@ -11,7 +11,7 @@ from unittest import mock
 
 import harness
 from harness import expect, expect_equal, test, wait_until
-from supervisor import children, cublas, options, places, processes, quantities, segments, watchdog
+from supervisor import children, cublas, options, places, processes, quantities, segments, steering, watchdog
 from supervisor.locks import Lock, is_held
 from supervisor.pipeline import Pipeline
 from supervisor.trouble import INTERRUPTED, Refusal, brief, shown
@@ -23,6 +23,18 @@ def refuses(function, *arguments, error=Refusal):
     except error as refusal:
         return str(refusal)
     raise harness.Failed(f"{function.__name__}{arguments} gave {value!r}")
+
+
+@test
+def each_wish_for_a_policy_has_the_answer_that_is_its_own(_):
+    granted = {"serial": 3, "policy": "kvpr", "since": 7, "refusal": ""}
+    refused = {"serial": 5, "policy": "kvpr", "since": 7, "refusal": "it is too large"}
+    later = {"serial": 9, "policy": "hybrid", "since": 8, "refusal": ""}
+    status = {"policy": "hybrid", "policy_answers": [granted, refused, later]}
+    stays, replaced = "it is too large; kvpr stays in force", "a later wish took the place of this one; hybrid is in force"
+    for serial, wanted in {3: (granted, ""), 5: (None, stays), 7: (None, replaced), 9: (later, ""), 11: (None, "")}.items():
+        expect_equal(steering.answer_to(serial, status), wanted, f"the answer to {serial}")
+    expect_equal(steering.answer_to(1, {}), (None, ""), "the answer of a planner that has just begun")
 
 
 @test

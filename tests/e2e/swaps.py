@@ -263,6 +263,39 @@ def who_dies_unasked_is_replaced_as_often_as_the_run_allows(workspace):
     expect_equal(comparable(run.output), oracle, "the resumed file")
 
 
+@test
+def each_of_several_who_wish_for_a_policy_is_told_of_its_own(workspace):
+    requests = work(workspace, 8)
+    oracle = undisturbed(workspace, requests)
+    run = Disturbed(workspace, requests, *SLOWLY, "--policy", "kv-only")
+    planner = run.pid("planner")
+    os.kill(planner, signal.SIGSTOP)  # so that it finds the last wish alone
+    asked = {}
+    for name in ("no-such-policy", "act-only", "hybrid"):
+        asked[name] = workspace.start("policy", name, run.run)
+        wait_until(lambda n=name: harness._json(workspace / "out.jsonl.poise" / "policy.json").get("policy") == n, "the wish")
+    os.kill(planner, signal.SIGCONT)
+    ends = {name: workspace.finish(process) for name, process in asked.items()}
+    for name in ("no-such-policy", "act-only"):
+        ends[name].expect(2, "a later wish took the place of this one; hybrid is in force")
+    expect("hybrid, from iteration" in ends["hybrid"].expect(0).out, ends["hybrid"].out)
+    # All at once, as it happens: each is granted, refused or replaced by itself.
+    names = ["no-such-policy", "act-only", "hybrid", "hybrid-static", "kvpr"]
+    workspace.random.shuffle(names)
+    asked = {name: workspace.start("policy", name, run.run) for name in names}
+    ends = {name: workspace.finish(process) for name, process in asked.items()}
+    for name, end in ends.items():
+        if end.code == 0:
+            expect(end.out.startswith(f"{name}, from iteration"), f"{name} was answered: {end.out}")
+        elif name == "no-such-policy" and "a later wish" not in end.err:
+            end.expect(2, "there is no such policy", "stays in force")
+        else:
+            end.expect(2, "a later wish took the place of this one; ")
+    expect_equal(ends[run.status()["policy"]].code, 0, "the end of who has its wish")
+    expect(run.lives(), "the run was over before it was disturbed enough")
+    run.finish(oracle)
+
+
 def kill_both(run):
     """Planner and gpu_executor, so that the supervisor finds both at one look."""
     old = {what: run.pid(what) for what in ("planner", "gpu_executor")}

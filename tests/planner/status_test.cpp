@@ -34,6 +34,26 @@ TEST(Status, SaysRatesAndShares) {
   EXPECT_EQ(read["link_bytes"]["kv"], 77);
 }
 
+TEST(Status, KeepsTheAnswersToTheLastWishesOfPolicies) {
+  RunStatus status;
+  EXPECT_TRUE(json::parse(to_json(status))["policy_answers"].empty());
+  for (std::uint64_t serial = 1; serial <= 20; ++serial) {
+    const bool refused = serial % 2 == 0;
+    status.policy = refused ? status.policy : "hybrid";
+    status.policy_since = refused ? status.policy_since : 10 * serial;
+    status.policy_serial = serial;
+    status.policy_refusal = refused ? "it is too large" : "";
+    status.answer_wish();
+  }
+  const json answers = json::parse(to_json(status))["policy_answers"];
+  ASSERT_EQ(answers.size(), 16u);
+  EXPECT_EQ(answers.front()["serial"], 5);
+  EXPECT_EQ(answers[14],
+            json({{"serial", 19}, {"policy", "hybrid"}, {"since", 190}, {"refusal", ""}}));
+  EXPECT_EQ(answers[15]["refusal"], "it is too large");
+  EXPECT_EQ(answers[15]["since"], 190);
+}
+
 TEST(Status, BeforeAnythingRanHasNoRate) {
   const json read = json::parse(to_json(RunStatus{}));
   EXPECT_EQ(read["tokens_per_second"], 0);
