@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/trouble.h"
+#include "common/words.h"
 #include "loader/weight_fill.h"
 
 namespace poise {
@@ -45,15 +46,14 @@ std::optional<std::string> why_no_partition(const PoolPartition& partition, cons
     return fmt::format("a region of {} bytes is no multiple of {}", partition.region_bytes, kPage);
   }
   if (partition.region_bytes > kMaxPool / static_cast<std::uint64_t>(layers)) {
-    return fmt::format("{} regions of {} bytes are more than any machine has", layers,
+    return fmt::format("{} of {} bytes are more than any machine has", counted(layers, "region"),
                        partition.region_bytes);
   }
   if (!partition.fits(sizes)) {
-    return fmt::format(
-        "{} ACT blocks of {} bytes and {} KV blocks of {} bytes do not fit into a "
-        "region of {} bytes",
-        partition.act_blocks, sizes.block(BlockKind::act).n, partition.kv_blocks,
-        sizes.block(BlockKind::kv).n, partition.region_bytes);
+    return fmt::format("{} of {} bytes and {} of {} bytes do not fit into a region of {} bytes",
+                       counted(partition.act_blocks, "ACT block"), sizes.block(BlockKind::act).n,
+                       counted(partition.kv_blocks, "KV block"), sizes.block(BlockKind::kv).n,
+                       partition.region_bytes);
   }
   return std::nullopt;
 }

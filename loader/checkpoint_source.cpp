@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/trouble.h"
+#include "common/words.h"
 #include "loader/conversion.h"
 #include "loader/opt_tensors.h"
 
@@ -16,7 +17,7 @@ constexpr std::int64_t kPieceBytes = 1 << 20;  // of the kept type, converted or
 constexpr std::size_t kNamesTold = 4;
 
 std::string and_more(std::size_t others) {
-  return others == 0 ? "" : fmt::format(" (and {} more tensors)", others);
+  return others == 0 ? "" : fmt::format(" (and {})", counted(others, "more tensor"));
 }
 
 }  // namespace
@@ -111,15 +112,16 @@ void CheckpointSource::tell_of_the_rest() {
     names += (names.empty() ? "" : ", ") + shown(name);
   }
   if (unneeded > 0) {
-    notices_.push_back(fmt::format("{} tensors are not needed and not loaded: {}{}", unneeded,
-                                   names, unneeded > kNamesTold ? ", …" : ""));
+    notices_.push_back(fmt::format("{} {} not needed and not loaded: {}{}",
+                                   counted(unneeded, "tensor"), unneeded == 1 ? "is" : "are", names,
+                                   unneeded > kNamesTold ? ", …" : ""));
   }
   const auto other = std::ranges::count_if(
       stored_, [this](const Stored& tensor) { return tensor.dtype != dtype_; });
   if (other > 0) {
-    notices_.push_back(
-        fmt::format("{} of {} tensors are stored in another type and converted to {}", other,
-                    stored_.size(), name_of(dtype_)));
+    notices_.push_back(fmt::format("{} of {} {} stored in another type and converted to {}", other,
+                                   counted(stored_.size(), "tensor"), other == 1 ? "is" : "are",
+                                   name_of(dtype_)));
   }
 }
 

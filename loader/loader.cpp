@@ -15,6 +15,7 @@
 
 #include "common/regular_file.h"
 #include "common/trouble.h"
+#include "common/words.h"
 
 namespace poise {
 namespace {
@@ -95,8 +96,8 @@ Loader::Loader(const LoaderOptions& options)
   if (budget_.notice) {
     spdlog::warn("{}", *budget_.notice);
   }
-  spdlog::info("run {}: {} of {} layers as {}, weights {}, host memory {}", options_.run_id,
-               model_.config.architecture, model_.config.shape.num_hidden_layers,
+  spdlog::info("run {}: {} of {} as {}, weights {}, host memory {}", options_.run_id,
+               model_.config.architecture, counted(model_.config.shape.num_hidden_layers, "layer"),
                name_of(model_.dtype), gib_text(model_.layout.total()), gib_text(budget_.cap));
 }
 
@@ -200,8 +201,8 @@ void Loader::release_weights(std::int32_t resident_layers) {
                                           : "the weights are not there yet");
   }
   if (resident_layers < 0 || resident_layers > model_.layout.layers) {
-    return tell_weights(fmt::format("{} layers cannot be released of a model of {}",
-                                    resident_layers, model_.layout.layers));
+    return tell_weights(fmt::format("{} cannot be released of a model of {}",
+                                    counted(resident_layers, "layer"), model_.layout.layers));
   }
   weights_.release(resident_layers);
   pools_.set_released(weights_.released_bytes());

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/trouble.h"
+#include "common/words.h"
 
 namespace poise {
 namespace {
@@ -99,8 +100,9 @@ messages::PoolGrantT PoolKeeper::finish() {
     return refusal(failure.what());
   }
   publish(epoch_, making_);
-  spdlog::info("block pool {}: {}, {} ACT and {} KV blocks in each of {} layers", epoch_,
-               gib_text(blocks_->size()), making_.act_blocks, making_.kv_blocks, layers_);
+  spdlog::info("block pool {}: {}, {} ACT and {} in each of {}", epoch_, gib_text(blocks_->size()),
+               making_.act_blocks, counted(making_.kv_blocks, "KV block"),
+               counted(layers_, "layer"));
   return grant();
 }
 

@@ -13,6 +13,7 @@
 
 #include "common/json_file.h"
 #include "common/trouble.h"
+#include "common/words.h"
 
 namespace poise {
 namespace {
@@ -149,7 +150,8 @@ void check_coverage(const std::vector<StoredTensor>& tensors, std::uint64_t data
          covered, file_bytes);
   }
   if (covered < file_bytes) {
-    fail("{}: {} bytes after its last tensor belong to none", what, file_bytes - covered);
+    fail("{}: {} after its last tensor where none should be", what,
+         counted(file_bytes - covered, "byte"));
   }
 }
 
@@ -169,8 +171,8 @@ std::string read_header(const RegularFile& file, const std::string& what) {
   const auto size = static_cast<std::uint64_t>(file.size().n);
   std::uint64_t length = 0;
   if (size < sizeof length) {
-    fail("{}: {} bytes are no safetensors file: it begins with 8 bytes for the header's length",
-         what, size);
+    fail("{}: {} {} no safetensors file: it begins with 8 bytes for the header's length", what,
+         counted(size, "byte"), size == 1 ? "is" : "are");
   }
   static_assert(std::endian::native == std::endian::little);
   file.read_exactly(0, std::as_writable_bytes(std::span(&length, 1)));
@@ -179,8 +181,8 @@ std::string read_header(const RegularFile& file, const std::string& what) {
          what, length, kMaxSafetensorsHeader.n);
   }
   if (length > size - sizeof length) {
-    fail("{}: is cut short: a header of {} bytes is announced, the file has {}; fetch it again",
-         what, length, size);
+    fail("{}: is cut short: a header of {} is announced, the file has {}; fetch it again", what,
+         counted(length, "byte"), size);
   }
   std::string header(static_cast<std::size_t>(length), '\0');
   file.read_exactly(sizeof length, std::as_writable_bytes(std::span(header)));

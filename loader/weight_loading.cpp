@@ -7,6 +7,7 @@
 
 #include "common/device_memory.h"
 #include "common/trouble.h"
+#include "common/words.h"
 #include "loader/host_budget.h"
 
 namespace poise {
@@ -115,8 +116,8 @@ void WeightLoading::release(std::int32_t resident_layers) {
   released_ = resident_layers;
   control_->released_layers.store(static_cast<std::uint32_t>(released_), std::memory_order_release);
   give_back_released();
-  spdlog::info("{} of {} layers are on a device alone: {} of host memory given back", released_,
-               model_.layout.layers, gib_text(released_bytes()));
+  spdlog::info("on a device alone: {} of {}; {} of host memory given back", released_,
+               counted(model_.layout.layers, "layer"), gib_text(released_bytes()));
 }
 
 void WeightLoading::give_back_released() {

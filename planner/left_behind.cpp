@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include "common/trouble.h"
+#include "common/words.h"
 #include "planner/tell.h"
 
 namespace poise {
@@ -21,8 +22,8 @@ void put_right(LoaderLink& loader, const LeftBehind& left) {
     fail(Exit::interrupted, "the loader is gone");
   }
   if (left.lost_layers > 0) {
-    tell(fmt::format("the weights of {} layers are read again: no device holds them any more",
-                     left.lost_layers));
+    tell(fmt::format("the weights of {} are read again: no device holds them any more",
+                     counted(left.lost_layers, "layer")));
     loader.restore_weights();
   }
 }

@@ -44,8 +44,9 @@ Planner::Planner(RunOptions options)
   if (control_->shape != input_.model.shape) {
     fail(Exit::foreign, "the loader holds another model than {}", options_.input.model.string());
   }
-  spdlog::info("{} requests and {} lines that are none in {}", input_.requests.requests.size(),
-               input_.requests.errors.size(), options_.input.input.string());
+  spdlog::info("{} and {} that {} none in {}", counted(input_.requests.requests.size(), "request"),
+               counted(input_.requests.errors.size(), "line"),
+               input_.requests.errors.size() == 1 ? "is" : "are", options_.input.input.string());
   status_.state = "loading";
   status_.planner_pid = getpid();
   status_.requests = input_.requests.lines();

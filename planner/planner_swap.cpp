@@ -9,6 +9,7 @@
 
 #include "common/sha256.h"
 #include "common/trouble.h"
+#include "common/words.h"
 #include "planner/clock.h"
 #include "planner/log_note.h"
 #include "planner/planner.h"
@@ -103,9 +104,9 @@ void Planner::obey_wish() {
     status_.policy = wish.policy;
     status_.policy_since = iteration_ + 1;
     log_policy();
-    tell(fmt::format(
-        "policy {} from iteration {} on: {} ACT and {} KV blocks are wished on the host",
-        wish.policy, iteration_ + 1, host_.act_blocks, host_.kv_blocks));
+    tell(fmt::format("policy {} from iteration {} on: {} ACT and {} are wished on the host",
+                     wish.policy, iteration_ + 1, host_.act_blocks,
+                     counted(host_.kv_blocks, "KV block")));
   }
   status_.answer_wish();
   report(true);
@@ -373,8 +374,8 @@ void Planner::begin_scheduling() {
     if (status_.policy_serial != 0) {
       status_.answer_wish();
     }
-    tell(fmt::format("a planner took over before iteration {}: {} requests go on, {} begin",
-                     iteration_ + 1, begun, to_do_.size() - begun));
+    tell(fmt::format("a planner took over before iteration {}: it goes on with {} and begins {}",
+                     iteration_ + 1, counted(begun, "request"), to_do_.size() - begun));
   }
   journal_.reset();
   log_policy();

@@ -10,6 +10,7 @@
 #include "common/json_file.h"
 #include "common/regular_file.h"
 #include "common/trouble.h"
+#include "common/words.h"
 
 namespace poise {
 namespace {
@@ -108,9 +109,9 @@ SwapPlan plan_swap(const Policy& policy, const Standing& standing) {
       std::min(now, wished.all_act_blocks() + wished.all_kv_blocks()) + wished.token_blocks;
   if (blocks < demand.largest_request) {
     fail(
-        "the pool of this run has room for {} blocks with that policy, and the largest request "
+        "the pool of this run has room for {} with that policy, and the largest request "
         "(line {}) takes {}: start a run with it instead (--policy, --resume)",
-        blocks, demand.largest.n, demand.largest_request);
+        counted(blocks, "block"), demand.largest.n, demand.largest_request);
   }
   // Until the border has moved there are blocks of both splits.
   Allocation reach = wished;

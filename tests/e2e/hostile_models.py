@@ -308,7 +308,7 @@ HOSTILE = [
     ("file: forty thousand tensors", weights(many_tensors(40_000)), "at most 32768 are read"),
     ("file: cut within the header", cut(lambda size: 100), "cut short"),
     ("file: cut within the tensors", cut(lambda size: size - 1), "cut short"),
-    ("file: trailing bytes", weights(safetensors(sound_tensors()) + b"\0"), "belong to none"),
+    ("file: trailing bytes", weights(safetensors(sound_tensors()) + b"\0"), "1 byte after its last tensor"),
     ("file: sparse terabyte", special("model.safetensors", sparse), "does not begin with {"),
     ("file: a directory", special("model.safetensors", Path.mkdir), "is a directory"),
     ("file: a pipe", special("model.safetensors", os.mkfifo), "is a pipe"),

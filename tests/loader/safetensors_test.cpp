@@ -126,7 +126,7 @@ TEST(Safetensors, AHeaderThatBreaksARuleIsRefusedInOneSentenceThatNamesTheTensor
       {with(R"("dtype":"U8","shape":[1000],"data_offsets":[0,1000])"), 4, "is cut short"},
       {with(R"("dtype":"F32","shape":[1],"data_offsets":[4,8])"), 8, "leaves a hole before it"},
       {with(R"("dtype":"F32","shape":[1],"data_offsets":[0,4])"), 6,
-       "2 bytes after its last tensor belong to none"},
+       "2 bytes after its last tensor where none should be"},
       {R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},
            "u":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
        8, "tensor u overlaps the one before it"},
@@ -136,7 +136,7 @@ TEST(Safetensors, AHeaderThatBreaksARuleIsRefusedInOneSentenceThatNamesTheTensor
       {R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},
            "u":{"dtype":"F32","shape":[1],"data_offsets":[5,9]}})",
        9, "tensor u leaves a hole before it"},
-      {"{}", 1, "1 bytes after its last tensor belong to none"},
+      {"{}", 1, "1 byte after its last tensor where none should be"},
       {R"({"a\nb":{"dtype":"F32"}})", 0, "tensor a\\x0ab has no"},
   };
   for (const Row& row : table) {
@@ -185,6 +185,7 @@ TEST_F(SafetensorsOnDisk, ALengthThatCannotBeIsRefused) {
     return bytes + rest;
   };
   EXPECT_THAT(said_of_file(""), HasSubstr("0 bytes are no safetensors file"));
+  EXPECT_THAT(said_of_file("1"), HasSubstr("1 byte is no safetensors file"));
   EXPECT_THAT(said_of_file("1234567"), HasSubstr("7 bytes are no safetensors file"));
   EXPECT_THAT(said_of_file(with_length(0, "")), HasSubstr("does not begin with {"));
   EXPECT_THAT(said_of_file(with_length(1, "{")), HasSubstr("does not end with }"));

@@ -286,7 +286,7 @@ TEST_F(ChangedModel, AMissingTensorIsNamed) {
   });
   EXPECT_THAT(
       said_when_opened(),
-      HasSubstr("tensor model.decoder.layers.1.fc2.weight is missing (and 1 more tensors)"));
+      HasSubstr("tensor model.decoder.layers.1.fc2.weight is missing (and 1 more tensor)"));
 }
 
 TEST_F(ChangedModel, AShapeThatContradictsTheConfigIsNamedWithBothShapes) {
@@ -355,6 +355,11 @@ TEST_F(ChangedModel, TensorsNobodyNeedsMakeOneNotice) {
                                                     "extra.0, extra.1, extra.2, extra.3, …")));
 }
 
+TEST_F(ChangedModel, OneTensorThatNobodyNeedsIsOne) {
+  write([](auto& tensors) { tensors.push_back(file_tensor("extra", DType::float16, {1}, {0})); });
+  EXPECT_THAT(open().notices, ElementsAre("1 tensor is not needed and not loaded: extra"));
+}
+
 TEST_F(ChangedModel, ATypeThatCannotBeReadIsNamed) {
   write([](auto& tensors) {
     FileTensor& tensor = named(tensors, "model.decoder.final_layer_norm.bias");
@@ -372,7 +377,7 @@ TEST_F(ChangedModel, TensorsStoredInOtherTypesAreConvertedAndTold) {
         file_tensor(name, DType::float16, reference.at(name).shape, reference.at(name).values);
   });
   EXPECT_THAT(open().notices,
-              ElementsAre(HasSubstr("1 of 36 tensors are stored in another type and converted to "
+              ElementsAre(HasSubstr("1 of 36 tensors is stored in another type and converted to "
                                     "float32")));
 }
 

@@ -115,6 +115,11 @@ TEST(PlanSwap, RefusesWhatDoesNotFitInWords) {
   EXPECT_NO_THROW(plan_swap(*make_policy("act-only", {}), standing));
   const std::string pool = refusal([&] { plan_swap(*make_policy("kv-only", {}), standing); });
   EXPECT_NE(pool.find("largest request (line 1) takes 10"), std::string::npos) << pool;
+  const BlockSizes sizes = block_sizes(standing.shape, standing.dtype);
+  standing.pool = {
+      .region_bytes = region_bytes(sizes, {.act_blocks = 1}), .act_blocks = 1, .kv_blocks = 0};
+  const std::string one = refusal([&] { plan_swap(*make_policy("act-only", {}), standing); });
+  EXPECT_NE(one.find("has room for 1 block with"), std::string::npos) << one;
   standing = standing_of("kv-only", Bytes{1000});
   EXPECT_NE(refusal([&] { plan_swap(*make_policy("act-only", {}), standing); }), "");
 }
