@@ -115,8 +115,9 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
       "machine", "whose costs the policy decides by: h200-pcie5, …", text())(
       "profile", "costs that were measured: a file", text())(
       "profile-dir", "measured costs are kept there", text())(
-      "max-num-seqs", "requests under way at a time", text())("mini-batch-tokens",
-                                                              "context of a mini-batch", text())(
+      "max-num-seqs", "requests under way at a time", text())(
+      "min-num-seqs", "where the policy may choose fewer", text())(
+      "mini-batch-tokens", "context of a mini-batch", text())(
       "prefill-tokens", "rows of prompts in an iteration", text())(
       "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
       "resume", "go on with the run directory")("overwrite", "replace an existing output")(
@@ -148,6 +149,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
     make_policy(run.policy.value_or("hybrid"), run.policy_options);  // refuses what cannot be
   }
   take_number(given, "max-num-seqs", 1, kMostOf, run.batch.max_num_seqs);
+  take_number(given, "min-num-seqs", 1, kMostOf, run.batch.min_num_seqs);
   take_number(given, "mini-batch-tokens", kBlockTokens, kMostOf, run.batch.mini_batch_tokens);
   run.batch.by_profile = given.count("mini-batch-tokens") == 0;
   take_number(given, "prefill-tokens", 1, kMostOf, run.batch.prefill_tokens);
@@ -175,7 +177,9 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
                                                   "share of context as ids alone", text())(
       "machine", "whose costs to count with", text())(
       "profile", "costs that were measured", text())("profile-dir", "where such are kept", text())(
-      "max-num-seqs", "requests at a time", text())("mini-batch-tokens", "context", text())(
+      "max-num-seqs", "requests at a time", text())("min-num-seqs",
+                                                    "where the policy may choose fewer",
+                                                    text())("mini-batch-tokens", "context", text())(
       "prefill-tokens", "rows of prompts in an iteration", text())(
       "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
       "device", "whose kept costs: cpu, cuda or auto, the newest", text())(
@@ -204,6 +208,7 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
   take_costs(given, plan);
   make_policy(plan.policy.value_or("hybrid"), plan.policy_options);  // refuses what cannot be
   take_number(given, "max-num-seqs", 1, kMostOf, plan.batch.max_num_seqs);
+  take_number(given, "min-num-seqs", 1, kMostOf, plan.batch.min_num_seqs);
   take_number(given, "mini-batch-tokens", kBlockTokens, kMostOf, plan.batch.mini_batch_tokens);
   plan.batch.by_profile = given.count("mini-batch-tokens") == 0;
   take_number(given, "prefill-tokens", 1, kMostOf, plan.batch.prefill_tokens);

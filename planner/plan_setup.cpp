@@ -9,6 +9,7 @@
 #include "common/words.h"
 #include "planner/arrangement.h"
 #include "planner/costs.h"
+#include "planner/how_many.h"
 
 namespace poise {
 namespace {
@@ -81,12 +82,16 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
   const BlockBudget budget{.weights = made.weights,
                            .available = made.profile.host_memory - made.weights,
                            .host_memory = options.host_memory};
+  const RunDevice device{.cap = made.cap,
+                         .overhead = made.profile.gpu_overhead,
+                         .is_host = device_is_host,
+                         .holds_blocks = !device_is_host || options.gpu_memory.has_value()};
+  const auto of_so_many = [&](std::int32_t n) { return demand_of(requests, n); };
+  made.demand =
+      of_so_many(requests_at_a_time(*made.policy, made.profile, made.shape, made.dtype,
+                                    made.demand.sequences, of_so_many, made.batch, budget, device));
   const Arrangement arranged =
-      arrange(*made.policy, made.shape, made.dtype, made.demand, made.batch, budget,
-              {.cap = made.cap,
-               .overhead = made.profile.gpu_overhead,
-               .is_host = device_is_host,
-               .holds_blocks = !device_is_host || options.gpu_memory.has_value()});
+      arrange(*made.policy, made.shape, made.dtype, made.demand, made.batch, budget, device);
   made.placement = {arranged.host, arranged.device};
   made.overhead = arranged.overhead;
   made.weights =

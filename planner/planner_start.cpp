@@ -14,6 +14,7 @@
 #include "planner/clock.h"
 #include "planner/costs.h"
 #include "planner/greeting.h"
+#include "planner/how_many.h"
 #include "planner/planner.h"
 #include "planner/profile_run.h"
 #include "planner/result_line.h"
@@ -291,16 +292,23 @@ void Planner::choose_as_wished() {
 void Planner::place_blocks(bool device_is_host, std::optional<Bytes> pool, Bytes given_back) {
   const std::int32_t released = released_layers();
   const Bytes gone = weight_layout(control_->shape, control_->dtype).layer.bytes * released;
+  const BlockBudget budget{
+      .weights = Bytes{static_cast<std::int64_t>(control_->weights_bytes)} - gone,
+      .available = available_host_memory() + given_back,
+      .host_memory = options_.host_memory,
+      .pool = pool};
+  const RunDevice device{.cap = device_cap(),
+                         .overhead = executor_->greeting()->overhead,
+                         .is_host = device_is_host,
+                         .holds_blocks = !device_is_host || options_.gpu_memory.has_value()};
+  if (profile_ && !pool && given_back.n == 0 && released == 0) {
+    const auto of_so_many = [this](std::int32_t n) { return demand_of(to_do_, n); };
+    demand_ = of_so_many(requests_at_a_time(*policy_, *profile_, control_->shape, control_->dtype,
+                                            demand_.sequences, of_so_many, options_.batch, budget,
+                                            device));
+  }
   const Arrangement made =
-      arrange(*policy_, control_->shape, control_->dtype, demand_, options_.batch,
-              {.weights = Bytes{static_cast<std::int64_t>(control_->weights_bytes)} - gone,
-               .available = available_host_memory() + given_back,
-               .host_memory = options_.host_memory,
-               .pool = pool},
-              {.cap = device_cap(),
-               .overhead = executor_->greeting()->overhead,
-               .is_host = device_is_host,
-               .holds_blocks = !device_is_host || options_.gpu_memory.has_value()},
+      arrange(*policy_, control_->shape, control_->dtype, demand_, options_.batch, budget, device,
               released > 0 ? std::optional(released) : std::nullopt);
   host_ = made.host;
   device_limits_ = made.device;

@@ -119,6 +119,8 @@ class Policy {
     static_cast<void>(most_blocks);
     return 0;
   }
+  // Whether fewer requests than a user allows may be under way at a time (planner/how_many.h).
+  virtual bool any_number() const { return false; }
   // Every item stands in exactly one mini-batch, and no mini-batch breaks a limit.
   // REQUIRES: each item alone fits.
   virtual std::vector<MiniBatchItems> pack(const Allocation& host, std::span<const PackItem> items,

@@ -5,6 +5,7 @@
 
 #include "common/weight_layout.h"
 #include "planner/arrangement.h"
+#include "planner/how_many.h"
 #include "planner/orders.h"
 #include "planner/schedule.h"
 #include "planner/virtual_executor.h"
@@ -43,16 +44,22 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
     all.push_back(&request);
   }
   const WeightLayout layout = weight_layout(work.shape, work.dtype);
-  const Demand demand = demand_of(all, work.batch.max_num_seqs);
+  const auto of_so_many = [&](std::int32_t n) { return demand_of(all, n); };
+  Demand demand = of_so_many(work.batch.max_num_seqs);
   const BlockBudget budget{.weights = layout.total(),
                            .available = profile.host_memory - layout.total(),
                            .host_memory = {}};
   SimulatedRun run;
+  const RunDevice device{.cap = profile.gpu_memory,
+                         .overhead = kDeviceOverhead,
+                         .holds_blocks = work.blocks_on_device};
+  if (!work.resident_layers) {
+    demand =
+        of_so_many(requests_at_a_time(*policy, profile, work.shape, work.dtype, demand.sequences,
+                                      of_so_many, work.batch, budget, device));
+  }
   const Arrangement made = arrange(*policy, work.shape, work.dtype, demand, work.batch, budget,
-                                   {.cap = profile.gpu_memory,
-                                    .overhead = kDeviceOverhead,
-                                    .holds_blocks = work.blocks_on_device},
-                                   work.resident_layers);
+                                   device, work.resident_layers);
   run.host = made.host;
   run.device = made.device;
   const PackLimits limits = pack_limits(work.batch, run.device);

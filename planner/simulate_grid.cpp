@@ -57,6 +57,8 @@ nlohmann::ordered_json grid_row(const GridModel& model, const GridMemory& memory
                                 .requests = work.requests,
                                 .prompt = work.prompt,
                                 .answer = work.answer,
+                                // As many under way under every policy.
+                                .batch = {.min_num_seqs = BatchOptions{}.max_num_seqs},
                                 .to_the_end = true};
   Profile profile = profile_of(machine_named(memory.machine), simulated.shape, simulated.dtype);
   profile.gpu_memory = memory.gpu > 0 ? kGiB * memory.gpu : profile.gpu_memory;

@@ -20,6 +20,7 @@ namespace poise {
 // What a user may set; 0 and nothing mean: decide.
 struct BatchOptions {
   std::int32_t max_num_seqs = 256;
+  std::int32_t min_num_seqs = 1;          // where the policy may choose fewer (planner/how_many.h)
   std::int32_t mini_batch_tokens = 8192;  // of context
   std::int32_t prefill_tokens = 8192;     // of prompts in an iteration
   bool by_profile = false;                // mini_batch_tokens, where one is there; until decided

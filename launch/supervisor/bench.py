@@ -209,7 +209,7 @@ def _brief(run):
 
 def _work(given, requests):
     prompts, answers = [len(prompt) for prompt, _ in requests], [answer for _, answer in requests]
-    asked = ("dtype", "load_format", "seed", "max_num_seqs", "mini_batch_tokens", "prefill_tokens", "act_share")
+    asked = ("dtype", "load_format", "seed", "max_num_seqs", "min_num_seqs", "mini_batch_tokens", "prefill_tokens", "act_share")
     return {
         "model": given.model_name,
         "dataset": given.dataset_name,

@@ -10,7 +10,7 @@ from .trouble import Refusal, shown, tell
 
 _OF_THE_PLANNER = (
     *("policy", "act_share", "recompute_share", "machine", "profile"),
-    *("max_num_seqs", "mini_batch_tokens", "prefill_tokens"),
+    *("max_num_seqs", "min_num_seqs", "mini_batch_tokens", "prefill_tokens"),
     *("max_model_len", "served_model_name", "gpu_memory", "host_memory"),
 )
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -102,7 +102,8 @@ def add_planning(to):
     )
     to.add_argument("--machine", metavar="NAME", help="whose costs optimal, hybrid and kvpr decide by: h200-pcie5, rtx4090-pcie4, …")
     to.add_argument("--profile", metavar="FILE", help="costs measured by `poise profile` (default: those it kept)")
-    to.add_argument("--max-num-seqs", type=quantities.count, metavar="N", help="requests worked on at a time")
+    to.add_argument("--max-num-seqs", type=quantities.count, metavar="N", help="requests worked on at a time, at most")
+    to.add_argument("--min-num-seqs", type=quantities.count, metavar="N", help="at least, where `optimal` would take fewer")
     to.add_argument("--mini-batch-tokens", type=quantities.count, metavar="N", help="context of a mini-batch at most")
     to.add_argument("--prefill-tokens", type=quantities.count, metavar="N", help="rows of prompts in an iteration at most")
     to.add_argument("--max-model-len", type=quantities.count, metavar="N", help="prompt and answer together at most")

@@ -19,6 +19,7 @@ class Optimal final : public Policy {
     }
     return best_allocation(*profile_, inputs);
   }
+  bool any_number() const override { return true; }
   BlockKind next_block(const Allocation& host, const RequestSplit& request) const override {
     return keep_ratio(host, request);
   }
@@ -36,8 +37,8 @@ class Optimal final : public Policy {
 PolicyEntry optimal_entry() {
   return {.name = "optimal",
           .description =
-              "weights, ACT and KV blocks on device and host so that max(link, computation) is "
-              "least, by a profile; ACT blocks and stores charged their way",
+              "requests at a time, weights, ACT and KV blocks on device and host so that max(link, "
+              "computation) is least, by a profile; ACT blocks and stores charged their way",
           .source = "the general program that CAPTURE's Algorithm 1 is a case of",
           .make = [](const PolicyOptions& options) -> std::unique_ptr<Policy> {
             refuse_act_share("optimal", options);

@@ -82,6 +82,7 @@ TEST(PlannerOptions, WhatIsWrongIsNamed) {
   } cases[] = {
       {{"--max-num-seqs", "0"}, "--max-num-seqs 0"},
       {{"--max-num-seqs", "-3"}, "--max-num-seqs -3"},
+      {{"--min-num-seqs", "0"}, "--min-num-seqs 0"},
       {{"--max-num-seqs", "12x"}, "--max-num-seqs 12x"},
       {{"--max-num-seqs", "99999999999999999999999"}, "--max-num-seqs"},
       {{"--mini-batch-tokens", "15"}, "--mini-batch-tokens 15"},

@@ -143,7 +143,9 @@ class FakeExecutor final : public Peer {
   std::atomic<std::uint32_t> breaks_request{0};  // its logits are not finite
   std::atomic<int> iterations{0};
   std::atomic<int> most_undone{0};
+  int* told_most = nullptr;  // where to say how many sequences an iteration had at most
   std::atomic<bool> told_to_stop{false};
+  std::string device = "cpu, of symbols";  // before it starts
 
  private:
   void serve_until(const std::stop_token& stop) override {
@@ -157,7 +159,7 @@ class FakeExecutor final : public Peer {
         hello.build = build_id();
         hello.layout_hash = identity_.layout_hash;
         hello.process = static_cast<std::uint32_t>(Process::gpu_executor);
-        hello.device = "cpu, of symbols";
+        hello.device = device;
         hello.device_memory = std::uint64_t{1} << 30;
         greeted = send(*channel, std::move(hello));
       }
@@ -180,14 +182,23 @@ class FakeExecutor final : public Peer {
                  .tokens = 1 << 24,
                  .rows = configure->max_mini_batch_rows(),
                  .sequences = configure->max_sequences()};
-      executor_ =
-          std::make_unique<SymbolicExecutor>(loader_.granted(), limits_, configure->max_rows());
+      Allocation blocks = loader_.granted();
+      blocks.gpu_act_blocks = configure->gpu_act_blocks();
+      blocks.gpu_kv_blocks = configure->gpu_kv_blocks();
+      executor_ = std::make_unique<SymbolicExecutor>(blocks, limits_, configure->max_rows());
       send(channel, messages::ReadyT{.credits = kCredits});
     } else if (const auto* iteration = message.body_as_Iteration()) {
       EXPECT_EQ(iteration->pool_epoch(), 5u);
       iteration->UnPackTo(&tables_);
       next_stage_ = 0;
       ++iterations;
+      int sequences = 0;
+      for (const auto& batch : tables_.mini_batches) {
+        sequences += static_cast<int>(batch->sequences.size());
+      }
+      if (told_most != nullptr) {
+        *told_most = std::max(*told_most, sequences);
+      }
     } else if (message.body_type() == messages::Body::LayerOrder) {
       undone_.push_back(received);
       EXPECT_LE(undone_.size(), kCredits);
@@ -433,6 +444,37 @@ TEST_F(PlannerProcess, ASmallPoolChangesNoAnswer) {
   expect_foretold(output());
   const json status = json::parse(testing_support::read_file(at("run") / "status.json"));
   EXPECT_GT(status["preemptions"], 0);
+}
+
+// On a device with room for the context of a few requests, behind a link that takes 10 ms a block.
+TEST_F(PlannerProcess, OptimalHasFewRequestsUnderWayWhereTheLinkIsSlow) {
+  write_requests(3, 120);
+  Profile profile = profile_of(machine_named("h200-pcie5"), test_shape(), DType::float32);
+  profile.load_kv.b = profile.load_act.b = 0.01;
+  write_profile(at("costs.json"), profile);
+  const auto most_under_way = [&](const char* policy) {
+    std::filesystem::remove_all(at("run"));
+    std::filesystem::create_directory(at("run"));
+    int most = 0;
+    const Exit ended = attempt({.options =
+                                    [&](RunOptions& run) {
+                                      run.policy = policy;
+                                      run.profile = at("costs.json");
+                                      run.gpu_memory = kMiB * 12;
+                                      run.overwrite = true;
+                                    },
+                                .peers =
+                                    [&](FakeLoader&, FakeExecutor& executor) {
+                                      executor.device = "cuda: of symbols";
+                                      executor.told_most = &most;
+                                    }});
+    EXPECT_EQ(ended, Exit::done);
+    expect_foretold(output());
+    return most;
+  };
+  const int optimal = most_under_way("optimal"), kv_only = most_under_way("kv-only");
+  EXPECT_GT(optimal, 3);
+  EXPECT_LT(4 * optimal, 3 * kv_only);
 }
 
 TEST_F(PlannerProcess, ABadLineIsAnErrorLineAndTheOthersGoOn) {

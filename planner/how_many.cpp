@@ -1,0 +1,134 @@
+#include "planner/how_many.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+
+#include "common/trouble.h"
+#include "planner/rehearsal.h"
+#include "planner/work_time.h"
+
+namespace poise {
+namespace {
+
+constexpr std::int32_t kFewest = 4;
+constexpr double kGoodPart = 0.9;  // of the time; less is not worth fewer requests under way
+constexpr double kMostWeights = 0.75;
+constexpr int kRefinements = 2;
+
+// Arrangements of one job, by how many are under way.
+class Trial {
+ public:
+  Trial(const Policy& policy, const Profile& profile, const ModelShape& shape, DType dtype,
+        const std::function<Demand(std::int32_t)>& demand_of, const BatchOptions& options,
+        const BlockBudget& budget, const RunDevice& device)
+      : policy_(policy),
+        profile_(profile),
+        shape_(shape),
+        dtype_(dtype),
+        demand_of_(demand_of),
+        options_(options),
+        budget_(budget),
+        device_(device),
+        layout_(weight_layout(shape, dtype)) {}
+
+  // Whether so few leave most weights on the device. Else every iteration streams so much that more
+  // requests are always better.
+  bool holds_most_weights(std::int32_t sequences) const {
+    const Demand demand = demand_of_(sequences);
+    const DeviceMemory memory{
+        .cap = device_.cap, .overhead = device_.overhead, .pins_host_memory = !device_.is_host};
+    const DeviceRoom room = device_room(shape_, dtype_, demand, options_, memory);
+    return room.left(demand.most_blocks, 0).n >
+           kMostWeights * static_cast<double>(room.layer.n) * shape_.num_hidden_layers;
+  }
+
+  // Of all the work; infinite where there is no room.
+  double seconds(std::int32_t sequences) {
+    const auto [found, fresh] = seconds_.try_emplace(sequences, 0);
+    if (fresh) {
+      found->second = tried(sequences);
+    }
+    return found->second;
+  }
+
+ private:
+  double tried(std::int32_t sequences) const {
+    const Demand demand = demand_of_(sequences);
+    try {
+      const Arrangement made = arrange(policy_, shape_, dtype_, demand, options_, budget_, device_);
+      const Rehearsal rehearsal{.host = made.host,
+                                .device = made.device,
+                                .pack = pack_limits(options_, made.device),
+                                .requests = demand.requests,
+                                .sequences = demand.sequences,
+                                .most_blocks = demand.most_blocks,
+                                .prompt_rows = demand.most_prompt_rows,
+                                .wave_rows = options_.prefill_tokens};
+      const AllocationInputs inputs{.sizes = block_sizes(shape_, dtype_),
+                                    .layers = shape_.num_hidden_layers,
+                                    .host = bytes_for_blocks(budget_),
+                                    .most_blocks = demand.most_blocks,
+                                    .largest_request = demand.largest_request,
+                                    .mini_batch = options_.mini_batch_tokens / kBlockTokens,
+                                    .requests = demand.requests,
+                                    .sequences = demand.sequences,
+                                    .prompt_rows = demand.most_prompt_rows,
+                                    .wave_rows = options_.prefill_tokens};
+      Allocation blocks = made.host;
+      blocks.resident_layers = made.device.resident_layers;
+      return work_time(profile_, inputs, blocks, rehearse(profile_, policy_, layout_, rehearsal));
+    } catch (const Failure&) {
+      return std::numeric_limits<double>::infinity();
+    }
+  }
+
+  const Policy& policy_;
+  const Profile& profile_;
+  const ModelShape& shape_;
+  const DType dtype_;
+  const std::function<Demand(std::int32_t)>& demand_of_;
+  const BatchOptions& options_;
+  const BlockBudget& budget_;
+  const RunDevice& device_;
+  const WeightLayout layout_;
+  std::map<std::int32_t, double> seconds_;
+};
+
+}  // namespace
+
+std::int32_t requests_at_a_time(const Policy& policy, const Profile& profile,
+                                const ModelShape& shape, DType dtype, std::int32_t most,
+                                const std::function<Demand(std::int32_t)>& demand_of,
+                                const BatchOptions& options, const BlockBudget& budget,
+                                const RunDevice& device) {
+  const std::int32_t least = std::max(kFewest, options.min_num_seqs);
+  if (!policy.any_number() || device.is_host || !device.holds_blocks || most <= least) {
+    return most;
+  }
+  Trial trial(policy, profile, shape, dtype, demand_of, options, budget, device);
+  if (!trial.holds_most_weights(least)) {
+    return most;
+  }
+  // From `most` downwards the time falls, once context has room on the device, and then rises.
+  std::int32_t best = most;
+  for (std::int32_t n = most / 2; n >= least; n /= 2) {
+    if (trial.seconds(n) < trial.seconds(best)) {
+      best = n;
+    } else if (n < best / 2) {
+      break;
+    }
+  }
+  std::int32_t step = best / 4;
+  for (int i = 0; i < kRefinements && step > 0; ++i, step /= 2) {
+    const std::int32_t middle = best;
+    for (const std::int32_t n : {middle - step, middle + step}) {
+      if (n >= least && n <= most && trial.seconds(n) < trial.seconds(best)) {
+        best = n;
+      }
+    }
+  }
+  return trial.seconds(best) < kGoodPart * trial.seconds(most) ? best : most;
+}
+
+}  // namespace poise

@@ -1,0 +1,86 @@
+#include "planner/how_many.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "common/weight_layout.h"
+#include "planner/simulate.h"
+#include "planner/simulate_papers.h"
+
+namespace poise {
+namespace {
+
+struct Job {
+  const char* model;
+  std::int32_t requests, prompt, answer;
+};
+
+std::shared_ptr<const Profile> profile_for(const ModelShape& shape) {
+  return std::make_shared<const Profile>(
+      profile_of(machine_named("h200-pcie5"), shape, DType::float16));
+}
+
+// At most `most` at a time, on an H200 capped at 24 GiB.
+std::int32_t at_a_time(const char* policy_name, const Job& job, std::int32_t most,
+                       std::int32_t least = 1) {
+  const ModelShape shape = opt_shape(job.model);
+  const auto profile = profile_for(shape);
+  const auto policy = make_policy(policy_name, {.profile = profile});
+  std::vector<RequestSize> requests;
+  for (std::int32_t i = 0; i < job.requests; ++i) {
+    requests.push_back(
+        {.id = {static_cast<std::uint32_t>(i + 1)}, .prompt = job.prompt, .answer = job.answer});
+  }
+  const Bytes weights = weight_layout(shape, DType::float16).total();
+  return requests_at_a_time(*policy, *profile, shape, DType::float16, most,
+                            [&](std::int32_t n) { return demand_of(requests, n); },
+                            {.min_num_seqs = least},
+                            {.weights = weights, .available = kGiB * 100, .host_memory = {}},
+                            {.cap = kGiB * 24, .overhead = kGiB});
+}
+
+TEST(HowMany, FewWhereTheirContextStaysOnTheDeviceBesideAllWeights) {
+  const Job job{"opt-6.7b", 1000, 256, 256};
+  const std::int32_t n = at_a_time("optimal", job, 256);
+  // 10 GiB hold the keys and values of about 40 of them.
+  EXPECT_GE(n, 20);
+  EXPECT_LE(n, 100);
+  EXPECT_EQ(at_a_time("optimal", job, 16), 16) << "no more than a user allows";
+  EXPECT_EQ(at_a_time("optimal", job, 256, 200), 256) << "no fewer either";
+}
+
+TEST(HowMany, AllThatMayBeWhereWeightsAreStreamed) {
+  EXPECT_EQ(at_a_time("optimal", {"opt-30b", 1000, 256, 256}, 256), 256);
+}
+
+TEST(HowMany, AsTheUserSaysUnderAPolicyThatIsHeldAgainstOthers) {
+  for (const PolicyEntry& policy : policies()) {
+    if (policy.name != "optimal") {
+      EXPECT_EQ(at_a_time(policy.name.data(), {"opt-6.7b", 1000, 256, 256}, 256), 256)
+          << policy.name;
+    }
+  }
+}
+
+// All of the work, played to its end.
+TEST(HowMany, HasTheWorkDoneSooner) {
+  const ModelShape shape = opt_shape("opt-6.7b");
+  Profile profile = *profile_for(shape);
+  profile.gpu_memory = kGiB * 24;
+  const auto speed = [&](std::string_view policy) {
+    return simulate(profile, policy, {.profile = std::make_shared<const Profile>(profile)},
+                    {.shape = shape,
+                     .requests = 192,
+                     .prompt = 256,
+                     .answer = 64,
+                     .batch = {.max_num_seqs = 192},
+                     .to_the_end = true})
+        .tokens_per_second;
+  };
+  EXPECT_GT(speed("optimal"), 1.5 * speed("act-only"));
+}
+
+}  // namespace
+}  // namespace poise
