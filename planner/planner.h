@@ -24,6 +24,7 @@
 #include "common/shared_memory.h"
 #include "common/trouble.h"
 #include "planner/answer_book.h"
+#include "planner/arrangement.h"
 #include "planner/executor_link.h"
 #include "planner/journal.h"
 #include "planner/loader_link.h"
@@ -75,6 +76,8 @@ class Planner {
   void decide_sizes();
   void choose_policy();
   void choose_as_wished();
+  RunDevice run_device(bool device_is_host) const;
+  Demand choose_demand(bool device_is_host) const;
   void place_blocks(bool device_is_host, std::optional<Bytes> pool = {}, Bytes given_back = {});
   Bytes device_cap() const;
   std::int32_t released_layers() const;

@@ -195,7 +195,7 @@ void Planner::decide_sizes() {
   const bool device_is_host = device.device.starts_with("cpu");
   choose_policy();
   options_.batch = with_mini_batch(options_.batch, profile_.get());
-  demand_ = demand_of(to_do_, options_.batch.max_num_seqs);
+  demand_ = choose_demand(device_is_host);
   const bool there = take_over_pool(device_is_host);
   if (!there) {
     place_blocks(device_is_host);
@@ -287,29 +287,48 @@ void Planner::choose_as_wished() {
   }
 }
 
+RunDevice Planner::run_device(bool device_is_host) const {
+  return {.cap = device_cap(),
+          .overhead = executor_->greeting()->overhead,
+          .is_host = device_is_host,
+          .holds_blocks = !device_is_host || options_.gpu_memory.has_value()};
+}
+
+// How many requests are under way at a time, and what they ask for. A pool that is there may be
+// replaced.
+Demand Planner::choose_demand(bool device_is_host) const {
+  const auto of_so_many = [this](std::int32_t n) { return demand_of(to_do_, n); };
+  const Demand most = of_so_many(options_.batch.max_num_seqs);
+  if (!profile_) {
+    return most;
+  }
+  const bool pool_is_there = control_->pool_epoch.load(std::memory_order_acquire) != 0;
+  const Bytes pool{pool_is_there ? static_cast<std::int64_t>(control_->pool.region_bytes) *
+                                       control_->shape.num_hidden_layers
+                                 : 0};
+  const Bytes gone =
+      weight_layout(control_->shape, control_->dtype).layer.bytes * released_layers();
+  return of_so_many(requests_at_a_time(
+      *policy_, *profile_, control_->shape, control_->dtype, most.sequences, of_so_many,
+      options_.batch,
+      {.weights = Bytes{static_cast<std::int64_t>(control_->weights_bytes)} - gone,
+       .available = available_host_memory() + pool,
+       .host_memory = options_.host_memory},
+      run_device(device_is_host)));
+}
+
 // How many blocks there are, where, and what the device's buffers hold. `pool`: in so many bytes,
 // which are there already; `given_back`: what a new pool could have beside what is free.
 void Planner::place_blocks(bool device_is_host, std::optional<Bytes> pool, Bytes given_back) {
   const std::int32_t released = released_layers();
   const Bytes gone = weight_layout(control_->shape, control_->dtype).layer.bytes * released;
-  const BlockBudget budget{
-      .weights = Bytes{static_cast<std::int64_t>(control_->weights_bytes)} - gone,
-      .available = available_host_memory() + given_back,
-      .host_memory = options_.host_memory,
-      .pool = pool};
-  const RunDevice device{.cap = device_cap(),
-                         .overhead = executor_->greeting()->overhead,
-                         .is_host = device_is_host,
-                         .holds_blocks = !device_is_host || options_.gpu_memory.has_value()};
-  if (profile_ && !pool && given_back.n == 0 && released == 0) {
-    const auto of_so_many = [this](std::int32_t n) { return demand_of(to_do_, n); };
-    demand_ = of_so_many(requests_at_a_time(*policy_, *profile_, control_->shape, control_->dtype,
-                                            demand_.sequences, of_so_many, options_.batch, budget,
-                                            device));
-  }
   const Arrangement made =
-      arrange(*policy_, control_->shape, control_->dtype, demand_, options_.batch, budget, device,
-              released > 0 ? std::optional(released) : std::nullopt);
+      arrange(*policy_, control_->shape, control_->dtype, demand_, options_.batch,
+              {.weights = Bytes{static_cast<std::int64_t>(control_->weights_bytes)} - gone,
+               .available = available_host_memory() + given_back,
+               .host_memory = options_.host_memory,
+               .pool = pool},
+              run_device(device_is_host), released > 0 ? std::optional(released) : std::nullopt);
   host_ = made.host;
   device_limits_ = made.device;
   device_overhead_ = made.overhead;
