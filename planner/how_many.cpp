@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <vector>
 
 #include "common/trouble.h"
 #include "planner/rehearsal.h"
@@ -15,18 +16,19 @@ constexpr std::int32_t kFewest = 4;
 constexpr double kGoodPart = 0.9;  // of the time; less is not worth fewer requests under way
 constexpr double kMostWeights = 0.75;
 constexpr int kRefinements = 2;
+constexpr std::int32_t kEarly = 4;  // an answer that ends early is so much shorter than it may be
 
 // Arrangements of one job, by how many are under way.
 class Trial {
  public:
   Trial(const Policy& policy, const Profile& profile, const ModelShape& shape, DType dtype,
-        const std::function<Demand(std::int32_t)>& demand_of, const BatchOptions& options,
+        std::span<const RequestSize> requests, const BatchOptions& options,
         const BlockBudget& budget, const RunDevice& device)
       : policy_(policy),
         profile_(profile),
         shape_(shape),
         dtype_(dtype),
-        demand_of_(demand_of),
+        requests_(requests),
         options_(options),
         budget_(budget),
         device_(device),
@@ -35,7 +37,7 @@ class Trial {
   // Whether so few leave most weights on the device. Else every iteration streams so much that more
   // requests are always better.
   bool holds_most_weights(std::int32_t sequences) const {
-    const Demand demand = demand_of_(sequences);
+    const Demand demand = demand_of(requests_, sequences);
     const DeviceMemory memory{
         .cap = device_.cap, .overhead = device_.overhead, .pins_host_memory = !device_.is_host};
     const DeviceRoom room = device_room(shape_, dtype_, demand, options_, memory);
@@ -54,7 +56,7 @@ class Trial {
 
  private:
   double tried(std::int32_t sequences) const {
-    const Demand demand = demand_of_(sequences);
+    const Demand demand = demand_of(requests_, sequences);
     try {
       const Arrangement made = arrange(policy_, shape_, dtype_, demand, options_, budget_, device_);
       const Rehearsal rehearsal{.host = made.host,
@@ -87,7 +89,7 @@ class Trial {
   const Profile& profile_;
   const ModelShape& shape_;
   const DType dtype_;
-  const std::function<Demand(std::int32_t)>& demand_of_;
+  const std::span<const RequestSize> requests_;
   const BatchOptions& options_;
   const BlockBudget& budget_;
   const RunDevice& device_;
@@ -99,21 +101,30 @@ class Trial {
 
 std::int32_t requests_at_a_time(const Policy& policy, const Profile& profile,
                                 const ModelShape& shape, DType dtype, std::int32_t most,
-                                const std::function<Demand(std::int32_t)>& demand_of,
-                                const BatchOptions& options, const BlockBudget& budget,
-                                const RunDevice& device) {
+                                std::span<const RequestSize> requests, const BatchOptions& options,
+                                const BlockBudget& budget, const RunDevice& device) {
   const std::int32_t least = std::max(kFewest, options.min_num_seqs);
   if (!policy.any_number() || device.is_host || !device.holds_blocks || most <= least) {
     return most;
   }
-  Trial trial(policy, profile, shape, dtype, demand_of, options, budget, device);
-  if (!trial.holds_most_weights(least)) {
+  std::vector<RequestSize> early(requests.begin(), requests.end());
+  for (RequestSize& one : early) {
+    one.answer = (one.answer + kEarly - 1) / kEarly;
+  }
+  Trial full(policy, profile, shape, dtype, requests, options, budget, device);
+  Trial shorter(policy, profile, shape, dtype, early, options, budget, device);
+  if (!full.holds_most_weights(least)) {
     return most;
   }
+  // Of the time with `most`, in the worse case.
+  const auto part = [&](std::int32_t n) {
+    return std::max(full.seconds(n) / full.seconds(most),
+                    shorter.seconds(n) / shorter.seconds(most));
+  };
   // From `most` downwards the time falls, once context has room on the device, and then rises.
   std::int32_t best = most;
   for (std::int32_t n = most / 2; n >= least; n /= 2) {
-    if (trial.seconds(n) < trial.seconds(best)) {
+    if (part(n) < part(best)) {
       best = n;
     } else if (n < best / 2) {
       break;
@@ -123,12 +134,12 @@ std::int32_t requests_at_a_time(const Policy& policy, const Profile& profile,
   for (int i = 0; i < kRefinements && step > 0; ++i, step /= 2) {
     const std::int32_t middle = best;
     for (const std::int32_t n : {middle - step, middle + step}) {
-      if (n >= least && n <= most && trial.seconds(n) < trial.seconds(best)) {
+      if (n >= least && n <= most && part(n) < part(best)) {
         best = n;
       }
     }
   }
-  return trial.seconds(best) < kGoodPart * trial.seconds(most) ? best : most;
+  return part(best) < kGoodPart ? best : most;
 }
 
 }  // namespace poise

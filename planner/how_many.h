@@ -4,19 +4,20 @@
 // their context there, too, and then next to nothing waits for the link.
 
 #include <cstdint>
-#include <functional>
+#include <span>
 
 #include "planner/arrangement.h"
 
 namespace poise {
 
-// `most`, or the number below it, from --min-num-seqs on, with which the profile has all of the work done soonest by a good
-// part; only for a policy that leaves the number to us (Policy::any_number). `demand_of`: what so many
-// at a time ask for. Pure; takes as long as a handful of arrangements.
+// `most`, or the number below it, from --min-num-seqs on, with which the profile has all of the work
+// done soonest by a good part; only for a policy that leaves the number to us (Policy::any_number).
+// Nobody knows how long answers will be, only how long they may: the number has to be the better one
+// both where they come to their ends and where they end early. Pure; takes as long as a dozen or two
+// arrangements.
 std::int32_t requests_at_a_time(const Policy& policy, const Profile& profile,
                                 const ModelShape& shape, DType dtype, std::int32_t most,
-                                const std::function<Demand(std::int32_t)>& demand_of,
-                                const BatchOptions& options, const BlockBudget& budget,
-                                const RunDevice& device);
+                                std::span<const RequestSize> requests, const BatchOptions& options,
+                                const BlockBudget& budget, const RunDevice& device);
 
 }  // namespace poise

@@ -86,10 +86,9 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
                          .overhead = made.profile.gpu_overhead,
                          .is_host = device_is_host,
                          .holds_blocks = !device_is_host || options.gpu_memory.has_value()};
-  const auto of_so_many = [&](std::int32_t n) { return demand_of(requests, n); };
-  made.demand =
-      of_so_many(requests_at_a_time(*made.policy, made.profile, made.shape, made.dtype,
-                                    made.demand.sequences, of_so_many, made.batch, budget, device));
+  made.demand = demand_of(
+      requests, requests_at_a_time(*made.policy, made.profile, made.shape, made.dtype,
+                                   made.demand.sequences, requests, made.batch, budget, device));
   const Arrangement arranged =
       arrange(*made.policy, made.shape, made.dtype, made.demand, made.batch, budget, device);
   made.placement = {arranged.host, arranged.device};

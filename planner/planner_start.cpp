@@ -297,8 +297,7 @@ RunDevice Planner::run_device(bool device_is_host) const {
 // How many requests are under way at a time, and what they ask for. A pool that is there may be
 // replaced.
 Demand Planner::choose_demand(bool device_is_host) const {
-  const auto of_so_many = [this](std::int32_t n) { return demand_of(to_do_, n); };
-  const Demand most = of_so_many(options_.batch.max_num_seqs);
+  const Demand most = demand_of(to_do_, options_.batch.max_num_seqs);
   if (!profile_) {
     return most;
   }
@@ -308,13 +307,14 @@ Demand Planner::choose_demand(bool device_is_host) const {
                                  : 0};
   const Bytes gone =
       weight_layout(control_->shape, control_->dtype).layer.bytes * released_layers();
-  return of_so_many(requests_at_a_time(
-      *policy_, *profile_, control_->shape, control_->dtype, most.sequences, of_so_many,
+  const std::int32_t chosen = requests_at_a_time(
+      *policy_, *profile_, control_->shape, control_->dtype, most.sequences, sizes_of(to_do_),
       options_.batch,
       {.weights = Bytes{static_cast<std::int64_t>(control_->weights_bytes)} - gone,
        .available = available_host_memory() + pool,
        .host_memory = options_.host_memory},
-      run_device(device_is_host)));
+      run_device(device_is_host));
+  return demand_of(to_do_, chosen);
 }
 
 // How many blocks there are, where, and what the device's buffers hold. `pool`: in so many bytes,

@@ -44,8 +44,7 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
     all.push_back(&request);
   }
   const WeightLayout layout = weight_layout(work.shape, work.dtype);
-  const auto of_so_many = [&](std::int32_t n) { return demand_of(all, n); };
-  Demand demand = of_so_many(work.batch.max_num_seqs);
+  Demand demand = demand_of(all, work.batch.max_num_seqs);
   const BlockBudget budget{.weights = layout.total(),
                            .available = profile.host_memory - layout.total(),
                            .host_memory = {}};
@@ -54,9 +53,9 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
                          .overhead = kDeviceOverhead,
                          .holds_blocks = work.blocks_on_device};
   if (!work.resident_layers) {
-    demand =
-        of_so_many(requests_at_a_time(*policy, profile, work.shape, work.dtype, demand.sequences,
-                                      of_so_many, work.batch, budget, device));
+    demand = demand_of(
+        all, requests_at_a_time(*policy, profile, work.shape, work.dtype, demand.sequences,
+                                sizes_of(all), work.batch, budget, device));
   }
   const Arrangement made = arrange(*policy, work.shape, work.dtype, demand, work.batch, budget,
                                    device, work.resident_layers);

@@ -102,13 +102,17 @@ Bytes overhead_with(const DeviceMemory& memory, const ModelShape& shape, DType d
 
 }  // namespace
 
-Demand demand_of(std::span<const Request* const> requests, std::int32_t max_num_seqs) {
+std::vector<RequestSize> sizes_of(std::span<const Request* const> requests) {
   std::vector<RequestSize> sizes;
   for (const Request* request : requests) {
     sizes.push_back({request->id, static_cast<std::int32_t>(request->prompt.size()),
                      request->sampling.max_tokens});
   }
-  return demand_of(sizes, max_num_seqs);
+  return sizes;
+}
+
+Demand demand_of(std::span<const Request* const> requests, std::int32_t max_num_seqs) {
+  return demand_of(sizes_of(requests), max_num_seqs);
 }
 
 Demand demand_of(std::span<const RequestSize> requests, std::int32_t max_num_seqs) {

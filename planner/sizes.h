@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "common/device_memory.h"
 #include "common/units.h"
@@ -48,6 +49,7 @@ struct RequestSize {
 };
 Demand demand_of(std::span<const RequestSize> requests, std::int32_t max_num_seqs);
 Demand demand_of(std::span<const Request* const> requests, std::int32_t max_num_seqs);
+std::vector<RequestSize> sizes_of(std::span<const Request* const> requests);
 
 // Bytes for blocks of context, all layers together: the least of what the user allows beside the
 // weights and of what the machine still has, less a reserve for everything small.

@@ -34,8 +34,7 @@ std::int32_t at_a_time(const char* policy_name, const Job& job, std::int32_t mos
         {.id = {static_cast<std::uint32_t>(i + 1)}, .prompt = job.prompt, .answer = job.answer});
   }
   const Bytes weights = weight_layout(shape, DType::float16).total();
-  return requests_at_a_time(*policy, *profile, shape, DType::float16, most,
-                            [&](std::int32_t n) { return demand_of(requests, n); },
+  return requests_at_a_time(*policy, *profile, shape, DType::float16, most, requests,
                             {.min_num_seqs = least},
                             {.weights = weights, .available = kGiB * 100, .host_memory = {}},
                             {.cap = kGiB * 24, .overhead = kGiB});
@@ -49,6 +48,13 @@ TEST(HowMany, FewWhereTheirContextStaysOnTheDeviceBesideAllWeights) {
   EXPECT_LE(n, 100);
   EXPECT_EQ(at_a_time("optimal", job, 16), 16) << "no more than a user allows";
   EXPECT_EQ(at_a_time("optimal", job, 256, 200), 256) << "no fewer either";
+}
+
+// Answers that may be long and end early leave room for more than those that use it all.
+TEST(HowMany, MoreWhereAnswersMayEndEarly) {
+  const std::int32_t sure = at_a_time("optimal", {"opt-6.7b", 1000, 1000, 8}, 256);
+  const std::int32_t unsure = at_a_time("optimal", {"opt-6.7b", 1000, 8, 1000}, 256);
+  EXPECT_GT(unsure, sure) << "the same context at the end, most of it not there at the beginning";
 }
 
 TEST(HowMany, AllThatMayBeWhereWeightsAreStreamed) {
