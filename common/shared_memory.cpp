@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <thread>
@@ -92,37 +91,6 @@ std::optional<std::int64_t> memory_available() {
   }
   return std::nullopt;
 }
-
-std::string own_prefix() { return fmt::format("poise-{}-", geteuid()); }
-
-// The run a segment's name belongs to: the name without its last part.
-std::string group_of(const std::string& name) {
-  return name.substr(0, name.find('-', own_prefix().size()));
-}
-
-// Our exclusive lock on a segment to which nobody is attached, given back at the end.
-class LoneSegment {
- public:
-  explicit LoneSegment(const std::string& name)
-      : descriptor_(shm_open(("/" + name).c_str(), O_RDONLY, 0)) {
-    struct stat status {};
-    alone_ = descriptor_ >= 0 && flock(descriptor_, LOCK_EX | LOCK_NB) == 0 &&
-             fstat(descriptor_, &status) == 0 && status.st_uid == geteuid() && status.st_nlink > 0;
-  }
-  LoneSegment(LoneSegment&& other) noexcept
-      : descriptor_(std::exchange(other.descriptor_, -1)), alone_(other.alone_) {}
-  LoneSegment& operator=(LoneSegment&&) = delete;
-  ~LoneSegment() {
-    if (descriptor_ >= 0) {
-      ::close(descriptor_);
-    }
-  }
-  bool alone() const { return alone_; }
-
- private:
-  int descriptor_;
-  bool alone_ = false;
-};
 
 }  // namespace
 
@@ -217,34 +185,10 @@ void Segment::reserve_again(std::uint64_t offset, Bytes bytes, const std::functi
 }
 
 std::string segment_name(std::string_view run_id, std::string_view what) {
-  return fmt::format("{}{}-{}", own_prefix(), run_id, what);
+  return fmt::format("poise-{}-{}-{}", geteuid(), run_id, what);
 }
 
 void unlink_segment(const std::string& name) { bip::shared_memory_object::remove(name.c_str()); }
-
-std::vector<std::string> reap_segments() {
-  std::vector<std::string> names;
-  std::error_code ignored;
-  for (const auto& file : std::filesystem::directory_iterator(kShmDirectory, ignored)) {
-    if (file.path().filename().string().starts_with(own_prefix())) {
-      names.push_back(file.path().filename().string());
-    }
-  }
-  std::ranges::sort(names);
-  std::vector<std::string> reaped;
-  for (auto begin = names.begin(); begin != names.end();) {
-    const auto end = std::find_if(begin, names.end(), [&](const std::string& name) {
-      return group_of(name) != group_of(*begin);
-    });
-    std::vector<LoneSegment> group(begin, end);
-    if (std::ranges::all_of(group, &LoneSegment::alone)) {
-      std::for_each(begin, end, unlink_segment);  // while nobody can attach
-      reaped.insert(reaped.end(), begin, end);
-    }
-    begin = end;
-  }
-  return reaped;
-}
 
 Bytes available_host_memory() {
   std::int64_t available = memory_available().value_or(0);

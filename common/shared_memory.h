@@ -2,8 +2,9 @@
 // Named shared memory, the only door to it: POSIX segments through Boost.Interprocess, always mode
 // 0600, their pages reserved at creation (a full /dev/shm is an error then, not a SIGBUS later). A
 // Segment is a name, a mapping and a descriptor with a shared flock: the kernel's count of who is
-// attached. Segments are movable, close on destruction, and never unlink by themselves: their
-// creator's owner decides (`unlink_segment`, `reap_segments`).
+// attached, by which the supervisor knows what nobody alive holds any more and removes it. Segments are
+// movable, close on destruction, and never unlink by themselves: their creator's owner decides
+// (`unlink_segment`).
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +13,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "common/shared_layout.h"
 #include "common/units.h"
@@ -62,9 +62,6 @@ class Segment {
 // "poise-UID-RUN-control" and its like.
 std::string segment_name(std::string_view run_id, std::string_view what);
 void unlink_segment(const std::string& name);  // nothing happens where there is none
-// Unlinks every poise segment of this user whose control segment nobody holds any more; returns the
-// names.
-std::vector<std::string> reap_segments();
 // Bytes that /dev/shm and the machine (MemAvailable, cgroup limit) still allow.
 Bytes available_host_memory();
 

@@ -214,8 +214,6 @@ class Pipeline:
         """Every process of ours, then the shared memory. Safe to call at any moment, whatever has happened."""
         stays = self._kept if self._kept and self._kept.may_stay(self._control) else None
         own = [child for child in self._children if child is not stays]
-        if any(child.name == EXECUTOR and child.returncode() is not None for child in own):
-            self._death_pipe.tell()  # a planner would else wait for the iteration under way
         for child in own:
             if child.returncode() is None:
                 child.signal(signal.SIGKILL if self._killed_at_once else signal.SIGTERM)
@@ -239,6 +237,8 @@ class Pipeline:
         until = time.monotonic() + seconds
         living = [child for child in children if child.returncode() is None]
         while living and time.monotonic() < until:
+            if any(child.name == EXECUTOR and child.returncode() is not None for child in children):
+                self._death_pipe.tell()  # a planner would else wait for the iteration under way
             if self._interrupts.count >= 2:
                 for child in living:
                     child.signal(signal.SIGKILL)

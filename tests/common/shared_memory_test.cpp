@@ -1,7 +1,9 @@
 #include "common/shared_memory.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -38,8 +40,20 @@ class SharedMemoryTest : public ::testing::Test {
       fmt::format("5e67{:08x}{}", getpid(), ::testing::UnitTest::GetInstance()->random_seed());
 };
 
-bool reaped(const std::vector<std::string>& names, const std::string& name) {
-  return std::ranges::find(names, name) != names.end();
+// As the supervisor does it: what nobody is attached to loses its name, under an exclusive lock.
+bool reaped(const std::filesystem::path& file) {
+  const int descriptor = open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) {
+    return false;
+  }
+  struct stat status {};
+  const bool alone = flock(descriptor, LOCK_EX | LOCK_NB) == 0 && fstat(descriptor, &status) == 0 &&
+                     status.st_nlink > 0;
+  if (alone) {
+    std::filesystem::remove(file);
+  }
+  close(descriptor);
+  return alone;
 }
 
 TEST_F(SharedMemoryTest, ASegmentIsSeenByItsNameAndKeepsItsBytes) {
@@ -81,40 +95,36 @@ TEST_F(SharedMemoryTest, MoreThanTheMachineHasIsRefusedWithNumbersAndLeavesNothi
   EXPECT_FALSE(std::filesystem::exists(file(segment_name(run_, "weights"))));
 }
 
-TEST_F(SharedMemoryTest, ASegmentSomebodyHoldsIsNotReaped) {
-  const Segment made = Segment::create(segment_name(run_, "control"), {4096});
-  EXPECT_FALSE(reaped(reap_segments(), made.name()));
-  EXPECT_TRUE(std::filesystem::exists(file(made.name())));
+TEST_F(SharedMemoryTest, ASegmentIsHeldByWhoMadeItAndByWhoAttached) {
+  std::optional<Segment> made(Segment::create(segment_name(run_, "control"), {4096}));
+  const std::filesystem::path segment = file(made->name());
+  EXPECT_FALSE(reaped(segment));
+  std::optional<Segment> attached(Segment::attach(made->name(), Access::read_only));
+  made.reset();
+  EXPECT_FALSE(reaped(segment));
+  attached.reset();
+  EXPECT_TRUE(reaped(segment));
 }
 
-TEST_F(SharedMemoryTest, WhatAKilledProcessLeftIsReaped) {
+TEST_F(SharedMemoryTest, AKilledProcessHoldsNothing) {
   const pid_t child = fork();
   if (child == 0) {
-    const Segment control = Segment::create(segment_name(run_, "control"), {4096});
     const Segment weights = Segment::create(segment_name(run_, "weights"), {4096});
     raise(SIGKILL);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   ASSERT_TRUE(WIFSIGNALED(status));
-  const auto names = reap_segments();
-  EXPECT_TRUE(reaped(names, segment_name(run_, "control")));
-  EXPECT_TRUE(reaped(names, segment_name(run_, "weights")));
-  EXPECT_FALSE(std::filesystem::exists(file(segment_name(run_, "weights"))));
-}
-
-TEST_F(SharedMemoryTest, OneAttachedSegmentKeepsTheWholeRun) {
-  const Segment weights = Segment::create(segment_name(run_, "weights"), {4096});
-  { const Segment control = Segment::create(segment_name(run_, "control"), {4096}); }
-  EXPECT_FALSE(reaped(reap_segments(), segment_name(run_, "control")));
+  EXPECT_TRUE(reaped(file(segment_name(run_, "weights"))));
 }
 
 TEST_F(SharedMemoryTest, WhoMakesASegmentWhileOthersReapHasOne) {
+  const std::filesystem::path segment_file = file(segment_name(run_, "control"));
   std::vector<std::jthread> reapers;  // until their end
   for (int i = 0; i < 2; ++i) {
-    reapers.emplace_back([](const std::stop_token& over) {
+    reapers.emplace_back([&](const std::stop_token& over) {
       while (!over.stop_requested()) {
-        reap_segments();
+        reaped(segment_file);
       }
     });
   }

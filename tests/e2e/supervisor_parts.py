@@ -4,9 +4,11 @@
 import argparse
 import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from unittest import mock
 
 import harness
@@ -293,6 +295,40 @@ def a_run_whose_output_is_written_is_done_whoever_else_failed(_):
     expect_equal(ended_as_asked(0).code, 0, "exit code")
     outcome = ended_as_asked(75)
     expect_equal((outcome.code, outcome.sentence), (INTERRUPTED, "gpu_executor was killed"), "unfinished")
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+@test
+def a_planner_does_not_wait_for_an_executor_that_has_ended_with_it(_):
+    """Both are asked to end at once: what the executor leaves undone, the planner would else wait for."""
+    descriptors = [os.open("/dev/null", os.O_RDONLY) for _ in range(3)]
+    loader, planner, executor = (_Ended(name, None) for name in (places.LOADER, places.PLANNER, places.EXECUTOR))
+    asked = []
+    for child, descriptor in zip((loader, planner, executor), descriptors):
+        child.pid, child.descriptor, child.asked_to_end = 1, descriptor, False
+        child.new_lines, child.close, child.signal = list, mock.Mock(), asked.append
+    loader._code = -9
+    plan = mock.Mock(stall_timeout=30, run_id="nobodys", restarts=0)
+    line = mock.Mock()
+    line.wait.return_value, line.due.return_value = 0.01, False
+    pipeline = Pipeline(plan, mock.Mock(count=0, descriptor=descriptors[0]), line)
+    looks = iter([None, None])  # it ends some time after the signal
+    executor.returncode = lambda: next(looks, INTERRUPTED) if asked else None
+
+    def planners_end():
+        if asked and planner._code is None and select.select([pipeline._death_pipe.read_end], [], [], 0)[0]:
+            planner._code = INTERRUPTED
+        return planner._code
+
+    planner.returncode = planners_end
+    with mock.patch.object(pipeline, "_start"):
+        pipeline._children = [loader, planner, executor]
+        began = time.monotonic()
+        outcome = pipeline.run()
+    expect_equal((outcome.code, outcome.sentence), (INTERRUPTED, "loader was killed"), "why")
+    expect(time.monotonic() - began < 4, "did not end in seconds")
+    expect(signal.SIGKILL not in asked, "the planner was killed before it had put its answers away")
     for descriptor in descriptors:
         os.close(descriptor)
 
