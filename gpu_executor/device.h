@@ -120,9 +120,9 @@ class Device {
   // Host memory that copies reach at full speed: of our own (for tables and results) …
   HostBuffer allocate_host(Bytes size);
   Bytes host_in_use() const { return host_in_use_; }
-  // … or a shared mapping of somebody else's; must stay mapped until the registration ends. That may take its
-  // time behind the caller: a call of `copy` or `upload` then waits for the bytes it is given, and
-  // fails where they cannot be had.
+  // … or a shared mapping of somebody else's, which must stay mapped until the registration ends. That
+  // may take its time behind the caller: a call of `copy` or `upload` then waits for the bytes it is
+  // given, and fails where they cannot be had.
   Registration register_host(std::span<std::byte> memory, bool read_only);
   // Several, each of which may end by itself.
   std::vector<Registration> register_host(std::span<const std::span<std::byte>> parts,

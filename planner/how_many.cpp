@@ -59,27 +59,13 @@ class Trial {
     const Demand demand = demand_of(requests_, sequences);
     try {
       const Arrangement made = arrange(policy_, shape_, dtype_, demand, options_, budget_, device_);
-      const Rehearsal rehearsal{.host = made.host,
-                                .device = made.device,
-                                .pack = pack_limits(options_, made.device),
-                                .requests = demand.requests,
-                                .sequences = demand.sequences,
-                                .most_blocks = demand.most_blocks,
-                                .prompt_rows = demand.most_prompt_rows,
-                                .wave_rows = options_.prefill_tokens};
-      const AllocationInputs inputs{.sizes = block_sizes(shape_, dtype_),
-                                    .layers = shape_.num_hidden_layers,
-                                    .host = bytes_for_blocks(budget_),
-                                    .most_blocks = demand.most_blocks,
-                                    .largest_request = demand.largest_request,
-                                    .mini_batch = options_.mini_batch_tokens / kBlockTokens,
-                                    .requests = demand.requests,
-                                    .sequences = demand.sequences,
-                                    .prompt_rows = demand.most_prompt_rows,
-                                    .wave_rows = options_.prefill_tokens};
       Allocation blocks = made.host;
       blocks.resident_layers = made.device.resident_layers;
-      return work_time(profile_, inputs, blocks, rehearse(profile_, policy_, layout_, rehearsal));
+      return work_time(
+          profile_, allocation_inputs(shape_, dtype_, demand, options_, bytes_for_blocks(budget_)),
+          blocks,
+          rehearse(profile_, policy_, layout_,
+                   rehearsal_of(demand, made.host, made.device, options_)));
     } catch (const Failure&) {
       return std::numeric_limits<double>::infinity();
     }

@@ -87,17 +87,9 @@ void PolicyWishes::put_in_force(const PolicyWish& wish) const {
 
 SwapPlan plan_swap(const Policy& policy, const Standing& standing) {
   const Demand& demand = standing.demand;
-  const AllocationInputs inputs{.sizes = block_sizes(standing.shape, standing.dtype),
-                                .layers = standing.shape.num_hidden_layers,
-                                .host = {static_cast<std::int64_t>(standing.pool.region_bytes) *
-                                         standing.shape.num_hidden_layers},
-                                .most_blocks = demand.most_blocks,
-                                .largest_request = demand.largest_request,
-                                .mini_batch = standing.batch.mini_batch_tokens / kBlockTokens,
-                                .requests = demand.requests,
-                                .sequences = demand.sequences,
-                                .prompt_rows = demand.most_prompt_rows,
-                                .wave_rows = standing.batch.prefill_tokens};
+  const AllocationInputs inputs = allocation_inputs(
+      standing.shape, standing.dtype, demand, standing.batch,
+      {static_cast<std::int64_t>(standing.pool.region_bytes) * standing.shape.num_hidden_layers});
   SwapPlan plan{.wished = policy.allocate(inputs), .device = {}};
   Allocation& wished = plan.wished;
   wished.gpu_act_blocks = standing.gpu_act_blocks;

@@ -49,7 +49,7 @@ class RequestFields {
 // Everything of the request but its id and custom_id; the seed is the user's or 0.
 Request read_body(const RequestFields& body, const RequestRules& rules);
 
-// Refuses fields that would change the answer and are not implemented.
+// Refuses fields that would change the answer and that poise does not follow.
 void refuse_unsupported(const RequestFields& body);
 
 }  // namespace poise

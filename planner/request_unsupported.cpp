@@ -1,6 +1,7 @@
-// The fields of OpenAI's and vLLM's completion request that are not implemented and would change
-// the answer. A field that is neither here nor read in request_body.cpp is ignored, as vLLM ignores
-// it: it steers the service (`user`, `stream_options`, `priority`, `cache_salt` …), or is unknown.
+// The fields of OpenAI's and vLLM's completion request that poise does not follow and that would
+// change the answer. A field that is neither here nor read in request_body.cpp is ignored, as vLLM
+// ignores it: it steers the service (`user`, `stream_options`, `priority`, `cache_salt` …), or is
+// unknown.
 
 #include <array>
 

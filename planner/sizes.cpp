@@ -162,20 +162,38 @@ DeviceRoom device_room(const ModelShape& shape, DType dtype, const Demand& deman
   return {.layer = sizes.layer_slab, .streaming = sizes.layer_slab * 2, .left = left};
 }
 
+AllocationInputs allocation_inputs(const ModelShape& shape, DType dtype, const Demand& demand,
+                                   const BatchOptions& options, Bytes host) {
+  return {.sizes = block_sizes(shape, dtype),
+          .layers = shape.num_hidden_layers,
+          .host = host,
+          .most_blocks = demand.most_blocks,
+          .largest_request = demand.largest_request,
+          .mini_batch = options.mini_batch_tokens / kBlockTokens,
+          .requests = demand.requests,
+          .sequences = demand.sequences,
+          .prompt_rows = demand.most_prompt_rows,
+          .wave_rows = options.prefill_tokens};
+}
+
+Rehearsal rehearsal_of(const Demand& demand, const Allocation& blocks, const DeviceLimits& device,
+                       const BatchOptions& options) {
+  return {.host = blocks,
+          .device = device,
+          .pack = pack_limits(options, device),
+          .requests = demand.requests,
+          .sequences = demand.sequences,
+          .most_blocks = demand.most_blocks,
+          .prompt_rows = demand.most_prompt_rows,
+          .wave_rows = device.max_rows - demand.sequences};
+}
+
 Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dtype,
                          const Demand& demand, const BatchOptions& options,
                          const BlockBudget& budget, const std::optional<DeviceMemory>& device) {
-  AllocationInputs inputs{.sizes = block_sizes(shape, dtype),
-                          .layers = shape.num_hidden_layers,
-                          .host = bytes_for_blocks(budget),
-                          .layer_copy = budget.layer_copy,
-                          .most_blocks = demand.most_blocks,
-                          .largest_request = demand.largest_request,
-                          .mini_batch = options.mini_batch_tokens / kBlockTokens,
-                          .requests = demand.requests,
-                          .sequences = demand.sequences,
-                          .prompt_rows = demand.most_prompt_rows,
-                          .wave_rows = options.prefill_tokens};
+  AllocationInputs inputs =
+      allocation_inputs(shape, dtype, demand, options, bytes_for_blocks(budget));
+  inputs.layer_copy = budget.layer_copy;
   if (device) {
     inputs.device = device_room(shape, dtype, demand, options, *device);
     const auto with = [&](const Allocation& blocks) -> std::optional<Rehearsal> {
@@ -185,14 +203,7 @@ Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dt
       if (plan_device_memory(shape, dtype, limits, overhead).total > device->cap) {
         return std::nullopt;
       }
-      return Rehearsal{.host = blocks,
-                       .device = limits,
-                       .pack = pack_limits(options, limits),
-                       .requests = demand.requests,
-                       .sequences = demand.sequences,
-                       .most_blocks = demand.most_blocks,
-                       .prompt_rows = demand.most_prompt_rows,
-                       .wave_rows = limits.max_rows - demand.sequences};
+      return rehearsal_of(demand, blocks, limits, options);
     };
     const auto layout = std::make_shared<const WeightLayout>(weight_layout(shape, dtype));
     inputs.rehearse = [with, layout, &policy](const Profile& profile, const Allocation& blocks) {

@@ -18,6 +18,8 @@
 
 namespace poise {
 
+struct Rehearsal;
+
 // What a user may set; 0 and nothing mean: decide.
 struct BatchOptions {
   std::int32_t max_num_seqs = 256;
@@ -71,6 +73,13 @@ struct DeviceMemory {
 };
 DeviceRoom device_room(const ModelShape& shape, DType dtype, const Demand& demand,
                        const BatchOptions& options, const DeviceMemory& memory);
+
+// What a policy decides from, but for the device; `host`: bytes for blocks.
+AllocationInputs allocation_inputs(const ModelShape& shape, DType dtype, const Demand& demand,
+                                   const BatchOptions& options, Bytes host);
+// What plays a placement of theirs (planner/rehearsal.h).
+Rehearsal rehearsal_of(const Demand& demand, const Allocation& blocks, const DeviceLimits& device,
+                       const BatchOptions& options);
 
 // The policy's split of those bytes, and of the device's where it is given. Fails, with numbers,
 // where the largest request does not fit.
