@@ -198,6 +198,25 @@ std::string_view name_of(Weight weight) {
   return names[static_cast<std::size_t>(weight)];
 }
 
+bool is_vector(Weight weight) {
+  switch (weight) {
+    case Weight::final_norm_weight:
+    case Weight::final_norm_bias:
+    case Weight::b_kv:
+    case Weight::attention_norm_weight:
+    case Weight::attention_norm_bias:
+    case Weight::b_q:
+    case Weight::b_o:
+    case Weight::mlp_norm_weight:
+    case Weight::mlp_norm_bias:
+    case Weight::fc1_bias:
+    case Weight::fc2_bias:
+      return true;
+    default:
+      return false;
+  }
+}
+
 const WeightEntry* Slab::find(Weight weight) const {
   const auto found = std::ranges::find(entries, weight, &WeightEntry::weight);
   return found == entries.end() ? nullptr : &*found;

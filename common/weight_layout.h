@@ -56,16 +56,19 @@ inline constexpr int kWeights = static_cast<int>(Weight::fc2_bias) + 1;
 
 std::string_view name_of(Weight weight);
 
+// A bias or a norm's parameters. All others are matrices, those of one row included.
+bool is_vector(Weight weight);
+
 // One weight's place within its slab.
 struct WeightEntry {
   Weight weight;
   std::int32_t piece;       // where it begins: a unit of streaming within the slab
   std::int32_t last_piece;  // where it ends; matrices alone lie in more than one
-  std::int32_t rows;        // vectors have one row
+  std::int32_t rows;        // vectors have one row, and so may matrices
   std::int32_t cols;
   std::uint64_t offset;  // bytes from the slab's start, a multiple of 256
   Bytes bytes;           // rows · cols · size_of(dtype), without padding
-  bool matrix() const { return rows > 1; }
+  bool matrix() const { return !is_vector(weight); }
 };
 
 // A contiguous range of a slab that crosses the link as one. Where it begins or ends within a matrix,

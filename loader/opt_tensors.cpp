@@ -61,25 +61,6 @@ std::string_view opt_name(Weight weight) {
   return "";
 }
 
-bool is_vector(Weight weight) {
-  switch (weight) {
-    case Weight::final_norm_weight:
-    case Weight::final_norm_bias:
-    case Weight::b_kv:
-    case Weight::attention_norm_weight:
-    case Weight::attention_norm_bias:
-    case Weight::b_q:
-    case Weight::b_o:
-    case Weight::mlp_norm_weight:
-    case Weight::mlp_norm_bias:
-    case Weight::fc1_bias:
-    case Weight::fc2_bias:
-      return true;
-    default:
-      return false;
-  }
-}
-
 std::int64_t product(const std::vector<std::int64_t>& shape) {
   std::int64_t elements = 1;
   for (const std::int64_t size : shape) {

@@ -113,6 +113,18 @@ TEST(WeightLayoutTest, WhatAModelLacksHasNoEntry) {
   EXPECT_EQ(layout.outer.find(Weight::project_in), nullptr);
 }
 
+TEST(WeightLayoutTest, AMatrixOfOneRowIsNoVector) {
+  ModelShape shape = opt(1, 64, 1);
+  shape.ffn_dim = shape.word_embed_proj_dim = 1;
+  const WeightLayout layout = weight_layout(shape, DType::float16);
+  for (const WeightEntry& entry : layout.layer.entries) {
+    const std::string_view name = name_of(entry.weight);
+    EXPECT_EQ(entry.matrix(), name.starts_with("w_") || name == "fc1" || name == "fc2") << name;
+  }
+  EXPECT_TRUE(layout.outer.find(Weight::project_out)->matrix());
+  EXPECT_FALSE(layout.outer.find(Weight::final_norm_bias)->matrix());
+}
+
 TEST(WeightLayoutTest, TheHashTellsLayoutsApart) {
   const ModelShape shape = opt(2, 96, 3);
   ModelShape untied = shape;

@@ -57,6 +57,15 @@ TEST(Pipeline, ComputesAPostNormModelWithProjectedEmbeddings) {
   expect_as_plain(model, plan, rehearse(model, plan), 2e-4);
 }
 
+TEST(Pipeline, ComputesModelsWhoseMatricesHaveOneRow) {
+  ModelShape shape = post_norm_shape();
+  shape.ffn_dim = 1;
+  shape.word_embed_proj_dim = 1;
+  const TinyModel model(shape, DType::float32, 9);
+  const Plan plan = some_plan(model.shape);
+  expect_as_plain(model, plan, rehearse(model, plan), 2e-4);
+}
+
 TEST(Pipeline, ComputesModelsStoredInHalfPrecision) {
   for (const DType dtype : {DType::float16, DType::bfloat16}) {
     const TinyModel model(tiny_shape(), dtype, 5);
