@@ -94,7 +94,7 @@ void print(const PoliciesOptions& options) {
           {"name", entry.name}, {"description", entry.description}, {"source", entry.source}};
       fmt::print("{}\n", line.dump());
     } else {
-      fmt::print("{:<13} {} [{}]\n", entry.name, entry.description, entry.source);
+      fmt::print("{:<15} {} [{}]\n", entry.name, entry.description, entry.source);
     }
   }
 }
@@ -107,12 +107,7 @@ std::string cell(const nlohmann::ordered_json& value) {
 
 std::size_t column(const std::string& name) { return std::max<std::size_t>(15, name.size() + 2); }
 
-void print(const SimulateOptions& options) {
-  const nlohmann::ordered_json result = simulation_named(options.name).play();
-  if (options.json) {
-    fmt::print("{}\n", result.dump());
-    return;
-  }
+void print_table(const nlohmann::ordered_json& result) {
   for (const auto& [name, value] : result["rows"].front().items()) {
     fmt::print("{:<{}}", name, column(name));
   }
@@ -125,6 +120,16 @@ void print(const SimulateOptions& options) {
   }
   for (const auto& note : result["notes"]) {
     fmt::print("{}\n", note.get<std::string>());
+  }
+}
+
+void print(const SimulateOptions& options) {
+  const nlohmann::ordered_json result = simulation_named(options.name).play();
+  if (!options.json || options.table) {
+    print_table(result);
+  }
+  if (options.json) {
+    fmt::print("{}\n", result.dump());
   }
 }
 

@@ -82,6 +82,19 @@ InputOptions input_of(const cxxopts::ParseResult& given) {
   return input;
 }
 
+// How much is worked on at a time, in a run or a plan.
+void take_batch(const cxxopts::ParseResult& given, BatchOptions& batch) {
+  take_number(given, "max-num-seqs", 1, kMostOf, batch.max_num_seqs);
+  take_number(given, "min-num-seqs", 1, kMostOf, batch.min_num_seqs);
+  if (batch.min_num_seqs > batch.max_num_seqs) {
+    fail("--min-num-seqs {} is more than --max-num-seqs, which is {}{}", batch.min_num_seqs,
+         batch.max_num_seqs, given.count("max-num-seqs") == 0 ? " where it is not given" : "");
+  }
+  take_number(given, "mini-batch-tokens", kBlockTokens, kMostOf, batch.mini_batch_tokens);
+  batch.by_profile = given.count("mini-batch-tokens") == 0;
+  take_number(given, "prefill-tokens", 1, kMostOf, batch.prefill_tokens);
+}
+
 // What everything costs, of a run or a plan.
 template <typename Options>
 void take_costs(const cxxopts::ParseResult& given, Options& into) {
@@ -148,11 +161,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   if (run.policy || run.policy_options.act_share || run.policy_options.recompute_share) {
     make_policy(run.policy.value_or("hybrid"), run.policy_options);  // refuses what cannot be
   }
-  take_number(given, "max-num-seqs", 1, kMostOf, run.batch.max_num_seqs);
-  take_number(given, "min-num-seqs", 1, kMostOf, run.batch.min_num_seqs);
-  take_number(given, "mini-batch-tokens", kBlockTokens, kMostOf, run.batch.mini_batch_tokens);
-  run.batch.by_profile = given.count("mini-batch-tokens") == 0;
-  take_number(given, "prefill-tokens", 1, kMostOf, run.batch.prefill_tokens);
+  take_batch(given, run.batch);
   take_bytes(given, "gpu-memory", run.gpu_memory);
   take_bytes(given, "host-memory", run.host_memory);
   run.served_model_name =
@@ -207,11 +216,7 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
   }
   take_costs(given, plan);
   make_policy(plan.policy.value_or("hybrid"), plan.policy_options);  // refuses what cannot be
-  take_number(given, "max-num-seqs", 1, kMostOf, plan.batch.max_num_seqs);
-  take_number(given, "min-num-seqs", 1, kMostOf, plan.batch.min_num_seqs);
-  take_number(given, "mini-batch-tokens", kBlockTokens, kMostOf, plan.batch.mini_batch_tokens);
-  plan.batch.by_profile = given.count("mini-batch-tokens") == 0;
-  take_number(given, "prefill-tokens", 1, kMostOf, plan.batch.prefill_tokens);
+  take_batch(given, plan.batch);
   take_bytes(given, "gpu-memory", plan.gpu_memory);
   take_bytes(given, "host-memory", plan.host_memory);
   if (given.count("device") != 0) {
@@ -328,14 +333,16 @@ PlannerCommand simulate_command(const std::vector<std::string>& words) {
   cxxopts::Options options("poise-planner simulate",
                            "Plays the planner's decisions in virtual time; NAME is one of" + names);
   options.add_options()("name", "what to play", cxxopts::value<std::string>())(
-      "json", "one JSON object")("h,help", "this text");
+      "json", "one JSON object")("table", "with --json: the table before it")("h,help",
+                                                                              "this text");
   options.parse_positional({"name"});
   options.positional_help("NAME");
   const auto given = parse_arguments(options, words);
   if (given.count("help") != 0) {
     return HelpOptions{options.help()};
   }
-  SimulateOptions simulate{required_argument(given, "name"), given.count("json") != 0};
+  SimulateOptions simulate{required_argument(given, "name"), given.count("json") != 0,
+                           given.count("table") != 0};
   simulation_named(simulate.name);  // refuses what there is not
   return simulate;
 }

@@ -99,7 +99,8 @@ struct PoliciesOptions {
 
 struct SimulateOptions {
   std::string name;
-  bool json = false;
+  bool json = false;   // as one JSON object
+  bool table = false;  // with `json`: the table, too, before it
 };
 
 struct HelpOptions {

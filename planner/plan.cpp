@@ -92,7 +92,8 @@ nlohmann::ordered_json plan_run(const PlanOptions& options) {
        .run_seed = options.input.seed,
        .model = options.input.served_model_name});
   if (sizes.requests.empty()) {
-    fail("{}: there is no request in it that could run", options.input.input.string());
+    fail("{}: there is no request in it that could run{}{}", options.input.input.string(),
+         sizes.first_refusal.empty() ? "" : "; ", sizes.first_refusal);
   }
   const SetUp made = set_up(options, model, sizes.requests);
   Player player(made, made.batch);

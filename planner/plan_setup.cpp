@@ -32,7 +32,7 @@ Profile costs_for(const PlanOptions& options, const ModelShape& shape, DType dty
   }
   fail(
       "what everything costs{} is not known: name a machine (--machine, one of {}), a file "
-      "(--profile), or measure this one with poise profile",
+      "(--profile), or measure this one with poise profile --model DIR",
       options.device == DeviceChoice::cpu    ? " on the CPU device"
       : options.device == DeviceChoice::cuda ? " on a GPU"
                                              : "",

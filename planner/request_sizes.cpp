@@ -6,6 +6,7 @@
 #include <string_view>
 #include <variant>
 
+#include "common/trouble.h"
 #include "planner/request_lines.h"
 
 namespace poise {
@@ -74,6 +75,12 @@ std::optional<Plain> plain_sizes(std::string_view line) {
   return plain.text_bytes > 0 ? std::optional(plain) : std::nullopt;
 }
 
+// As it stands, or with the number of its line before it.
+std::string refusal_of(const RequestError& error) {
+  const std::string line = fmt::format("line {}: ", error.line.n);
+  return error.message.starts_with(line) ? error.message : line + error.message;
+}
+
 }  // namespace
 
 RequestSizes read_request_sizes(const std::filesystem::path& path, const RequestRules& rules) {
@@ -87,7 +94,9 @@ RequestSizes read_request_sizes(const std::filesystem::path& path, const Request
       const ParsedLine parsed = parse_request(line->number, line->text, rules);
       const auto* request = std::get_if<Request>(&parsed);
       if (line->too_long || request == nullptr) {
-        ++sizes.refused;
+        if (sizes.refused++ == 0 && request == nullptr) {
+          sizes.first_refusal = refusal_of(std::get<RequestError>(parsed));
+        }
         continue;
       }
       const auto prompt = static_cast<std::int32_t>(request->prompt.size());

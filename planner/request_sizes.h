@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 #include <vector>
 
 #include "planner/request_line.h"
@@ -15,8 +16,9 @@ namespace poise {
 
 struct RequestSizes {
   std::vector<RequestSize> requests;
-  std::int64_t refused = 0;  // lines that become errors, as far as that was looked at
-  bool estimated = false;    // some lengths were not counted
+  std::int64_t refused = 0;   // lines that become errors, as far as that was looked at
+  std::string first_refusal;  // of them the first one looked at: which line, and why
+  bool estimated = false;     // some lengths were not counted
 };
 
 RequestSizes read_request_sizes(const std::filesystem::path& path, const RequestRules& rules);

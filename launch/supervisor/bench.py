@@ -31,6 +31,9 @@ def bench(words):
     given = bench_parser().parse_args(normalised(words))
     given.output_len_given = given.output_len is not None
     given.output_len = given.output_len or 128
+    for option, path in (("--output-json", given.output_json), ("--trace", given.trace)):
+        if path:
+            inputs.check_written(option, path)
     folder = Path(tempfile.mkdtemp(prefix="poise-bench-"))
     try:
         _choose_model(given, folder)
@@ -75,8 +78,8 @@ def _sizes_of(given):
     try:
         vocabulary, positions = int(config["vocab_size"]), int(config["max_position_embeddings"])
     except (KeyError, TypeError, ValueError):
-        name = shown(Path(given.model) / "config.json")
-        raise Refusal(f"{name}: vocab_size and max_position_embeddings are wanted there") from None
+        name = shown(given.config or Path(given.model) / "config.json")
+        raise Refusal(f"{name}: no JSON object, or vocab_size and max_position_embeddings are missing in it") from None
     return vocabulary, min(positions, given.max_model_len or positions)
 
 

@@ -18,7 +18,7 @@ _PROMPTS = ROOT / "launch" / "demo" / "show.jsonl"
 def demo(words):
     made = parser("demo", "Sets up, builds, and answers a few prompts with the bundled tiny model.")
     add_install_option(made)
-    made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one")
     given = made.parse_args(normalised(words))
     if not os.environ.get("POISE_BIN") and not is_bundle():
         build_programs()

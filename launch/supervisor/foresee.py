@@ -5,7 +5,7 @@ import json
 from . import inputs, machine, plan_tools
 from .options import add_files, add_loading, add_model, add_planning, add_running, normalised, parser
 from .places import profile_folder
-from .quantities import bytes_text, counted, duration
+from .quantities import bytes_text, counted, duration, rate_text
 from .trouble import DONE, tell
 
 
@@ -55,11 +55,11 @@ def text(found):
     if found["at_a_time"]:  # else every answer is one token, which its prompt brings
         lines.append(
             f"  {'decoding iteration':22} {found['decode_iteration_seconds'] * 1e3:10.4g} ms, {counted(found['at_a_time'], 'request')} at a "
-            f"time: {found['decode_tokens_per_second']:.4g} tokens/s; over the link {_bytes(each)}"
+            f"time: {rate_text(found['decode_tokens_per_second'])} tokens/s; over the link {_bytes(each)}"
         )
     lines += [
-        f"  {'prefill':22} {found['prefill_tokens_per_second']:10.4g} tokens/s, {duration(found['prefill_seconds'])} in all",
-        f"  {'whole run':22} {found['tokens_per_second']:10.4g} tokens/s, {duration(found['seconds'])}; over the link "
+        f"  {'prefill':22} {rate_text(found['prefill_tokens_per_second']):>10} tokens/s, {duration(found['prefill_seconds'])} in all",
+        f"  {'whole run':22} {rate_text(found['tokens_per_second']):>10} tokens/s, {duration(found['seconds'])}; over the link "
         f"{_bytes(whole)}",
     ]
     return "\n".join(lines)

@@ -84,7 +84,30 @@ def check_output(given, directory):
     if os.path.lexists(output) and not given.overwrite and not _written_by(directory, output, given.resume):
         raise Refusal(f"output {shown(output)} exists already: say --overwrite, or name another output")
     if not os.access(output.parent, os.W_OK | os.X_OK):
-        raise Refusal(f"output {shown(output)} cannot be written: no permission in {shown(output.parent)}", OUTPUT)
+        raise Refusal(f"output {shown(output)} cannot be written: {_why_not(output.parent)}", OUTPUT)
+
+
+def check_written(option, path, *others):
+    """Before long work: a file can be made at `path`, which is none of `others`, (what it is, its path)."""
+    if os.path.isdir(path):
+        raise Refusal(f"{option} {shown(path)}: a directory; name a file")
+    parent = os.path.dirname(path) or "."
+    if not os.path.isdir(parent):
+        raise Refusal(f"{option} {shown(path)}: the directory {shown(parent)} is not there: make it first")
+    for what, other in others:
+        if os.path.realpath(path) == os.path.realpath(other) or (os.path.exists(path) and _same_file(path, other)):
+            raise Refusal(f"{option} {shown(path)} is {what}, too: name another file")
+    if not os.access(path if os.path.exists(path) else parent, os.W_OK):
+        raise Refusal(f"{option} {shown(path)} cannot be written: {_why_not(parent)}", OUTPUT)
+
+
+def _same_file(one, other):
+    return os.path.exists(other) and os.path.samefile(one, other)
+
+
+def _why_not(folder):
+    read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+    return f"{shown(folder)} is on a read-only file system" if read_only else f"no permission in {shown(folder)}"
 
 
 def _written_by(directory, output, resume):

@@ -5,7 +5,7 @@ import fcntl
 import os
 import stat
 
-from .trouble import Refusal, shown
+from .trouble import Refusal, naming, shown
 
 
 class Lock:
@@ -37,8 +37,9 @@ class Lock:
 
     def write(self, text):
         """What a refused second owner is told about the first."""
-        os.ftruncate(self.descriptor, 0)
-        os.pwrite(self.descriptor, text.encode("utf-8", "surrogateescape"), 0)
+        with naming(self.path):
+            os.ftruncate(self.descriptor, 0)
+            os.pwrite(self.descriptor, text.encode("utf-8", "surrogateescape"), 0)
 
     def give_back(self):
         if self.descriptor >= 0:

@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 
+from . import inputs
 from .children import own_sentence
 from .options import normalised, parser, planner_arguments
-from .paper_figures import draw
+from .paper_figures import DRAWN, NOT_DRAWN, draw
 from .places import PLANNER, program
-from .trouble import DONE, INTERNAL, Refusal, of_system, tell
+from .trouble import DONE, INTERNAL, Refusal, naming, of_system, tell
 
 
 def policies(words):
@@ -23,32 +24,27 @@ def simulate(words):
         "simulate",
         "Plays the planner's own decisions in virtual time, with no GPU and no weights: the papers' experiments by name.",
     )
-    made.add_argument("name", metavar="NAME", help="capture-table3: CAPTURE's Table III, and so on; a wrong one lists all")
+    made.add_argument("name", metavar="NAME", help=f"one of {', '.join((*DRAWN, *NOT_DRAWN))}; the last takes half a minute and has no picture")
     made.add_argument("--json", action="store_true", help="one JSON object")
     made.add_argument("--svg", metavar="FILE", help="draw it, too, as the paper does")
     given = made.parse_args(normalised(words))
-    if given.svg is not None:
-        played = _draw(given.name, given.svg)
-        if played and given.json:
-            tell(played.rstrip())
-            return DONE
-    return _ask("simulate", *(["--json"] if given.json else []), "--", given.name)
+    if given.svg is None:
+        return _ask("simulate", *(["--json"] if given.json else []), "--", given.name)
+    if given.name in NOT_DRAWN:
+        raise Refusal(f"there is no picture of {given.name}; there are pictures of {', '.join(DRAWN)}")
+    inputs.check_written("--svg", given.svg)
+    table, _, played = ask("simulate", "--json", "--table", "--", given.name).rstrip("\n").rpartition("\n")
+    _write(given.svg, draw(given.name, json.loads(played)))
+    tell(played if given.json else table)
+    return DONE
 
 
-def _draw(name, path):
-    """Writes the picture and returns what was played; None where the planner refuses, which its own words then say."""
-    ended = subprocess.run(
-        [str(program(PLANNER)), "simulate", "--json", "--", name], capture_output=True, text=True, check=False
-    )
-    if ended.returncode:
-        return None
-    text = draw(name, json.loads(ended.stdout))
+def _write(path, text):
     try:
-        with open(path, "w", encoding="utf-8") as file:
+        with naming(path), open(path, "w", encoding="utf-8") as file:
             file.write(text)
-    except OSError as problem:  # which names no file where a device is full
-        raise of_system(OSError(problem.errno, f"the picture cannot be written: {problem.strerror}", path or "--svg")) from None
-    return ended.stdout
+    except OSError as problem:
+        raise of_system(problem) from None
 
 
 def ask(*words):
@@ -70,7 +66,7 @@ def plan_words(given):
 
 def check_decisions(given):
     """Refuses a policy or costs that cannot be had before minutes of loading, with the planner's own words."""
-    if any(getattr(given, name) is not None for name in ("policy", "act_share", "recompute_share", "machine", "profile")):
+    if any(getattr(given, name) is not None for name in ("policy", "act_share", "recompute_share", "machine", "profile", "min_num_seqs")):
         ask(*plan_words(given), "--check")
 
 

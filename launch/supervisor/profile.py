@@ -19,7 +19,7 @@ from .plan import Plan
 from .progress import ProgressLine
 from .run_directory import RunDirectory, read_json
 from .svg import Figure, page
-from .trouble import DONE, Refusal, brief, of_system, say, shown, tell
+from .trouble import DONE, Refusal, brief, of_system, say, tell
 
 _LEVEL = 1e-3  # a line that rises by no more, in its height, does not rise
 _MICRO = 1e6
@@ -56,7 +56,8 @@ def profile(words):
     given.keep_loader, given.stall_timeout = False, 30.0
     inputs.check_limits()
     inputs.check_model(given.model)
-    _check_output(given.output)
+    if given.output is not None:
+        inputs.check_written("-o", given.output)
     for name in PROGRAMS:
         program(name)
     folder = Path(tempfile.mkdtemp(prefix="poise-profile-"))
@@ -67,17 +68,6 @@ def profile(words):
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return code
-
-
-def _check_output(output):
-    """Before minutes of loading and measuring."""
-    if output is None:
-        return
-    if os.path.isdir(output):
-        raise Refusal(f"output {shown(output)}: a directory; name a file")
-    parent = os.path.dirname(output) or "."
-    if not os.path.isdir(parent) or not os.access(parent, os.W_OK):
-        raise Refusal(f"output {shown(output)}: {shown(parent)} is no directory that can be written; choose another")
 
 
 class _ProfilePlan(Plan):

@@ -81,6 +81,11 @@ def counted(number, what):
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
+def rate_text(number):
+    """Tokens a second and the like: four digits, never with an exponent."""
+    return f"{number:.4g}" if number < 1e4 else f"{number:.0f}"
+
+
 def bytes_text(number):
     for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if number >= factor:

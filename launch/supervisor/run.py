@@ -16,7 +16,7 @@ from .record import read_record
 from .run_directory import FINISHED, UNFINISHED, RunDirectory
 from .status import beside_predicted, safe_text, summary
 from .timeline import write_trace
-from .trouble import CANNOT_START, DONE, FOREIGN, INTERRUPTED, OUTPUT, Refusal, brief, of_system, say
+from .trouble import CANNOT_START, DONE, FOREIGN, INTERRUPTED, OUTPUT, Refusal, brief, naming, of_system, say, shown
 
 
 def run(words):
@@ -27,8 +27,10 @@ def run(words):
     inputs.check_input(given.input)
     for name in PROGRAMS:
         program(name)
-    check_decisions(given)
     directory = RunDirectory(Path(os.path.abspath(given.run_dir or f"{given.output}.poise")))
+    if given.trace:
+        _check_trace(given, directory)
+    check_decisions(given)
     if not directory.exists() or not is_held(directory.path / "run.lock"):
         inputs.check_output(given, directory)
     interrupts = Interrupts()
@@ -45,6 +47,15 @@ def run(words):
     finally:
         directory.leave(forget=code in (CANNOT_START, FOREIGN))
     return code
+
+
+def _check_trace(given, directory):
+    """Before the run; its directory may have to be made first."""
+    path = Path(os.path.abspath(given.trace))
+    if path.parent != directory.path:
+        inputs.check_written("--trace", given.trace, ("the input", given.input), ("the output", given.output))
+    elif directory.keeps(path.name):
+        raise Refusal(f"--trace {shown(given.trace)}: the run keeps a file of that name there; name another")
 
 
 def _run_in(directory, given, words, interrupts):
@@ -90,7 +101,8 @@ def _run_in(directory, given, words, interrupts):
 def _write_trace(directory, path):
     """What a traced run did. Its results stand whatever becomes of this."""
     try:
-        write_trace(read_record(directory.path / "orders.log"), path, directory.status().get("device", ""))
+        with naming(path):
+            write_trace(read_record(directory.path / "orders.log"), path, directory.status().get("device", ""))
         say(f"the trace is {brief(path)}: open it in ui.perfetto.dev or chrome://tracing")
     except Refusal as refusal:
         say(f"no trace: {refusal.sentence}")

@@ -15,7 +15,7 @@ import time
 from . import processes
 from .locks import Lock, is_held
 from .places import command_line
-from .trouble import LOCKED, OUTPUT, Refusal, of_system, shown
+from .trouble import LOCKED, OUTPUT, Refusal, naming, of_system, shown
 
 FRESH, UNFINISHED, FINISHED = "fresh", "unfinished", "finished"
 _ORPHANS_END = 15  # seconds
@@ -40,6 +40,9 @@ class RunDirectory:
 
     def holds_a_run(self):
         return any(os.path.lexists(self.path / name) for name in _OURS | _PLANNERS)
+
+    def keeps(self, name):
+        return name in _OURS | _PLANNERS | {"profile.json", "journal"}
 
     def require_a_run(self):
         if not self.exists():
@@ -158,7 +161,7 @@ class RunDirectory:
         """Whole, or not at all."""
         fresh = self.path / f"{name}.new"
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+        with naming(fresh), os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
         os.replace(fresh, self.path / name)
 

@@ -9,7 +9,7 @@ from . import loaders, processes
 from .options import normalised, parser
 from .places import PLANNER, program
 from .progress import bar
-from .quantities import bytes_text, counted, duration
+from .quantities import bytes_text, counted, duration, rate_text
 from .run_directory import FINISHED, UNFINISHED, RunDirectory
 from .trouble import DONE, Refusal, brief, shown, tell
 
@@ -66,8 +66,8 @@ def beside_predicted(status):
         return None
     return (
         f"a decoding iteration took {measured[name] * 1e3:.3g} ms, {predicted[name] * 1e3:.3g} ms were predicted "
-        f"({predicted[name] / measured[name] - 1:+.1%}); {measured['tokens_per_second']:.4g} tokens/s, "
-        f"{predicted['tokens_per_second']:.4g} predicted"
+        f"({predicted[name] / measured[name] - 1:+.1%}); {rate_text(measured['tokens_per_second'])} tokens/s, "
+        f"{rate_text(predicted['tokens_per_second'])} predicted"
     )
 
 

@@ -39,6 +39,7 @@ def policy(words):
     made.add_argument("words", nargs="+", metavar="[NAME] RUN", help="a policy (see policies), a run directory")
     made.add_argument("--json", action="store_true", help="as one JSON object")
     add_policy(made)
+    made.usage = "poise policy [-h] [--json] [--act-share 0..1] [--recompute-share 0..1] [--machine NAME] [NAME] RUN"
     given = made.parse_mixed(normalised(words))
     if len(given.words) > 2:
         made.error(f"there is no argument {shown(given.words[2])}")

@@ -1,5 +1,6 @@
 """How a command ends, and the one line that says why. Mirrors common/trouble.h."""
 
+import contextlib
 import errno
 import os
 import sys
@@ -47,6 +48,16 @@ def say(sentence):
 def tell(text):
     """What was asked for, on stdout."""
     print(text, flush=True)
+
+
+@contextlib.contextmanager
+def naming(path):
+    """What the system says of a write names no file: this names it."""
+    try:
+        yield
+    except OSError as problem:
+        problem.filename = problem.filename or os.fspath(path)
+        raise
 
 
 def of_system(problem):

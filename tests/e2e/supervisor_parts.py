@@ -16,7 +16,7 @@ from harness import expect, expect_equal, test, wait_until
 from supervisor import children, cublas, options, places, processes, quantities, segments, steering, watchdog
 from supervisor.locks import Lock, is_held
 from supervisor.pipeline import Pipeline
-from supervisor.trouble import INTERRUPTED, Refusal, brief, shown
+from supervisor.trouble import INTERRUPTED, OUTPUT, Refusal, brief, naming, of_system, shown
 
 
 def refuses(function, *arguments, error=Refusal):
@@ -37,6 +37,25 @@ def each_wish_for_a_policy_has_the_answer_that_is_its_own(_):
     for serial, wanted in {3: (granted, ""), 5: (None, stays), 7: (None, replaced), 9: (later, ""), 11: (None, "")}.items():
         expect_equal(steering.answer_to(serial, status), wanted, f"the answer to {serial}")
     expect_equal(steering.answer_to(1, {}), (None, ""), "the answer of a planner that has just begun")
+
+
+@test
+def a_write_that_fails_is_told_with_its_file(_):
+    def write():
+        with naming("/dev/full"), open("/dev/full", "wb", buffering=0) as file:
+            file.write(b"x")
+
+    try:
+        write()
+    except OSError as problem:
+        told = of_system(problem)
+    expect_equal((str(told), told.code), ("/dev/full: No space left on device", OUTPUT), "a full device")
+
+
+@test
+def speeds_are_never_written_with_an_exponent(_):
+    for number, wanted in {0.0123: "0.0123", 255.25: "255.2", 9999.4: "9999", 34620000.3: "34620000"}.items():
+        expect_equal(quantities.rate_text(number), wanted, str(number))
 
 
 @test

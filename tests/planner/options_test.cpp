@@ -83,6 +83,8 @@ TEST(PlannerOptions, WhatIsWrongIsNamed) {
       {{"--max-num-seqs", "0"}, "--max-num-seqs 0"},
       {{"--max-num-seqs", "-3"}, "--max-num-seqs -3"},
       {{"--min-num-seqs", "0"}, "--min-num-seqs 0"},
+      {{"--min-num-seqs", "3", "--max-num-seqs", "2"}, "3 is more than --max-num-seqs, which is 2"},
+      {{"--min-num-seqs", "257"}, "which is 256 where it is not given"},
       {{"--max-num-seqs", "12x"}, "--max-num-seqs 12x"},
       {{"--max-num-seqs", "99999999999999999999999"}, "--max-num-seqs"},
       {{"--mini-batch-tokens", "15"}, "--mini-batch-tokens 15"},
@@ -130,6 +132,9 @@ TEST(PlannerOptions, TheSmallCommandsHaveTheirOwn) {
   const auto simulate = std::get<SimulateOptions>(parse({"simulate", "capture-table3", "--json"}));
   EXPECT_EQ(simulate.name, "capture-table3");
   EXPECT_TRUE(simulate.json);
+  EXPECT_FALSE(simulate.table);
+  EXPECT_TRUE(
+      std::get<SimulateOptions>(parse({"simulate", "capture-table3", "--json", "--table"})).table);
   EXPECT_NE(refusal({"simulate", "the-weather"}).find("capture-table3"), std::string::npos);
   EXPECT_FALSE(std::get<HelpOptions>(parse({"--help"})).text.empty());
 }

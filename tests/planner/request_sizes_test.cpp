@@ -56,5 +56,17 @@ TEST(RequestSizes, AreThoseThatARunReads) {
   }
 }
 
+TEST(RequestSizes, TheFirstRefusalIsToldWithItsLineOnce) {
+  const TempDirectory folder;
+  const auto path = folder.path() / "in.jsonl";
+  const RequestRules rules{.context = 48, .vocab_size = 100};
+  testing_support::write_file(path, "\n{}\nno JSON\n");
+  EXPECT_EQ(read_request_sizes(path, rules).first_refusal, "line 2: \"custom_id\" is missing");
+  testing_support::write_file(
+      path, R"({"custom_id":"a","method":"PUT","url":"/v1/completions","body":{"prompt":[1]}})");
+  EXPECT_EQ(read_request_sizes(path, rules).first_refusal,
+            "line 1: \"method\" must be \"POST\", not \"PUT\"");
+}
+
 }  // namespace
 }  // namespace poise
