@@ -80,9 +80,12 @@ def _is_private(folder):
 
 
 def profile_folder():
-    """Where measured profiles are kept."""
+    """Where measured profiles are kept. A user of a container may have no home: then with the sockets."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "poise" / "profiles"
+    home = os.path.expanduser("~")
+    if os.path.isabs(cache):
+        return Path(cache) / "poise" / "profiles"
+    return Path(home) / ".cache" / "poise" / "profiles" if os.path.isabs(home) else private_folder() / "profiles"
 
 
 def fits_a_socket(path):

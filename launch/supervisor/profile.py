@@ -4,7 +4,7 @@ A profile holds for one device and one model (its fingerprint). Kept ones lie in
 and `poise plan` find them.
 """
 
-import json
+import errno
 import os
 import shutil
 import tempfile
@@ -19,7 +19,7 @@ from .plan import Plan
 from .progress import ProgressLine
 from .run_directory import RunDirectory, read_json
 from .svg import Figure, page
-from .trouble import DONE, Refusal, brief, of_system, say, tell
+from .trouble import DONE, OUTPUT, Refusal, brief, naming, of_system, say, shown, tell
 
 _LEVEL = 1e-3  # a line that rises by no more, in its height, does not rise
 _MICRO = 1e6
@@ -58,13 +58,14 @@ def profile(words):
     inputs.check_model(given.model)
     if given.output is not None:
         inputs.check_written("-o", given.output)
+    kept = _make_folder(given.output)
     for name in PROGRAMS:
         program(name)
     folder = Path(tempfile.mkdtemp(prefix="poise-profile-"))
     try:
         code = _measure(folder, given)
         if code == DONE:
-            _keep(folder / "profile.json", given.output)
+            _keep(folder / "profile.json", given.output, kept)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return code
@@ -109,21 +110,38 @@ def _measure(folder, given):
     return outcome.code
 
 
-def _keep(path, output):
-    measured = read_json(path)
-    kept = kept_path(measured["fingerprint"])
+def _make_folder(output):
+    """Before minutes of loading and measuring; without a folder to keep it in, -o has the only copy."""
     try:
-        os.makedirs(kept.parent, mode=0o700, exist_ok=True)
-        fresh = kept.with_suffix(f".{os.getpid()}.new")
-        shutil.copyfile(path, fresh)
-        os.replace(fresh, kept)
-        kept.with_suffix(".svg").write_text(picture(measured), encoding="utf-8")
-        if output:
-            shutil.copyfile(path, output)
+        os.makedirs(profile_folder(), mode=0o700, exist_ok=True)
+        if not os.access(profile_folder(), os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(profile_folder()))
     except OSError as problem:
-        raise of_system(problem) from None
+        refusal = of_system(problem)
+        if output is None:
+            raise Refusal(
+                f"the profile cannot be kept: {refusal.sentence}: name a file (-o), or another folder (XDG_CACHE_HOME)", OUTPUT
+            ) from None
+        say(f"{refusal.sentence}: the profile is not kept, only written to {shown(output)}")
+        return False
+    return True
+
+
+def _keep(path, output, folder):
+    measured = read_json(path)
     tell(table(measured))
-    say(f"kept as {brief(kept)}, drawn in {brief(kept.with_suffix('.svg'))}")
+    if output:
+        with naming(output):
+            shutil.copyfile(path, output)
+        say(f"{brief(output)} is written")
+    if folder:
+        kept = kept_path(measured["fingerprint"])
+        fresh = kept.with_suffix(f".{os.getpid()}.new")
+        with naming(kept):
+            shutil.copyfile(path, fresh)
+            os.replace(fresh, kept)
+            kept.with_suffix(".svg").write_text(picture(measured), encoding="utf-8")
+        say(f"kept as {brief(kept)}, drawn in {brief(kept.with_suffix('.svg'))}")
 
 
 def kept_path(fingerprint):

@@ -13,7 +13,7 @@ from unittest import mock
 
 import harness
 from harness import expect, expect_equal, test, wait_until
-from supervisor import children, cublas, options, places, processes, quantities, segments, steering, watchdog
+from supervisor import children, cublas, options, places, processes, profile, quantities, segments, steering, watchdog
 from supervisor.locks import Lock, is_held
 from supervisor.pipeline import Pipeline
 from supervisor.trouble import INTERRUPTED, OUTPUT, Refusal, brief, naming, of_system, shown
@@ -56,6 +56,29 @@ def a_write_that_fails_is_told_with_its_file(_):
 def speeds_are_never_written_with_an_exponent(_):
     for number, wanted in {0.0123: "0.0123", 255.25: "255.2", 9999.4: "9999", 34620000.3: "34620000"}.items():
         expect_equal(quantities.rate_text(number), wanted, str(number))
+
+
+@test
+def a_user_without_a_home_has_a_place_for_profiles_all_the_same(workspace):
+    private = workspace / "private"
+    private.mkdir(mode=0o700)
+    for home in ("~", "relative"):
+        with mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": str(private), "XDG_CACHE_HOME": ""}):
+            with mock.patch("os.path.expanduser", return_value=home):
+                expect_equal(places.profile_folder(), private / "poise" / "profiles", f"home {home}")
+    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(workspace / "cache")}):
+        expect_equal(places.profile_folder(), workspace / "cache" / "poise" / "profiles", "with XDG_CACHE_HOME")
+
+
+@test
+def what_is_measured_is_not_lost_for_want_of_a_folder(workspace):
+    (workspace / "file").write_text("")
+    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(workspace / "file")}):
+        told = refuses(profile._make_folder, None)
+        expect("name a file (-o)" in told and "XDG_CACHE_HOME" in told, told)
+        expect_equal(profile._make_folder("measured.json"), False, "with -o")
+    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(workspace / "cache")}):
+        expect_equal(profile._make_folder(None), True, "with a folder")
 
 
 @test
