@@ -34,9 +34,11 @@ def finished_as_it_stands(directory, given):
 class Plan:
     """One run's. `begin` once the loader is chosen, `end` however it goes."""
 
-    def __init__(self, directory, given):
+    def __init__(self, directory, given, resume=""):
+        """`resume`: the command that goes on with it, for a later `status` to tell."""
         self.directory = directory
         self.given = given
+        self._resume = resume
         self.stall_timeout = given.stall_timeout
         self.restarts = getattr(given, "restarts", 0)
         self.run_id = ""
@@ -87,7 +89,7 @@ class Plan:
         return record | {"answers_hang_on": what_answers_hang_on(self.given)}
 
     def begin(self):
-        record = self.record() | {"folder": os.getcwd(), "began": time.time()}
+        record = self.record() | {"folder": os.getcwd(), "resume": self._resume, "began": time.time()}
         if self.run_id:
             record["run_id"] = self.run_id
         run_id = self.directory.begin(record)

@@ -67,9 +67,9 @@ def _run_in(directory, given, words, interrupts):
     segments.reap()
     loaders.sweep()
     inputs.clip_memory(given, loaders.Home.of(given).held_bytes())
-    plan = Plan(directory, given)
+    plan = Plan(directory, given, inputs.resume_command(words))
     line = ProgressLine()
-    before = directory.state()
+    before, record = directory.state(), directory.record()
     try:
         kept = plan.choose_loader()
         plan.begin()
@@ -93,7 +93,9 @@ def _run_in(directory, given, words, interrupts):
         say(f"{outcome.sentence}; {safe}; go on with: {inputs.resume_command(words)}")
     else:
         say(outcome.sentence)
-        if outcome.code == CANNOT_START and before != UNFINISHED:
+        if before == UNFINISHED:
+            directory.note(record)  # it is as it was: `status` tells of that run, not of this attempt
+        elif outcome.code == CANNOT_START:
             directory.forget_what_did_not_start()
     return outcome.code
 

@@ -147,8 +147,11 @@ class RunDirectory:
         for pattern in _REQUESTS:  # were for the attempt before
             for path in self.path.glob(pattern):
                 remove(path)
-        self.write("run.json", json.dumps({"version": 1, "run_id": run_id, **record}, indent=2) + "\n")
+        self.note({"version": 1, "run_id": run_id, **record})
         return run_id
+
+    def note(self, record):
+        self.write("run.json", json.dumps(record, indent=2) + "\n")
 
     def make_folder(self, name):
         try:

@@ -97,11 +97,18 @@ def _of_run(given):
         since = directory.owner().get("since")
         tell(f"  {progress_text(facts)}{f', since {since}' if since else ''}")
     elif facts["state"] == UNFINISHED:
-        tell(f"  {safe_text(directory)}; go on with `run … --resume`")
+        tell(f"  {safe_text(directory)}; go on with: {_resume_text(record)}")
     elif facts["state"] == FINISHED:
         tell(f"  {counted(facts.get('done', 0), 'result')}, {facts.get('errors', 0)} of them errors")
     _tell_balance(facts.get("balance") or {})
     return DONE
+
+
+def _resume_text(record):
+    """The command, and where it was typed if that is elsewhere: its paths may be relative."""
+    command, folder = record.get("resume") or "`run … --resume`", record.get("folder")
+    elsewhere = folder and os.path.realpath(folder) != os.getcwd()
+    return f"{f'(in {shown(folder)}) ' if elsewhere else ''}{shown(command)}"
 
 
 def _tell_balance(balance):

@@ -5,6 +5,7 @@ import ctypes
 import json
 import os
 import resource
+import shlex
 import shutil
 import signal
 import stat
@@ -191,6 +192,18 @@ def an_unfinished_run_is_not_started_over_by_accident(workspace):
     refused(workspace, workspace.run_words(requests, output), 2, "--resume", "--run-dir")
     refused(workspace, workspace.run_words(requests, output, "--overwrite"), 2, "--resume", "--run-dir")
     expect_equal(partial.read_bytes(), before, "the unfinished run's results")
+
+
+@test
+def status_gives_the_command_that_goes_on(workspace):
+    requests, output = interrupted(workspace)
+    refused(workspace, workspace.run_words(requests, output, "--resume", "--dtype", "float32"), 76, "--dtype")
+    told = workspace.poise("status", f"{output}.poise").expect(0).out
+    command = next(line.partition("go on with: ")[2] for line in told.splitlines() if "go on with" in line)
+    words = shlex.split(command.partition(") ")[2] or command)
+    expect_equal(words[1], "run", command)
+    expect("--resume" in words and "float32" not in words, f"another run's command: {command}")
+    workspace.poise(*words[1:]).expect(0, "is written")
 
 
 @test
