@@ -112,16 +112,16 @@ void CheckpointSource::tell_of_the_rest() {
     names += (names.empty() ? "" : ", ") + shown(name);
   }
   if (unneeded > 0) {
-    notices_.push_back(fmt::format("{} {} not needed and not loaded: {}{}",
-                                   counted(unneeded, "tensor"), unneeded == 1 ? "is" : "are", names,
-                                   unneeded > kNamesTold ? ", …" : ""));
+    unneeded_ =
+        fmt::format("{} {} not needed and not loaded: {}{}", counted(unneeded, "tensor"),
+                    unneeded == 1 ? "is" : "are", names, unneeded > kNamesTold ? ", …" : "");
   }
   const auto other = std::ranges::count_if(
       stored_, [this](const Stored& tensor) { return tensor.dtype != dtype_; });
   if (other > 0) {
-    notices_.push_back(fmt::format("{} of {} {} stored in another type and converted to {}", other,
-                                   counted(stored_.size(), "tensor"), other == 1 ? "is" : "are",
-                                   name_of(dtype_)));
+    converted_ =
+        fmt::format("{} of {} {} stored in another type and converted to {}", other,
+                    counted(stored_.size(), "tensor"), other == 1 ? "is" : "are", name_of(dtype_));
   }
 }
 

@@ -32,8 +32,10 @@ class CheckpointSource final : public WeightSource {
   // No file was changed meanwhile; a tied head that the checkpoint repeats is the embedding.
   void check_after(std::span<const std::byte> segment) const override;
 
-  // Tensors nobody needs, tensors stored in another type than kept: one sentence each.
-  const std::vector<std::string>& notices() const { return notices_; }
+  // Tensors nobody needs, in a sentence; nothing where there are none.
+  const std::optional<std::string>& unneeded() const { return unneeded_; }
+  // Tensors stored in another type than kept, likewise.
+  const std::optional<std::string>& converted() const { return converted_; }
 
  private:
   struct Stored {
@@ -53,7 +55,7 @@ class CheckpointSource final : public WeightSource {
   std::vector<WeightTensor> tensors_;
   std::vector<Stored> stored_;  // of each tensor
   std::optional<Stored> repeated_head_;
-  std::vector<std::string> notices_;
+  std::optional<std::string> unneeded_, converted_;
 };
 
 }  // namespace poise

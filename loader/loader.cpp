@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -92,7 +93,9 @@ Loader::Loader(const LoaderOptions& options)
   control_->loader_epoch = 1;
   for (const std::string& notice : model_.notices) {
     spdlog::warn("{}", notice);
+    fmt::print("warning: {}\n", notice);  // the supervisor relays it
   }
+  std::fflush(stdout);
   if (budget_.notice) {
     spdlog::warn("{}", *budget_.notice);
   }

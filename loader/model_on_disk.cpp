@@ -33,8 +33,13 @@ ModelOnDisk open_model(const std::filesystem::path& directory, std::optional<DTy
   model.layout = weight_layout(model.config.shape, model.dtype);
   auto source = std::make_unique<CheckpointSource>(checkpoint, model.config.shape, model.layout,
                                                    model.dtype, what);
-  for (const auto& notices : {checkpoint->notices(), source->notices()}) {
-    model.notices.insert(model.notices.end(), notices.begin(), notices.end());
+  const auto& of_files = checkpoint->notices();
+  model.notices.insert(model.notices.end(), of_files.begin(), of_files.end());
+  if (source->unneeded()) {
+    model.notices.push_back(*source->unneeded());
+  }
+  if (source->converted() && !dtype) {  // else it was asked for
+    model.notices.push_back(*source->converted());
   }
   model.source = std::move(source);
   return model;

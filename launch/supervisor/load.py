@@ -55,9 +55,11 @@ def _load(home, given):
                 line.clear()
                 say("interrupted; nothing is kept")
                 return INTERRUPTED
+            _relay(loader, line)
             if line.due():
                 line.show(rate.text(control.loaded_bytes, *segments.reserved(home.run_id, "weights")))
             time.sleep(0.02)
+        _relay(loader, line)
         line.clear()
         seconds = time.monotonic() - began
         size = segments.weights_bytes(home.run_id)
@@ -70,3 +72,10 @@ def _load(home, given):
         if not sealed:
             home.stop()
         lock.give_back()
+
+
+def _relay(loader, line):
+    """What it warns of, such as tensors that nobody needs."""
+    for text in loader.new_lines():
+        line.clear()
+        say(text)

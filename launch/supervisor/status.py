@@ -1,5 +1,6 @@
 """`poise status` and `poise inspect`, and how a run's progress reads in a line."""
 
+import itertools
 import json
 import os
 import time
@@ -12,6 +13,9 @@ from .progress import bar
 from .quantities import bytes_text, counted, duration, rate_text
 from .run_directory import FINISHED, UNFINISHED, RunDirectory
 from .trouble import DONE, Refusal, brief, shown, tell
+
+
+_LOOKED_AT = 1000  # result lines, for an error to tell of
 
 
 def finished_lines(directory):
@@ -53,7 +57,23 @@ def progress_text(status):
 def summary(directory, output):
     status = directory.status()
     done, errors = status.get("done", 0), status.get("errors", 0)
-    return f"{brief(output)} is written: {counted(done - errors, 'answer')}, {counted(errors, 'error')}"
+    example = first_error(output) if errors else ""
+    return f"{brief(output)} is written: {counted(done - errors, 'answer')}, {counted(errors, 'error')}{example}"
+
+
+def first_error(output):
+    """Of a results file: '; the first: "id": message'. Lines that cannot be answered come before all others."""
+    try:
+        with open(output, "rb") as file:
+            for line in itertools.islice(file, _LOOKED_AT):
+                result = json.loads(line)
+                response, custom_id = result["response"], result["custom_id"]
+                if response["status_code"] != 200:
+                    whose = f'"{shown(custom_id)[:40]}": ' if custom_id is not None else ""
+                    return f"; the first: {whose}{shown(response['body']['error']['message'])[:200]}"
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return ""
 
 
 def beside_predicted(status):

@@ -2,6 +2,7 @@
 """Requests in, results out: the whole path on the CPU device, with the model that has learned something."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -31,6 +32,20 @@ def demo_prints_prompts_and_answers(workspace):
 
 
 @test
+def what_a_model_has_beyond_its_config_is_told_to_the_user(workspace):
+    model = workspace / "model"
+    shutil.copytree(harness.DEMO_MODEL, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"enable_bias": False}))
+    told = "warning: 36 tensors are not needed and not loaded"
+    for options in ((), ("--keep-loader",)):
+        workspace.run(DEMO / "show.jsonl", workspace / f"{len(options)}.jsonl", *options, model=model).expect(0, told)
+    workspace.poise("stop").expect(0)
+    workspace.poise("load", "--model", model).expect(0, told)
+    workspace.poise("stop").expect(0)
+
+
+@test
 def two_thousand_requests_with_a_hundred_bad_ones_give_two_thousand_results(workspace):
     random = workspace.random
     bad = {number: BAD_LINES[i % len(BAD_LINES)] for i, number in enumerate(random.sample(range(2000), 100))}
@@ -40,7 +55,7 @@ def two_thousand_requests_with_a_hundred_bad_ones_give_two_thousand_results(work
         lines.append(bad[number][0](random, name) if number in bad else good_request(random, name, longest=12))
     requests = workspace.write_requests("requests.jsonl", lines)
     output = workspace / "results.jsonl"
-    workspace.run(requests, output, timeout=300).expect(0, "2000 results", "100 errors")
+    workspace.run(requests, output, timeout=300).expect(0, "2000 results", "100 errors; the first: ")
     results = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     expect_equal(len(results), 2000, "result lines")
     errors = [result for result in results if is_error(result)]
