@@ -154,6 +154,7 @@ class ServerChannel final : public CommonChannel {
   }
 
   bool connected() const override { return !peer_.empty(); }
+  std::uint64_t connections() const override { return greeted_; }
 
  private:
   std::optional<Received> accept(const std::string& sender, const zmq::message_t& frame) {
@@ -189,6 +190,7 @@ class ServerChannel final : public CommonChannel {
       return std::nullopt;
     }
     peer_ = sender;
+    ++greeted_;
     sent_ = 0;
     received_ = message->seq();
     return message;
@@ -239,6 +241,7 @@ class ServerChannel final : public CommonChannel {
   }
 
   std::string peer_;  // its routing id; empty: nobody said Hello yet
+  std::uint64_t greeted_ = 0;
 };
 
 class ClientChannel final : public CommonChannel {
@@ -273,6 +276,7 @@ class ClientChannel final : public CommonChannel {
     }
     const auto packed = pack(std::move(body));
     if (!socket_.send(zmq::buffer(packed.data(), packed.size()), zmq::send_flags::dontwait)) {
+      watch_connection();  // it may have ended this very moment
       return false;
     }
     count_sent(packed, sent);
@@ -303,10 +307,11 @@ class ClientChannel final : public CommonChannel {
   }
 
   bool connected() const override { return connected_; }
+  std::uint64_t connections() const override { return connections_; }
 
  private:
   // A monitor event is two frames; the first starts with the event's number. Stops at the end of a
-  // connection: were the next one's beginning taken with it, nobody would see that the peer changed.
+  // connection: what was to be sent over it is not for the next one's peer.
   void watch_connection() {
     zmq::message_t event, address;
     bool ended = false;
@@ -317,6 +322,7 @@ class ClientChannel final : public CommonChannel {
         static_cast<void>(monitor_.recv(address, zmq::recv_flags::none));
       }
       connected_ = number == ZMQ_EVENT_HANDSHAKE_SUCCEEDED;
+      connections_ += connected_ ? 1 : 0;
       ended = !connected_;
       sent_ = 0;  // a new connection counts anew on both sides
       received_ = 0;
@@ -325,6 +331,7 @@ class ClientChannel final : public CommonChannel {
 
   zmq::socket_t monitor_;
   bool connected_ = false;
+  std::uint64_t connections_ = 0;
 };
 
 }  // namespace

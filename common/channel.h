@@ -54,6 +54,9 @@ class Channel {
   virtual std::optional<Received> receive(Seconds timeout) = 0;
   // True once a peer said Hello and it was accepted (server), or the connection stands (client).
   virtual bool connected() const = 0;
+  // How many peers there were: Hellos accepted (server), connections (client). Where it has grown,
+  // whoever is there knows nothing of what was said before.
+  virtual std::uint64_t connections() const = 0;
   virtual void set_epochs(Epochs epochs) = 0;
   virtual Epochs epochs() const = 0;
 };

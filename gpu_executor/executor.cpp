@@ -74,14 +74,19 @@ bool Executor::talk() {
   return report(moved ? Seconds{0} : kBusyWait) || moved;
 }
 
+// A planner may go, and the next one come, while this thread is busy elsewhere.
+bool Executor::planner_listens() const {
+  return channel_->connected() && channel_->connections() == greeted_;
+}
+
 void Executor::greet() {
-  if (!channel_->connected()) {
-    if (std::exchange(greeted_, false)) {
-      forget_planner();
-    }
+  if (planner_listens()) {
     return;
   }
-  if (greeted_) {
+  if (std::exchange(greeted_, 0) != 0) {
+    forget_planner();
+  }
+  if (!channel_->connected()) {
     return;
   }
   messages::HelloT hello;
@@ -95,7 +100,9 @@ void Executor::greet() {
   hello.device_memory = static_cast<std::uint64_t>(cap(0).n);
   hello.device_overhead = static_cast<std::uint64_t>(device_->overhead().n);
   hello.resident_layers = resident_ ? resident_->layers() : -1;
-  greeted_ = send(*channel_, std::move(hello));
+  if (send(*channel_, std::move(hello))) {
+    greeted_ = channel_->connections();
+  }
 }
 
 void Executor::forget_planner() {
@@ -265,7 +272,7 @@ void Executor::report_all() {
 // Nothing is kept for a planner that is gone.
 template <typename Table>
 void Executor::tell(Table&& table) {
-  if (!send(*channel_, std::forward<Table>(table)) && channel_->connected()) {
+  if (!send(*channel_, std::forward<Table>(table)) && planner_listens()) {
     fail(Exit::interrupted, "the planner takes no more messages");
   }
 }

@@ -41,6 +41,7 @@ class Executor {
   bool report(Seconds timeout);
   void report_all();
   void greet();
+  bool planner_listens() const;
   void forget_planner();
   void take(const Received& message);
   void take_order(const messages::Message& message);
@@ -59,7 +60,7 @@ class Executor {
   std::optional<OrderCheck> check_;   // both once configured
   std::shared_ptr<const ResidentWeights> resident_;
   std::optional<Pipeline> pipeline_;
-  bool greeted_ = false;
+  std::uint64_t greeted_ = 0;  // the connection on which Hello was said; 0: on none that stands
   bool stopping_ = false;
   std::uint64_t accepted_ = 0;  // seq of the last order accepted
   std::uint64_t acked_ = 0;

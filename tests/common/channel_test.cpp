@@ -127,6 +127,20 @@ TEST_F(ChannelTest, ANewServerStartsCountingAnewOnceTheClientGreetsIt) {
   EXPECT_EQ((*order)->seq(), 1u);
 }
 
+TEST_F(ChannelTest, AnotherConnectionIsSeenAlsoByWhoDidNotLookMeanwhile) {
+  meet();
+  EXPECT_EQ(client_->connections(), 1u);
+  EXPECT_EQ(server_->connections(), 1u);
+  server_.reset();
+  server_ = serve(path_, kIdentity);
+  ASSERT_TRUE(eventually([&] {
+    client_->receive({0.01});
+    return client_->connected() && client_->connections() == 2;
+  }));
+  greet();
+  EXPECT_EQ(server_->connections(), 1u);
+}
+
 TEST_F(ChannelTest, ANewerHelloReplacesTheOlderPeer) {
   meet();
   auto second = connect(path_, kIdentity);

@@ -446,6 +446,20 @@ TEST_F(ExecutorTest, ANewPlannerIsGreetedAnewAndBeginsFromTheStart) {
   EXPECT_EQ(said.layers.size(), 5u);
 }
 
+TEST_F(ExecutorTest, APlannerThatTookAnothersPlaceUnseenIsGreeted) {
+  make_ready();
+  const Planned planned = planner().next();
+  wires_->send(planned.tables);
+  next(Body::Ack);
+  ++wires_->connections;  // both while the executor was busy elsewhere
+  wires_->seq = 0;
+  next(Body::Hello);
+  wires_->send(configure(), 2);
+  next(Body::Ready);
+  const Said said = run(planner().next());
+  EXPECT_EQ(said.layers.size(), 5u);
+}
+
 TEST_F(ExecutorTest, ProgressIsSeenInTheControlSegment) {
   const auto steps = [&] {
     return loader_.control().progress[static_cast<int>(Process::gpu_executor)].steps.load(

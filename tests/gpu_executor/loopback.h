@@ -98,6 +98,7 @@ struct Wires {
   std::deque<messages::MessageT> to_planner;
   bool connected = true;
   std::uint64_t seq = 0;  // of the planner's messages
+  std::uint64_t connections = 1;
 
   // Sends one of a planner's tables; returns its number.
   template <typename Table>
@@ -147,6 +148,7 @@ class Loopback final : public Channel {
     return message;
   }
   bool connected() const override { return wires_->connected; }
+  std::uint64_t connections() const override { return wires_->connections; }
   void set_epochs(Epochs epochs) override { epochs_ = epochs; }
   Epochs epochs() const override { return epochs_; }
 
