@@ -13,7 +13,7 @@ from . import machine, processes, segments
 from .children import Child, reason
 from .places import EXECUTOR, LOADER, PLANNER
 from .restarts import Restarts
-from .trouble import DONE, INTERRUPTED, say
+from .trouble import CANNOT_START, DONE, INTERRUPTED, say
 from .watchdog import Watchdog
 
 _LOOK = 0.01  # between two looks whether the loader can be spoken to
@@ -193,7 +193,11 @@ class Pipeline:
         code, sentence = self._root_cause(ended)
         if self._deadline and code == INTERRUPTED:
             return Outcome(INTERRUPTED, "interrupted")
-        return Outcome(code, sentence)
+        return Outcome(INTERRUPTED if code == CANNOT_START and self._has_begun() else code, sentence)
+
+    def _has_begun(self):
+        """Whether there may be answers: who cannot start from now on took the place of one who could."""
+        return self._restarts.happened() or self._plan.directory.status().get("iteration", 0) > 0
 
     def _root_cause(self, ended):
         """A kill or crash explains what others say; a refusal explains who merely lost its peer; then by time."""

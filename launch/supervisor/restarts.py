@@ -71,6 +71,9 @@ class Restarts:
     def pending(self):
         return self._child is not None
 
+    def happened(self):
+        return bool(self._pids)
+
     def replaceable(self, ended):
         """Those that ended, where others shall replace all of them; nobody where the run is over."""
         unasked = [child for child in ended if child is not self._child]

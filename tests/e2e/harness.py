@@ -248,6 +248,19 @@ def wait_until(condition, what, seconds=30):
     raise Failed(f"waited {seconds} s in vain: {what}")
 
 
+def kill_together(supervisor, *pids):
+    """Processes of a run, so that its supervisor finds all of them at one look."""
+    os.kill(supervisor.pid, signal.SIGSTOP)
+    wait_until(lambda: processes.is_stopped(supervisor.pid), "the supervisor to halt")
+    descriptors = [os.pidfd_open(pid) for pid in pids]
+    for descriptor in descriptors:
+        processes.send(descriptor, signal.SIGKILL)
+    expect(not processes.wait_gone(descriptors, 30), "killed, and they live")
+    for descriptor in descriptors:
+        os.close(descriptor)
+    os.kill(supervisor.pid, signal.SIGCONT)
+
+
 # ---- requests and results
 
 

@@ -6,11 +6,12 @@ import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import harness
 from ends import long_requests, wait_for_results
-from harness import DEMO, comparable, expect, expect_equal, request, test, wait_until
+from harness import DEMO, comparable, expect, expect_equal, kill_together, request, test, wait_until
 
 # The demo model's weights are 2.7 MiB; so the device keeps a layer, and the host's blocks have little room.
 TIGHT = ("--policy", "act-only", "--gpu-memory", "9MiB", "--max-num-seqs", "64")
@@ -122,6 +123,46 @@ def executors_are_restarted_while_the_host_lacks_weights(workspace):
     expect_equal(ended.err.count("are read again"), 3, "times that weights were read again")
     expect_equal(ended.err.count(SAID), 4, "times that their memory went to blocks")
     workspace.poise("inspect", "--check", run).expect(0)
+
+
+def living(workspace, run):
+    """Planner and gpu_executor, once there are both."""
+    pids = workspace.children(run)
+    return all(what in pids for what in ("planner", "gpu_executor")) and (pids["planner"], pids["gpu_executor"])
+
+
+@test
+def planner_and_executor_die_at_the_same_instant_while_the_host_lacks_weights(workspace):
+    # As many at a time to the end: what is left always finds too few blocks.
+    lines = [request(i, "Rosa lives in", max_tokens=60, ignore_eos=True) for i in range(90)]
+    requests = workspace.write_requests("requests.jsonl", lines)
+    workspace.run(requests, workspace / "oracle", *TIGHT).expect(0)
+    options = (*short_of_memory(workspace), "--compute-gflops", "12")
+
+    output = workspace / "replaced"
+    run = f"{output}.poise"
+    process = workspace.start(*workspace.run_words(requests, output, *options, "--restarts", "6"))
+    wait_for_results(run, 1)  # from the first iteration on, a layer is on the device alone
+    loader = workspace.children(run)["loader"]
+    for _ in range(3):  # the later ones in whatever phase: asked, reading again, releasing, at work
+        old = living(workspace, run)
+        kill_together(process, *old)
+        wait_until(lambda o=old: (new := living(workspace, run)) and not set(new) & set(o), "both to be replaced")
+        time.sleep(workspace.random.uniform(0, 0.6))
+    expect_equal(workspace.children(run).get("loader"), loader, "the loader's pid")
+    ended = workspace.finish(process).expect(0, "are read again")
+    expect_equal(comparable(output), comparable(workspace / "oracle"), "answers")
+    for what in ("planner", "gpu_executor"):
+        expect_equal(ended.err.count(f"{what} was killed; another one goes on"), 3, f"times that another {what} was told of")
+    workspace.poise("inspect", "--check", run).expect(0)
+
+    output = workspace / "resumed"
+    process = workspace.start(*workspace.run_words(requests, output, *options, "--restarts", "1"))
+    wait_for_results(f"{output}.poise", 1)
+    kill_together(process, *living(workspace, f"{output}.poise"))
+    workspace.finish(process).expect(75, "planner was killed", "--resume")
+    workspace.run(requests, output, "--resume", *short_of_memory(workspace)).expect(0)
+    expect_equal(comparable(output), comparable(workspace / "oracle"), "answers")
 
 
 @test

@@ -11,9 +11,9 @@ import signal
 import time
 
 import harness
-from harness import DEMO_MODEL, comparable, expect, expect_equal, request, test, wait_until
+from harness import DEMO_MODEL, comparable, expect, expect_equal, kill_together, request, test, wait_until
 from mixed_requests import good_request
-from supervisor import processes, steering
+from supervisor import steering
 
 # Paced, so that there is time to disturb a run of a few seconds whatever the machine.
 SLOWLY = ("--max-num-seqs", "6", "--compute-gflops", "4")
@@ -219,6 +219,39 @@ def an_executor_that_ends_while_it_is_set_up_for_another_policy_takes_its_blocks
 
 
 @test
+def a_planner_that_dies_while_the_executor_is_set_up_is_followed_by_another(workspace):
+    requests = work(workspace, 2)
+    oracle = undisturbed(workspace, requests)
+    # Weights take seconds over such a link: the next planner is there before the executor has time for it.
+    slowly = ("--gpu-memory", "64MiB", "--link-gbps", "0.001", "--restarts", "1")
+    process = workspace.start(*workspace.run_words(requests, workspace / "out.jsonl", *slowly))
+    log = workspace / "out.jsonl.poise" / "logs" / "gpu_executor.log"
+    wait_until(lambda: log.exists() and "mapped block pool" in log.read_text(), "the executor to be set up")
+    os.kill(workspace.children(workspace / "out.jsonl.poise")["planner"], signal.SIGKILL)
+    workspace.finish(process).expect(0, "planner was killed; another one goes on")
+    expect_equal(comparable(workspace / "out.jsonl"), oracle, "the disturbed file")
+
+
+@test
+def a_planner_that_cannot_take_over_loses_no_answer(workspace):
+    requests = work(workspace, 12)
+    oracle = undisturbed(workspace, requests)
+    profile = workspace / "profile.json"
+    workspace.poise("profile", "--model", DEMO_MODEL, "--device", "cpu", "-o", profile).expect(0)
+    run = Disturbed(workspace, requests, *SLOWLY, "--profile", profile)
+    done = wait_until(lambda: run.status().get("done", 0), "an answer")
+    profile.unlink()
+    run.poise("restart", "planner").expect(75, "ended before the planner was back")
+    ended = workspace.finish(run.process).expect(75, "profile.json", "are safe in", "--resume")
+    partial = (workspace / "out.jsonl.poise" / "results.jsonl.partial").read_bytes().splitlines()
+    expect(len(partial) >= done, f"{done} answers were there, {len(partial)} are left: {ended.err}")
+    shutil.copy(DEMO_MODEL / "model.safetensors", workspace / "model")
+    words = ("--served-model-name", DEMO_MODEL, "--resume")
+    workspace.run(requests, run.output, *words, model=workspace / "model").expect(0)
+    expect_equal(comparable(run.output), oracle, "the resumed file")
+
+
+@test
 def a_journal_that_cannot_be_written_does_not_end_the_run(workspace):
     requests = work(workspace, 20)
     oracle = undisturbed(workspace, requests)
@@ -297,17 +330,8 @@ def each_of_several_who_wish_for_a_policy_is_told_of_its_own(workspace):
 
 
 def kill_both(run):
-    """Planner and gpu_executor, so that the supervisor finds both at one look."""
     old = {what: run.pid(what) for what in ("planner", "gpu_executor")}
-    os.kill(run.process.pid, signal.SIGSTOP)
-    wait_until(lambda: processes.is_stopped(run.process.pid), "the supervisor to halt")
-    descriptors = [os.pidfd_open(pid) for pid in old.values()]
-    for descriptor in descriptors:
-        processes.send(descriptor, signal.SIGKILL)
-    expect(not processes.wait_gone(descriptors, 30), "killed, and they live")
-    for descriptor in descriptors:
-        os.close(descriptor)
-    os.kill(run.process.pid, signal.SIGCONT)
+    kill_together(run.process, *old.values())
     return old
 
 
