@@ -25,6 +25,8 @@ constexpr const char* kSocket = "loader.sock";
 constexpr const char* kCard = "loader.json";
 constexpr Seconds kWaitWhileBusy{0.005};
 constexpr Seconds kWait{0.05};
+// A pool's memory is free once whoever mapped it has let go of it, too: an executor that is about to end.
+constexpr auto kUntilRoom = std::chrono::seconds(20);
 
 // Options that cannot be are refused before the model is looked at.
 LoaderOptions checked(const LoaderOptions& options) {
@@ -45,8 +47,8 @@ LoaderOptions checked(const LoaderOptions& options) {
   return options;
 }
 
-HostBudget checked_budget(const ModelOnDisk& model, std::optional<Bytes> asked) {
-  HostBudget budget = host_budget(asked, available_host_memory());
+HostBudget checked_budget(const ModelOnDisk& model, const LoaderOptions& options) {
+  HostBudget budget = host_budget(options.host_memory, options.available());
   check_weights_fit(model.layout.total(), budget);
   return budget;
 }
@@ -83,13 +85,13 @@ void write_private_file(const std::filesystem::path& path, std::string_view text
 Loader::Loader(const LoaderOptions& options)
     : options_(checked(options)),
       model_(open_model(options.model, options.dtype, options.load_format, options.seed)),
-      budget_(checked_budget(model_, options.host_memory)),
-      control_name_{segment_name(options.run_id, "control")},
+      budget_(checked_budget(model_, options)),
       control_(Control::create(options.run_id, model_.layout.hash())),
+      control_name_{segment_name(options.run_id, "control")},
       channel_(serve((options.home / kSocket).string(),
                      {.run_id = options.run_id, .layout_hash = model_.layout.hash()})),
       weights_(control_, model_),
-      pools_(control_, budget_) {
+      pools_(control_, budget_, options.available) {
   control_->loader_epoch = 1;
   for (const std::string& notice : model_.notices) {
     spdlog::warn("{}", notice);
@@ -118,8 +120,8 @@ bool Loader::step() {
   if (moved && weights_.sealed()) {
     write_card();
     pools_.set_released(weights_.released_bytes());
-    if (std::exchange(restoring_, false)) {
-      tell_weights(weights_.why_not_restored());
+    if (!restore_asked_) {
+      tell_restored(weights_.why_not_restored());
     }
   }
   if (restore_asked_ && weights_.sealed() && !pools_.busy()) {
@@ -135,8 +137,8 @@ bool Loader::step() {
     }
   }
   const std::optional<Received> message = receive();
-  // Reserving memory takes the kernel seconds for many GiB, and shows nowhere while it does.
-  const bool reserving = weights_.reserving() || pools_.busy();
+  // Reserving memory, or waiting for it, takes seconds for many GiB, and shows nowhere meanwhile.
+  const bool reserving = weights_.reserving() || pools_.busy() || restore_asked_;
   if (moved || message || reserving) {
     control_->progress[static_cast<int>(Process::loader)].steps.fetch_add(
         1, std::memory_order_release);
@@ -183,8 +185,8 @@ bool Loader::handle(const messages::Message& message) {
       release_weights(message.body_as_WeightsRelease()->resident_layers());
       return true;
     case messages::Body::WeightsRestore:
-      restore_asked_ =
-          true;  // begins once the weights are there, and what is left of a pool is gone
+      restore_asked_ = std::chrono::steady_clock::now();  // begins once there is room
+      awaited_ = true;
       return true;
     case messages::Body::Stop: {
       const auto* reason = message.body_as_Stop()->reason();
@@ -213,16 +215,27 @@ void Loader::release_weights(std::int32_t resident_layers) {
 }
 
 void Loader::begin_restoring() {
-  restore_asked_ = false;
   if (weights_.released() == 0) {
-    return tell_weights();
+    restore_asked_.reset();
+    return tell_restored();
   }
   if (const auto why_not = pools_.why_no_room(weights_.released_bytes())) {
-    return tell_weights(*why_not);
+    const auto waited = std::chrono::steady_clock::now() - *restore_asked_;
+    if (pools_.there() || waited > kUntilRoom) {
+      restore_asked_.reset();
+      tell_restored(*why_not);
+    }
+    return;
   }
+  restore_asked_.reset();
   weights_.restore();
   pools_.set_released({});  // their place is taken from now on
-  restoring_ = true;
+}
+
+void Loader::tell_restored(std::string why_not) {
+  if (std::exchange(awaited_, false)) {
+    tell_weights(std::move(why_not));
+  }
 }
 
 void Loader::tell_weights(std::string why_not) {
@@ -235,6 +248,7 @@ void Loader::tell_weights(std::string why_not) {
 
 void Loader::greet(const messages::Hello& hello) {
   pools_.forget_claim();
+  awaited_ = false;  // by one who is gone
   const auto* fingerprint = hello.fingerprint();
   if (fingerprint != nullptr && fingerprint->size() > 0 && weights_.sealed() &&
       !std::equal(fingerprint->begin(), fingerprint->end(), std::begin(control_->fingerprint),

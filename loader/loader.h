@@ -9,7 +9,9 @@
 //   poise-UID-RUN-weights          from state `loading` on; sealed once every byte is there
 //   poise-UID-RUN-blocks-EPOCH     from a granted PoolClaim to the next claim, PoolRelease or the end
 
+#include <chrono>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,6 +33,7 @@ struct LoaderOptions {
   LoadFormat load_format = LoadFormat::from_files;
   std::uint64_t seed = 0;  // of dummy weights
   std::optional<Bytes> host_memory;
+  std::function<Bytes()> available = available_host_memory;  // the machine's, now
 };
 
 class Loader {
@@ -57,19 +60,20 @@ class Loader {
   void greet(const messages::Hello& hello);
   void release_weights(std::int32_t resident_layers);
   void begin_restoring();
+  void tell_restored(std::string why_not = {});
   void tell_weights(std::string why_not = {});
   void write_card() const;
 
   LoaderOptions options_;
   ModelOnDisk model_;
   HostBudget budget_;
-  Unlinked control_name_;
   Control control_;
+  Unlinked control_name_;  // only once it is ours: another loader may have it already
   std::unique_ptr<Channel> channel_;
   WeightLoading weights_;
   PoolKeeper pools_;
-  bool restore_asked_ = false;  // and not begun
-  bool restoring_ = false;      // and somebody waits for it
+  std::optional<std::chrono::steady_clock::time_point> restore_asked_;  // and not begun
+  bool awaited_ = false;  // somebody waits for weights to be restored
 };
 
 }  // namespace poise

@@ -23,9 +23,10 @@ messages::PoolGrantT refusal(std::string sentence) {
 
 }  // namespace
 
-PoolKeeper::PoolKeeper(Control& control, const HostBudget& budget)
+PoolKeeper::PoolKeeper(Control& control, const HostBudget& budget, std::function<Bytes()> available)
     : control_(control),
       budget_(budget),
+      available_(std::move(available)),
       sizes_(block_sizes(control->shape, control->dtype)),
       layers_(control->shape.num_hidden_layers) {}
 
@@ -78,7 +79,7 @@ std::optional<messages::PoolGrantT> PoolKeeper::begin() {
     return refusal(*reason);
   }
   const Bytes size{static_cast<std::int64_t>(making_.region_bytes) * layers_};
-  const Bytes available = available_host_memory();
+  const Bytes available = available_();
   const HostBudget budget = asked_ ? host_budget(asked_, weights() + available) : budget_;
   if (const auto reason = why_no_pool(size, weights(), budget, available)) {
     return refusal(*reason);
@@ -129,7 +130,7 @@ messages::PoolGrantT PoolKeeper::release() {
 
 std::optional<std::string> PoolKeeper::why_no_room(Bytes bytes) const {
   const Bytes pool = blocks_ ? blocks_->size() : Bytes{0};
-  Bytes left = available_host_memory();
+  Bytes left = available_();
   if (blocks_) {  // without a pool, weights that fitted once do again
     left = std::min(left, asked_.value_or(budget_.cap) - weights() - pool);
   }

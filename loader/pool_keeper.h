@@ -5,6 +5,7 @@
 // writes the control segment's pool fields.
 
 #include <atomic>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -19,8 +20,8 @@ namespace poise {
 
 class PoolKeeper {
  public:
-  // `control` outlives it; its shape and dtype are written already.
-  PoolKeeper(Control& control, const HostBudget& budget);
+  // `control` outlives it; its shape and dtype are written already. `available`: the machine's memory, now.
+  PoolKeeper(Control& control, const HostBudget& budget, std::function<Bytes()> available);
   ~PoolKeeper();
   PoolKeeper(const PoolKeeper&) = delete;
   PoolKeeper& operator=(const PoolKeeper&) = delete;
@@ -34,6 +35,7 @@ class PoolKeeper {
   // The answer to a claim, once there is one.
   std::optional<messages::PoolGrantT> advance();
   bool busy() const { return claimed_.has_value() || coming_.valid(); }
+  bool there() const { return blocks_ != nullptr; }
   // Weights that are not in host memory: a pool may have their place.
   void set_released(Bytes weights) { released_ = weights; }
   // Why so many bytes cannot be had beside weights and pool as they are; nothing where they can.
@@ -48,6 +50,7 @@ class PoolKeeper {
 
   Control& control_;
   HostBudget budget_;
+  std::function<Bytes()> available_;
   Bytes released_{};
   BlockSizes sizes_;
   std::int32_t layers_;

@@ -407,6 +407,56 @@ TEST_F(LoaderProcess, WeightsThatAreAskedForWhileAPoolIsMadeComeBackBehindIt) {
   EXPECT_EQ(control()->released_layers.load(), 0u);
 }
 
+// An executor that is about to end holds a pool's memory a little longer than the loader.
+TEST_F(LoaderProcess, WeightsComeBackOnceThereIsRoomForThemAndAreToldToWhoAskedAlone) {
+  Bytes room = kGiB;
+  LoaderOptions watched = options();
+  watched.available = [&] { return room; };
+  start(watched);
+  auto planner = connected_planner();
+  wait_for_seal();
+  ask(*planner, hello());
+  const auto is_silent = [&](int steps) {
+    bool silent = true;
+    for (int step = 0; step < steps; ++step) {
+      loader_->step();
+      silent = silent && !planner->receive({0});
+    }
+    return silent;
+  };
+  ask(*planner, released(1));
+  room = {};
+  ASSERT_TRUE(send(*planner, messages::WeightsRestoreT{}));
+  EXPECT_TRUE(is_silent(10));
+  room = kGiB;
+  std::optional<Received> answer;
+  step_until([&] { return (answer = planner->receive({0.001})).has_value(); });
+  EXPECT_TRUE((*answer)->body_as_WeightsHeld()->done());
+  EXPECT_EQ(control()->released_layers.load(), 0u);
+
+  ask(*planner, released(1));
+  room = {};
+  ASSERT_TRUE(send(*planner, messages::WeightsRestoreT{}));
+  EXPECT_TRUE(is_silent(10));
+  planner = connected_planner();  // another one
+  EXPECT_NE(ask(*planner, hello()).body.AsLoaderReply(), nullptr);
+  room = kGiB;
+  step_until([&] { return control()->released_layers.load() == 0; });
+  EXPECT_TRUE(is_silent(10));
+}
+
+TEST_F(LoaderProcess, ASecondOneOfTheSameRunLeavesTheFirstOnesMemoryAlone) {
+  start();
+  wait_for_seal();
+  LoaderOptions second = options();
+  second.home = directory_.path() / "second";
+  std::filesystem::create_directory(second.home);
+  chmod(second.home.c_str(), 0700);
+  EXPECT_THAT(complaint([&] { Loader loader(second); }), HasSubstr("File exists"));
+  EXPECT_TRUE(exists(segment("control")));
+  EXPECT_TRUE(exists(segment("weights")));
+}
+
 // A kept loader serves runs of other caps than the one that started it.
 TEST_F(LoaderProcess, TheCapIsThatOfWhoeverClaims) {
   const WeightLayout layout = weight_layout(tiny_shape(), DType::float32);
