@@ -243,13 +243,16 @@ bool Scheduler::go_on_with(const Request& request, const Begun& begun) {
   if (begun.stored < 0 || begun.stored >= under_way->known() ||
       blocks_for(begun.stored) != static_cast<std::int32_t>(begun.blocks.size()) ||
       begun.prompt_values < 0 || begun.prompt_values > under_way->prompt_size() ||
-      begun.token_blocks < 0 ||
-      (begun.running ? running() >= limits_.max_num_seqs : !begun.blocks.empty())) {
+      begun.token_blocks < 0 || (!begun.running && !begun.blocks.empty())) {
     return false;
   }
   under_way->token_blocks = begun.token_blocks;
   if (under_way->of_pools(under_way->most_blocks) > blocks_.total()) {
     return false;
+  }
+  if (!begun.running || running() >= limits_.max_num_seqs) {
+    resumed_.push_back(std::move(under_way));
+    return true;
   }
   for (const BlockRef& block : begun.blocks) {
     const bool nowhere = under_way->context.size() < begun.token_blocks;
@@ -259,11 +262,7 @@ bool Scheduler::go_on_with(const Request& request, const Begun& begun) {
     under_way->context.append(block);
   }
   under_way->context.mark_stored(begun.stored);
-  if (begun.running) {
-    running_.push_back(std::move(under_way));
-  } else {
-    resumed_.push_back(std::move(under_way));
-  }
+  running_.push_back(std::move(under_way));
   return true;
 }
 

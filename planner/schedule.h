@@ -113,7 +113,8 @@ class Scheduler {
   };
   std::vector<Begun> begun() const;
   // REQUIRES: called before `add`, in the order of begun(). False where it cannot be: a block that
-  // is taken or is none, more rows than blocks or text.
+  // is taken or is none, more rows than blocks or text. Where fewer may run at a time than ran, the
+  // last ones wait, and their context is computed again.
   bool go_on_with(const Request& request, const Begun& begun);
 
   // Whether no iteration follows the one under way, whatever it brings.
