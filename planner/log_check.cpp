@@ -306,7 +306,9 @@ LogCheckReport check_log(const std::filesystem::path& path) {
     }
     check.take(*messages::GetMessage(record->bytes.data()));
   }
-  return check.report();
+  LogCheckReport report = check.report();
+  report.torn = reader.torn_tail();
+  return report;
 }
 
 std::string to_text(const LogCheckReport& report) {
@@ -321,7 +323,9 @@ std::string to_text(const LogCheckReport& report) {
                   counted(report.blocks_loaded, "block"), counted(report.rows_read, "row"),
                   counted(report.rows_stored, "row"), counted(report.pieces_fetched, "piece"));
   if (report.violations == 0) {
-    return totals + ": every order holds\n";
+    const std::string unread =
+        report.torn.n > 0 ? fmt::format("; {} torn off at the end", size_text(report.torn)) : "";
+    return totals + ": every order holds" + unread + "\n";
   }
   return text +
          fmt::format("{}: {}{}\n", totals, counted(report.violations, "violation"),

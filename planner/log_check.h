@@ -38,6 +38,7 @@ struct LogCheckReport {
   std::uint64_t iterations = 0, mini_batches = 0, rows = 0;
   std::uint64_t blocks_loaded = 0, rows_read = 0, rows_stored = 0, pieces_fetched = 0;
   std::uint64_t starts = 0;  // Configures
+  Bytes torn;                // at the end, not read: a process was killed in the middle of a record
 };
 inline constexpr std::size_t kViolationsTold = 10;
 

@@ -10,7 +10,7 @@ from . import loaders, processes
 from .options import normalised, parser
 from .places import PLANNER, program
 from .progress import bar
-from .quantities import bytes_text, counted, duration, rate_text
+from .quantities import bytes_text, count, counted, duration, rate_text
 from .run_directory import FINISHED, UNFINISHED, RunDirectory
 from .trouble import DONE, Refusal, brief, shown, tell
 
@@ -162,11 +162,17 @@ def _of_user(given):
     return DONE
 
 
+def _number(text):
+    return count(text, least=0)
+
+
 def inspect(words):
     made = parser("inspect", "Shows what was ordered, per iteration and layer, with bytes and times.")
     made.add_argument("what", metavar="RUN|orders.log", help="a run directory, or a log of orders")
     made.add_argument("--json", action="store_true", help="one JSON object a line")
     made.add_argument("--check", action="store_true", help="whether every order could be right; ends with 1 if one could not")
+    made.add_argument("--iteration", type=_number, metavar="N", help="this one alone")
+    made.add_argument("--layer", type=_number, metavar="N", help="this one alone, from 0")
     given = made.parse_args(normalised(words))
     path = Path(given.what)
     if path.is_dir():
@@ -178,4 +184,7 @@ def inspect(words):
         raise Refusal(f"{shown(path)}: {'not a file of orders' if path.exists() else 'no such file or directory'}")
     # The planner refuses under the name it is called by.
     arguments = ["poise", "inspect", str(path), *(["--json"] if given.json else []), *(["--check"] if given.check else [])]
+    for name in ("iteration", "layer"):
+        if getattr(given, name) is not None:
+            arguments += [f"--{name}", str(getattr(given, name))]
     os.execv(program(PLANNER), arguments)

@@ -51,6 +51,21 @@ def the_orders_of_a_run_that_was_resumed_hold(workspace):
     check(workspace, run)
     workspace.run(requests, output, "--resume").expect(0)
     check(workspace, f"{run}/orders.log")
+    log = Path(run) / "orders.log"
+    log.write_bytes(log.read_bytes()[:-5])
+    expect("torn off at the end" in check(workspace, log), "a torn log was taken for a whole one")
+
+
+@test
+def one_iteration_or_layer_is_shown_alone(workspace):
+    output = workspace / "results.jsonl"
+    workspace.run(requests_of(workspace, 4), output).expect(0)
+    run = f"{output}.poise"
+    told = workspace.poise("inspect", run, "--iteration", "2", "--layer", "3").expect(0).out
+    expect("iteration 2 at" in told and "iteration 1 at" not in told, told)
+    expect("layer 3" in told and "layer 2" not in told, told)
+    workspace.poise("inspect", run, "--iteration", "-1").expect(2, "--iteration")
+    workspace.poise("inspect", run, "--layer", "x").expect(2, "--layer")
 
 
 @test
