@@ -22,7 +22,7 @@ from .places import ROOT
 from .quantities import counted
 from .record import read_record
 from .run_directory import read_json
-from .trouble import DONE, INTERRUPTED, Refusal, brief, say, shown, tell
+from .trouble import DONE, INTERRUPTED, Refusal, brief, naming, nothing_kept, say, shown, tell
 
 _TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"))
 
@@ -45,6 +45,8 @@ def bench(words):
             run = _Run(given, folder / "requests.jsonl", requests, where / f"run-{number + 1}")
             code = run.go(folder / f"results-{number + 1}.jsonl", last=number + 1 == given.runs)
             if code != DONE:
+                if given.run_dir is None:
+                    nothing_kept("bench")
                 return code
             runs.append(run.figures())
             tell(bench_table.throughput_line(runs[-1]))
@@ -194,7 +196,7 @@ def _conclude(given, requests, runs):
         result["output_tokens_per_second_spread"] = (max(rates) - min(rates)) / statistics.median(rates)
     tell(bench_table.table(result))
     if given.output_json:
-        with open(given.output_json, "w", encoding="utf-8") as file:
+        with naming(given.output_json), open(given.output_json, "w", encoding="utf-8") as file:
             json.dump(result, file, indent=2)
             file.write("\n")
         say(f"{brief(given.output_json)} is written")

@@ -9,7 +9,7 @@ from . import run
 from .options import normalised, parser
 from .places import ROOT, command_line, is_bundle
 from .setup import add_install_option, build_programs
-from .trouble import DONE, Refusal, brief, say, shown, tell
+from .trouble import DONE, Refusal, brief, nothing_kept, say, shown, tell
 
 _MODEL = ROOT / "launch" / "demo" / "model"
 _PROMPTS = ROOT / "launch" / "demo" / "show.jsonl"
@@ -27,6 +27,7 @@ def demo(words):
         output = os.path.join(folder, "answers.jsonl")
         code = run.run(["--model", str(_MODEL), "-i", str(_PROMPTS), "-o", output, "--device", given.device])
         if code != DONE:
+            nothing_kept("demo")
             return code
         _print_answers(output)
     finally:

@@ -50,6 +50,11 @@ def tell(text):
     print(text, flush=True)
 
 
+def nothing_kept(command):
+    """After a run in a temporary folder, whose advice to resume it does not hold."""
+    say(f"`{command}` keeps nothing of a run that failed: start it again (TMPDIR says where its files go meanwhile)")
+
+
 @contextlib.contextmanager
 def naming(path):
     """What the system says of a write names no file: this names it."""
@@ -63,7 +68,8 @@ def naming(path):
 def of_system(problem):
     """A Refusal from what the operating system said."""
     reason = problem.strerror or str(problem)
-    where = f"{shown(problem.filename)}: " if problem.filename else ""
     writing = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
     code = OUTPUT if problem.errno in writing else CANNOT_START
+    culprit = problem.filename2 if problem.filename2 and code == OUTPUT else problem.filename  # of a copy: where to
+    where = f"{shown(culprit)}: " if culprit else ""
     return Refusal(f"{where}{reason}", code)

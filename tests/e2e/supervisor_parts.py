@@ -2,6 +2,7 @@
 """The supervisor's parts by themselves: sizes, options, locks, who is dead, who is to blame, what stands still."""
 
 import argparse
+import errno
 import fcntl
 import os
 import select
@@ -50,6 +51,8 @@ def a_write_that_fails_is_told_with_its_file(_):
     except OSError as problem:
         told = of_system(problem)
     expect_equal((str(told), told.code), ("/dev/full: No space left on device", OUTPUT), "a full device")
+    copy = OSError(errno.ENOSPC, "No space left on device", "from", None, "to")
+    expect_equal(str(of_system(copy)), "to: No space left on device", "a copy")
 
 
 @test
