@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <utility>
 
 #include "common/trouble.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/kernels_cuda.h"
+#include "kernels/cuda/same_bits.h"
 
 namespace poise::cuda {
 namespace {
@@ -14,7 +16,9 @@ namespace {
 constexpr std::uint64_t kChoiceRows = 4096;
 // An algorithm must serve all of these; between them nothing changes that it could mind.
 constexpr std::array<std::uint64_t, 6> kRowsServed{1, 7, 16, 129, 1024, 8192};
+constexpr std::array<std::uint64_t, 5> kFewRowsServed{1, 7, 16, 33, Gemms::kFewRows};
 constexpr int kCandidates = 64;
+constexpr int kTrials = 4;  // of algorithms for few rows
 
 cudaDataType_t data_type(DType type) {
   switch (type) {
@@ -50,7 +54,8 @@ struct Gemms::Plan {
   lt::MatmulDesc desc = nullptr;
   lt::MatrixLayout weight = nullptr, in = nullptr, out = nullptr;
   lt::Algo algo{};
-  std::uint64_t rows = 0;  // that the layouts say
+  std::optional<lt::Algo> few;  // for few rows, once it is known
+  std::uint64_t rows = 0;       // that the layouts say
 
   explicit Plan(const lt::Functions& functions) : lt(functions) {}
   ~Plan() {
@@ -114,8 +119,20 @@ Gemms::Key Gemms::key_of(const Gemm& op) {
 
 void Gemms::run(const Gemm& op, cudaStream_t stream) {
   if (op.rows > 0) {
-    run_with(op, plan_for(key_of(op)).algo, stream);
+    run_with(op, serving(op, stream), stream);
   }
+}
+
+const lt::Algo& Gemms::serving(const Gemm& op, cudaStream_t stream) {
+  const Key key = key_of(op);
+  Plan& plan = plan_for(key);
+  if (op.rows > kFewRows) {
+    return plan.algo;
+  }
+  if (!plan.few) {
+    choose_for_few(plan, key, op, stream);
+  }
+  return *plan.few;
 }
 
 void Gemms::run_with(const Gemm& op, const lt::Algo& algo, cudaStream_t stream) {
@@ -127,24 +144,60 @@ void Gemms::run_with(const Gemm& op, const lt::Algo& algo, cudaStream_t stream) 
     add_bias(static_cast<float*>(op.out.data), op.residual, op.bias, op.weight.dtype, op.rows,
              op.weight.rows, op.out.stride, stream);
   }
-  plan.set_rows(static_cast<std::uint64_t>(op.rows));
   if (bias_within) {
     plan.set(lt::kBiasPointer, op.bias);
   }
-  const float alpha = 1.0f;
-  const float beta = key.adds ? 1.0f : 0.0f;
-  lt::lt_check(lt_.matmul(handle_, plan.desc, &alpha, op.weight.data, plan.weight, op.in.data,
-                          plan.in, &beta, op.out.data, plan.out, op.out.data, plan.out, &algo,
-                          workspace_, static_cast<std::size_t>(kWorkspace.n), stream),
-               "a product");
+  multiply(plan, key, algo, op.weight.data, op.in.data, op.out.data, op.rows, stream);
   if (op.epilogue != Epilogue::none && !relu_within) {
     activate(op.out, op.rows, op.weight.rows, op.epilogue, stream);
   }
 }
 
-std::vector<lt::Algo> Gemms::algorithms(const Gemm& op) {
+void Gemms::multiply(Plan& plan, const Key& key, const lt::Algo& algo, const void* weight,
+                     const void* in, void* out, std::int64_t rows, cudaStream_t stream) {
+  plan.set_rows(static_cast<std::uint64_t>(rows));
+  const float alpha = 1.0f;
+  const float beta = key.adds ? 1.0f : 0.0f;
+  lt::lt_check(
+      lt_.matmul(handle_, plan.desc, &alpha, weight, plan.weight, in, plan.in, &beta, out, plan.out,
+                 out, plan.out, &algo, workspace_, static_cast<std::size_t>(kWorkspace.n), stream),
+      "a product");
+}
+
+// Trials have the workspace for their rows, so that no algorithm that needs it takes part.
+void Gemms::choose_for_few(Plan& plan, const Key& key, const Gemm& op, cudaStream_t stream) {
+  plan.few = plan.algo;
+  const Trial trial{.rows = kFewRows,
+                    .in_dtype = key.in,
+                    .in_stride = key.in_stride,
+                    .out_row = {size_of(key.out).n * key.out_stride},
+                    .scratch = workspace_,
+                    .scratch_bytes = kWorkspace,
+                    .stream = stream};
+  if (!trial.fits() || workspace_of(plan, plan.algo, kFewRows) != 0) {
+    return;
+  }
+  if ((key.epilogue & lt::kEpilogueBias) != 0) {
+    plan.set(lt::kBiasPointer, op.bias);
+  }
+  const auto with = [&](const lt::Algo& algo) -> Trial::Way {
+    return [&](const void* in, void* out) {
+      multiply(plan, key, algo, op.weight.data, in, out, kFewRows, stream);
+    };
+  };
+  std::vector<lt::Algo> candidates = choices(plan, key, For::few);
+  candidates.resize(std::min<std::size_t>(candidates.size(), kTrials));
+  const auto found = std::ranges::find_if(candidates, [&](const lt::Algo& algo) {
+    return workspace_of(plan, algo, kFewRows) == 0 && same_bits(trial, with(plan.algo), with(algo));
+  });
+  if (found != candidates.end()) {
+    plan.few = *found;
+  }
+}
+
+std::vector<lt::Algo> Gemms::algorithms(const Gemm& op, For rows) {
   const Key key = key_of(op);
-  return choices(plan_for(key), key);
+  return choices(plan_for(key), key, rows);
 }
 
 Gemms::Plan& Gemms::plan_for(const Key& key) {
@@ -180,7 +233,7 @@ std::unique_ptr<Gemms::Plan> Gemms::make_plan(const Key& key) const {
   layout(&plan->out, key.out, outputs, kChoiceRows, key.out_stride);
   plan->rows = kChoiceRows;
 
-  const std::vector<lt::Algo> served = choices(*plan, key);
+  const std::vector<lt::Algo> served = choices(*plan, key, For::any_number);
   if (served.empty()) {
     fail(Exit::interrupted,
          "cuBLAS knows no algorithm for a product of ({}, {}) {} that serves any number of rows "
@@ -191,9 +244,9 @@ std::unique_ptr<Gemms::Plan> Gemms::make_plan(const Key& key) const {
   return plan;
 }
 
-// What serves any number of rows, in the order of the heuristic for kChoiceRows.
-std::vector<lt::Algo> Gemms::choices(Plan& plan, const Key& key) const {
-  plan.set_rows(kChoiceRows);
+// What serves so many rows, in the order of the heuristic for kFewRows or kChoiceRows.
+std::vector<lt::Algo> Gemms::choices(Plan& plan, const Key& key, For rows) const {
+  plan.set_rows(rows == For::few ? kFewRows : kChoiceRows);
   lt::Preference preference = nullptr;
   lt::lt_check(lt_.preference_create(&preference), "choosing an algorithm");
   const auto prefer = [&](lt::PreferenceAttribute attribute, const auto& value) {
@@ -215,27 +268,36 @@ std::vector<lt::Algo> Gemms::choices(Plan& plan, const Key& key) const {
   std::vector<lt::Algo> served;
   for (int i = 0; status == lt::kSuccess && i < found; ++i) {
     const lt::Heuristic& candidate = candidates[static_cast<std::size_t>(i)];
-    if (candidate.state == lt::kSuccess && suits(plan, candidate.algo)) {
+    if (candidate.state == lt::kSuccess && suits(plan, candidate.algo, rows)) {
       served.push_back(candidate.algo);
     }
   }
   return served;
 }
 
-bool Gemms::suits(Plan& plan, const lt::Algo& algo) const {
+bool Gemms::suits(Plan& plan, const lt::Algo& algo, For rows) const {
   std::int32_t splits = 1;
   std::size_t written = 0;
   if (lt_.algo_get(&algo, lt::kAlgoSplitK, &splits, sizeof splits, &written) == lt::kSuccess &&
       splits > 1) {
     return false;
   }
-  return std::ranges::all_of(kRowsServed, [&](std::uint64_t rows) {
-    plan.set_rows(rows);
-    lt::Heuristic result{};
-    return lt_.algo_check(handle_, plan.desc, plan.weight, plan.in, plan.out, plan.out, &algo,
-                          &result) == lt::kSuccess &&
-           result.workspace <= static_cast<std::size_t>(kWorkspace.n);
-  });
+  const auto serves = [&](std::uint64_t count) {
+    const auto needed = workspace_of(plan, algo, count);
+    return needed && *needed <= static_cast<std::size_t>(kWorkspace.n);
+  };
+  return rows == For::few ? std::ranges::all_of(kFewRowsServed, serves)
+                          : std::ranges::all_of(kRowsServed, serves);
+}
+
+// Bytes that it takes for so many rows; nothing where it does not serve them.
+std::optional<std::size_t> Gemms::workspace_of(Plan& plan, const lt::Algo& algo,
+                                               std::uint64_t rows) const {
+  plan.set_rows(rows);
+  lt::Heuristic result{};
+  const bool serves = lt_.algo_check(handle_, plan.desc, plan.weight, plan.in, plan.out, plan.out,
+                                     &algo, &result) == lt::kSuccess;
+  return serves ? std::optional(result.workspace) : std::nullopt;
 }
 
 }  // namespace poise::cuda

@@ -1,9 +1,14 @@
 #pragma once
 // Gemm on tensor cores through cuBLASLt. For every weight (its shape and types) one algorithm is
-// chosen, once, and serves any number of rows: without a split of the sum and without atomics, so
+// chosen, once, and would serve any number of rows: no split of the sum and no atomics, so
 // that a row's bits depend on that row alone, not on the rows beside it, and a key made again from
 // an ACT block equals the one made when its token was new (README section 8). The choice is the
 // heuristic's for `kChoiceRows` rows: many, because that is where time goes.
+//
+// Its tiles are large, and few rows make few of them: too few thread blocks to read a weight as fast
+// as the memory gives it. So up to `kFewRows` rows another algorithm serves, the heuristic's for so
+// many, if one gives the same bits on random rows, times this weight, at the first time it is asked
+// for; else the chosen one.
 //
 // float16 and bfloat16 sum in float32; float32 is true float32 (no tf32). What cuBLASLt cannot fuse
 // into its epilogue (a residual with a bias, GELU) is a kernel before or after it. Owns its handle
@@ -15,6 +20,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "common/units.h"
@@ -26,6 +32,7 @@ namespace poise::cuda {
 class Gemms {
  public:
   static constexpr Bytes kWorkspace = kMiB * 32;
+  static constexpr std::int64_t kFewRows = 64;
 
   Gemms();
   ~Gemms();
@@ -34,9 +41,11 @@ class Gemms {
 
   void run(const Gemm& op, cudaStream_t stream);
 
-  // For benches: all algorithms that would serve such a product, the chosen one first; and a run with
-  // another.
-  std::vector<lt::Algo> algorithms(const Gemm& op);
+  // For benches and tests: all algorithms that would serve such a product, the one chosen for many
+  // rows first, or those that would serve a few; the one that serves it; and a run with another.
+  enum class For : std::uint8_t { any_number, few };
+  std::vector<lt::Algo> algorithms(const Gemm& op, For rows = For::any_number);
+  const lt::Algo& serving(const Gemm& op, cudaStream_t stream);
   void run_with(const Gemm& op, const lt::Algo& algo, cudaStream_t stream);
 
   std::size_t version() const { return lt_.get_version(); }
@@ -56,8 +65,13 @@ class Gemms {
   static Key key_of(const Gemm& op);
   Plan& plan_for(const Key& key);
   std::unique_ptr<Plan> make_plan(const Key& key) const;
-  std::vector<lt::Algo> choices(Plan& plan, const Key& key) const;
-  bool suits(Plan& plan, const lt::Algo& algo) const;
+  std::vector<lt::Algo> choices(Plan& plan, const Key& key, For rows) const;
+  bool suits(Plan& plan, const lt::Algo& algo, For rows) const;
+  std::optional<std::size_t> workspace_of(Plan& plan, const lt::Algo& algo,
+                                          std::uint64_t rows) const;
+  void choose_for_few(Plan& plan, const Key& key, const Gemm& op, cudaStream_t stream);
+  void multiply(Plan& plan, const Key& key, const lt::Algo& algo, const void* weight,
+                const void* in, void* out, std::int64_t rows, cudaStream_t stream);
 
   const lt::Functions& lt_;
   lt::Handle handle_ = nullptr;

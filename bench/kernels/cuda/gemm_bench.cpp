@@ -1,6 +1,6 @@
 // Every algorithm of cuBLASLt that would serve a product whatever its rows: its time beside the
-// tensor cores' limit with many rows, beside memory's with few, and whether its bits are those of
-// the one that is chosen.
+// tensor cores' limit with many rows, beside memory's with fewer, and whether its bits are those of
+// the one that is chosen; then those for few rows alone, and which of them serves.
 //
 //   poise-cuda-gemm-bench [hidden ...]
 
@@ -23,7 +23,8 @@ namespace {
 
 using cuda::cuda_check;
 
-constexpr std::int64_t kMany = 8192, kFew = 128, kCompared = 256;
+constexpr std::int64_t kMany = 8192, kFewer = 128, kCompared = 256, kFew = 20;
+constexpr std::int64_t kBeyondCache = 256 << 20;  // bytes of weights, so that none is found in L2
 
 class Memory {
  public:
@@ -63,63 +64,122 @@ int number(const cuda::lt::Algo& algo, cuda::lt::AlgoAttribute what) {
   return value;
 }
 
-void measure(cuda::Gemms& gemms, const Product& product) {
-  const Memory weight(std::int64_t{product.outputs} * product.inputs), bias(product.outputs);
-  const Memory in(kMany * product.inputs), out(kMany * product.outputs * (product.wide ? 2 : 1));
-  const auto op = [&](std::int64_t rows) {
-    return Gemm{.out = {.data = out.get(),
-                        .dtype = product.wide ? DType::float32 : DType::float16,
-                        .stride = product.outputs},
-                .in = {.data = in.get(), .dtype = DType::float16, .stride = product.inputs},
-                .weight = {.data = weight.get(),
-                           .rows = product.outputs,
-                           .cols = product.inputs,
+class Measured {
+ public:
+  Measured(cuda::Gemms& gemms, const Product& product)
+      : gemms_(gemms),
+        product_(product),
+        copies_(kBeyondCache / weight_bytes() + 1),
+        weight_(copies_ * weight_bytes() / 2),
+        bias_(product.outputs),
+        in_(kMany * product.inputs),
+        out_(kMany * product.outputs * (product.wide ? 2 : 1)) {
+    cuda_check(cudaEventCreate(&begin_));
+    cuda_check(cudaEventCreate(&end_));
+  }
+  ~Measured() {
+    static_cast<void>(cudaEventDestroy(begin_));
+    static_cast<void>(cudaEventDestroy(end_));
+  }
+  Measured(const Measured&) = delete;
+  Measured& operator=(const Measured&) = delete;
+
+  void print() {
+    const auto compared =
+        static_cast<std::size_t>(kCompared * product_.outputs) * (product_.wide ? 4 : 2);
+    const std::vector<cuda::lt::Algo> all = gemms_.algorithms(op(kMany));
+    const std::vector<char> first = bits(all.front(), kCompared, compared);
+    int index = 0;
+    for (const cuda::lt::Algo& algo : all) {
+      const double many = seconds(algo, kMany, 5);
+      const double fewer = seconds(algo, kFewer, 10);
+      fmt::print("{} {:>8.1f} us {:>6.1f} TFLOP/s  {}  {}\n", name_of(algo, index++), many * 1e6,
+                 2.0 * kMany * product_.outputs * product_.inputs / many / 1e12,
+                 beside_memory(fewer),
+                 bits(algo, kCompared, compared) == first ? "same bits" : "OTHER BITS");
+    }
+    print_for_few(all.front(), first);
+  }
+
+ private:
+  std::int64_t weight_bytes() const { return std::int64_t{2} * product_.outputs * product_.inputs; }
+
+  // With the next copy of the weight.
+  Gemm op(std::int64_t rows) {
+    copy_ = (copy_ + 1) % copies_;
+    return Gemm{.out = {.data = out_.get(),
+                        .dtype = product_.wide ? DType::float32 : DType::float16,
+                        .stride = product_.outputs},
+                .in = {.data = in_.get(), .dtype = DType::float16, .stride = product_.inputs},
+                .weight = {.data = static_cast<char*>(weight_.get()) + copy_ * weight_bytes(),
+                           .rows = product_.outputs,
+                           .cols = product_.inputs,
                            .dtype = DType::float16},
-                .bias = product.wide ? nullptr : bias.get(),
-                .residual = product.wide ? static_cast<const float*>(out.get()) : nullptr,
+                .bias = product_.wide ? nullptr : bias_.get(),
+                .residual = product_.wide ? static_cast<const float*>(out_.get()) : nullptr,
                 .rows = rows,
                 .epilogue = Epilogue::none};
-  };
-  cudaEvent_t begin = nullptr, end = nullptr;
-  cuda_check(cudaEventCreate(&begin));
-  cuda_check(cudaEventCreate(&end));
-  const auto time = [&](const cuda::lt::Algo& algo, std::int64_t rows, int repeats) {
-    gemms.run_with(op(rows), algo, nullptr);
-    cuda_check(cudaEventRecord(begin, nullptr));
+  }
+
+  double seconds(const cuda::lt::Algo& algo, std::int64_t rows, int repeats) {
+    gemms_.run_with(op(rows), algo, nullptr);
+    cuda_check(cudaEventRecord(begin_, nullptr));
     for (int i = 0; i < repeats; ++i) {
-      gemms.run_with(op(rows), algo, nullptr);
+      gemms_.run_with(op(rows), algo, nullptr);
     }
-    cuda_check(cudaEventRecord(end, nullptr));
-    cuda_check(cudaEventSynchronize(end));
+    cuda_check(cudaEventRecord(end_, nullptr));
+    cuda_check(cudaEventSynchronize(end_));
     float ms = 0;
-    cuda_check(cudaEventElapsedTime(&ms, begin, end));
+    cuda_check(cudaEventElapsedTime(&ms, begin_, end_));
     return static_cast<double>(ms) / 1e3 / repeats;
-  };
-  const std::size_t compared =
-      static_cast<std::size_t>(kCompared * product.outputs) * (product.wide ? 4 : 2);
-  std::vector<char> first(compared), bits(compared);
-  int index = 0;
-  for (const cuda::lt::Algo& algo : gemms.algorithms(op(kMany))) {
-    cuda_check(cudaMemset(out.get(), 0, compared));
-    gemms.run_with(op(kCompared), algo, nullptr);
-    cuda_check(cudaMemcpy(bits.data(), out.get(), compared, cudaMemcpyDeviceToHost));
-    if (index == 0) {
-      first = bits;
+  }
+
+  std::vector<char> bits(const cuda::lt::Algo& algo, std::int64_t rows, std::size_t bytes) {
+    std::vector<char> values(bytes);
+    cuda_check(cudaMemset(out_.get(), 0, bytes));
+    copy_ = 0;
+    gemms_.run_with(op(rows), algo, nullptr);
+    cuda_check(cudaMemcpy(values.data(), out_.get(), bytes, cudaMemcpyDeviceToHost));
+    return values;
+  }
+
+  void print_for_few(const cuda::lt::Algo& chosen, const std::vector<char>& first) {
+    const auto compared = first.size() / kCompared * kFew;
+    const std::vector<char> right(first.begin(),
+                                  first.begin() + static_cast<std::ptrdiff_t>(compared));
+    const auto line = [&](const cuda::lt::Algo& algo, int index, const char* which) {
+      fmt::print("{} {:>3} rows {}  {}{}\n", name_of(algo, index), kFew,
+                 beside_memory(seconds(algo, kFew, 20)),
+                 bits(algo, kFew, compared) == right ? "same bits" : "OTHER BITS", which);
+    };
+    line(chosen, 0, "  chosen for many");
+    const cuda::lt::Algo serving = gemms_.serving(op(kFew), nullptr);
+    int index = 0;
+    for (const cuda::lt::Algo& algo : gemms_.algorithms(op(kFew), cuda::Gemms::For::few)) {
+      const bool serves = std::equal(std::begin(algo.data), std::end(algo.data), serving.data);
+      line(algo, index++, serves ? "  serves" : "");
     }
-    const double many = time(algo, kMany, 5), few = time(algo, kFew, 10);
-    const double flops = 2.0 * kMany * product.outputs * product.inputs / many;
-    const double bytes = 2.0 * product.outputs * product.inputs / few;
-    fmt::print(
-        "{:<8} {:>6} x {:<6} #{:<3} id {:<4} tile {:<4} stages {:<3} cluster {:<3} inner {:<3} "
-        "{:>8.1f} us "
-        "{:>6.1f} TFLOP/s  {:>7.1f} us {:>6.0f} GB/s  {}\n",
-        product.name, product.outputs, product.inputs, index++, number(algo, cuda::lt::kAlgoId),
+  }
+
+  std::string name_of(const cuda::lt::Algo& algo, int index) const {
+    return fmt::format(
+        "{:<8} {:>6} x {:<6} #{:<3} id {:<4} tile {:<4} stages {:<3} cluster {:<3} inner {:<3}",
+        product_.name, product_.outputs, product_.inputs, index, number(algo, cuda::lt::kAlgoId),
         number(algo, cuda::lt::kAlgoTile), number(algo, cuda::lt::kAlgoStages),
         number(algo, static_cast<cuda::lt::AlgoAttribute>(8)),
-        number(algo, static_cast<cuda::lt::AlgoAttribute>(7)), many * 1e6, flops / 1e12, few * 1e6,
-        bytes / 1e9, bits == first ? "same bits" : "OTHER BITS");
+        number(algo, static_cast<cuda::lt::AlgoAttribute>(7)));
   }
-}
+  std::string beside_memory(double time) const {
+    return fmt::format("{:>7.1f} us {:>6.0f} GB/s", time * 1e6,
+                       static_cast<double>(weight_bytes()) / time / 1e9);
+  }
+
+  cuda::Gemms& gemms_;
+  Product product_;
+  std::int64_t copies_, copy_ = 0;
+  Memory weight_, bias_, in_, out_;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+};
 
 void run(const std::vector<std::int32_t>& sizes) {
   cuda::Gemms gemms;
@@ -127,7 +187,7 @@ void run(const std::vector<std::int32_t>& sizes) {
     for (const Product& product :
          {Product{"kv", 2 * h, h, false}, Product{"q", h, h, false}, Product{"o", h, h, true},
           Product{"fc1", 4 * h, h, false}, Product{"fc2", h, 4 * h, true}}) {
-      measure(gemms, product);
+      Measured(gemms, product).print();
     }
   }
 }

@@ -1,0 +1,69 @@
+#include "kernels/cuda/same_bits.h"
+
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "common/trouble.h"
+#include "kernels/cuda/check.h"
+
+namespace poise::cuda {
+namespace {
+
+constexpr std::int64_t kSums = 1 << 20;
+
+// Of either sign, with all bits of their mantissas at random: between 1/2 and 1.
+std::vector<std::byte> random_rows(const Trial& trial, std::mt19937& random) {
+  std::vector<std::byte> rows(static_cast<std::size_t>(trial.in_bytes().n));
+  const auto fill = [&](auto sign, auto mantissa, auto half) {
+    using Number = decltype(half);
+    for (std::size_t at = 0; at < rows.size(); at += sizeof(Number)) {
+      const auto number = static_cast<Number>((random() & (sign | mantissa)) | half);
+      std::memcpy(rows.data() + at, &number, sizeof number);
+    }
+  };
+  switch (trial.in_dtype) {
+    case DType::float32:
+      fill(0x80000000u, 0x7fffffu, std::uint32_t{0x3f000000u});
+      break;
+    case DType::float16:
+      fill(0x8000u, 0x3ffu, std::uint16_t{0x3800u});
+      break;
+    case DType::bfloat16:
+      fill(0x8000u, 0x7fu, std::uint16_t{0x3f00u});
+      break;
+  }
+  return rows;
+}
+
+std::vector<std::byte> outputs(const Trial& trial, const void* in, const Trial::Way& way) {
+  std::vector<std::byte> values(static_cast<std::size_t>(trial.out_bytes().n));
+  void* out = static_cast<std::byte*>(trial.scratch) + trial.in_bytes().n;
+  cuda_check(cudaMemsetAsync(out, 0, values.size(), trial.stream), "clearing a trial's sums");
+  way(in, out);
+  cuda_check(
+      cudaMemcpyAsync(values.data(), out, values.size(), cudaMemcpyDeviceToHost, trial.stream),
+      "reading a trial's sums");
+  cuda_check(cudaStreamSynchronize(trial.stream), "a trial of two algorithms");
+  return values;
+}
+
+}  // namespace
+
+bool same_bits(const Trial& trial, const Trial::Way& one, const Trial::Way& other) {
+  check(trial.rows > 0 && trial.fits(), "a trial has room for its rows");
+  std::mt19937 random(1);                                // the same rows whenever we are asked
+  const std::int64_t numbers = trial.out_bytes().n / 4;  // no fewer than there are sums of 32 bits
+  for (std::int64_t compared = 0; compared < kSums; compared += numbers) {
+    const std::vector<std::byte> rows = random_rows(trial, random);
+    cuda_check(cudaMemcpyAsync(trial.scratch, rows.data(), rows.size(), cudaMemcpyHostToDevice,
+                               trial.stream),
+               "a trial's rows");
+    if (outputs(trial, trial.scratch, one) != outputs(trial, trial.scratch, other)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace poise::cuda

@@ -1,0 +1,160 @@
+#include "kernels/cuda/gemm.h"
+
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include "kernels/cuda/same_bits.h"
+#include "tests/kernels/cuda/on_device.h"
+
+namespace poise::test {
+namespace {
+
+struct Shape {
+  std::int32_t outputs, inputs;
+  DType dtype;
+  bool wide;  // float32 outputs, added to a residual
+};
+
+// One past every tile, few rows and many.
+constexpr std::int64_t kMostRows = 2049;
+constexpr std::int64_t kRowsTried[] = {1, 2, 20, 33, 64, 65, 128, 129, 1024};
+
+class CudaGemm : public CudaTest {};
+
+class OnDeviceOperands {
+ public:
+  explicit OnDeviceOperands(const Shape& shape)
+      : shape_(shape),
+        out_type_(shape.wide ? DType::float32 : shape.dtype),
+        in_(shape.dtype, normal_values(1, count(kMostRows, shape.inputs))),
+        weight_(shape.dtype, normal_values(2, count(shape.outputs, shape.inputs), 0.05f)),
+        bias_(shape.dtype, normal_values(3, count(1, shape.outputs))),
+        residual_(normal_values(4, count(kMostRows, shape.outputs))),
+        in_there_(in_),
+        weight_there_(weight_),
+        bias_there_(bias_),
+        residual_there_(residual_) {}
+
+  Gemm op(void* out, std::int64_t rows) const {
+    return {.out = {out, out_type_, shape_.outputs},
+            .in = {in_there_.get(), shape_.dtype, shape_.inputs},
+            .weight = {weight_there_.get(), shape_.outputs, shape_.inputs, shape_.dtype},
+            .bias = bias_there_.get(),
+            .residual = shape_.wide ? residual_there_.get() : nullptr,
+            .rows = rows,
+            .epilogue = Epilogue::none};
+  }
+  DType out_type() const { return out_type_; }
+  std::size_t outputs(std::int64_t rows) const { return count(rows, shape_.outputs); }
+
+  // In float64, of one output.
+  double expected(std::size_t row, std::size_t output, double* magnitude) const {
+    const auto inputs = static_cast<std::size_t>(shape_.inputs);
+    auto sum = static_cast<double>(bias_[output]);
+    *magnitude = std::fabs(sum);
+    for (std::size_t k = 0; k < inputs; ++k) {
+      const double product = static_cast<double>(in_[row * inputs + k]) *
+                             static_cast<double>(weight_[output * inputs + k]);
+      sum += product;
+      *magnitude += std::fabs(product);
+    }
+    if (shape_.wide) {
+      sum +=
+          static_cast<double>(residual_[row * static_cast<std::size_t>(shape_.outputs) + output]);
+    }
+    return sum;
+  }
+
+ private:
+  static std::size_t count(std::int64_t rows, std::int32_t width) {
+    return static_cast<std::size_t>(rows) * static_cast<std::size_t>(width);
+  }
+
+  Shape shape_;
+  DType out_type_;
+  Stored in_, weight_, bias_;
+  std::vector<float> residual_;
+  StoredOnDevice in_there_, weight_there_, bias_there_;
+  OnDevice<float> residual_there_;
+};
+
+constexpr Shape kShapes[] = {
+    {768, 768, DType::float16, false},  {1536, 768, DType::bfloat16, false},
+    {3072, 768, DType::float16, false}, {768, 3072, DType::float16, true},
+    {768, 3072, DType::bfloat16, true}, {513, 96, DType::float32, true},
+    {4096, 4096, DType::float16, true}};
+
+std::string text_of(const Shape& shape) {
+  return fmt::format("{} x {} {}{}", shape.outputs, shape.inputs, name_of(shape.dtype),
+                     shape.wide ? " wide" : "");
+}
+
+TEST_F(CudaGemm, IsTheProductForFewRowsAndForMany) {
+  cuda::Gemms gemms;
+  for (const Shape& shape : kShapes) {
+    SCOPED_TRACE(text_of(shape));
+    const OnDeviceOperands operands(shape);
+    for (const std::int64_t rows : {std::int64_t{3}, std::int64_t{200}}) {
+      const StoredOnDevice out(Stored(operands.out_type(), operands.outputs(rows)));
+      gemms.run(operands.op(out.get(), rows), nullptr);
+      const Stored got = out.read();
+      for (std::size_t at = 0; at < got.size(); at += 37) {
+        const auto outputs = static_cast<std::size_t>(shape.outputs);
+        double magnitude = 0;
+        const double want = operands.expected(at / outputs, at % outputs, &magnitude);
+        ASSERT_NEAR(static_cast<double>(got[at]), want,
+                    (shape.inputs + 2) * 0x1p-24 * magnitude +
+                        1.01 * std::fabs(want) * rounding(operands.out_type()))
+            << rows << " rows, at " << at;
+      }
+    }
+  }
+}
+
+TEST_F(CudaGemm, ARowHasTheSameBitsHoweverManyAreBesideIt) {
+  cuda::Gemms gemms;
+  for (const Shape& shape : kShapes) {
+    SCOPED_TRACE(text_of(shape));
+    const OnDeviceOperands operands(shape);
+    const StoredOnDevice most(Stored(operands.out_type(), operands.outputs(kMostRows)));
+    gemms.run(operands.op(most.get(), kMostRows), nullptr);
+    const Stored all = most.read();
+    for (const std::int64_t rows : kRowsTried) {
+      const StoredOnDevice out(Stored(operands.out_type(), operands.outputs(rows)));
+      gemms.run(operands.op(out.get(), rows), nullptr);
+      const Stored got = out.read();
+      for (std::size_t at = 0; at < got.size(); ++at) {
+        ASSERT_EQ(got[at], all[at]) << rows << " rows, at " << at;
+      }
+    }
+  }
+}
+
+TEST_F(CudaGemm, AlgorithmsStandForEachOtherWhereEveryBitIsTheSame) {
+  const DeviceBytes scratch(1 << 20);
+  const cuda::Trial trial{.rows = 64,
+                          .in_dtype = DType::bfloat16,
+                          .in_stride = 512,
+                          .out_row = kKiB,
+                          .scratch = scratch.get(),
+                          .scratch_bytes = {1 << 20},
+                          .stream = nullptr};
+  ASSERT_TRUE(trial.fits());
+  const auto bytes = static_cast<std::size_t>(trial.out_bytes().n);
+  const cuda::Trial::Way rows_themselves = [&](const void* in, void* out) {
+    cuda::cuda_check(cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice, nullptr));
+  };
+  int asked = 0;
+  const cuda::Trial::Way another_now_and_then = [&](const void* in, void* out) {
+    rows_themselves(in, out);
+    if (++asked == 7) {
+      cuda::cuda_check(cudaMemsetAsync(static_cast<std::byte*>(out) + bytes - 1, 0, 1, nullptr));
+    }
+  };
+  EXPECT_TRUE(same_bits(trial, rows_themselves, rows_themselves));
+  EXPECT_FALSE(same_bits(trial, rows_themselves, another_now_and_then));
+  EXPECT_EQ(asked, 7);
+}
+
+}  // namespace
+}  // namespace poise::test
