@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <deque>
 #include <nlohmann/json_fwd.hpp>
-#include <optional>
 #include <string>
 
 #include "common/blocks.h"
@@ -79,11 +78,15 @@ class Balance {
   std::deque<Iteration> last_;
 };
 
+// Whether more requests could have been under way at a time. `slower`: the policy chose fewer than it
+// might have, because so few are done sooner.
+enum class MoreRequests : std::uint8_t { unknown, possible, none, slower };
+
 // What words hang on beside the sums.
 struct BalanceFacts {
-  std::string device = "GPU";         // what it is called
-  std::optional<bool> more_requests;  // whether there were more than ran at a time, where known
-  bool act_is_smaller = true;         // an ACT block is, than a KV block
+  std::string device = "GPU";  // what it is called
+  MoreRequests more_requests = MoreRequests::unknown;
+  bool act_is_smaller = true;  // an ACT block is, than a KV block
 };
 // "While generating, the link was busy 96 % of the time and the GPU 31 %. More ACT would …"
 std::string words(const BalanceSums& all, const BalanceSums& decode, const BalanceFacts& facts);

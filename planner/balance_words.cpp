@@ -37,6 +37,31 @@ struct Shares {
 
 std::string percent(double share) { return fmt::format("{:.0f} %", 100 * std::min(share, 1.0)); }
 
+const char* advice_for_weights(MoreRequests more) {
+  switch (more) {
+    case MoreRequests::none:
+      return "there were no more requests to share them; more of the GPU's memory would keep them.";
+    case MoreRequests::slower:
+      return "so few requests at a time are done sooner than more, whose context would leave less "
+             "of "
+             "the GPU's memory to them; more of it would keep them.";
+    default:
+      return "more requests at a time (--max-num-seqs, more host memory) would share them, or more "
+             "of the GPU's memory keep them.";
+  }
+}
+
+const char* advice_for_gaps(MoreRequests more) {
+  switch (more) {
+    case MoreRequests::none:
+      return "There were no more requests to make that share smaller.";
+    case MoreRequests::slower:
+      return "More requests at a time would make that share smaller, and the whole longer.";
+    default:
+      return "More requests at a time would make that share smaller.";
+  }
+}
+
 // Why a link that is always busy would or would not be helped by keeping more context as ACT.
 std::string advice_for_link(const BalanceSums& sums, const Shares& shares,
                             const BalanceFacts& facts) {
@@ -48,13 +73,8 @@ std::string advice_for_link(const BalanceSums& sums, const Shares& shares,
   const double weights = static_cast<double>(sums.weights) / bytes;
   const double kv = static_cast<double>(sums.kv) / bytes;
   if (weights >= 0.5) {
-    return fmt::format(
-        "{} of what it carried were weights: {}", percent(weights),
-        facts.more_requests.value_or(true)
-            ? "more requests at a time (--max-num-seqs, more host memory) would share "
-              "them, or more of the GPU's memory keep them."
-            : "there were no more requests to share them; more of the GPU's memory would "
-              "keep them.");
+    return fmt::format("{} of what it carried were weights: {}", percent(weights),
+                       advice_for_weights(facts.more_requests));
   }
   if (shares.compute >= kBusy) {
     return "Both sides are busy: neither more ACT nor less would help.";
@@ -93,15 +113,15 @@ std::string advice_for_neither(const BalanceSums& sums, const Shares& shares,
     return fmt::format(
         "{} of the time there was no order to work on: results were awaited, or the "
         "next iteration was planned. {}",
-        percent(shares.no_orders),
-        facts.more_requests.value_or(true)
-            ? "More requests at a time would make that share smaller."
-            : "There were no more requests to make that share smaller.");
+        percent(shares.no_orders), advice_for_gaps(facts.more_requests));
   }
   if (sums.mini_batches * 2 <= sums.iterations * 3) {
-    return "Most iterations had a single mini-batch, whose blocks cannot come while it computes: "
-           "more "
-           "requests, or smaller mini-batches (--mini-batch-tokens), would overlap them.";
+    const bool more = facts.more_requests == MoreRequests::unknown ||
+                      facts.more_requests == MoreRequests::possible;
+    return fmt::format(
+        "Most iterations had a single mini-batch, whose blocks cannot come while it computes: "
+        "{}smaller mini-batches (--mini-batch-tokens){} would overlap them.",
+        more ? "more requests, or " : "", more ? "," : "");
   }
   const std::pair<double, const char*> causes[] = {
       {shares.for_blocks, "computation waited for blocks"},

@@ -130,7 +130,6 @@ void inspect(const InspectOptions& options, std::FILE* out) {
   std::uint64_t iterations = 0, shown = 0;
   Balance balance(facts.sizes);
   const BalanceFacts told{.device = "device",
-                          .more_requests = {},
                           .act_is_smaller = facts.sizes.act_row < facts.sizes.kv_row};
   log.read(
       [&](const LoggedIteration& iteration) {

@@ -78,6 +78,7 @@ class Planner {
   void choose_as_wished();
   RunDevice run_device(bool device_is_host) const;
   Demand choose_demand(bool device_is_host) const;
+  MoreRequests more_requests() const;
   void place_blocks(bool device_is_host, std::optional<Bytes> pool = {}, Bytes given_back = {});
   Bytes device_cap() const;
   std::int32_t released_layers() const;

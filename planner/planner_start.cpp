@@ -206,7 +206,7 @@ void Planner::decide_sizes() {
   const DeviceMemoryPlan plan = plan_device_memory(shape, dtype, device_limits_, device_overhead_);
   const BlockSizes sizes = block_sizes(shape, dtype);
   status_.facts = {.device = device_is_host ? "CPU device" : "GPU",
-                   .more_requests = demand_.sequences < std::ssize(to_do_),
+                   .more_requests = more_requests(),
                    .act_is_smaller = sizes.act_row < sizes.kv_row};
   status_.device = device.device;
   status_.act_blocks = host_.act_blocks;
@@ -296,6 +296,14 @@ RunDevice Planner::run_device(bool device_is_host) const {
 
 // How many requests are under way at a time, and what they ask for. A pool that is there may be
 // replaced.
+MoreRequests Planner::more_requests() const {
+  if (demand_.sequences >= std::ssize(to_do_)) {
+    return MoreRequests::none;
+  }
+  const std::int32_t most = demand_of(to_do_, options_.batch.max_num_seqs).sequences;
+  return demand_.sequences < most ? MoreRequests::slower : MoreRequests::possible;
+}
+
 Demand Planner::choose_demand(bool device_is_host) const {
   const Demand most = demand_of(to_do_, options_.batch.max_num_seqs);
   if (!profile_) {

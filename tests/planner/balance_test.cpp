@@ -127,10 +127,13 @@ TEST(BalanceWords, OfABusyLinkThatBringsNoKvSayMoreActDoesNotHelp) {
 TEST(BalanceWords, OfABusyLinkThatBringsWeightsAdviseMoreRequestsWhereThereAreAny) {
   const Reported told{.link = 96, .compute = 31, .for_weights = 60, .weights = 700, .kv = 300};
   EXPECT_THAT(
-      said_of(told, {.more_requests = true}),
+      said_of(told, {.more_requests = MoreRequests::possible}),
       AllOf(HasSubstr("70 % of what it carried were weights"), HasSubstr("--max-num-seqs")));
-  EXPECT_THAT(said_of(told, {.more_requests = false}),
+  EXPECT_THAT(said_of(told, {.more_requests = MoreRequests::none}),
               AllOf(HasSubstr("no more requests"), Not(HasSubstr("--max-num-seqs"))));
+  EXPECT_THAT(said_of(told, {.more_requests = MoreRequests::slower}),
+              AllOf(HasSubstr("so few requests at a time are done sooner"),
+                    Not(HasSubstr("--max-num-seqs"))));
 }
 
 TEST(BalanceWords, OfABusyGpuAdviseLessActWhereThereIsAny) {
@@ -152,12 +155,18 @@ TEST(BalanceWords, OfBothBusySayThatNothingIsToBeWon) {
 TEST(BalanceWords, OfNeitherBusySayWhy) {
   EXPECT_THAT(said_of({.link = 40, .compute = 50, .for_blocks = 10}),
               HasSubstr("40 % of the time there was no order to work on"));
-  EXPECT_THAT(said_of({.link = 40, .compute = 50, .for_blocks = 10}, {.more_requests = true}),
+  EXPECT_THAT(said_of({.link = 40, .compute = 50, .for_blocks = 10},
+                      {.more_requests = MoreRequests::possible}),
               HasSubstr("More requests at a time would make that share smaller"));
-  EXPECT_THAT(said_of({.link = 40, .compute = 50, .for_blocks = 10}, {.more_requests = false}),
-              HasSubstr("There were no more requests"));
+  EXPECT_THAT(
+      said_of({.link = 40, .compute = 50, .for_blocks = 10}, {.more_requests = MoreRequests::none}),
+      HasSubstr("There were no more requests"));
   EXPECT_THAT(said_of({.link = 50, .compute = 50, .for_blocks = 49, .mini_batches = 1}),
-              HasSubstr("a single mini-batch"));
+              HasSubstr("more requests, or smaller mini-batches"));
+  EXPECT_THAT(said_of({.link = 50, .compute = 50, .for_blocks = 49, .mini_batches = 1},
+                      {.more_requests = MoreRequests::slower}),
+              AllOf(HasSubstr("computes: smaller mini-batches (--mini-batch-tokens) would"),
+                    Not(HasSubstr("more requests"))));
   EXPECT_THAT(
       said_of({.link = 60,
                .compute = 50,
