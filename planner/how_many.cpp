@@ -1,6 +1,7 @@
 #include "planner/how_many.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <vector>
@@ -102,15 +103,25 @@ std::int32_t requests_at_a_time(const Policy& policy, const Profile& profile,
   if (!full.holds_most_weights(least)) {
     return most;
   }
-  // Of the time with `most`, in the worse case.
-  const auto part = [&](std::int32_t n) {
-    return std::max(full.seconds(n) / full.seconds(most),
-                    shorter.seconds(n) / shorter.seconds(most));
+  // Of the time with `most`, in the worse case: whether so many take less than `part`, which is then
+  // what they take.
+  const auto less = [&](std::int32_t n, double& part) {
+    double worse = 0;
+    for (Trial* trial : {&shorter, &full}) {
+      const double seconds = trial->seconds(n);
+      worse = std::max(worse, seconds / trial->seconds(most));
+      if (std::isinf(seconds) || worse >= part) {
+        return false;
+      }
+    }
+    part = worse;
+    return true;
   };
   // From `most` downwards the time falls, once context has room on the device, and then rises.
   std::int32_t best = most;
+  double part = 1;
   for (std::int32_t n = most / 2; n >= least; n /= 2) {
-    if (part(n) < part(best)) {
+    if (less(n, part)) {
       best = n;
     } else if (n < best / 2) {
       break;
@@ -120,12 +131,12 @@ std::int32_t requests_at_a_time(const Policy& policy, const Profile& profile,
   for (int i = 0; i < kRefinements && step > 0; ++i, step /= 2) {
     const std::int32_t middle = best;
     for (const std::int32_t n : {middle - step, middle + step}) {
-      if (n >= least && n <= most && part(n) < part(best)) {
+      if (n >= least && n <= most && less(n, part)) {
         best = n;
       }
     }
   }
-  return part(best) < kGoodPart ? best : most;
+  return part < kGoodPart ? best : most;
 }
 
 }  // namespace poise
