@@ -163,15 +163,27 @@ class FakeExecutor final : public Peer {
         hello.device_memory = std::uint64_t{1} << 30;
         greeted = send(*channel, std::move(hello));
       }
-      const auto message = channel->receive({undone_.empty() ? 0.01 : 0});
+      const auto message = channel->receive(patience());
       if (message) {
         take(*channel, *message);
-      } else if (!undone_.empty()) {  // as late as it can be, so that credits are used up
+      } else if (!undone_.empty()) {
         const Received order = std::move(undone_.front());
         undone_.pop_front();
         run_order(*channel, *order->body_as_LayerOrder(), order->seq());
       }
     }
+  }
+
+  // Orders are done as late as can be, so that credits are used up.
+  Seconds patience() const {
+    if (undone_.empty()) {
+      return {0.01};
+    }
+    const bool more = undone_.back()->body_as_LayerOrder()->stage() + 1 < stages();
+    return {more && undone_.size() < kCredits ? 1.0 : 0.0};
+  }
+  static std::uint32_t stages() {
+    return static_cast<std::uint32_t>(test_shape().num_hidden_layers) + 2;
   }
 
   void take(Channel& channel, const Received& received) {
@@ -225,7 +237,7 @@ class FakeExecutor final : public Peer {
     done.copy_out = std::make_unique<messages::StreamReport>(10, 1'000'000, 0);
     done.link = std::make_unique<messages::LinkBytes>(1, 2, 3, 4);
     send(channel, std::move(done));
-    if (next_stage_ == static_cast<std::uint32_t>(test_shape().num_hidden_layers) + 2) {
+    if (next_stage_ == stages()) {
       send(channel, results());
     }
   }
