@@ -94,7 +94,7 @@ TEST(CpuDevice, AnEventMeansItsLastRecord) {
 
 TEST(CpuDevice, TotalsCountBytesWorkAndWaiting) {
   const auto device = small_device({.link_bytes_per_s = 1e6});
-  std::vector<int> a(2500), b(2500);  // 10 kB: 10 ms
+  std::vector<int> a(50'000), b(50'000);  // 200 kB: 200 ms, in which the other thread comes to wait
   const Copy copy{.to = b.data(), .from = a.data(), .bytes = bytes_of(a)};
   const auto copied = device->make_event(), waited = device->make_event();
   device->hold();
@@ -105,8 +105,8 @@ TEST(CpuDevice, TotalsCountBytesWorkAndWaiting) {
   device->release_streams();
   device->finish();
   const StreamTotals in = device->totals(*copied), compute = device->totals(*waited);
-  EXPECT_EQ(in.bytes, 10'000);
-  EXPECT_GE(in.busy_ns, 10'000'000);
+  EXPECT_EQ(in.bytes, 200'000);
+  EXPECT_GE(in.busy_ns, 200'000'000);
   EXPECT_EQ(in.wait_ns, 0);
   EXPECT_EQ(compute.bytes, 0);
   EXPECT_EQ(compute.busy_ns, 0);
