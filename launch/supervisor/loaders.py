@@ -104,7 +104,12 @@ class Home:
         child = Child(LOADER, words, inherited=[lock.descriptor])
         lock.give_back()  # the loader's own copy stays
         record |= {"pid": child.pid, "started": processes.start_time(child.pid)}
-        (self.folder / "kept.json").write_text(json.dumps(record))
+        try:
+            (self.folder / "kept.json").write_text(json.dumps(record))
+        except OSError:  # a full disk: nobody would find it again
+            child.close()
+            self.stop()
+            raise
         return child
 
     def adopt(self):
@@ -114,6 +119,15 @@ class Home:
             return None
         descriptor = processes.open_verified(record["pid"], record.get("started"))
         return Adopted(record["pid"], descriptor) if descriptor is not None else None
+
+    def _unrecorded(self):
+        """The living loader of this home where no record is of it: whoever started it could not write one. (loader, run id)"""
+        found = (p for p in processes.running() if p.program == LOADER and p.option("--home") == str(self.folder))
+        for process in found:
+            descriptor = processes.open_verified(process.pid, processes.start_time(process.pid))
+            if descriptor is not None:
+                return Adopted(process.pid, descriptor), process.run_id
+        return None, ""
 
     def why_stale(self, given):
         """Why this loader is not what a new one would be; None where it is."""
@@ -125,7 +139,9 @@ class Home:
 
     def stop(self):
         """Ends the loader, if it lives, and removes all it left. True if there was one."""
-        loader = self.adopt()
+        loader, run_id = self.adopt(), self.run_id
+        if loader is None and self.lives():
+            loader, run_id = self._unrecorded()
         if loader:
             loader.signal(signal.SIGTERM)
             if processes.wait_gone([loader.descriptor], _END):
@@ -136,8 +152,8 @@ class Home:
         while self.lives() and time.monotonic() < deadline:
             time.sleep(0.02)
         if not self.lives():
-            if self.run_id:
-                segments.unlink_all(self.run_id)
+            if run_id:
+                segments.unlink_all(run_id)
             remove_tree(self.folder)
         return loader is not None
 

@@ -45,7 +45,7 @@ def _stop_run(directory):
 def _stop_loaders():
     stopped = 0
     for home in loaders.Home.all():
-        model = home.record.get("model", "")
+        model = home.record.get("model") or home.folder
         if home.lives() and home.in_use():
             say(f"the kept loader of {shown(model)} is in use by a run: stop that first")
         elif home.stop():

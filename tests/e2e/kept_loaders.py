@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """Loaders that are kept: used instead of loading again, never when the files changed, gone at `poise stop`."""
 
+import errno
 import json
 import os
 import shutil
 import signal
 import time
+from types import SimpleNamespace
 
 import harness
 from ends import SLOWLY, long_requests, wait_for_results
 from harness import DEMO, DEMO_MODEL, bin_folder, comparable, expect, expect_equal, test, wait_until
+from supervisor import loaders
 
 
 def kept(workspace):
@@ -19,12 +22,12 @@ def kept(workspace):
 @test
 def load_keeps_a_loader_that_later_runs_use(workspace):
     workspace.poise("load", "--model", DEMO_MODEL).expect(0, "kept until")
-    loaders = kept(workspace)
-    expect_equal(len(loaders), 1, "kept loaders")
+    living = kept(workspace)
+    expect_equal(len(living), 1, "kept loaders")
     workspace.poise("load", "--model", DEMO_MODEL).expect(0, "loaded already")
     for name in ("a", "b"):
         workspace.run(DEMO / "show.jsonl", workspace / name).expect(0, "using the kept loader")
-        expect_equal(kept(workspace)[0]["pid"], loaders[0]["pid"], "the loader's pid")
+        expect_equal(kept(workspace)[0]["pid"], living[0]["pid"], "the loader's pid")
     workspace.run(DEMO / "show.jsonl", workspace / "c", "--dtype", "float32").expect(0)
     expect_equal(comparable(workspace / "a"), comparable(workspace / "b"), "second run")
     workspace.poise("stop").expect(0, "ended the loader")
@@ -105,6 +108,33 @@ def a_kept_loader_that_dies_ends_its_run_and_leaves_nothing(workspace):
     workspace.finish(process).expect(75, "loader", "--resume")
     expect(time.monotonic() - began < 10, "did not end in seconds")
     workspace.run(requests, workspace / "out", "--resume").expect(0)
+
+
+@test
+def a_loader_without_a_record_is_ended_and_replaced(workspace):
+    homes = workspace.runtime / "poise" / "loaders"
+    for end in (["stop"], workspace.run_words(DEMO / "show.jsonl", workspace / "out", "--keep-loader")):
+        workspace.poise("load", "--model", DEMO_MODEL).expect(0)
+        pid = kept(workspace)[0]["pid"]
+        next(homes.iterdir()).joinpath("kept.json").unlink()  # as if who started it was killed before it was written
+        workspace.poise(*end).expect(0)
+        wait_until(lambda p=pid: not alive(p), "the loader to end")
+    expect_equal(len(kept(workspace)), 1, "kept loaders")
+    workspace.poise("stop").expect(0, "ended the loader")
+
+
+@test
+def a_loader_that_cannot_be_recorded_is_not_kept(workspace):
+    home = loaders.Home(workspace / "home")
+    home.folder.mkdir(mode=0o700)
+    (home.folder / "kept.json").symlink_to("/dev/full")
+    given = SimpleNamespace(model=str(DEMO_MODEL), dtype="auto", load_format="auto", seed=0, host_memory=None)
+    try:
+        home.start(given)
+        raise harness.Failed("it is kept")
+    except OSError as problem:
+        expect_equal(problem.errno, errno.ENOSPC, "the problem")
+    expect(not home.lives() and not home.folder.exists(), "its home is left")
 
 
 def alive(pid):
