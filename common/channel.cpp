@@ -21,6 +21,12 @@ messages::HelloT hello_of(const messages::Message& message) {
   return hello;
 }
 
+// Whether an epoch is of an earlier start than the one known, if any. Both follow the machine's uptime, and
+// begin anew after 2^32 of its steps: an executor's after 50 days.
+bool precedes(std::uint32_t epoch, std::uint32_t known) {
+  return epoch != 0 && known != 0 && static_cast<std::int32_t>(epoch - known) < 0;
+}
+
 // What both kinds of channel do alike: packing and checking messages.
 class CommonChannel : public Channel {
  public:
@@ -76,8 +82,8 @@ class CommonChannel : public Channel {
   }
 
   bool stale(const messages::Message& message) const {
-    return (message.planner_epoch() != 0 && message.planner_epoch() < epochs_.planner) ||
-           (message.executor_epoch() != 0 && message.executor_epoch() < epochs_.executor);
+    return precedes(message.planner_epoch(), epochs_.planner) ||
+           precedes(message.executor_epoch(), epochs_.executor);
   }
 
   void expect_next(const messages::Message& message) {
@@ -180,7 +186,7 @@ class ServerChannel final : public CommonChannel {
   // An executor that served an earlier planner of this run still names that one's epoch; only an
   // older executor's Hello is none of ours.
   std::optional<Received> greet(const std::string& sender, Received message) {
-    if (message->executor_epoch() != 0 && message->executor_epoch() < epochs_.executor) {
+    if (precedes(message->executor_epoch(), epochs_.executor)) {
       return std::nullopt;
     }
     const messages::HelloT hello = hello_of(*message);

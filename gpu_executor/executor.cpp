@@ -117,7 +117,7 @@ void Executor::forget_planner() {
 
 void Executor::take(const Received& message) {
   const std::uint32_t planner = message->planner_epoch();
-  if (planner > channel_->epochs().planner) {
+  if (planner != 0) {  // an older one's is dropped by the channel
     channel_->set_epochs({.planner = planner, .executor = channel_->epochs().executor});
   }
   if (const auto* stop = message->body_as_Stop()) {

@@ -218,6 +218,21 @@ TEST_F(ChannelTest, AMessageOfAnOlderEpochIsDropped) {
   EXPECT_FALSE(next(*server_, {0.1}));
 }
 
+TEST_F(ChannelTest, AnEpochAfterTheHighestIsTheFirstAgain) {
+  server_ = serve(path_, kIdentity);
+  server_->set_epochs({.planner = 0xffff'ffff, .executor = 0xffff'fff0});
+  client_ = connect(path_, kIdentity);
+  client_->set_epochs({.planner = 0, .executor = 5});  // an executor that started after it
+  greet();
+  server_->set_epochs({.planner = 0xffff'ffff, .executor = 5});
+  ASSERT_TRUE(send(*server_, messages::AckT{{}, 1}));
+  ASSERT_TRUE(next(*client_));
+  server_->set_epochs({.planner = 2, .executor = 5});
+  client_->set_epochs({.planner = 0xffff'ffff, .executor = 5});  // a planner's before it
+  ASSERT_TRUE(send(*client_, messages::AckT{{}, 1}));
+  EXPECT_FALSE(next(*server_, {0.1}));
+}
+
 TEST_F(ChannelTest, AGapInTheNumbersIsRefused) {
   meet();
   client_->set_epochs({.planner = 1, .executor = 1});
