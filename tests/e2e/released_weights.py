@@ -29,6 +29,11 @@ def short_of_memory(workspace):
     return (*TIGHT, "--host-memory", "3500KiB")
 
 
+def short_to_the_end():
+    """Requests, as many at a time to the end: those that are left find too few blocks, however late it is."""
+    return [request(i, "Rosa lives in", max_tokens=60, ignore_eos=True) for i in range(90)]
+
+
 @test
 def more_requests_run_at_a_time_and_answer_the_same(workspace):
     questions = DEMO / "questions.jsonl"
@@ -104,9 +109,7 @@ def planners_and_policies_change_while_the_host_lacks_weights(workspace):
 
 @test
 def executors_are_restarted_while_the_host_lacks_weights(workspace):
-    # As many at a time to the end: what is left always finds too few blocks.
-    lines = [request(i, "Rosa lives in", max_tokens=60, ignore_eos=True) for i in range(90)]
-    requests, output = workspace.write_requests("requests.jsonl", lines), workspace / "out"
+    requests, output = workspace.write_requests("requests.jsonl", short_to_the_end()), workspace / "out"
     workspace.run(requests, workspace / "oracle", *TIGHT).expect(0)
     options = (*short_of_memory(workspace), "--compute-gflops", "12", "--restarts", "1")
     process = workspace.start(*workspace.run_words(requests, output, *options))
@@ -133,9 +136,7 @@ def living(workspace, run):
 
 @test
 def planner_and_executor_die_at_the_same_instant_while_the_host_lacks_weights(workspace):
-    # As many at a time to the end: what is left always finds too few blocks.
-    lines = [request(i, "Rosa lives in", max_tokens=60, ignore_eos=True) for i in range(90)]
-    requests = workspace.write_requests("requests.jsonl", lines)
+    requests = workspace.write_requests("requests.jsonl", short_to_the_end())
     workspace.run(requests, workspace / "oracle", *TIGHT).expect(0)
     options = (*short_of_memory(workspace), "--compute-gflops", "12")
 
@@ -169,9 +170,9 @@ def planner_and_executor_die_at_the_same_instant_while_the_host_lacks_weights(wo
 def a_model_that_changed_meanwhile_ends_the_run_that_needs_it_again(workspace):
     model = workspace / "model"
     shutil.copytree(harness.DEMO_MODEL, model)
-    requests, output = long_requests(workspace, 40), workspace / "out"
+    requests, output = workspace.write_requests("requests.jsonl", short_to_the_end()), workspace / "out"
     process = workspace.start(
-        *workspace.run_words(requests, output, *short_of_memory(workspace), "--compute-gflops", "8", model=model)
+        *workspace.run_words(requests, output, *short_of_memory(workspace), "--compute-gflops", "6", model=model)
     )
     run = f"{output}.poise"
     wait_for_results(run, 1)
