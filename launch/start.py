@@ -5,13 +5,14 @@ import signal
 import sys
 
 
-def interrupted(number, frame):
+def interrupted(*_):
     sys.stderr.write("poise: interrupted\n")
     sys.stderr.flush()
     os._exit(75)
 
 
-# Until a command has installed its own handlers, Ctrl-C ends us with a sentence and the code of an interruption.
+# Until a command has begun, Ctrl-C ends us with a sentence and the code of an interruption; then it is an exception, so
+# that what was begun is cleaned up, or what the command makes of it.
 signal.signal(signal.SIGINT, interrupted)
 
 if sys.version_info < (3, 11):
@@ -35,4 +36,9 @@ sys.path[0] = os.path.dirname(os.path.abspath(__file__))
 
 from supervisor.commands import main  # noqa: E402
 
-sys.exit(main(sys.argv[1:]))
+try:
+    code = main(sys.argv[1:])
+except KeyboardInterrupt:  # another one, while the first was seen to
+    interrupted()
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.exit(code)

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sys
 import traceback
 
@@ -37,6 +38,7 @@ def main(words):
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         code = _dispatch(words)
         sys.stdout.flush()
         return code

@@ -271,6 +271,18 @@ def an_interrupt_finishes_what_is_being_written(workspace):
 
 
 @test
+def an_interrupted_bench_waits_for_its_run_and_leaves_nothing(workspace):
+    temporary = workspace / "tmp"
+    temporary.mkdir()
+    sizes = ("--num-prompts", "400", "--input-len", "100", "--output-len", "400")
+    process = workspace.start("bench", "--model", DEMO_MODEL, *sizes, *SLOWLY, env={"TMPDIR": str(temporary)})
+    wait_until(lambda: list(temporary.glob("poise-bench-*/run-1/status.json")), "the run")
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    workspace.finish(process, timeout=40).expect(75, "keeps nothing")
+    expect_equal(os.listdir(temporary), [], "temporary files")
+
+
+@test
 def a_second_interrupt_ends_at_once(workspace):
     requests = long_requests(workspace)
     process = workspace.start(*workspace.run_words(requests, workspace / "out.jsonl", *SLOWLY))
