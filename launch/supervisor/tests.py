@@ -54,8 +54,7 @@ def test(words):
                 count.broke(f"{part}: {refusal.sentence}")
             say(f"--- {part}: {duration(time.monotonic() - since)}")
     finally:
-        for process in list(_scripts):  # after an interrupt: they are sessions of their own
-            _end(process)
+        _interrupt(list(_scripts))  # after an interrupt: they are sessions of their own
     say(f"{', '.join(parts)}: {duration(time.monotonic() - began)}")
     for name in count.second_tries:
         say(f"passed only at the second try: {name}")
@@ -109,8 +108,11 @@ def _end_to_end(count, no_install):
         else:
             _script([sys.executable, str(_E2E / script), "--tries", str(_TRIES["e2e"])], f"e2e/{script}", count)
 
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    pool = concurrent.futures.ThreadPoolExecutor(2)
+    try:
         list(pool.map(run, scripts))
+    finally:  # after an interrupt no other script begins, and who called ends those that run
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def sanitizer_options():
@@ -166,6 +168,18 @@ def _end(process):
         os.killpg(process.pid, signal.SIGKILL)
 
 
+def _interrupt(scripts, patience=20):
+    """Those that run end what they have started, or are ended."""
+    for process in scripts:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+    until = time.monotonic() + patience
+    while time.monotonic() < until and any(process.poll() is None for process in scripts):
+        time.sleep(0.05)
+    for process in scripts:
+        _end(process)
+
+
 def _script(command, name, count, extra=None):
     """A script of tests. Its last line is `N passed, N failed`; one that counts nothing is one test."""
     tell(f"{name}")
@@ -176,6 +190,7 @@ def _script(command, name, count, extra=None):
     totals = None
     _scripts.add(process)
     alarm = threading.Timer(_LONGEST_SCRIPT, _end, (process,))
+    alarm.daemon = True
     alarm.start()
     with process:
         for line in process.stdout:

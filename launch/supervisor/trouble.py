@@ -47,7 +47,8 @@ def say(sentence):
 
 def tell(text):
     """What was asked for, on stdout."""
-    print(text, flush=True)
+    sys.stdout.write(f"{text}\n")  # at once: several threads of `test` tell
+    sys.stdout.flush()
 
 
 def nothing_kept(command):

@@ -7,6 +7,7 @@ device of runs.
 """
 
 import argparse
+import contextlib
 import fcntl
 import json
 import os
@@ -334,6 +335,10 @@ def _passes(function, script, seed, attempt):
         function(workspace)
     except Failed as problem:
         complaint = str(problem)
+    except KeyboardInterrupt:  # nothing that was started stays
+        with contextlib.suppress(Failed):
+            workspace.close()
+        raise SystemExit(75) from None
     except Exception:  # pylint: disable=broad-except
         complaint = traceback.format_exc()
     try:
