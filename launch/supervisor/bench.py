@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -114,11 +115,14 @@ class _Run:
         command = [sys.executable, "-s", str(ROOT / "launch" / "start.py"), "run"]
         command += run_words(given, given.model, self._file, output, self._directory, self._trace_file(last))
         with self._watch, subprocess.Popen(command) as process:
+            before = signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGTERM))
             try:
                 code = process.wait()
             except KeyboardInterrupt:  # the run has it, too, and ends in its own way
                 process.wait()
                 return INTERRUPTED
+            finally:
+                signal.signal(signal.SIGTERM, before)
         if code != DONE:
             return code
         self._status = read_json(self._directory / "status.json")

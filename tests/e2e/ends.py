@@ -275,11 +275,12 @@ def an_interrupted_bench_waits_for_its_run_and_leaves_nothing(workspace):
     temporary = workspace / "tmp"
     temporary.mkdir()
     sizes = ("--num-prompts", "400", "--input-len", "100", "--output-len", "400")
-    process = workspace.start("bench", "--model", DEMO_MODEL, *sizes, *SLOWLY, env={"TMPDIR": str(temporary)})
-    wait_until(lambda: list(temporary.glob("poise-bench-*/run-1/status.json")), "the run")
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    workspace.finish(process, timeout=40).expect(75, "keeps nothing")
-    expect_equal(os.listdir(temporary), [], "temporary files")
+    for end, number in ((os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)):  # as a terminal, and as a scheduler does
+        process = workspace.start("bench", "--model", DEMO_MODEL, *sizes, *SLOWLY, env={"TMPDIR": str(temporary)})
+        wait_until(lambda: list(temporary.glob("poise-bench-*/run-1/status.json")), "the run")
+        end(process.pid, number)
+        workspace.finish(process, timeout=40).expect(75, "keeps nothing")
+        expect_equal(os.listdir(temporary), [], "temporary files")
 
 
 @test
