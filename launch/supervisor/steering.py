@@ -61,7 +61,10 @@ def _living(directory):
 
 def _wish(directory, name, options):
     """Leaves the wish for the planner; returns its serial, which is above those of all wishes before."""
+    until = time.monotonic() + _WAIT
     while (lock := Lock.take(directory.path / "policy.lock")) is None:
+        if time.monotonic() > until:
+            raise Refusal(f"{shown(directory.path / 'policy.lock')} is held: another command is asking for a policy and does not go on")
         time.sleep(_LOOK)
     try:
         before = read_json(directory.path / "policy.json").get("serial")

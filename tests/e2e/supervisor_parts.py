@@ -41,6 +41,18 @@ def each_wish_for_a_policy_has_the_answer_that_is_its_own(_):
 
 
 @test
+def a_wish_does_not_wait_without_end_for_whoever_holds_the_lock(workspace):
+    run = mock.Mock(path=workspace)
+    with mock.patch.object(steering, "_WAIT", 0.1):
+        with mock.patch.object(steering, "read_json", return_value={"serial": 2**62}):
+            expect(steering._wish(run, "kvpr", {}) > 2**62, "a serial not above those before")
+        held = Lock.take(workspace / "policy.lock")
+        message = refuses(steering._wish, run, "kvpr", {})
+        held.give_back()
+    expect("policy.lock is held" in message, message)
+
+
+@test
 def a_write_that_fails_is_told_with_its_file(_):
     def write():
         with naming("/dev/full"), open("/dev/full", "wb", buffering=0) as file:
