@@ -119,13 +119,23 @@ Gemms::Key Gemms::key_of(const Gemm& op) {
 
 void Gemms::run(const Gemm& op, cudaStream_t stream) {
   if (op.rows > 0) {
-    run_with(op, serving(op, stream), stream);
+    const Key key = key_of(op);
+    Plan& plan = plan_for(key);
+    run_with(plan, key, op, serving(plan, key, op, stream), stream);
   }
 }
 
 const lt::Algo& Gemms::serving(const Gemm& op, cudaStream_t stream) {
   const Key key = key_of(op);
-  Plan& plan = plan_for(key);
+  return serving(plan_for(key), key, op, stream);
+}
+
+void Gemms::run_with(const Gemm& op, const lt::Algo& algo, cudaStream_t stream) {
+  const Key key = key_of(op);
+  run_with(plan_for(key), key, op, algo, stream);
+}
+
+const lt::Algo& Gemms::serving(Plan& plan, const Key& key, const Gemm& op, cudaStream_t stream) {
   if (op.rows > kFewRows) {
     return plan.algo;
   }
@@ -135,9 +145,8 @@ const lt::Algo& Gemms::serving(const Gemm& op, cudaStream_t stream) {
   return *plan.few;
 }
 
-void Gemms::run_with(const Gemm& op, const lt::Algo& algo, cudaStream_t stream) {
-  const Key key = key_of(op);
-  Plan& plan = plan_for(key);
+void Gemms::run_with(Plan& plan, const Key& key, const Gemm& op, const lt::Algo& algo,
+                     cudaStream_t stream) {
   const bool bias_within = (key.epilogue & lt::kEpilogueBias) != 0;
   const bool relu_within = (key.epilogue & lt::kEpilogueRelu) != 0;
   if (key.adds && ((op.bias != nullptr && !bias_within) || op.residual != op.out.data)) {

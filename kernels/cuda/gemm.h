@@ -69,6 +69,9 @@ class Gemms {
   bool suits(Plan& plan, const lt::Algo& algo, For rows) const;
   std::optional<std::size_t> workspace_of(Plan& plan, const lt::Algo& algo,
                                           std::uint64_t rows) const;
+  const lt::Algo& serving(Plan& plan, const Key& key, const Gemm& op, cudaStream_t stream);
+  void run_with(Plan& plan, const Key& key, const Gemm& op, const lt::Algo& algo,
+                cudaStream_t stream);
   void choose_for_few(Plan& plan, const Key& key, const Gemm& op, cudaStream_t stream);
   void multiply(Plan& plan, const Key& key, const lt::Algo& algo, const void* weight,
                 const void* in, void* out, std::int64_t rows, cudaStream_t stream);
