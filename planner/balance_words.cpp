@@ -43,8 +43,7 @@ const char* advice_for_weights(MoreRequests more) {
       return "there were no more requests to share them; more of the GPU's memory would keep them.";
     case MoreRequests::slower:
       return "so few requests at a time are done sooner than more, whose context would leave less "
-             "of "
-             "the GPU's memory to them; more of it would keep them.";
+             "of the GPU's memory to them; more of it would keep them.";
     default:
       return "more requests at a time (--max-num-seqs, more host memory) would share them, or more "
              "of the GPU's memory keep them.";

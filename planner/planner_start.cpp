@@ -294,16 +294,18 @@ RunDevice Planner::run_device(bool device_is_host) const {
           .holds_blocks = !device_is_host || options_.gpu_memory.has_value()};
 }
 
-// How many requests are under way at a time, and what they ask for. A pool that is there may be
-// replaced.
 MoreRequests Planner::more_requests() const {
-  if (demand_.sequences >= std::ssize(to_do_)) {
+  const std::int64_t most = std::ssize(to_do_);
+  if (demand_.sequences >= most) {
     return MoreRequests::none;
   }
-  const std::int32_t most = demand_of(to_do_, options_.batch.max_num_seqs).sequences;
-  return demand_.sequences < most ? MoreRequests::slower : MoreRequests::possible;
+  return demand_.sequences < std::min<std::int64_t>(most, options_.batch.max_num_seqs)
+             ? MoreRequests::slower
+             : MoreRequests::possible;
 }
 
+// How many requests are under way at a time, and what they ask for. A pool that is there may be
+// replaced.
 Demand Planner::choose_demand(bool device_is_host) const {
   const Demand most = demand_of(to_do_, options_.batch.max_num_seqs);
   if (!profile_) {

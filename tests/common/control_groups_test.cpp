@@ -34,18 +34,18 @@ class ControlGroupsTest : public ::testing::Test {
 
 TEST_F(ControlGroupsTest, WithoutALimitThereIsNoHeadroomToName) {
   EXPECT_EQ(headroom(), std::nullopt);
-  write("membership", "0::/work\n");
-  write("groups/work/memory.max", "max\n");
-  write("groups/work/memory.current", "1000\n");
+  write("membership", "0::/batch\n");
+  write("groups/batch/memory.max", "max\n");
+  write("groups/batch/memory.current", "1000\n");
   EXPECT_EQ(headroom(), std::nullopt);
 }
 
 TEST_F(ControlGroupsTest, PageCacheOfFilesIsFreeAndSharedMemoryIsNot) {
-  write("membership", "0::/work\n");
-  write("groups/work/memory.max", "10000\n");
-  write("groups/work/memory.current", "9000\n");
+  write("membership", "0::/batch\n");
+  write("groups/batch/memory.max", "10000\n");
+  write("groups/batch/memory.current", "9000\n");
   EXPECT_EQ(headroom(), Bytes{1000});
-  write("groups/work/memory.stat", "anon 1500\nfile 7000\nkernel 500\nshmem 3000\nfile_mapped 9\n");
+  write("groups/batch/memory.stat", "anon 1500\nfile 7000\nkernel 500\nshmem 3000\nfile_mapped 9\n");
   EXPECT_EQ(headroom(), Bytes{5000});
 }
 
