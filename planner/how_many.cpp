@@ -19,7 +19,8 @@ constexpr double kMostWeights = 0.75;
 constexpr int kRefinements = 2;
 constexpr std::int32_t kEarly = 4;  // an answer that ends early is so much shorter than it may be
 
-// Arrangements of one job, by how many are under way.
+// Arrangements of one job, by how many are under way. They are made for answers as long as they may be,
+// whatever becomes of these.
 class Trial {
  public:
   Trial(const Policy& policy, const Profile& profile, const ModelShape& shape, DType dtype,
@@ -30,10 +31,15 @@ class Trial {
         shape_(shape),
         dtype_(dtype),
         requests_(requests),
+        early_(requests.begin(), requests.end()),
         options_(options),
         budget_(budget),
         device_(device),
-        layout_(weight_layout(shape, dtype)) {}
+        layout_(weight_layout(shape, dtype)) {
+    for (RequestSize& one : early_) {
+      one.answer = (one.answer + kEarly - 1) / kEarly;
+    }
+  }
 
   // Whether so few leave most weights on the device. Else every iteration streams so much that more
   // requests are always better.
@@ -46,9 +52,12 @@ class Trial {
            kMostWeights * static_cast<double>(room.layer.n) * shape_.num_hidden_layers;
   }
 
-  // Of all the work; infinite where there is no room.
-  double seconds(std::int32_t sequences) {
-    const auto [found, fresh] = seconds_.try_emplace(sequences, 0);
+  // Of all the work, if answers come to their ends and if they end early; infinite where there is no room.
+  struct Times {
+    double full, early;
+  };
+  const Times& seconds(std::int32_t sequences) {
+    const auto [found, fresh] = seconds_.try_emplace(sequences);
     if (fresh) {
       found->second = tried(sequences);
     }
@@ -56,20 +65,27 @@ class Trial {
   }
 
  private:
-  double tried(std::int32_t sequences) const {
-    const Demand demand = demand_of(requests_, sequences);
+  Times tried(std::int32_t sequences) const {
     try {
-      const Arrangement made = arrange(policy_, shape_, dtype_, demand, options_, budget_, device_);
-      Allocation blocks = made.host;
-      blocks.resident_layers = made.device.resident_layers;
-      return work_time(
-          profile_, allocation_inputs(shape_, dtype_, demand, options_, bytes_for_blocks(budget_)),
-          blocks,
-          rehearse(profile_, policy_, layout_,
-                   rehearsal_of(demand, made.host, made.device, options_)));
+      const Arrangement made = arrange(policy_, shape_, dtype_, demand_of(requests_, sequences),
+                                       options_, budget_, device_);
+      return {.full = work(made, requests_, sequences), .early = work(made, early_, sequences)};
     } catch (const Failure&) {
-      return std::numeric_limits<double>::infinity();
+      constexpr double kNever = std::numeric_limits<double>::infinity();
+      return {.full = kNever, .early = kNever};
     }
+  }
+
+  double work(const Arrangement& made, std::span<const RequestSize> requests,
+              std::int32_t sequences) const {
+    const Demand demand = demand_of(requests, sequences);
+    Allocation blocks = made.host;
+    blocks.resident_layers = made.device.resident_layers;
+    return work_time(profile_,
+                     allocation_inputs(shape_, dtype_, demand, options_, bytes_for_blocks(budget_)),
+                     blocks,
+                     rehearse(profile_, policy_, layout_,
+                              rehearsal_of(demand, made.host, made.device, options_)));
   }
 
   const Policy& policy_;
@@ -77,11 +93,12 @@ class Trial {
   const ModelShape& shape_;
   const DType dtype_;
   const std::span<const RequestSize> requests_;
+  std::vector<RequestSize> early_;
   const BatchOptions& options_;
   const BlockBudget& budget_;
   const RunDevice& device_;
   const WeightLayout layout_;
-  std::map<std::int32_t, double> seconds_;
+  std::map<std::int32_t, Times> seconds_;
 };
 
 }  // namespace
@@ -94,25 +111,18 @@ std::int32_t requests_at_a_time(const Policy& policy, const Profile& profile,
   if (!policy.any_number() || device.is_host || !device.holds_blocks || most <= least) {
     return most;
   }
-  std::vector<RequestSize> early(requests.begin(), requests.end());
-  for (RequestSize& one : early) {
-    one.answer = (one.answer + kEarly - 1) / kEarly;
-  }
-  Trial full(policy, profile, shape, dtype, requests, options, budget, device);
-  Trial shorter(policy, profile, shape, dtype, early, options, budget, device);
-  if (!full.holds_most_weights(least)) {
+  Trial trial(policy, profile, shape, dtype, requests, options, budget, device);
+  if (!trial.holds_most_weights(least)) {
     return most;
   }
   // Of the time with `most`, in the worse case: whether so many take less than `part`, which is then
   // what they take.
   const auto less = [&](std::int32_t n, double& part) {
-    double worse = 0;
-    for (Trial* trial : {&shorter, &full}) {
-      const double seconds = trial->seconds(n);
-      worse = std::max(worse, seconds / trial->seconds(most));
-      if (std::isinf(seconds) || worse >= part) {
-        return false;
-      }
+    const auto [full, early] = trial.seconds(n);
+    const auto [most_full, most_early] = trial.seconds(most);
+    const double worse = std::max(full / most_full, early / most_early);
+    if (std::isinf(full) || std::isinf(early) || worse >= part) {
+      return false;
     }
     part = worse;
     return true;
