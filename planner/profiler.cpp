@@ -20,7 +20,7 @@ constexpr Seconds kMeasuring{2}, kMeasuringOnGpu{5};
 constexpr int kSmaller = 4;           // so much smaller is a work that is not of full size
 constexpr int kFewestRounds = 3;      // 6 sizes of the head's rows
 constexpr std::int32_t kVisits = 24;  // of each size, all layers and rounds together, at least
-constexpr Seconds kHeating{2};        // until a clock has fallen as far as it does
+constexpr Seconds kHeating{8};  // until a clock has fallen as far as it does: heat lowers it, too
 constexpr double kMostHeats = 100;
 constexpr int kTiny = 12;  // iterations between which next to nothing is decided, built and sent
 

@@ -23,8 +23,10 @@ constexpr std::int32_t kPromptTokens = 1024;  // of one sequence
 constexpr std::int32_t kProfiledLogits = 256;
 constexpr std::int32_t kHereBlocks = 16;  // ACT blocks on the device
 // Neighbours' rows are together more than a mini-batch's buffers hold, so that each is a group of its
-// own; in eighths of the largest, 0 for a single row.
-constexpr std::array<std::int32_t, 8> kPromptEighths{0, 8, 1, 8, 2, 7, 4, 5};
+// own; in parts of the largest, 0 for a single row. One part is few rows, which products have a way of
+// their own for (kernels/cuda/gemm.h).
+constexpr std::int32_t kPromptParts = 32;
+constexpr std::array<std::int32_t, 10> kPrompts{0, 32, 1, 32, 4, 32, 8, 28, 16, 20};
 
 constexpr double kLate = 20e-6;  // seconds
 constexpr double kShortestTime = 1e-9;
@@ -44,8 +46,8 @@ std::int32_t size_of_repeat(std::int32_t most, std::int32_t i) {
 
 std::vector<std::int32_t> prompt_rows(std::int32_t most) {
   std::vector<std::int32_t> rows;
-  for (const std::int32_t eighths : kPromptEighths) {
-    rows.push_back(std::max(1, most * eighths / 8));
+  for (const std::int32_t parts : kPrompts) {
+    rows.push_back(std::max(1, most * parts / kPromptParts));
   }
   return rows;
 }
@@ -215,7 +217,7 @@ ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale sc
       (blocks.block(BlockKind::kv) + blocks.block(BlockKind::act)) * shape.num_hidden_layers;
   // Every mini-batch of prompts begins a block that it does not fill.
   const std::int64_t wanted =
-      std::max<std::int64_t>(scale.rows / kBlockTokens, 4) + std::ssize(kPromptEighths);
+      std::max<std::int64_t>(scale.rows / kBlockTokens, 4) + std::ssize(kPrompts);
   const std::int64_t pool = std::clamp<std::int64_t>(host_bytes / pair, 2, wanted);
   ProfileSizes sizes{.scale = scale, .host = {}, .device = limits_for(shape, scale)};
   while (plan_device_memory(shape, dtype, sizes.device, overhead).total > cap &&
@@ -340,7 +342,7 @@ ProfileScale profile_scale(const Profile& first, std::int32_t layers, Seconds bu
   const double block = kContextSizes * (std::max(first.load_kv.b, first.attention.b) +
                                         std::max(first.load_act.b + first.load_here.b,
                                                  2 * (first.kv_gen.b + first.attention.b)));
-  const double rows = std::accumulate(kPromptEighths.begin(), kPromptEighths.end(), 0) / 8.0;
+  const double rows = std::accumulate(kPrompts.begin(), kPrompts.end(), 0.0) / kPromptParts;
   const double row = rows * first.forward.b;
   const auto scaled = [&](double cost, std::int32_t least, std::int32_t most) {
     // Whole eighths, so that every size is another.

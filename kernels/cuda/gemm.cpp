@@ -8,7 +8,7 @@
 #include "common/trouble.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/kernels_cuda.h"
-#include "kernels/cuda/same_bits.h"
+#include "kernels/cuda/trial.h"
 
 namespace poise::cuda {
 namespace {
@@ -16,9 +16,9 @@ namespace {
 constexpr std::uint64_t kChoiceRows = 4096;
 // An algorithm must serve all of these; between them nothing changes that it could mind.
 constexpr std::array<std::uint64_t, 6> kRowsServed{1, 7, 16, 129, 1024, 8192};
-constexpr std::array<std::uint64_t, 5> kFewRowsServed{1, 7, 16, 33, Gemms::kFewRows};
 constexpr int kCandidates = 64;
-constexpr int kTrials = 4;  // of algorithms for few rows
+constexpr std::ptrdiff_t kTrials = 8;    // of algorithms for few rows, and of those for many
+constexpr double kWorthChoosing = 0.97;  // of the time of the algorithm for many rows
 
 cudaDataType_t data_type(DType type) {
   switch (type) {
@@ -54,8 +54,8 @@ struct Gemms::Plan {
   lt::MatmulDesc desc = nullptr;
   lt::MatrixLayout weight = nullptr, in = nullptr, out = nullptr;
   lt::Algo algo{};
-  std::optional<lt::Algo> few;  // for few rows, once it is known
-  std::uint64_t rows = 0;       // that the layouts say
+  std::array<std::optional<lt::Algo>, kFewRows.size()> few;  // once they are known
+  std::uint64_t rows = 0;                                    // that the layouts say
 
   explicit Plan(const lt::Functions& functions) : lt(functions) {}
   ~Plan() {
@@ -136,13 +136,15 @@ void Gemms::run_with(const Gemm& op, const lt::Algo& algo, cudaStream_t stream) 
 }
 
 const lt::Algo& Gemms::serving(Plan& plan, const Key& key, const Gemm& op, cudaStream_t stream) {
-  if (op.rows > kFewRows) {
-    return plan.algo;
+  for (std::size_t i = 0; i < kFewRows.size(); ++i) {
+    if (op.rows <= kFewRows[i]) {
+      if (!plan.few[i]) {
+        plan.few[i] = choose_for_few(plan, key, op, kFewRows[i], stream);
+      }
+      return *plan.few[i];
+    }
   }
-  if (!plan.few) {
-    choose_for_few(plan, key, op, stream);
-  }
-  return *plan.few;
+  return plan.algo;
 }
 
 void Gemms::run_with(Plan& plan, const Key& key, const Gemm& op, const lt::Algo& algo,
@@ -174,39 +176,53 @@ void Gemms::multiply(Plan& plan, const Key& key, const lt::Algo& algo, const voi
 }
 
 // Trials have the workspace for their rows, so that no algorithm that needs it takes part.
-void Gemms::choose_for_few(Plan& plan, const Key& key, const Gemm& op, cudaStream_t stream) {
-  plan.few = plan.algo;
-  const Trial trial{.rows = kFewRows,
+lt::Algo Gemms::choose_for_few(Plan& plan, const Key& key, const Gemm& op, std::int64_t few,
+                               cudaStream_t stream) {
+  const Trial trial{.rows = few,
                     .in_dtype = key.in,
                     .in_stride = key.in_stride,
                     .out_row = {size_of(key.out).n * key.out_stride},
                     .scratch = workspace_,
                     .scratch_bytes = kWorkspace,
                     .stream = stream};
-  if (!trial.fits() || workspace_of(plan, plan.algo, kFewRows) != 0) {
-    return;
+  const auto rows = static_cast<std::uint64_t>(few);
+  if (!trial.fits() || workspace_of(plan, plan.algo, rows) != 0) {
+    return plan.algo;
   }
   if ((key.epilogue & lt::kEpilogueBias) != 0) {
     plan.set(lt::kBiasPointer, op.bias);
   }
   const auto with = [&](const lt::Algo& algo) -> Trial::Way {
-    return [&](const void* in, void* out) {
-      multiply(plan, key, algo, op.weight.data, in, out, kFewRows, stream);
+    return [&plan, &key, &op, &algo, few, stream, this](const void* in, void* out) {
+      multiply(plan, key, algo, op.weight.data, in, out, few, stream);
     };
   };
-  std::vector<lt::Algo> candidates = choices(plan, key, For::few);
-  candidates.resize(std::min<std::size_t>(candidates.size(), kTrials));
-  const auto found = std::ranges::find_if(candidates, [&](const lt::Algo& algo) {
-    return workspace_of(plan, algo, kFewRows) == 0 && same_bits(trial, with(plan.algo), with(algo));
-  });
-  if (found != candidates.end()) {
-    plan.few = *found;
+  std::vector<lt::Algo> candidates;
+  for (const auto& named : {std::optional(few), std::optional<std::int64_t>()}) {
+    const std::vector<lt::Algo> some = choices(plan, key, named);
+    const auto first = std::min(std::ssize(some), kTrials);
+    candidates.insert(candidates.end(), some.begin(), some.begin() + first);
   }
+  const Seconds allowed = time_of(trial, with(plan.algo)) * kWorthChoosing;
+  std::vector<std::pair<Seconds, const lt::Algo*>> faster;
+  for (const lt::Algo& algo : candidates) {
+    if (workspace_of(plan, algo, rows) == 0) {
+      const Seconds time = time_of(trial, with(algo));
+      if (time < allowed) {
+        faster.emplace_back(time, &algo);
+      }
+    }
+  }
+  std::ranges::sort(faster, {}, &std::pair<Seconds, const lt::Algo*>::first);
+  const auto found = std::ranges::find_if(faster, [&](const auto& one) {
+    return same_bits(trial, with(plan.algo), with(*one.second));
+  });
+  return found != faster.end() ? *found->second : plan.algo;
 }
 
-std::vector<lt::Algo> Gemms::algorithms(const Gemm& op, For rows) {
+std::vector<lt::Algo> Gemms::algorithms(const Gemm& op, std::optional<std::int64_t> few) {
   const Key key = key_of(op);
-  return choices(plan_for(key), key, rows);
+  return choices(plan_for(key), key, few);
 }
 
 Gemms::Plan& Gemms::plan_for(const Key& key) {
@@ -242,7 +258,7 @@ std::unique_ptr<Gemms::Plan> Gemms::make_plan(const Key& key) const {
   layout(&plan->out, key.out, outputs, kChoiceRows, key.out_stride);
   plan->rows = kChoiceRows;
 
-  const std::vector<lt::Algo> served = choices(*plan, key, For::any_number);
+  const std::vector<lt::Algo> served = choices(*plan, key, std::nullopt);
   if (served.empty()) {
     fail(Exit::interrupted,
          "cuBLAS knows no algorithm for a product of ({}, {}) {} that serves any number of rows "
@@ -253,9 +269,11 @@ std::unique_ptr<Gemms::Plan> Gemms::make_plan(const Key& key) const {
   return plan;
 }
 
-// What serves so many rows, in the order of the heuristic for kFewRows or kChoiceRows.
-std::vector<lt::Algo> Gemms::choices(Plan& plan, const Key& key, For rows) const {
-  plan.set_rows(rows == For::few ? kFewRows : kChoiceRows);
+// What serves up to `few` rows, or any number, in the order of the heuristic for so many or for
+// kChoiceRows.
+std::vector<lt::Algo> Gemms::choices(Plan& plan, const Key& key,
+                                     std::optional<std::int64_t> few) const {
+  plan.set_rows(few ? static_cast<std::uint64_t>(*few) : kChoiceRows);
   lt::Preference preference = nullptr;
   lt::lt_check(lt_.preference_create(&preference), "choosing an algorithm");
   const auto prefer = [&](lt::PreferenceAttribute attribute, const auto& value) {
@@ -277,14 +295,14 @@ std::vector<lt::Algo> Gemms::choices(Plan& plan, const Key& key, For rows) const
   std::vector<lt::Algo> served;
   for (int i = 0; status == lt::kSuccess && i < found; ++i) {
     const lt::Heuristic& candidate = candidates[static_cast<std::size_t>(i)];
-    if (candidate.state == lt::kSuccess && suits(plan, candidate.algo, rows)) {
+    if (candidate.state == lt::kSuccess && suits(plan, candidate.algo, few)) {
       served.push_back(candidate.algo);
     }
   }
   return served;
 }
 
-bool Gemms::suits(Plan& plan, const lt::Algo& algo, For rows) const {
+bool Gemms::suits(Plan& plan, const lt::Algo& algo, std::optional<std::int64_t> few) const {
   std::int32_t splits = 1;
   std::size_t written = 0;
   if (lt_.algo_get(&algo, lt::kAlgoSplitK, &splits, sizeof splits, &written) == lt::kSuccess &&
@@ -295,8 +313,9 @@ bool Gemms::suits(Plan& plan, const lt::Algo& algo, For rows) const {
     const auto needed = workspace_of(plan, algo, count);
     return needed && *needed <= static_cast<std::size_t>(kWorkspace.n);
   };
-  return rows == For::few ? std::ranges::all_of(kFewRowsServed, serves)
-                          : std::ranges::all_of(kRowsServed, serves);
+  const auto most = few ? static_cast<std::uint64_t>(*few) : kRowsServed.back();
+  return std::ranges::all_of(kRowsServed,
+                             [&](std::uint64_t rows) { return serves(std::min(rows, most)); });
 }
 
 // Bytes that it takes for so many rows; nothing where it does not serve them.

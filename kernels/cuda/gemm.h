@@ -6,9 +6,10 @@
 // heuristic's for `kChoiceRows` rows: many, because that is where time goes.
 //
 // Its tiles are large, and few rows make few of them: too few thread blocks to read a weight as fast
-// as the memory gives it. So up to `kFewRows` rows another algorithm serves, the heuristic's for so
-// many, if one gives the same bits on random rows, times this weight, at the first time it is asked
-// for; else the chosen one.
+// as the memory gives it. So up to each of `kFewRows` rows another algorithm may serve. The first time
+// that so few are asked for, all that the heuristic names for so many, and those for many, are timed
+// with this weight; the fastest that gives the same bits on random rows serves from then on. Which one
+// that is may differ from start to start; the bits do not.
 //
 // float16 and bfloat16 sum in float32; float32 is true float32 (no tf32). What cuBLASLt cannot fuse
 // into its epilogue (a residual with a bias, GELU) is a kernel before or after it. Owns its handle
@@ -16,6 +17,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <compare>
 #include <cstdint>
 #include <map>
@@ -32,7 +34,7 @@ namespace poise::cuda {
 class Gemms {
  public:
   static constexpr Bytes kWorkspace = kMiB * 32;
-  static constexpr std::int64_t kFewRows = 64;
+  static constexpr std::array<std::int64_t, 2> kFewRows{64, 256};
 
   Gemms();
   ~Gemms();
@@ -41,10 +43,10 @@ class Gemms {
 
   void run(const Gemm& op, cudaStream_t stream);
 
-  // For benches and tests: all algorithms that would serve such a product, the one chosen for many
-  // rows first, or those that would serve a few; the one that serves it; and a run with another.
-  enum class For : std::uint8_t { any_number, few };
-  std::vector<lt::Algo> algorithms(const Gemm& op, For rows = For::any_number);
+  // For benches and tests: all algorithms that would serve such a product with any number of rows, the
+  // one chosen for many first, or those that would serve up to `few`; the one that serves it; and a run
+  // with another.
+  std::vector<lt::Algo> algorithms(const Gemm& op, std::optional<std::int64_t> few = std::nullopt);
   const lt::Algo& serving(const Gemm& op, cudaStream_t stream);
   void run_with(const Gemm& op, const lt::Algo& algo, cudaStream_t stream);
 
@@ -65,14 +67,15 @@ class Gemms {
   static Key key_of(const Gemm& op);
   Plan& plan_for(const Key& key);
   std::unique_ptr<Plan> make_plan(const Key& key) const;
-  std::vector<lt::Algo> choices(Plan& plan, const Key& key, For rows) const;
-  bool suits(Plan& plan, const lt::Algo& algo, For rows) const;
+  std::vector<lt::Algo> choices(Plan& plan, const Key& key, std::optional<std::int64_t> few) const;
+  bool suits(Plan& plan, const lt::Algo& algo, std::optional<std::int64_t> few) const;
   std::optional<std::size_t> workspace_of(Plan& plan, const lt::Algo& algo,
                                           std::uint64_t rows) const;
   const lt::Algo& serving(Plan& plan, const Key& key, const Gemm& op, cudaStream_t stream);
   void run_with(Plan& plan, const Key& key, const Gemm& op, const lt::Algo& algo,
                 cudaStream_t stream);
-  void choose_for_few(Plan& plan, const Key& key, const Gemm& op, cudaStream_t stream);
+  lt::Algo choose_for_few(Plan& plan, const Key& key, const Gemm& op, std::int64_t few,
+                          cudaStream_t stream);
   void multiply(Plan& plan, const Key& key, const lt::Algo& algo, const void* weight,
                 const void* in, void* out, std::int64_t rows, cudaStream_t stream);
 

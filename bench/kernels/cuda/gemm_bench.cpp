@@ -98,7 +98,8 @@ class Measured {
                  beside_memory(fewer),
                  bits(algo, kCompared, compared) == first ? "same bits" : "OTHER BITS");
     }
-    print_for_few(all.front(), first);
+    print_for_few(all, first, kFew, cuda::Gemms::kFewRows[0]);
+    print_for_few(all, first, kFewer, cuda::Gemms::kFewRows[1]);
   }
 
  private:
@@ -143,21 +144,23 @@ class Measured {
     return values;
   }
 
-  void print_for_few(const cuda::lt::Algo& chosen, const std::vector<char>& first) {
-    const auto compared = first.size() / kCompared * kFew;
-    const std::vector<char> right(first.begin(),
-                                  first.begin() + static_cast<std::ptrdiff_t>(compared));
+  void print_for_few(const std::vector<cuda::lt::Algo>& all, const std::vector<char>& first,
+                     std::int64_t rows, std::int64_t up_to) {
+    const auto compared = static_cast<std::ptrdiff_t>(first.size() / kCompared) * rows;
+    const std::vector<char> right(first.begin(), first.begin() + compared);
+    const cuda::lt::Algo serving = gemms_.serving(op(rows), nullptr);
     const auto line = [&](const cuda::lt::Algo& algo, int index, const char* which) {
-      fmt::print("{} {:>3} rows {}  {}{}\n", name_of(algo, index), kFew,
-                 beside_memory(seconds(algo, kFew, 20)),
-                 bits(algo, kFew, compared) == right ? "same bits" : "OTHER BITS", which);
-    };
-    line(chosen, 0, "  chosen for many");
-    const cuda::lt::Algo serving = gemms_.serving(op(kFew), nullptr);
-    int index = 0;
-    for (const cuda::lt::Algo& algo : gemms_.algorithms(op(kFew), cuda::Gemms::For::few)) {
       const bool serves = std::equal(std::begin(algo.data), std::end(algo.data), serving.data);
-      line(algo, index++, serves ? "  serves" : "");
+      fmt::print("{} {:>3} rows {}  {}{}{}\n", name_of(algo, index), rows,
+                 beside_memory(seconds(algo, rows, 20)),
+                 bits(algo, rows, right.size()) == right ? "same bits" : "OTHER BITS", which,
+                 serves ? "  serves" : "");
+    };
+    line(all.front(), 0, "  chosen for many");
+    std::vector<cuda::lt::Algo> some = gemms_.algorithms(op(rows), up_to);
+    some.push_back(serving);  // which may be another one of those for many
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      line(some[i], static_cast<int>(i), "");
     }
   }
 

@@ -3,7 +3,7 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
-#include "kernels/cuda/same_bits.h"
+#include "kernels/cuda/trial.h"
 #include "tests/kernels/cuda/on_device.h"
 
 namespace poise::test {
@@ -17,7 +17,7 @@ struct Shape {
 
 // One past every tile, few rows and many.
 constexpr std::int64_t kMostRows = 2049;
-constexpr std::int64_t kRowsTried[] = {1, 2, 20, 33, 64, 65, 128, 129, 1024};
+constexpr std::int64_t kRowsTried[] = {1, 2, 20, 33, 64, 65, 128, 129, 256, 257, 1024};
 
 class CudaGemm : public CudaTest {};
 
@@ -154,6 +154,27 @@ TEST_F(CudaGemm, AlgorithmsStandForEachOtherWhereEveryBitIsTheSame) {
   EXPECT_TRUE(same_bits(trial, rows_themselves, rows_themselves));
   EXPECT_FALSE(same_bits(trial, rows_themselves, another_now_and_then));
   EXPECT_EQ(asked, 7);
+}
+
+TEST_F(CudaGemm, ATrialSaysHowLongALaunchTakes) {
+  const DeviceBytes scratch(1 << 20);
+  const cuda::Trial trial{.rows = 1,
+                          .in_dtype = DType::float32,
+                          .in_stride = 64,
+                          .out_row = kKiB,
+                          .scratch = scratch.get(),
+                          .scratch_bytes = {1 << 20},
+                          .stream = nullptr};
+  const auto clear = [&](std::size_t bytes, int times) -> cuda::Trial::Way {
+    return [=](const void*, void* out) {
+      for (int i = 0; i < times; ++i) {
+        cuda::cuda_check(cudaMemsetAsync(out, 0, bytes, nullptr));
+      }
+    };
+  };
+  const Seconds once = time_of(trial, clear(1024, 1));
+  EXPECT_GT(once.n, 0);
+  EXPECT_GT(time_of(trial, clear(1024, 200)).n, 10 * once.n);
 }
 
 }  // namespace

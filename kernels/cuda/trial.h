@@ -1,6 +1,6 @@
 #pragma once
-// Whether two algorithms of a product may stand for each other: they must round alike, or a key made
-// again among many rows would not be the one that was made alone. cuBLAS does not say in which order
+// Trials of a product's algorithms: how fast one is, and whether two may stand for each other. For
+// that they must round alike, or a key made again among many rows would not be the one made alone. cuBLAS does not say in which order
 // it sums, so random rows are asked, until a million sums agreed in every bit. Sums of another order
 // differ in the last bits of float32 more often than not, and about once in ten thousand times still
 // after their rounding to bfloat16.
@@ -35,6 +35,9 @@ struct Trial {
   bool fits() const { return in_bytes().n + out_bytes().n <= scratch_bytes.n; }
 };
 
+// What one launch takes, whatever the rows are: the shortest of a few. Waits for the stream.
+// REQUIRES: trial.fits().
+Seconds time_of(const Trial& trial, const Trial::Way& way);
 // Waits for the stream, some milliseconds. Outputs begin as zeros. REQUIRES: trial.fits().
 bool same_bits(const Trial& trial, const Trial::Way& one, const Trial::Way& other);
 

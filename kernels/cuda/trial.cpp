@@ -1,6 +1,8 @@
-#include "kernels/cuda/same_bits.h"
+#include "kernels/cuda/trial.h"
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -11,6 +13,29 @@ namespace poise::cuda {
 namespace {
 
 constexpr std::int64_t kSums = 1 << 20;
+constexpr int kLaunches = 4;  // the first one also loads code
+
+class Event {
+ public:
+  Event() { cuda_check(cudaEventCreate(&event_), "a trial's time"); }
+  ~Event() { static_cast<void>(cudaEventDestroy(event_)); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  void record(cudaStream_t stream) {
+    cuda_check(cudaEventRecord(event_, stream), "a trial's time");
+  }
+  // Waits for it.
+  Seconds since(const Event& other) const {
+    float milliseconds = 0;
+    cuda_check(cudaEventSynchronize(event_), "a trial's time");
+    cuda_check(cudaEventElapsedTime(&milliseconds, other.event_, event_), "a trial's time");
+    return {static_cast<double>(milliseconds) / 1e3};
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
 
 // Of either sign, with all bits of their mantissas at random: between 1/2 and 1.
 std::vector<std::byte> random_rows(const Trial& trial, std::mt19937& random) {
@@ -49,6 +74,19 @@ std::vector<std::byte> outputs(const Trial& trial, const void* in, const Trial::
 }
 
 }  // namespace
+
+Seconds time_of(const Trial& trial, const Trial::Way& way) {
+  check(trial.rows > 0 && trial.fits(), "a trial has room for its rows");
+  Event begin, end;
+  Seconds shortest{std::numeric_limits<double>::infinity()};
+  for (int i = 0; i < kLaunches; ++i) {
+    begin.record(trial.stream);
+    way(trial.scratch, static_cast<std::byte*>(trial.scratch) + trial.in_bytes().n);
+    end.record(trial.stream);
+    shortest = std::min(shortest, end.since(begin));
+  }
+  return shortest;
+}
 
 bool same_bits(const Trial& trial, const Trial::Way& one, const Trial::Way& other) {
   check(trial.rows > 0 && trial.fits(), "a trial has room for its rows");
