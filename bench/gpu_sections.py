@@ -189,7 +189,8 @@ def speed(bench):
             code, text = bench.poise(*words)
             if code == 0 and output.exists():
                 figures = json.loads(output.read_text())
-                told = f"{figures['phases']['decode']['sampled_tokens_per_second']:.1f} tokens/s in steady decode"
+                decode = figures["phases"]["decode"]
+                told = f"{decode['sampled_tokens_per_second']:.1f} tokens/s in decode" if decode else "no iteration without prompts"
                 bench.note(title, True, told, work=name, system=f"poise {variant['name']}", figures=figures)
             else:
                 bench.note(title, None if code is None else False, _last_line(text), work=name)

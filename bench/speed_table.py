@@ -41,10 +41,10 @@ def _figures(item):
             "predicted": None,
         }  # fmt: skip
     figures = item["figures"]
-    decode, prefill = figures["phases"]["steady"], figures["phases"]["prefill"]
+    decode, prefill = figures["phases"]["steady"] or {}, figures["phases"]["prefill"]
     return {
-        "system": item["system"], "requests": figures["num_requests"], "decode": decode["sampled_tokens_per_second"],
-        "efficiency": decode["efficiency"], "gemm": _gemm_share(figures, prefill), "prefill": prefill and prefill["rows_per_second"],
+        "system": item["system"], "requests": figures["num_requests"], "decode": decode.get("sampled_tokens_per_second"),
+        "efficiency": decode.get("efficiency"), "gemm": _gemm_share(figures, prefill), "prefill": prefill and prefill["rows_per_second"],
         "output": figures["output_tokens_per_second"],
         "gpu": figures["device_memory_peak_by_driver_bytes"] or figures["device_memory_bytes"],
         "host": figures["host_memory_peak_bytes"], "predicted": _predicted(figures),

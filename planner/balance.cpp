@@ -43,6 +43,19 @@ void add_mini_batch(BalanceSums& sums, const messages::MiniBatchReport& batch,
   }
 }
 
+// Whether all blocks of the sequence's new rows are.
+bool kept_nowhere(const messages::MiniBatchT& batch, const messages::Sequence& sequence) {
+  const std::uint32_t end = sequence.context() + sequence.new_tokens();
+  const auto block_of = [&](std::uint32_t token) {
+    return sequence.first_entry() + token / kBlockTokens;
+  };
+  const std::size_t first = block_of(sequence.context()), last = block_of(end - 1);
+  return last < batch.entries.size() &&
+         std::all_of(batch.entries.begin() + static_cast<std::ptrdiff_t>(first),
+                     batch.entries.begin() + static_cast<std::ptrdiff_t>(last) + 1,
+                     [](const auto& one) { return one.place() == messages::Place::Nowhere; });
+}
+
 }  // namespace
 
 double f_b(Seconds compute, Seconds load) {
@@ -99,14 +112,18 @@ BalanceSums balance_of(const messages::LayerDoneT& done, const BlockSizes& sizes
 }
 
 IterationKind kind_of(const messages::IterationT& tables) {
-  IterationKind kind{
-      .number = tables.iteration, .decodes = true, .mini_batches = tables.mini_batches.size()};
-  for (const auto& batch : tables.mini_batches) {
-    for (const messages::Sequence& sequence : batch->sequences) {
-      kind.decodes = kind.decodes && sequence.new_tokens() == 1 && sequence.context() > 0;
-    }
-  }
-  return kind;
+  const auto decodes = [](const messages::MiniBatchT& batch) {
+    return std::ranges::all_of(batch.sequences,
+                               [&](const auto& one) {
+                                 return (one.new_tokens() == 1 && one.context() > 0) ||
+                                        kept_nowhere(batch, one);
+                               }) &&
+           std::ranges::all_of(batch.samples, [](const auto& one) { return one->step > 0; });
+  };
+  return {.number = tables.iteration,
+          .decodes = std::ranges::all_of(tables.mini_batches,
+                                         [&](const auto& batch) { return decodes(*batch); }),
+          .mini_batches = tables.mini_batches.size()};
 }
 
 void Balance::begin(const IterationKind& kind, Seconds now) {

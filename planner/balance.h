@@ -40,7 +40,8 @@ double f_b(Seconds compute, Seconds load);
 BalanceSums balance_of(const messages::LayerDone& done, const BlockSizes& sizes);
 BalanceSums balance_of(const messages::LayerDoneT& done, const BlockSizes& sizes);
 
-// An iteration by its tables: its number, and whether every sequence of it generates.
+// An iteration by its tables: its number, and whether every sequence of it generates. Rows that are
+// computed again in every iteration, since they are kept nowhere, are part of that.
 struct IterationKind {
   std::uint64_t number = 0;
   bool decodes = false;

@@ -129,6 +129,7 @@ std::string iteration_json(const LoggedIteration& iteration, const LogFacts& fac
   Json json{{"type", "iteration"},
             {"iteration", iteration.tables.iteration},
             {"pool_epoch", iteration.tables.pool_epoch},
+            {"generates_only", kind_of(iteration.tables).decodes},
             {"sent_s", iteration.sent}};
   if (iteration.done) {
     json["done_s"] = *iteration.done;

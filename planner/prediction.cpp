@@ -1,6 +1,6 @@
 #include "planner/prediction.h"
 
-#include <algorithm>
+#include "planner/balance.h"
 
 namespace poise {
 
@@ -8,9 +8,7 @@ void Prediction::begin(const messages::IterationT& tables, bool last, Seconds no
   if (since_.n < 0) {
     since_ = now;
   }
-  decoding_ = std::ranges::all_of(tables.mini_batches, [](const auto& batch) {
-    return batch->sequences.size() == batch->tokens.size();
-  });
+  decoding_ = kind_of(tables).decodes;
   const Seconds before = executor_.now();
   executor_.run(tables, last);
   predicted_ = executor_.now() - before;

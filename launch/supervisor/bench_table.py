@@ -83,7 +83,7 @@ def _phase_rows(name, result):
 
 def _title(name, phase):
     if name == "steady":
-        rows = f", {phase['rows'] // phase['iterations']} at a time" if phase else ""
+        rows = f", {phase['sampled_tokens'] // phase['iterations']} at a time" if phase else ""
         return f"steady decode{rows}"
     return "all of decode" if name == "decode" else name
 

@@ -12,14 +12,14 @@ _INTO = ("weights", "kv", "act")  # what crosses from host to device
 
 
 def phases(record, link_peak, weights):
-    """The figures of decode, of steady decode (of it, the iterations with the most rows), of prefill and of all iterations.
+    """The figures of decode, of steady decode (of it, the iterations that sample the most tokens), of prefill and of all iterations.
 
     `link_peak` in bytes/s, or None; `weights`: entries of all layers' matrices, each of which every row meets once."""
     timed = _timed(record.iterations)
     decode = [one for one in timed if one[0].decode]
-    most = max((iteration.rows for iteration, _, _ in decode), default=0)
+    most = max((iteration.samples for iteration, _, _ in decode), default=0)
     parts = {
-        "steady": [one for one in decode if one[0].rows == most],
+        "steady": [one for one in decode if one[0].samples == most],
         "decode": decode,
         "prefill": [one for one in timed if not one[0].decode],
         "whole": timed,

@@ -34,7 +34,7 @@ class Iteration:
     rows: int
     context: int  # tokens already in blocks
     samples: int
-    decode: bool  # every sequence generates: none is in its prompt
+    decode: bool  # every sequence generates: none is in its prompt (rows kept nowhere are computed again)
     orders: list = field(default_factory=list)
 
     def total(self, what, name):
@@ -100,7 +100,7 @@ def _iteration(line):
         rows=sum(batch["rows"] for batch in batches),
         context=sum(sequence["context"] for sequence in sequences),
         samples=sum(batch["samples"] for batch in batches),
-        decode=all(sequence["new_tokens"] == 1 and sequence["context"] > 0 for sequence in sequences),
+        decode=line["generates_only"],
     )
 
 

@@ -14,6 +14,8 @@ from harness import DEMO_MODEL, ROOT, bin_folder, expect, expect_equal, test
 _SHAPE = json.loads((DEMO_MODEL / "config.json").read_text()) | {"num_hidden_layers": 2}
 _POISE = [{"name": "kv-only", "options": ["--policy", "kv-only"]}]
 _POISE += [{"name": "act-only, 4", "num_prompts": 4, "options": ["--policy", "act-only"]}]
+_POISE += [{"name": "token-recompute", "options": ["--policy", "token-recompute"]}]
+_POISE += [{"name": "prompts alone", "output_len": 1, "options": ["--policy", "kv-only"]}]
 # What compute-sanitizer says at its end, behind a program that ran as if nothing were around it.
 _TOOL = '#!/bin/sh\nshift 4\n"$@"; code=$?\necho "========= {summary}"\nexit $code\n'
 
@@ -57,14 +59,18 @@ def speeds_and_questions_are_noted_and_gather_over_calls(workspace):
     expect_equal(len(told["demo"]), 4, "policies that answered the questions")
     for item in told["demo"].values():
         expect("100.0 % right" in item["told"], item["told"])
-    expect_equal(set(told["speed"]), {"tiny profile", "tiny kv-only", "tiny act-only, 4"}, "speeds")
+    expect_equal(set(told["speed"]), {"tiny profile", *(f"tiny {one['name']}" for one in _POISE)}, "speeds")
+    phases = {name: item["figures"]["phases"] for name, item in told["speed"].items() if "figures" in item}
+    expect_equal(phases["tiny prompts alone"]["decode"], None, "a run of prompts alone")
+    for name in ("tiny kv-only", "tiny token-recompute"):
+        expect_equal(phases[name]["decode"]["sampled_tokens"], 6 * 4, f"{name}: tokens behind the first ones")
     expect_equal(told["speed"]["tiny act-only, 4"]["figures"]["num_requests"], 4, "its own batch")
     text = (workspace / "out" / "gpu_check.txt").read_text()
     expect("poise act-only, 4" in text and "decode tok/s" in text, text)
     predicted = told["speed"]["tiny kv-only"]["figures"]["predicted"]
     expect(predicted["decode_iteration_seconds"] > 0, "nothing was predicted from the profile")
     expect((workspace / "out" / "tiny-kv-only.trace.json.gz").exists(), "no timeline")
-    expect_equal(len(list((workspace / "out").iterdir())), 6, "files: JSON, text, log, profile, two timelines")
+    expect_equal(len(list((workspace / "out").iterdir())), 4 + len(_POISE), "files: JSON, text, log, profile, timelines")
 
 
 @test
@@ -82,7 +88,7 @@ def what_a_sanitizer_reports_counts(workspace):
 @test
 def what_does_not_run_is_not_called_well(workspace):
     code, told = check(workspace, "--only", "speed", "--budget", "speed=0.05")
-    expect_equal([item["ok"] for item in told["speed"].values()], [None, None, None], "no time")
+    expect_equal({item["ok"] for item in told["speed"].values()}, {None}, "no time")
     expect_equal(code, 0, "what could not run is no failure, but it says so")
     expect("not run" in (workspace / "out" / "gpu_check.txt").read_text(), "said nowhere")
     (workspace / "empty").mkdir()

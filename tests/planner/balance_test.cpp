@@ -108,7 +108,30 @@ TEST(Balance, IterationsWithPromptsAreNotCountedAsGenerating) {
   EXPECT_TRUE(kind_of(tables).decodes);
   tables.mini_batches[0]->sequences.emplace_back(2, 0, 30, 1, 1);
   EXPECT_FALSE(kind_of(tables).decodes);
+  tables.mini_batches[0]->sequences.back() = {1, 10, 1, 0, 0};
+  tables.mini_batches[0]->samples.push_back(std::make_unique<messages::SampleT>());
+  tables.mini_batches[0]->samples[0]->step = 3;
+  EXPECT_TRUE(kind_of(tables).decodes);
+  tables.mini_batches[0]->samples[0]->step = 0;  // the prompt's own
+  EXPECT_FALSE(kind_of(tables).decodes);
   EXPECT_EQ(balance_of_run({.link = 50, .decodes = false}).decode().iterations, 0);
+}
+
+TEST(Balance, RowsThatAreComputedAgainSinceTheyAreKeptNowhereBelongToGenerating) {
+  messages::IterationT tables;
+  tables.mini_batches.push_back(std::make_unique<messages::MiniBatchT>());
+  messages::MiniBatchT& batch = *tables.mini_batches[0];
+  const auto add_entry = [&](messages::Place place) {
+    batch.entries.emplace_back(messages::Where::RegeneratedKv, messages::Kind::Kv, place, 0, 0, 0);
+  };
+  add_entry(messages::Place::Nowhere);
+  add_entry(messages::Place::Nowhere);
+  add_entry(messages::Place::Host);
+  batch.sequences.emplace_back(1, 0, 2 * kBlockTokens, 0, 0);
+  batch.sequences.emplace_back(1, 2 * kBlockTokens + 3, 1, 2 * kBlockTokens, 0);
+  EXPECT_TRUE(kind_of(tables).decodes);
+  batch.sequences[0] = {1, 0, 2 * kBlockTokens + 1, 0, 0};  // into the block that is kept
+  EXPECT_FALSE(kind_of(tables).decodes);
 }
 
 TEST(BalanceWords, OfABusyLinkThatBringsKvAdviseMoreAct) {
