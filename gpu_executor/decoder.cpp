@@ -100,10 +100,11 @@ void Decoder::attend(const LayerWeights& weights, const LayerRows& rows,
   };
   scatter(context.kv, context.kv_moves, context.kv_move_count);
   scatter(context.regenerated, context.regenerated_moves, context.regenerated_move_count);
+  scatter(context.here, context.here_moves, context.here_move_count);
   const std::int64_t first = context.first_row * shape_.q_dim() * size_of(work_).n;
   device_.launch(Attention{.out = attended_.data() + first,
                            .q = q_.data() + first,
-                           .slots = {context.kv, context.regenerated},
+                           .slots = {context.kv, context.regenerated, context.here},
                            .dtype = dtype_,
                            .row_dtype = work_,
                            .blocks = context.blocks,

@@ -44,12 +44,14 @@ struct LayerContext {
   const void* act;         // ACT buffer: (act_slots, block_tokens, hidden_size)
   void* kv;                // KV buffer: (kv_slots, block_tokens, 2, kv_heads, head_dim)
   void* regenerated;       // (act_slots, block_tokens, 2, kv_heads, head_dim); written
+  void* here;  // KV blocks that stay on the device, as in the KV buffer; read and written
   std::span<const Regenerate> regenerate;
   const RowMove* kv_moves;           // (kv_move_count) new rows into the KV buffer
   const RowMove* regenerated_moves;  // (regenerated_move_count) … into the regenerated buffer
+  const RowMove* here_moves;         // (here_move_count) … into blocks that stay on the device
   const ContextBlock* blocks;
   const AttentionSequence* sequences;  // (sequence_count)
-  std::int32_t kv_move_count, regenerated_move_count, sequence_count;
+  std::int32_t kv_move_count, regenerated_move_count, here_move_count, sequence_count;
   std::int32_t max_new_tokens;  // of one sequence
 };
 

@@ -122,10 +122,14 @@ void BatchCheck::check_store_target(std::uint32_t i, const messages::Store& stor
   }
   const messages::AttentionEntry& entry =
       *batch_.entries()->Get(sequence.first_entry() + position / kBlockTokens);
-  if (entry.kind() == store.kind() && entry.place() == store.place() &&
-      entry.block() != store.block()) {
+  const bool same_pool = entry.kind() == store.kind() && entry.place() == store.place();
+  if (same_pool && entry.block() != store.block()) {
     refuse("store {} goes to {} block {}, its sequence has block {} there", i,
            messages::EnumNameKind(store.kind()), store.block(), entry.block());
+  }
+  if (!same_pool && store.kind() == messages::Kind::Kv && store.place() == messages::Place::Gpu) {
+    refuse("store {} goes to Kv block {} of the device, which its sequence does not read", i,
+           store.block());
   }
 }
 

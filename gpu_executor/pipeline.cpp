@@ -143,7 +143,7 @@ void Pipeline::run_layer(Running& order, const LayerOrderWork& work, LayerId lay
       if (i + 1 < visits.size()) {  // before this one computes, and behind the stores it may read
         load_next(i + 1);
       }
-      attend(visits[i], weights, rows, side);
+      attend(visits[i], layer, weights, rows, side);
       mark(order, WaitsFor::blocks, i + 1 < group.end);
       if (i + 1 == group.end) {
         decoder_.finish(weights, rows, hooks(visits[i].id, side));
@@ -215,7 +215,7 @@ void Pipeline::load(Running& order, const Visit& visit, LayerId layer, bool firs
   load_here(order, visit, layer);
 }
 
-// Blocks that stay on the device, into their slots.
+// ACT blocks that stay on the device, into their slots.
 void Pipeline::load_here(const Running& order, const Visit& visit, LayerId layer) {
   std::vector<Copy> copies;
   for (const BlockLoad& run : visit.batch.loads) {
@@ -267,6 +267,14 @@ std::byte* Pipeline::block_at(const HostBlocks& blocks, messages::Place place, B
              : blocks.data + blocks.partition.offset(sizes_, layer, kind, {block});
 }
 
+// The layer's KV blocks that stay on the device, the last one first; null where there are none.
+std::byte* Pipeline::kv_here(LayerId layer) const {
+  const auto blocks = static_cast<std::uint32_t>(limits_.gpu_kv_blocks);
+  return blocks > 0 ? context_blocks_.data() +
+                          pool_here_.offset(sizes_, layer, BlockKind::kv, {blocks - 1})
+                    : nullptr;
+}
+
 void Pipeline::fetch_after(Running& order, const LayerOrderWork& work, std::uint32_t mini_batch) {
   for (const messages::WeightFetch& fetch : work.fetch) {
     if (fetch.after_mini_batch() == mini_batch) {
@@ -283,8 +291,8 @@ void Pipeline::fetch_after(Running& order, const LayerOrderWork& work, std::uint
   }
 }
 
-void Pipeline::attend(const Visit& visit, const LayerWeights& weights, const LayerRows& rows,
-                      const RowsSide& side) {
+void Pipeline::attend(const Visit& visit, LayerId layer_id, const LayerWeights& weights,
+                      const LayerRows& rows, const RowsSide& side) {
   device_.wait(Stream::compute, *visit.side.loaded);
   device_.wait(Stream::compute, *visit.side.loaded_here);
   const std::byte* table = visit.side.tables.data();
@@ -295,13 +303,16 @@ void Pipeline::attend(const Visit& visit, const LayerWeights& weights, const Lay
                    .act = visit.side.act.data(),
                    .kv = visit.side.kv.data(),
                    .regenerated = regenerated_.data(),
+                   .here = kv_here(layer_id),
                    .regenerate = visit.batch.regenerate,
                    .kv_moves = moves,
                    .regenerated_moves = moves + layer.kv_moves,
+                   .here_moves = moves + layer.kv_moves + layer.regenerated_moves,
                    .blocks = at<ContextBlock>(table, layer.blocks),
                    .sequences = at<AttentionSequence>(table, layer.sequences),
                    .kv_move_count = layer.kv_moves,
                    .regenerated_move_count = layer.regenerated_moves,
+                   .here_move_count = layer.here_moves,
                    .sequence_count = layer.sequence_count,
                    .max_new_tokens = layer.max_new_tokens},
                   hooks(visit.id, side));

@@ -17,8 +17,9 @@
 //   - computation, for its loads, its weights' pieces, and for the stores of the rows it overwrites;
 //   - a store, for the launch that made its rows.
 //
-// Blocks that stay on the device are moved into and out of the sides by copy_out, which has time and,
-// in order, sees its own stores; the link never waits for them.
+// ACT blocks that stay on the device are moved into and out of the sides by copy_out, which has time
+// and, in order, sees its own stores; the link never waits for them. KV blocks there are read and
+// written where they lie, by compute alone: their slots stay empty.
 // `submit` only queues; `poll` tells what is finished. Orders come checked (order_check.h), in the
 // order they are to run. Owns all device memory of one Configure, exactly as planned.
 
@@ -145,12 +146,13 @@ class Pipeline {
                std::vector<Copy>& copies) const;
   std::byte* block_at(const HostBlocks& blocks, messages::Place place, BlockKind kind,
                       LayerId layer, std::uint32_t block) const;
+  std::byte* kv_here(LayerId layer) const;
   void fetch_after(Running& order, const LayerOrderWork& work, std::uint32_t mini_batch);
   std::vector<Group> groups_of(std::span<Visit> visits) const;
   LayerRows rows_of(const Visit& first, const Group& group, const RowsSide& side) const;
   LayerHooks hooks(std::uint32_t mini_batch, const RowsSide& side);
-  void attend(const Visit& visit, const LayerWeights& weights, const LayerRows& rows,
-              const RowsSide& side);
+  void attend(const Visit& visit, LayerId layer_id, const LayerWeights& weights,
+              const LayerRows& rows, const RowsSide& side);
   void store(Running& order, std::span<const Visit> visits, const RowsSide& side, LayerId layer);
   void run_embedding(Running& order, const LayerOrderWork& work);
   void run_head(Running& order, const LayerOrderWork& work);

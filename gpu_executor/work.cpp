@@ -1,6 +1,7 @@
 #include "gpu_executor/work.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 
@@ -63,23 +64,31 @@ void add_embedding(const messages::Iteration& iteration, IterationTable& table,
   table.positions = writer.add(positions);
 }
 
-// The KV buffer is laid out from its end, as the KV blocks are in the pool, so that a run of blocks
-// is contiguous on both sides.
-std::uint32_t kv_place(const DeviceLimits& limits, std::uint32_t slot) {
-  return static_cast<std::uint32_t>(limits.kv_slots) - 1 - slot;
+// Where attention finds a block. The KV buffer is laid out from its end, as the KV blocks are in a
+// pool, so that a run of blocks is contiguous on both sides.
+ContextBlock context_block(const messages::AttentionEntry& entry, const DeviceLimits& limits) {
+  if (entry.where() == messages::Where::RegeneratedKv) {
+    return {.slot = entry.slot(), .buffer = 1, .unused = {}};
+  }
+  const auto from_end = [](std::int32_t all, std::uint32_t n) {
+    return static_cast<std::uint32_t>(all) - 1 - n;
+  };
+  return entry.place() == messages::Place::Gpu
+             ? ContextBlock{.slot = from_end(limits.gpu_kv_blocks, entry.block()),
+                            .buffer = 2,
+                            .unused = {}}
+             : ContextBlock{
+                   .slot = from_end(limits.kv_slots, entry.slot()), .buffer = 0, .unused = {}};
 }
 
 LayerTable layer_table(const messages::MiniBatch& batch, const DeviceLimits& limits,
                        TableWriter& writer) {
   std::vector<ContextBlock> blocks;
   for (const messages::AttentionEntry* entry : *batch.entries()) {
-    const bool regenerated = entry->where() == messages::Where::RegeneratedKv;
-    blocks.push_back({.slot = regenerated ? entry->slot() : kv_place(limits, entry->slot()),
-                      .buffer = static_cast<std::uint8_t>(regenerated ? 1 : 0),
-                      .unused = {}});
+    blocks.push_back(context_block(*entry, limits));
   }
   std::vector<AttentionSequence> sequences;
-  std::vector<RowMove> kv_moves, regenerated_moves;
+  std::array<std::vector<RowMove>, 3> moves;  // by buffer
   std::int32_t max_new_tokens = 0;
   for (const messages::Sequence* sequence : *batch.sequences()) {
     sequences.push_back({.first_row = to_int(sequence->first_row()),
@@ -90,18 +99,22 @@ LayerTable layer_table(const messages::MiniBatch& batch, const DeviceLimits& lim
     for (std::uint32_t i = 0; i < sequence->new_tokens(); ++i) {
       const std::uint32_t position = sequence->context() + i;
       const ContextBlock& block = blocks[sequence->first_entry() + position / kBlockTokens];
-      auto& moves = block.buffer == 0 ? kv_moves : regenerated_moves;
-      moves.push_back({.from = sequence->first_row() + i,
-                       .to = std::int64_t{block.slot} * kBlockTokens + position % kBlockTokens});
+      moves[block.buffer].push_back(
+          {.from = sequence->first_row() + i,
+           .to = std::int64_t{block.slot} * kBlockTokens + position % kBlockTokens});
     }
   }
-  LayerTable table{.kv_moves = static_cast<std::int32_t>(kv_moves.size()),
-                   .regenerated_moves = static_cast<std::int32_t>(regenerated_moves.size()),
+  LayerTable table{.kv_moves = static_cast<std::int32_t>(moves[0].size()),
+                   .regenerated_moves = static_cast<std::int32_t>(moves[1].size()),
+                   .here_moves = static_cast<std::int32_t>(moves[2].size()),
                    .sequence_count = static_cast<std::int32_t>(sequences.size()),
                    .max_new_tokens = max_new_tokens};
-  kv_moves.insert(kv_moves.end(), regenerated_moves.begin(), regenerated_moves.end());
+  std::vector<RowMove> all;
+  for (const std::vector<RowMove>& some : moves) {
+    all.insert(all.end(), some.begin(), some.end());
+  }
   writer.begin_span();
-  table.moves = writer.add(kv_moves);
+  table.moves = writer.add(all);
   table.sequences = writer.add(sequences);
   table.blocks = writer.add(blocks);
   table.span = writer.end_span();
@@ -175,11 +188,19 @@ class HeadBuilder {
   std::vector<Chunk> chunks_;
 };
 
+// KV blocks of the device: attention reads them there, and new rows are put there for it.
+bool lies_where_read(BlockKind kind, messages::Place place) {
+  return kind == BlockKind::kv && place == messages::Place::Gpu;
+}
+
 void add_copies(const messages::MiniBatch& batch, MiniBatchWork& work) {
   if (batch.loads() != nullptr) {
     for (const messages::BlockRun* run : *batch.loads()) {
       const auto kind = static_cast<BlockKind>(run->kind());
       (kind == BlockKind::kv ? work.kv_blocks : work.act_blocks) += run->count();
+      if (lies_where_read(kind, run->place())) {
+        continue;
+      }
       work.loads.push_back({.kind = kind,
                             .place = run->place(),
                             .first_block = run->first_block(),
@@ -195,6 +216,9 @@ void add_copies(const messages::MiniBatch& batch, MiniBatchWork& work) {
   }
   if (batch.stores() != nullptr) {
     for (const messages::Store* store : *batch.stores()) {
+      if (lies_where_read(static_cast<BlockKind>(store->kind()), store->place())) {
+        continue;
+      }
       work.stores.push_back({.kind = static_cast<BlockKind>(store->kind()),
                              .place = store->place(),
                              .block = store->block(),

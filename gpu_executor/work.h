@@ -39,8 +39,8 @@ struct IterationTable {
 // What one mini-batch needs in each layer.
 struct LayerTable {
   TableSpan span;
-  std::int64_t moves = 0;  // (kv_moves + regenerated_moves)
-  std::int32_t kv_moves = 0, regenerated_moves = 0;
+  std::int64_t moves = 0;  // (kv_moves + regenerated_moves + here_moves)
+  std::int32_t kv_moves = 0, regenerated_moves = 0, here_moves = 0;
   std::int64_t sequences = 0;  // (sequence_count)
   std::int32_t sequence_count = 0;
   std::int32_t max_new_tokens = 0;  // of one sequence

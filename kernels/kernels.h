@@ -104,7 +104,8 @@ struct ScatterRows {
 // One block of context as attention reads it (CAPTURE's buf_mapping).
 struct ContextBlock {
   std::uint32_t slot;
-  std::uint8_t buffer;  // 0: KV buffer (loaded), 1: regenerated buffer
+  std::uint8_t
+      buffer;  // 0: KV buffer (loaded), 1: regenerated buffer, 2: blocks read where they lie
   std::uint8_t unused[3];
 };
 struct AttentionSequence {
@@ -118,8 +119,8 @@ struct AttentionSequence {
 struct Attention {
   void* out;             // (rows, heads, head_dim) of `row_dtype`
   const void* q;         // (rows, heads, head_dim) of `row_dtype`
-  const void* slots[2];  // KV buffer, regenerated buffer: (slots, block_tokens, 2, kv_heads,
-                         // head_dim) of `dtype`
+  const void* slots[3];  // KV buffer, regenerated buffer, blocks read where they lie: (slots,
+                         // block_tokens, 2, kv_heads, head_dim) of `dtype`
   DType dtype;
   DType row_dtype = DType::float32;  // float32 on the CPU device
   const ContextBlock* blocks;

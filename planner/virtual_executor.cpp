@@ -75,9 +75,12 @@ void VirtualExecutor::run_head(double samples) {
 VirtualExecutor::Batch VirtualExecutor::costs_of(const messages::MiniBatchT& batch) const {
   double kv = 0, act = 0, here = 0, regenerated = 0, decoded = 0, pairs = 0;
   for (const messages::BlockRun& run : batch.loads) {
-    (run.place() == messages::Place::Gpu ? here
-     : run.kind() == messages::Kind::Kv  ? kv
-                                         : act) += tokens_of(run) / kBlockTokens;
+    const bool is_kv = run.kind() == messages::Kind::Kv;
+    if (run.place() != messages::Place::Gpu) {
+      (is_kv ? kv : act) += tokens_of(run) / kBlockTokens;
+    } else if (!is_kv) {  // KV blocks there are read where they lie
+      here += tokens_of(run) / kBlockTokens;
+    }
   }
   for (const auto& range : batch.regenerate) {
     regenerated += range.count();

@@ -32,7 +32,7 @@ void bench_one(std::int32_t sequences, std::int32_t context, std::int32_t fresh,
     copy = (copy + 1) % copies;
     cpu::attention({.out = out.data(),
                     .q = q.data(),
-                    .slots = {slots.data() + copy * bytes, nullptr},
+                    .slots = {slots.data() + copy * bytes, nullptr, nullptr},
                     .dtype = dtype,
                     .blocks = blocks.data(),
                     .sequences = table.data(),

@@ -55,7 +55,9 @@ __global__ void __launch_bounds__(kWarps* kWarp) plain_attention_kernel(const At
   const std::int64_t kv_head = head / (op.heads / op.kv_heads);
   const auto key_of = [&](int position) {
     const ContextBlock block = op.blocks[sequence.first_block + position / kBlockTokens];
-    const auto* slots = static_cast<const T*>(block.buffer == 0 ? op.slots[0] : op.slots[1]);
+    const auto* slots = static_cast<const T*>(block.buffer == 0   ? op.slots[0]
+                                              : block.buffer == 1 ? op.slots[1]
+                                                                  : op.slots[2]);
     return slots +
            (std::int64_t{block.slot} * kBlockTokens + position % kBlockTokens) * 2 * kv_dim +
            kv_head * op.head_dim;

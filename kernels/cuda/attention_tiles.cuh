@@ -80,7 +80,8 @@ class ContextRing {
   __device__ ContextRing(const Attention& op, const AttentionPlace& place, char* shared,
                          const char* (*table)[kTileBlocks])
       : blocks_(op.blocks + place.sequence.first_block),
-        slots_{static_cast<const char*>(op.slots[0]), static_cast<const char*>(op.slots[1])},
+        slots_{static_cast<const char*>(op.slots[0]), static_cast<const char*>(op.slots[1]),
+               static_cast<const char*>(op.slots[2])},
         token_bytes_(std::int64_t{2} * op.kv_heads * op.head_dim * sizeof(T)),
         head_bytes_(std::int64_t{place.kv_head} * op.head_dim * sizeof(T)),
         value_bytes_(std::int64_t{op.kv_heads} * op.head_dim * sizeof(T)),
@@ -133,8 +134,8 @@ class ContextRing {
       return slots_[0];  // never read
     }
     const ContextBlock at = blocks_[block];
-    return (at.buffer == 0 ? slots_[0] : slots_[1]) + at.slot * (kBlockTokens * token_bytes_) +
-           head_bytes_;
+    const char* slots = at.buffer == 0 ? slots_[0] : at.buffer == 1 ? slots_[1] : slots_[2];
+    return slots + at.slot * (kBlockTokens * token_bytes_) + head_bytes_;
   }
 
   __device__ void copy(int entry) {
@@ -160,7 +161,7 @@ class ContextRing {
   }
 
   const ContextBlock* const blocks_;
-  const char* const slots_[2];
+  const char* const slots_[3];
   const std::int64_t token_bytes_, head_bytes_, value_bytes_;
   const SharedAddress shared_;
   const char* (*const table_)[kTileBlocks];  // (kTableTiles, kTileBlocks), shared

@@ -436,6 +436,14 @@ TEST_F(OrderCheckTest, AStoreOfRowsThatAreNotItsBlocks) {
   EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("its sequence has block"));
 }
 
+TEST_F(OrderCheckTest, AStoreIntoTheDevicesKvBlocksThatItsSequenceDoesNotReadThere) {
+  limits_.gpu_kv_blocks = 4;
+  check_.emplace(shape_, layout_, limits_, kCredits);
+  const Store right = batch().stores[0];
+  batch().stores[0] = Store(Kind::Kv, Place::Gpu, right.token(), 1, right.row(), 1);
+  expect_refused("which its sequence does not read");
+}
+
 TEST_F(OrderCheckTest, TwoStoresOfTheSameRows) {
   batch().stores.push_back(batch().stores[0]);
   expect_refused("that are stored already");

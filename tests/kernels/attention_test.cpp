@@ -23,7 +23,7 @@ class Sequence {
         q_(normal_values(seed, static_cast<std::size_t>(tokens * heads.heads * heads.dim), 2)),
         kv_(dtype, normal_values(seed + 1, static_cast<std::size_t>(tokens * 2 * width_))) {}
 
-  // Attends tokens [context, end) in pieces of `piece`, blocks scattered over both buffers in an
+  // Attends tokens [context, end) in pieces of `piece`, blocks scattered over the buffers in an
   // order of `placement`; everything that no token owns is not a number.
   std::vector<float> run(std::int32_t context, std::int32_t end, std::int32_t piece,
                          std::uint32_t placement, cpu::Workers& workers) const {
@@ -34,11 +34,12 @@ class Sequence {
     const auto slot_numbers = static_cast<std::size_t>(16 * 2 * width_);
     const std::vector<float> garbage(slots.size() * slot_numbers,
                                      std::numeric_limits<float>::quiet_NaN());
-    Stored buffers[2] = {Stored(kv_.dtype(), garbage), Stored(kv_.dtype(), garbage)};
+    Stored buffers[3] = {Stored(kv_.dtype(), garbage), Stored(kv_.dtype(), garbage),
+                         Stored(kv_.dtype(), garbage)};
     std::vector<ContextBlock> table(static_cast<std::size_t>(blocks));
     for (std::size_t b = 0; b < table.size(); ++b) {
       table[b] = {.slot = slots[b],
-                  .buffer = static_cast<std::uint8_t>((slots[b] + placement) % 2)};
+                  .buffer = static_cast<std::uint8_t>((slots[b] + placement) % 3)};
       for (std::size_t i = 0; i < slot_numbers; ++i) {
         const std::size_t from = b * slot_numbers + i;
         if (from < kv_.size() &&
@@ -56,7 +57,7 @@ class Sequence {
                                        .first_block = 0};
       cpu::attention({.out = out.data(),
                       .q = q_.data() + static_cast<std::size_t>(context) * row,
-                      .slots = {buffers[0].data(), buffers[1].data()},
+                      .slots = {buffers[0].data(), buffers[1].data(), buffers[2].data()},
                       .dtype = kv_.dtype(),
                       .blocks = table.data(),
                       .sequences = &sequence,
@@ -214,7 +215,7 @@ TEST(AttentionBits, OfASequenceDoNotDependOnTheOnesBesideIt) {
   const auto attend = [&](const std::vector<AttentionSequence>& some, std::vector<float>* out) {
     cpu::attention({.out = out->data(),
                     .q = q.data(),
-                    .slots = {slots.data(), nullptr},
+                    .slots = {slots.data(), nullptr, nullptr},
                     .dtype = DType::float32,
                     .blocks = blocks.data(),
                     .sequences = some.data(),
@@ -247,7 +248,7 @@ TEST(Attention, OfMoreSequencesThanATableHoldsServesThemAll) {
   }
   cpu::attention({.out = out.data(),
                   .q = q.data(),
-                  .slots = {slot.data(), nullptr},
+                  .slots = {slot.data(), nullptr, nullptr},
                   .dtype = DType::float32,
                   .blocks = &block,
                   .sequences = sequences.data(),
@@ -274,7 +275,7 @@ TEST(Attention, KeepsWhatIsNotFiniteToTheTokensThatSeeIt) {
   const AttentionSequence sequence{0, 16, 0, 0};
   cpu::attention({.out = out.data(),
                   .q = q.data(),
-                  .slots = {slot.data(), nullptr},
+                  .slots = {slot.data(), nullptr, nullptr},
                   .dtype = DType::float32,
                   .blocks = &block,
                   .sequences = &sequence,

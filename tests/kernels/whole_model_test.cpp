@@ -190,7 +190,7 @@ class Forward {
     Stored out(DType::float32, q.size());
     cpu::attention({.out = floats(out),
                     .q = floats(q),
-                    .slots = {slots.data(), nullptr},
+                    .slots = {slots.data(), nullptr, nullptr},
                     .dtype = c_.dtype,
                     .blocks = blocks.data(),
                     .sequences = &sequence,

@@ -118,7 +118,7 @@ void bench_attention(const Model& model, std::int32_t sequences, std::int32_t co
   const double seconds = seconds_of([&] {
     cuda::attention({.out = out.get(),
                      .q = q.get(),
-                     .slots = {slots.get(), nullptr},
+                     .slots = {slots.get(), nullptr, nullptr},
                      .dtype = dtype,
                      .row_dtype = dtype,
                      .blocks = blocks_there.get<ContextBlock>(),

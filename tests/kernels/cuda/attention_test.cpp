@@ -51,6 +51,7 @@ class Sequence {
       op.q = q.get();
       op.slots[0] = buffers[0].get();
       op.slots[1] = buffers[1].get();
+      op.slots[2] = buffers[2].get();
       op.blocks = table.get();
       op.sequences = sequences.get() + p;
       cuda::attention(op, nullptr);
@@ -75,6 +76,7 @@ class Sequence {
     op.row_dtype = DType::float32;
     op.slots[0] = layout.buffers[0].data();
     op.slots[1] = layout.buffers[1].data();
+    op.slots[2] = layout.buffers[2].data();
     op.blocks = layout.table.data();
     op.sequences = &sequence;
     cpu::attention(op, workers);
@@ -99,7 +101,7 @@ class Sequence {
 
  private:
   struct Layout {
-    Stored buffers[2];
+    Stored buffers[3];
     std::vector<ContextBlock> table;
   };
   Layout lay_out(std::int32_t end, std::uint32_t placement) const {
@@ -110,9 +112,10 @@ class Sequence {
     const std::size_t slot_numbers = 16 * kv_row_;
     const std::vector<float> garbage(slots.size() * slot_numbers,
                                      std::numeric_limits<float>::quiet_NaN());
-    Layout layout{{Stored(kv_.dtype(), garbage), Stored(kv_.dtype(), garbage)}, {}};
+    const Stored empty(kv_.dtype(), garbage);
+    Layout layout{{empty, empty, empty}, {}};
     for (std::size_t b = 0; b < static_cast<std::size_t>(blocks); ++b) {
-      const auto buffer = static_cast<std::uint8_t>((slots[b] + placement) % 2);
+      const auto buffer = static_cast<std::uint8_t>((slots[b] + placement) % 3);
       layout.table.push_back({.slot = slots[b], .buffer = buffer, .unused = {}});
       for (std::size_t i = 0; i < slot_numbers; ++i) {
         const std::size_t from = b * slot_numbers + i;
@@ -242,7 +245,7 @@ TEST_F(CudaAttentionBits, OfASequenceDoNotDependOnTheOnesBesideIt) {
                             std::int32_t longest) {
       cuda::attention({.out = out.get(),
                        .q = q.get(),
-                       .slots = {slots.get(), nullptr},
+                       .slots = {slots.get(), nullptr, nullptr},
                        .dtype = dtype,
                        .row_dtype = dtype,
                        .blocks = table.get(),
@@ -285,7 +288,7 @@ TEST_F(CudaAttention, OfThousandsOfSequencesServesThemAll) {
     const OnDevice<AttentionSequence> all(sequences);
     cuda::attention({.out = out.get(),
                      .q = q.get(),
-                     .slots = {slots.get(), nullptr},
+                     .slots = {slots.get(), nullptr, nullptr},
                      .dtype = dtype,
                      .row_dtype = dtype,
                      .blocks = table.get(),
