@@ -228,6 +228,15 @@ std::vector<Point> rising(std::span<const Point> points) {
   return sorted;
 }
 
+void complete(Profile& profile) {
+  const auto measured = std::ranges::find(profile.measured, "attention", &MeasuredLine::name);
+  if (measured != profile.measured.end() && measured->alone.size() > 1 &&
+      !profile.name.starts_with("cpu")) {
+    profile.attention_undisturbed = measured->alone_line;
+    profile.attention_undisturbed->points = rising(measured->alone);
+  }
+}
+
 std::span<const Machine> machines() {
   // Links are what large copies reach, compute what the model's products do: the H200's measured,
   // the others' as published systems on them imply.
@@ -282,6 +291,7 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype)
           .load_here = {.b = seconds(sizes.block(BlockKind::act) * 2, machine.memory)},
           .kv_gen = {.b = kBlockTokens * 2 * w_kv / flops},
           .attention = {.b = seconds(sizes.block(BlockKind::kv), machine.memory)},
+          .attention_undisturbed = {},
           .prefill = {.b = 4.0 * shape.q_dim() / flops},
           .forward = forward,
           .qkv = {.a = forward.a * qkv_share, .b = forward.b * qkv_share},
@@ -373,6 +383,7 @@ Profile read_profile(const std::filesystem::path& path) {
       (profile.*line.line).points = rising(profile.measured.back().points);
     }
   }
+  complete(profile);
   return profile;
 }
 

@@ -78,12 +78,15 @@ struct Profile {
   std::string fingerprint;  // of the machine and the model that it holds for
   std::string model;        // of the model alone
 
-  Line load_w;        // T_load_w: n is the share of a layer's weights, 1 the whole layer
-  Line load_kv;       // T_load_kv(blocks), over the link
-  Line load_act;      // T_load_act(blocks), over the link
-  Line load_here;     // of so many ACT blocks that stay on the device
-  Line kv_gen;        // T_kv_gen(blocks)
-  Line attention;     // decode attention over so many blocks, wherever K and V came from
+  Line load_w;     // T_load_w: n is the share of a layer's weights, 1 the whole layer
+  Line load_kv;    // T_load_kv(blocks), over the link
+  Line load_act;   // T_load_act(blocks), over the link
+  Line load_here;  // of so many ACT blocks that stay on the device
+  Line kv_gen;     // T_kv_gen(blocks)
+  Line attention;  // decode attention over so many blocks, wherever K and V came from
+  // The same while nothing is copied within a GPU's memory, at whose speed it works: those copies make
+  // it half as fast (H200, OPT-6.7B). Nothing where that was not measured.
+  std::optional<Line> attention_undisturbed;
   Line prefill;       // a prompt's attention: n counts pairs of a new row and a row that it sees
   Line forward;       // a layer's other products for so many rows
   Line qkv;           // of `forward`, what comes before attention
@@ -101,8 +104,15 @@ struct Profile {
   Bytes host_memory;
   std::vector<MeasuredLine> measured;  // empty: of constants
 
+  const Line& attention_beside(bool copies_within_device) const {
+    return copies_within_device || !attention_undisturbed ? attention : *attention_undisturbed;
+  }
+
   friend bool operator==(const Profile&, const Profile&) = default;
 };
+
+// Fills in what follows from `measured`: attention_undisturbed.
+void complete(Profile& profile);
 
 // A profile's lines by their names in its file, and what they count.
 struct ProfileLine {

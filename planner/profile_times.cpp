@@ -345,6 +345,7 @@ void ProfileTimes::fit(Profile& profile) const {
     }
     profile.measured.push_back(std::move(measured));
   }
+  complete(profile);
   if (!between_.empty()) {
     profile.between = {median(between_)};
   }

@@ -70,33 +70,50 @@ void Profiler::begin(ProfileScale scale, int rounds) {
   phase_ = Phase::claiming;
 }
 
+// Whether the device's clock depends on what it did before: cores need no heat, nor does the pass that
+// only finds the scale.
+bool Profiler::heats() const {
+  return sizes_.scale.blocks > kFirstProfileScale.blocks && !machine_.device.starts_with("cpu");
+}
+
+// Where heat counts, prompts are measured on a busy device, too; once before that they only fill the
+// blocks.
 void Profiler::add_works(const std::function<bool(ProfileWork)>& wanted) {
   for (int round = 0; round < rounds_; ++round) {
     for (const ProfileWork work : kProfileWork) {
-      if (work != ProfileWork::context_busy && wanted(work)) {
-        works_.push_back({work, round});
+      const bool prompts = work == ProfileWork::prompts_kv || work == ProfileWork::prompts_act;
+      const bool busy = work == ProfileWork::context_busy || (prompts && heats());
+      if (!wanted(work)) {
+        continue;
       }
+      if (busy && prompts && round == 0) {
+        works_.push_back({.work = work, .round = 0, .heats = true});
+      }
+      (busy ? behind_ : works_).push_back({.work = work, .round = round});
     }
   }
-  busy_wanted_ = wanted(ProfileWork::context_busy);
 }
 
-// Those that keep the device busy stand together, behind all others, which say how many blocks the
-// link brings meanwhile. The first are there for the clock's sake: cores need none, nor does the pass
-// that only finds the scale.
-void Profiler::add_busy_works() {
+// Those of a busy device stand together, behind all others, which say how many blocks the link brings
+// meanwhile. The first are there for the clock's sake; so is one before each large work of prompts.
+void Profiler::add_works_behind() {
   times_->fit(profile_);
-  if (sizes_.scale.blocks > kFirstProfileScale.blocks && !machine_.device.starts_with("cpu")) {
+  const Work heat{.work = ProfileWork::context_busy, .round = 0, .heats = true};
+  if (heats()) {
     const std::int32_t streamed = layout_.layers - sizes_.device.resident_layers;
     sizes_.busy = busy_work(profile_, sizes_.scale.blocks, layout_.layers, streamed);
     const double iteration = time_of(sizes_.busy, profile_, layout_.layers).n;
     const double heats =
         std::clamp(std::ceil(kHeating.n / std::max(iteration, 1e-9)), 1.0, kMostHeats);
-    works_.assign(static_cast<std::size_t>(heats),
-                  {.work = ProfileWork::context_busy, .round = 0, .heats = true});
+    works_.assign(static_cast<std::size_t>(heats), heat);
   }
-  for (int round = 0; round < rounds_; ++round) {
-    works_.push_back({ProfileWork::context_busy, round});
+  std::ranges::stable_partition(
+      behind_, [](const Work& one) { return one.work == ProfileWork::context_busy; });
+  for (const Work& work : std::exchange(behind_, {})) {
+    if (heats() && work.work != ProfileWork::context_busy && work.round % kFewestRounds == 0) {
+      works_.push_back(heat);
+    }
+    works_.push_back(work);
   }
 }
 
@@ -160,8 +177,8 @@ void Profiler::go_on() {
 }
 
 void Profiler::next_pass() {
-  if (std::exchange(busy_wanted_, false)) {
-    add_busy_works();
+  if (!behind_.empty()) {
+    add_works_behind();
     go_on();
     return;
   }

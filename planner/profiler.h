@@ -50,7 +50,8 @@ class Profiler {
 
   void begin(ProfileScale scale, int rounds);
   void add_works(const std::function<bool(ProfileWork)>& wanted);
-  void add_busy_works();
+  void add_works_behind();
+  bool heats() const;
   void go_on();
   void next_pass();
   void check_whole() const;
@@ -63,11 +64,10 @@ class Profiler {
   Phase phase_ = Phase::claiming;
   bool small_ = true;  // the first pass, which only finds the scale
   bool repeated_ = false;
-  bool busy_wanted_ = false;  // works that keep the device busy come behind those under way
-  bool rested_ = false;       // the time between iterations is being measured, or is known
+  bool rested_ = false;  // the time between iterations is being measured, or is known
   int rounds_ = 1;
   ProfileSizes sizes_;
-  std::deque<Work> works_;
+  std::deque<Work> works_, behind_;  // those of a busy device come behind all others
   std::uint64_t iteration_ = 0;
   Work work_{};                  // the iteration under way
   messages::IterationT tables_;  // its tables

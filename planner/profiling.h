@@ -15,7 +15,8 @@
 // GPU multiplies zeros faster than numbers, since it draws less power and keeps its clock: on an H200
 // kv_gen reached 930 TFLOP/s on blocks that nobody had written, and 600 to 670 in runs. KV Gen and
 // decode attention are what bounds a busy device, so that their lines are of a work of their own,
-// behind eight seconds of the same that nobody measures: a clock that load and heat lower is low then.
+// behind eight seconds of the same that nobody measures: a clock that load and heat lower is low then;
+// prompts are measured behind that once more.
 // (717 TFLOP/s where a fifth of the time went by waiting for copies within the device.) Blocks of the
 // pool are loaded again and again: a small pool stands for a large one. Pure functions of sizes and
 // reports; profiler.h talks with the executor.

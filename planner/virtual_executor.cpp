@@ -94,7 +94,7 @@ VirtualExecutor::Batch VirtualExecutor::costs_of(const messages::MiniBatchT& bat
   Batch costs{.load = profile_.load_kv(kv) + profile_.load_act(act),
               .here = profile_.load_here(here),
               .regenerate = profile_.kv_gen(regenerated),
-              .attend = profile_.attention(decoded) + profile_.prefill(pairs),
+              .attend = profile_.attention_beside(here > 0)(decoded) + profile_.prefill(pairs),
               .rows = static_cast<double>(batch.tokens.size()),
               .kv = kv,
               .act = act};

@@ -66,8 +66,9 @@ IterationTime iteration_time(const Profile& profile, const AllocationInputs& inp
   const double streamed = layers - blocks.resident_layers.value_or(0);
   const double link =
       in_parts(profile.load_act, host_act, parts) + in_parts(profile.load_kv, host_kv, parts);
-  const double compute = in_parts(profile.kv_gen, act, parts) +
-                         in_parts(profile.attention, all, parts) + profile.forward(requests).n;
+  const Line& attention = profile.attention_beside(blocks.gpu_act_blocks > 0);
+  const double compute = in_parts(profile.kv_gen, act, parts) + in_parts(attention, all, parts) +
+                         profile.forward(requests).n;
   const double back = profile.store_act(requests * host_act / std::max(all, 1.0)).n +
                       profile.store_kv(requests * host_kv / std::max(all, 1.0)).n;
   return {.link = {layers * link + streamed * profile.load_w(1).n},
