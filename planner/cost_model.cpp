@@ -228,7 +228,14 @@ std::vector<Point> rising(std::span<const Point> points) {
   return sorted;
 }
 
+double Profile::in_tiles(double rows) const {
+  constexpr double kFewRows = 256;  // kernels/cuda/gemm.h
+  return rows <= kFewRows ? rows : std::ceil(rows / row_tile) * row_tile;
+}
+
 void complete(Profile& profile) {
+  constexpr double kRowTile = 128;  // cuBLAS's on tensor cores, or its half
+  profile.row_tile = profile.name.starts_with("cuda") && !profile.measured.empty() ? kRowTile : 1;
   const auto measured = std::ranges::find(profile.measured, "attention", &MeasuredLine::name);
   if (measured != profile.measured.end() && measured->alone.size() > 1 &&
       !profile.name.starts_with("cpu")) {

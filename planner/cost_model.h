@@ -102,16 +102,23 @@ struct Profile {
   Bytes gpu_memory;
   Bytes gpu_overhead;  // of it, beside the buffers: context, libraries
   Bytes host_memory;
+  // More than a few rows are multiplied in tiles of so many: each one more costs a whole one.
+  double row_tile = 1;
   std::vector<MeasuredLine> measured;  // empty: of constants
 
   const Line& attention_beside(bool copies_within_device) const {
     return copies_within_device || !attention_undisturbed ? attention : *attention_undisturbed;
   }
 
+  // forward and qkv of so many rows.
+  Seconds forward_of(double rows) const { return forward(in_tiles(rows)); }
+  Seconds qkv_of(double rows) const { return qkv(in_tiles(rows)); }
+  double in_tiles(double rows) const;
+
   friend bool operator==(const Profile&, const Profile&) = default;
 };
 
-// Fills in what follows from `measured`: attention_undisturbed.
+// Fills in what follows from `name` and `measured`: attention_undisturbed, row_tile.
 void complete(Profile& profile);
 
 // A profile's lines by their names in its file, and what they count.

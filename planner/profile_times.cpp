@@ -87,7 +87,9 @@ class ProfileTimes::Reader {
  public:
   Reader(ProfileTimes& times, ProfileWork work, const messages::IterationT& tables,
          const std::vector<StageSpan>& spans)
-      : times_(times), busy_work_(work == ProfileWork::context_busy) {
+      : times_(times),
+        busy_work_(work == ProfileWork::context_busy),
+        prompts_(work == ProfileWork::prompts_kv || work == ProfileWork::prompts_act) {
     double rows = 0;
     for (const auto& batch : tables.mini_batches) {
       Brought one = brought_by(*batch);
@@ -254,7 +256,8 @@ class ProfileTimes::Reader {
   // A layer is done.
   void add_products() {
     for (Group& group : groups_) {
-      if (group.all.seconds > 0) {
+      // A single row between large prompts takes what their heat and their stores leave it.
+      if (group.all.seconds > 0 && !(prompts_ && group.rows <= 1)) {
         times_.add(&Profile::qkv, group.rows, std::exchange(group.qkv, {}));
         times_.add(&Profile::forward, group.rows, std::exchange(group.all, {}));
       }
@@ -262,7 +265,7 @@ class ProfileTimes::Reader {
   }
 
   ProfileTimes& times_;
-  const bool busy_work_;
+  const bool busy_work_, prompts_;
   std::vector<Brought> brought_;
   std::vector<Group> groups_;
   double rows_ = 0, samples_ = 0, head_left_ = 0, head_rows_ = 0;

@@ -24,9 +24,11 @@ constexpr std::int32_t kProfiledLogits = 256;
 constexpr std::int32_t kHereBlocks = 16;  // ACT blocks on the device
 // Neighbours' rows are together more than a mini-batch's buffers hold, so that each is a group of its
 // own; in parts of the largest, 0 for a single row. One part is few rows, which products have a way of
-// their own for (kernels/cuda/gemm.h).
+// their own for (kernels/cuda/gemm.h); from half of the largest on there is a size for every two
+// parts, since with each tile of rows a product's time rises in steps.
 constexpr std::int32_t kPromptParts = 32;
-constexpr std::array<std::int32_t, 10> kPrompts{0, 32, 1, 32, 4, 32, 8, 28, 16, 20};
+constexpr std::array<std::int32_t, 15> kPrompts{0,  32, 1,  32, 4,  32, 8, 28,
+                                                16, 20, 18, 24, 22, 26, 30};
 
 constexpr double kLate = 20e-6;  // seconds
 constexpr double kShortestTime = 1e-9;
@@ -260,6 +262,10 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
     }
     return tables.finish(iteration, pool_epoch, 0);
   }
+  if (work == ProfileWork::context_few) {
+    tables.add_context(kv, round % 2 == 0 ? kSequences : 1);
+    return tables.finish(iteration, pool_epoch, 1);
+  }
   if (work == ProfileWork::context_apart || work == ProfileWork::context_together) {
     for (int step = kSizes; step >= 1; --step) {
       for (const Blocks& kind : {kv, act, here}) {
@@ -290,8 +296,11 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
   }
   const double room = (kind.pool - static_cast<double>(rows.size())) * kBlockTokens;
   for (const std::int32_t one : rows) {
-    const double stored = std::clamp(room / all, 0.0, 1.0) * one;
-    tables.add_prompts(kind, one, static_cast<std::int32_t>(stored));
+    const auto stored = static_cast<std::int64_t>(std::clamp(room / all, 0.0, 1.0) * one);
+    // Whole blocks, for which `room` has left a block each.
+    tables.add_prompts(
+        kind, one,
+        static_cast<std::int32_t>(std::min<std::int64_t>(one, round_up(stored, kBlockTokens))));
   }
   return tables.finish(iteration, pool_epoch, 0);
 }

@@ -8,6 +8,8 @@
 //   context, together   the same without the tiny ones: every stream works
 //   context, busy       ACT blocks, of the device and as many from the host as the link brings
 //                       meanwhile, one iteration behind the other: the device never rests
+//   context, few        one or a few one-row sequences and nothing else: what keeps no device busy, so
+//                       that its clock is high
 //   prompts, KV / ACT   r new rows without context, stored as KV or as ACT blocks
 //   prompts, here       the same, stored in the ACT blocks that stay on the device: not measured
 //
@@ -39,14 +41,15 @@ enum class ProfileWork : std::uint8_t {
   prompts_here,
   prompts_kv,
   prompts_act,
+  context_few,
   context_apart,
   context_together,
   context_busy
 };
 // Those that are measured, in this order.
-inline constexpr std::array<ProfileWork, 5> kProfileWork{
-    ProfileWork::prompts_kv, ProfileWork::prompts_act, ProfileWork::context_apart,
-    ProfileWork::context_together, ProfileWork::context_busy};
+inline constexpr std::array<ProfileWork, 6> kProfileWork{
+    ProfileWork::prompts_kv,    ProfileWork::prompts_act,      ProfileWork::context_few,
+    ProfileWork::context_apart, ProfileWork::context_together, ProfileWork::context_busy};
 
 // How large the largest mini-batches are made.
 struct ProfileScale {

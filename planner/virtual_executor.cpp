@@ -157,7 +157,7 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const std::vector<Batch>& b
       stored_act += batches[end].stored_act;
     }
     Seconds& rows_stored = rows_stored_[groups_++ % 2];
-    const Seconds first = profile_.qkv(rows);
+    const Seconds first = profile_.qkv_of(rows);
     const VirtualSpan of_rows{.kind = VirtualSpan::Kind::products, .layer = layer};
     compute(std::max(rows_stored, arrived(layer, qkv_piece_)), first, of_rows);
     if (stored_kv + stored_act > 0) {
@@ -180,7 +180,7 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const std::vector<Batch>& b
       compute(there, batches[i].attend, span);
       computed_[side] = compute_;
     }
-    compute(arrived(layer, layout_.layer.pieces.size() - 1), profile_.forward(rows) - first,
+    compute(arrived(layer, layout_.layer.pieces.size() - 1), profile_.forward_of(rows) - first,
             of_rows);
   }
   for (Buffer& buffer : buffers_) {

@@ -68,7 +68,7 @@ IterationTime iteration_time(const Profile& profile, const AllocationInputs& inp
       in_parts(profile.load_act, host_act, parts) + in_parts(profile.load_kv, host_kv, parts);
   const Line& attention = profile.attention_beside(blocks.gpu_act_blocks > 0);
   const double compute = in_parts(profile.kv_gen, act, parts) + in_parts(attention, all, parts) +
-                         profile.forward(requests).n;
+                         profile.forward_of(requests).n;
   const double back = profile.store_act(requests * host_act / std::max(all, 1.0)).n +
                       profile.store_kv(requests * host_kv / std::max(all, 1.0)).n;
   return {.link = {layers * link + streamed * profile.load_w(1).n},
@@ -80,9 +80,9 @@ Rehearsed least_times(const Profile& profile, const AllocationInputs& inputs,
                       const Allocation& blocks) {
   const double streamed = inputs.layers - blocks.resident_layers.value_or(0);
   const double rows = std::min<double>(inputs.wave_rows, static_cast<double>(inputs.prompt_rows));
-  return {
-      .decoding = {decoding_score(profile, inputs, blocks)},
-      .wave = {std::max(streamed * profile.load_w(1).n, inputs.layers * profile.forward(rows).n)}};
+  return {.decoding = {decoding_score(profile, inputs, blocks)},
+          .wave = {std::max(streamed * profile.load_w(1).n,
+                            inputs.layers * profile.forward_of(rows).n)}};
 }
 
 std::int64_t rounds_of(const AllocationInputs& inputs, const Allocation& blocks) {

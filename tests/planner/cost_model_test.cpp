@@ -245,6 +245,48 @@ TEST(ProfileFile, IsReadAsItWasWritten) {
   EXPECT_EQ(read_profile(path, profile.fingerprint), profile);
 }
 
+Profile measured_on(const std::string& name) {
+  Profile profile = profile_of(machine_named("l4-pcie4"), shape_of(8), DType::float16);
+  profile.name = name;
+  profile.measured = {{.name = "attention",
+                       .points = {{1, {2.0}}, {8, {9.0}}},
+                       .alone = {{1, {1.0}}, {8, {4.0}}, {9, {5.0}}},
+                       .alone_line = {.a = 0.5, .b = 0.5},
+                       .remeasured = 0}};
+  return profile;
+}
+
+TEST(MeasuredProfile, OfAGpuChargesAttentionByWhatIsCopiedBesideIt) {
+  const TempDirectory folder;
+  const auto path = folder.path() / "profile.json";
+  Profile profile = measured_on("cuda: some GPU");
+  write_profile(path, profile);
+  const Profile read = read_profile(path);
+  complete(profile);
+  for (const Profile& one : {profile, read}) {
+    EXPECT_EQ(one.attention_beside(false)(1).n, 1);
+    EXPECT_EQ(one.attention_beside(false)(9).n, 5);
+    EXPECT_EQ(one.attention_beside(true), one.attention);
+  }
+  Profile cores = measured_on("cpu, 2 threads");
+  complete(cores);
+  EXPECT_EQ(cores.attention_beside(false), cores.attention);
+}
+
+TEST(MeasuredProfile, OfAGpuMultipliesManyRowsInWholeTiles) {
+  Profile gpu = measured_on("cuda: some GPU"), cores = measured_on("cpu, 2 threads");
+  complete(gpu);
+  complete(cores);
+  EXPECT_EQ(gpu.in_tiles(20), 20);
+  EXPECT_EQ(gpu.in_tiles(256), 256);
+  EXPECT_EQ(gpu.in_tiles(257), 384);
+  EXPECT_EQ(gpu.in_tiles(384), 384);
+  EXPECT_EQ(gpu.forward_of(1793), gpu.forward(1920));
+  EXPECT_EQ(gpu.qkv_of(1793), gpu.qkv(1920));
+  EXPECT_EQ(cores.in_tiles(257), 257);
+  EXPECT_EQ(profile_of(machine_named("l4-pcie4"), shape_of(8), DType::float16).in_tiles(257), 257);
+}
+
 TEST(ProfileFile, HoldsForOneMachineAndModel) {
   const TempDirectory folder;
   const auto path = folder.path() / "profile.json";

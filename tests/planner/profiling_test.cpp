@@ -154,6 +154,16 @@ TEST(ProfileIteration, StaysWithinTheBuffersAndThePool) {
   }
 }
 
+TEST(ProfileIteration, OfAFewRowsHasNothingElse) {
+  const ProfileSizes sizes = sizes_of("opt-6.7b", kLargestProfileScale);
+  for (const int round : {0, 1, 2}) {
+    const auto tables =
+        profile_iteration(ProfileWork::context_few, sizes, opt_shape("opt-6.7b"), 1, 1, round, 3);
+    ASSERT_EQ(tables.mini_batches.size(), 1u);
+    EXPECT_EQ(tables.mini_batches[0]->tokens.size(), round == 1 ? 1u : 8u);
+  }
+}
+
 // What a GPU multiplies must be numbers as in runs, and no zeros.
 TEST(ProfileIteration, LoadsBlocksThatPromptsHaveWrittenBefore) {
   // Of few rows fewer fill a block: then it is no GPU.
@@ -283,6 +293,10 @@ TEST(ProfileTimes, GiveTheLinesBackThatTheyCameFrom) {
     EXPECT_GT((found.*line).r2, 0.999999);
   }
   EXPECT_TRUE(measuring.times.outliers().empty());
+  const auto& rows = found.forward.points;
+  EXPECT_EQ(rows.front().n, 8) << "not the single row between large prompts";
+  EXPECT_EQ(std::ranges::count_if(rows, [](const Point& point) { return point.n >= 1024; }), 9)
+      << "every 128 rows";
   for (const MeasuredLine& line : found.measured) {
     EXPECT_GE(line.points.size(), 6u) << line.name;
   }

@@ -34,8 +34,9 @@ class Sequence {
   std::vector<float> run(std::int32_t context, std::int32_t end, std::int32_t piece,
                          std::uint32_t placement) const {
     const Layout layout = lay_out(end, placement);
-    const StoredOnDevice buffers[2] = {StoredOnDevice(layout.buffers[0]),
-                                       StoredOnDevice(layout.buffers[1])};
+    const StoredOnDevice buffers[] = {StoredOnDevice(layout.buffers[0]),
+                                      StoredOnDevice(layout.buffers[1]),
+                                      StoredOnDevice(layout.buffers[2])};
     const OnDevice<ContextBlock> table(layout.table);
     const StoredOnDevice q(q_);
     const StoredOnDevice out(
