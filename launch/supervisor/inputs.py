@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import stat
+import time
 from pathlib import Path
 
 from . import machine
@@ -13,6 +14,7 @@ from .run_directory import FINISHED, UNFINISHED
 from .trouble import OUTPUT, Refusal, say, shown
 
 
+_GROWTH = 64 << 20  # of free memory: less is somebody else's coming and going
 FEWEST_FILES = 256  # sockets, logs, shards; libzmq aborts a process that runs out of descriptors
 
 
@@ -136,11 +138,15 @@ def check_run_directory(given, directory):
             )
 
 
-def clip_memory(given, held=0):
+def clip_memory(given, held=None):
     """--host-memory and --gpu-memory are caps: more than the machine has is clipped, and said.
 
-    `held` bytes are taken already by a kept loader that the run will use."""
-    available = machine.available_memory() + held
+    `held` tells the bytes that a kept loader has taken already, which the run will use. Of a loader that has just ended
+    a run, the machine is still taking pages back, tens of GiB for seconds: as long as they come, they are waited for."""
+    taken = held or (lambda: 0)
+    available = machine.available_memory() + taken()
+    if taken() and given.host_memory and given.host_memory > available:
+        available = _once_returned(given.host_memory, lambda: machine.available_memory() + taken())
     if given.host_memory and given.host_memory > available:
         say(f"--host-memory {bytes_text(given.host_memory)}: this machine has {bytes_text(available)} free; using that")
         given.host_memory = available
@@ -148,6 +154,18 @@ def clip_memory(given, held=0):
     if given.gpu_memory and not machine.gpus() and given.gpu_memory > total:
         say(f"--gpu-memory {bytes_text(given.gpu_memory)}: this machine has {bytes_text(total)} of memory; using that")
         given.gpu_memory = total
+
+
+def _once_returned(wanted, room, still=1.0, patience=30.0):
+    """The room there is once it has not grown for `still` seconds, or is what is wanted."""
+    most, began = room(), time.monotonic()
+    grew = began
+    while most < wanted and time.monotonic() - grew < still and time.monotonic() - began < patience:
+        time.sleep(0.05)
+        now = room()
+        if now >= most + _GROWTH:
+            most, grew = now, time.monotonic()
+    return most
 
 
 def resume_command(words):

@@ -92,7 +92,7 @@ class _ProfilePlan(Plan):
 def _measure(folder, given):
     segments.reap()
     loaders.sweep()
-    inputs.clip_memory(given, loaders.Home.of(given).weights_bytes())
+    inputs.clip_memory(given, loaders.Home.of(given).weights_bytes)
     directory = RunDirectory(folder / "run")
     interrupts, line = Interrupts(), ProgressLine()
     directory.enter()

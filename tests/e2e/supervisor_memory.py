@@ -6,7 +6,7 @@ from unittest import mock
 
 import harness
 from harness import expect, expect_equal, test
-from supervisor import loaders, machine, progress, segments
+from supervisor import inputs, loaders, machine, progress, segments
 
 
 def write(path, text):
@@ -45,6 +45,25 @@ def version_one_of_control_groups_says_the_same_in_other_words(workspace):
         expect_equal(machine.cgroup_headroom(), 5000, "room")
         write(workspace / "groups/memory/memory.limit_in_bytes", "9223372036854771712\n")  # its word for none
         expect_equal(machine.cgroup_headroom(), None, "without a limit")
+
+
+@test
+def memory_on_its_way_back_from_the_run_before_is_waited_for(workspace):
+    given = mock.Mock(host_memory=80 << 30, gpu_memory=None)
+    rooms = iter([20 << 30, 30 << 30, 50 << 30, 75 << 30, 90 << 30])
+    with mock.patch.object(machine, "available_memory", lambda: next(rooms)):
+        inputs.clip_memory(given, lambda: 1 << 30)
+    expect_equal(given.host_memory, 80 << 30, "all that was wanted")
+    room = mock.Mock(return_value=20 << 30)
+    with mock.patch.object(machine, "available_memory", room):
+        inputs.clip_memory(given, lambda: 1 << 30)
+    expect_equal(given.host_memory, 21 << 30, "what does not come is not waited for long")
+    expect(room.call_count > 3, "nobody looked again")
+    given.host_memory = 80 << 30
+    room.reset_mock()
+    with mock.patch.object(machine, "available_memory", room):
+        inputs.clip_memory(given)
+    expect_equal((given.host_memory, room.call_count), (20 << 30, 1), "without a kept loader")
 
 
 @test
