@@ -14,8 +14,10 @@ bool is_host(const Profile& profile) { return profile.name.starts_with("cpu"); }
 
 std::string policy_or_default(const std::optional<std::string>& named, bool device_is_host,
                               const CostOptions& costs, const PolicyOptions& options) {
-  const bool costs_given = options.act_share || costs.machine || costs.profile;
-  return named.value_or(device_is_host && !costs_given ? "kv-only" : "hybrid");
+  if (named || options.act_share || options.recompute_share) {
+    return named.value_or("hybrid");
+  }
+  return device_is_host && !costs.machine && !costs.profile ? "kv-only" : "optimal";
 }
 
 std::optional<Profile> named_costs(const CostOptions& costs, const ModelShape& shape, DType dtype) {

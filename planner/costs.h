@@ -17,8 +17,9 @@ struct CostOptions {
   std::optional<std::filesystem::path> profile;  // or measured ones, a file
 };
 
-// A device that is the host (the CPU device) hides the making of keys and values behind nothing: there
-// they are kept, unless a share or somebody's costs were given to decide by.
+// What is best by the costs; `hybrid` where a share says it all. A device that is the host (the CPU
+// device) hides the making of keys and values behind nothing: there they are kept, unless somebody's
+// costs were given to decide by.
 std::string policy_or_default(const std::optional<std::string>& named, bool device_is_host,
                               const CostOptions& costs, const PolicyOptions& options);
 

@@ -257,6 +257,9 @@ void Planner::choose_policy() {
     choose_as_wished();
   }
   if (!policy_) {
+    if (!options_.policy && !profile_ && policy_name_ == "optimal") {
+      policy_name_ = "hybrid";  // which needs no costs
+    }
     status_.policy = policy_name_;
     policy_ = make_policy_as({.policy = policy_name_,
                               .act_share = options_.policy_options.act_share,

@@ -95,7 +95,7 @@ def add_device(to):
 
 def add_planning(to):
     add_device(to)
-    to.add_argument("--policy", metavar="NAME", help="how context is kept, one of `poise policies` (default: hybrid; of the CPU device kv-only)")
+    to.add_argument("--policy", metavar="NAME", help="how context is kept, one of `poise policies` (default: optimal, by costs that are measured once; of the CPU device kv-only)")
     to.add_argument("--act-share", type=quantities.share, metavar="0..1", help="share of ACT blocks, for hybrid and kvpr")
     to.add_argument(
         "--recompute-share", type=quantities.share, metavar="0..1", help="share of context kept as ids alone, for token-recompute"

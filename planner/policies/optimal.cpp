@@ -17,7 +17,9 @@ class Optimal final : public Policy {
           "--policy optimal decides by what things cost: give it a profile of this machine "
           "(--profile) or name one (--machine), or use another policy");
     }
-    return best_allocation(*profile_, inputs);
+    const Allocation best = best_allocation(*profile_, inputs);
+    // Where nothing fits, whoever finds no room for these says which memory lacks it.
+    return best.all_act_blocks() + best.all_kv_blocks() > 0 ? best : split_host(inputs, 0);
   }
   bool any_number() const override { return true; }
   BlockKind next_block(const Allocation& host, const RequestSplit& request) const override {
