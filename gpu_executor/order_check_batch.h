@@ -49,6 +49,9 @@ class BatchCheck {
   // They cover the rows one behind the other.
   void check_sequences();
   void check_stores() const;
+  // New rows are written into the device's KV blocks whether or not a store says so. Only what stores
+  // say is kept apart from other mini-batches and sequences (check_block_hazards), so they say it all.
+  void check_stored_on_device() const;
   // Rows of one sequence, to the tokens they are of, and to the block its entry names.
   void check_store_target(std::uint32_t i, const messages::Store& store) const;
   void check_samples() const;
@@ -56,6 +59,7 @@ class BatchCheck {
   void check_loads();
   void check_regenerate();
   void check_entries();
+  void check_entry_of_device(std::uint32_t i, const messages::AttentionEntry& entry) const;
   // A sequence's context is read from rows that were loaded or made, its new rows go where nobody
   // else reads or writes.
   void check_context(std::uint32_t index, const messages::Sequence& sequence);

@@ -88,9 +88,26 @@ void BatchCheck::check_entries() {
     if (entry.slot() >= slots_read(entry).size()) {
       refuse("entry {} is slot {} of {}", i, entry.slot(), slots_read(entry).size());
     }
+    if (entry.place() == Place::Gpu) {
+      check_entry_of_device(i, entry);
+    }
   }
   for (std::uint32_t i = 0; i < batch_.sequences()->size(); ++i) {
     check_context(i, *batch_.sequences()->Get(i));
+  }
+}
+
+// Attention goes by such an entry alone to where its block lies.
+void BatchCheck::check_entry_of_device(std::uint32_t i,
+                                       const messages::AttentionEntry& entry) const {
+  if ((entry.kind() == Kind::Kv) != (entry.where() == Where::LoadedKv)) {
+    refuse("entry {} is of kind {}, on the device, and to be read as {}", i,
+           messages::EnumNameKind(entry.kind()), messages::EnumNameWhere(entry.where()));
+  }
+  const std::uint32_t blocks = pool_blocks(entry.kind(), entry.place());
+  if (entry.block() >= blocks) {
+    refuse("entry {} is {} block {}, the Gpu pool has {}", i, messages::EnumNameKind(entry.kind()),
+           entry.block(), blocks);
   }
 }
 

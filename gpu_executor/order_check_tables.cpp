@@ -1,5 +1,6 @@
 // BatchCheck's tables of rows: which there are, of whom, where they are stored and sampled.
 
+#include <algorithm>
 #include <cmath>
 
 #include "gpu_executor/order_check_batch.h"
@@ -107,6 +108,27 @@ void BatchCheck::check_stores() const {
              messages::EnumNamePlace(store.place()), blocks);
     }
     check_store_target(i, store);
+  }
+  check_stored_on_device();
+}
+
+void BatchCheck::check_stored_on_device() const {
+  std::vector<bool> stored(rows_);
+  for (std::uint32_t i = 0; i < size_of_vector(batch_.stores()); ++i) {
+    const messages::Store& store = *batch_.stores()->Get(i);
+    if (store.kind() == messages::Kind::Kv && store.place() == messages::Place::Gpu) {
+      std::fill_n(stored.begin() + store.row(), store.count(), true);
+    }
+  }
+  for (std::uint32_t row = 0; row < rows_; ++row) {
+    const messages::Sequence& sequence = *batch_.sequences()->Get(sequence_of_row_[row]);
+    const std::uint32_t position = sequence.context() + row - sequence.first_row();
+    const messages::AttentionEntry& entry =
+        *batch_.entries()->Get(sequence.first_entry() + position / kBlockTokens);
+    if (entry.kind() == messages::Kind::Kv && entry.place() == messages::Place::Gpu &&
+        !stored[row]) {
+      refuse("row {} goes to Kv block {} of the device, which nothing stores", row, entry.block());
+    }
   }
 }
 

@@ -444,6 +444,55 @@ TEST_F(OrderCheckTest, AStoreIntoTheDevicesKvBlocksThatItsSequenceDoesNotReadThe
   expect_refused("which its sequence does not read");
 }
 
+// Attention writes new rows into the device's KV blocks by the entries alone, which so must name one
+// there is, and the stores must tell of every row: by them, blocks are kept apart.
+TEST_F(OrderCheckTest, NewRowsInTheDevicesKvBlocks) {
+  limits_.gpu_kv_blocks = limits_.gpu_act_blocks = 4;
+  const auto prompts = [&] {
+    return SmallPlanner(plan_, layout_, limits_, pool_.partition).next();
+  };
+  const auto of_device = [](const auto& one) {
+    return one.kind() == Kind::Kv && one.place() == Place::Gpu;
+  };
+  const auto refused = [&](const std::function<void(MiniBatchT&, AttentionEntry&)>& change,
+                           const std::string& sentence) {
+    check_.emplace(shape_, layout_, limits_, kCredits);
+    Planned planned = prompts();
+    MiniBatchT& batch = *planned.tables.mini_batches[0];
+    change(batch, batch.entries[index_where<AttentionEntry>(batch.entries, of_device)]);
+    EXPECT_THAT(refusal([&] { accept(planned.tables); }), HasSubstr(sentence));
+    check_.emplace(shape_, layout_, limits_, kCredits);
+    accept(prompts().tables);
+  };
+  const auto in = [](const AttentionEntry& one, Where where, Kind kind, std::uint32_t block) {
+    return AttentionEntry(where, kind, Place::Gpu, 0, one.slot(), block);
+  };
+  refused(
+      [&](MiniBatchT& batch, AttentionEntry& one) {
+        std::erase_if(batch.stores, of_device);
+        one = in(one, Where::LoadedKv, Kind::Kv, 4);
+      },
+      "is Kv block 4, the Gpu pool has 4");
+  refused([&](MiniBatchT& batch, AttentionEntry&) { std::erase_if(batch.stores, of_device); },
+          "which nothing stores");
+  refused(
+      [&](MiniBatchT& batch, AttentionEntry&) {
+        Store& store = batch.stores[index_where<Store>(batch.stores, of_device)];
+        store = Store(store.kind(), store.place(), store.token(), store.count() - 1, store.row(),
+                      store.block());
+      },
+      "which nothing stores");
+  refused(
+      [&](MiniBatchT& batch, AttentionEntry& one) {
+        std::erase_if(batch.stores, of_device);
+        one = in(one, Where::LoadedKv, Kind::Act, 0);
+      },
+      "is of kind Act");
+  refused([&](MiniBatchT&,
+              AttentionEntry& one) { one = in(one, Where::RegeneratedKv, Kind::Kv, one.block()); },
+          "is of kind Kv");
+}
+
 TEST_F(OrderCheckTest, TwoStoresOfTheSameRows) {
   batch().stores.push_back(batch().stores[0]);
   expect_refused("that are stored already");
