@@ -43,14 +43,18 @@ void add_mini_batch(BalanceSums& sums, const messages::MiniBatchReport& batch,
   }
 }
 
-// Whether all blocks of the sequence's new rows are.
-bool kept_nowhere(const messages::MiniBatchT& batch, const messages::Sequence& sequence) {
+// Whether the sequence makes rows again for the one behind it, which goes on with their request.
+bool makes_again(const messages::MiniBatchT& batch, std::size_t index) {
+  const messages::Sequence& sequence = batch.sequences[index];
+  const bool goes_on = index + 1 < batch.sequences.size() &&
+                       batch.sequences[index + 1].request() == sequence.request() &&
+                       batch.sequences[index + 1].first_entry() == sequence.first_entry();
   const std::uint32_t end = sequence.context() + sequence.new_tokens();
   const auto block_of = [&](std::uint32_t token) {
     return sequence.first_entry() + token / kBlockTokens;
   };
   const std::size_t first = block_of(sequence.context()), last = block_of(end - 1);
-  return last < batch.entries.size() &&
+  return goes_on && last < batch.entries.size() &&
          std::all_of(batch.entries.begin() + static_cast<std::ptrdiff_t>(first),
                      batch.entries.begin() + static_cast<std::ptrdiff_t>(last) + 1,
                      [](const auto& one) { return one.place() == messages::Place::Nowhere; });
@@ -113,12 +117,13 @@ BalanceSums balance_of(const messages::LayerDoneT& done, const BlockSizes& sizes
 
 IterationKind kind_of(const messages::IterationT& tables) {
   const auto decodes = [](const messages::MiniBatchT& batch) {
-    return std::ranges::all_of(batch.sequences,
-                               [&](const auto& one) {
-                                 return (one.new_tokens() == 1 && one.context() > 0) ||
-                                        kept_nowhere(batch, one);
-                               }) &&
-           std::ranges::all_of(batch.samples, [](const auto& one) { return one->step > 0; });
+    for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
+      const messages::Sequence& one = batch.sequences[i];
+      if ((one.new_tokens() != 1 || one.context() == 0) && !makes_again(batch, i)) {
+        return false;
+      }
+    }
+    return std::ranges::all_of(batch.samples, [](const auto& one) { return one->step > 0; });
   };
   return {.number = tables.iteration,
           .decodes = std::ranges::all_of(tables.mini_batches,

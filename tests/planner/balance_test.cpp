@@ -132,6 +132,11 @@ TEST(Balance, RowsThatAreComputedAgainSinceTheyAreKeptNowhereBelongToGenerating)
   EXPECT_TRUE(kind_of(tables).decodes);
   batch.sequences[0] = {1, 0, 2 * kBlockTokens + 1, 0, 0};  // into the block that is kept
   EXPECT_FALSE(kind_of(tables).decodes);
+  // A piece of a prompt: nothing is kept of it either, and nothing is sampled yet.
+  batch.sequences = {{1, 0, 2 * kBlockTokens, 0, 0}};
+  EXPECT_FALSE(kind_of(tables).decodes);
+  batch.sequences = {{1, 0, kBlockTokens, 0, 0}, {1, kBlockTokens, 9, kBlockTokens, 0}};
+  EXPECT_FALSE(kind_of(tables).decodes);
 }
 
 TEST(BalanceWords, OfABusyLinkThatBringsKvAdviseMoreAct) {
