@@ -1,0 +1,135 @@
+// Which blocks the pipeline copies, from where to where: into the sides' buffers, and new rows out.
+
+#include "gpu_executor/pipeline.h"
+
+namespace poise {
+namespace {
+
+Bytes bytes_of(std::span<const Copy> copies) {
+  Bytes sum{};
+  for (const Copy& copy : copies) {
+    sum += copy.bytes;
+  }
+  return sum;
+}
+
+Bytes bytes_of(const BlockLoad& run, const BlockSizes& sizes) {
+  return sizes.block(run.kind) * (run.count - 1) + sizes.row(run.kind) * run.tail_tokens;
+}
+
+}  // namespace
+
+void Pipeline::load(Running& order, const Visit& visit, LayerId layer, bool first) {
+  const TableSpan& table = visit.batch.layer.span;
+  device_.wait(Stream::copy_in, *visit.side.computed);
+  if (first || !visit.batch.after.empty()) {
+    device_.wait(Stream::copy_in, *stored_[layer.n]);
+  }
+  std::vector<Copy> copies{{.to = visit.side.tables.data(),
+                            .from = order.work->tables.data() + table.offset,
+                            .bytes = table.bytes}};
+  for (const BlockLoad& run : visit.batch.loads) {
+    if (run.place == messages::Place::Host) {
+      add_run(order.work->blocks, run, visit.side, layer, copies);
+      (run.kind == BlockKind::kv ? order.kv : order.act) += bytes_of(run, sizes_);
+    }
+  }
+  tracer_.begin(
+      {.kind = messages::SpanKind::Load, .stream = Stream::copy_in, .mini_batch = visit.id});
+  device_.copy(Stream::copy_in, copies);
+  tracer_.end(bytes_of(copies));
+  device_.record(*visit.side.loaded, Stream::copy_in);
+  load_here(order, visit, layer);
+}
+
+// ACT blocks that stay on the device, into their slots.
+void Pipeline::load_here(const Running& order, const Visit& visit, LayerId layer) {
+  std::vector<Copy> copies;
+  for (const BlockLoad& run : visit.batch.loads) {
+    if (run.place == messages::Place::Gpu) {
+      add_run(order.work->blocks, run, visit.side, layer, copies);
+    }
+  }
+  if (copies.empty()) {
+    return;
+  }
+  device_.wait(Stream::copy_out, *visit.side.computed);
+  tracer_.begin(
+      {.kind = messages::SpanKind::Load, .stream = Stream::copy_out, .mini_batch = visit.id});
+  device_.copy_here(Stream::copy_out, copies);
+  tracer_.end(bytes_of(copies));
+  device_.record(*visit.side.loaded_here, Stream::copy_out);
+}
+
+// A run of ACT blocks ascends in its pool and in the buffer; a run of KV blocks descends in both.
+void Pipeline::add_run(const HostBlocks& blocks, const BlockLoad& run, const Side& side,
+                       LayerId layer, std::vector<Copy>& copies) const {
+  const std::int64_t size = sizes_.block(run.kind).n;
+  const std::int64_t tail = sizes_.row(run.kind).n * run.tail_tokens;
+  const auto from = [&](std::uint32_t i) {
+    return block_at(blocks, run.place, run.kind, layer, run.first_block + i);
+  };
+  if (run.kind == BlockKind::act) {
+    copies.push_back({.to = side.act.data() + size * run.first_slot,
+                      .from = from(0),
+                      .bytes = bytes_of(run, sizes_)});
+    return;
+  }
+  const auto place = [&](std::uint32_t i) {
+    return side.kv.data() + size * (std::int64_t{limits_.kv_slots} - 1 - run.first_slot - i);
+  };
+  const std::uint32_t whole = run.tail_tokens == kBlockTokens ? run.count : run.count - 1;
+  if (whole > 0) {
+    copies.push_back({.to = place(whole - 1), .from = from(whole - 1), .bytes = {size * whole}});
+  }
+  if (whole < run.count) {
+    copies.push_back({.to = place(whole), .from = from(whole), .bytes = {tail}});
+  }
+}
+
+std::byte* Pipeline::block_at(const HostBlocks& blocks, messages::Place place, BlockKind kind,
+                              LayerId layer, std::uint32_t block) const {
+  return place == messages::Place::Gpu
+             ? context_blocks_.data() + pool_here_.offset(sizes_, layer, kind, {block})
+             : blocks.data + blocks.partition.offset(sizes_, layer, kind, {block});
+}
+
+// The layer's KV blocks that stay on the device, the last one first; null where there are none.
+std::byte* Pipeline::kv_here(LayerId layer) const {
+  const auto blocks = static_cast<std::uint32_t>(limits_.gpu_kv_blocks);
+  return blocks > 0 ? context_blocks_.data() +
+                          pool_here_.offset(sizes_, layer, BlockKind::kv, {blocks - 1})
+                    : nullptr;
+}
+
+void Pipeline::store(Running& order, std::span<const Visit> visits, const RowsSide& side,
+                     LayerId layer) {
+  const HostBlocks& blocks = order.work->blocks;
+  std::vector<Copy> copies, here;
+  for (const Visit& visit : visits) {
+    for (const RowStore& store : visit.batch.stores) {
+      const std::int64_t row = sizes_.row(store.kind).n;
+      const Buffer& from = store.kind == BlockKind::kv ? side.kv : side.act;
+      std::byte* block = block_at(blocks, store.place, store.kind, layer, store.block);
+      (store.place == messages::Place::Gpu ? here : copies)
+          .push_back({.to = block + row * store.token,
+                      .from = from.data() + row * (visit.first_row + store.row),
+                      .bytes = {row * store.count}});
+    }
+  }
+  if (copies.empty() && here.empty()) {
+    return;
+  }
+  order.stores += bytes_of(copies);
+  device_.wait(Stream::copy_out, *side.made);
+  tracer_.begin({.kind = messages::SpanKind::Store,
+                 .stream = Stream::copy_out,
+                 .mini_batch = visits.front().id});
+  device_.copy(Stream::copy_out, copies);
+  device_.copy_here(Stream::copy_out, here);
+  tracer_.end(bytes_of(copies) + bytes_of(here));
+  device_.record(*side.stored, Stream::copy_out);
+  device_.record(*stored_[layer.n], Stream::copy_out);
+}
+
+}  // namespace poise
