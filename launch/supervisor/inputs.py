@@ -138,15 +138,16 @@ def check_run_directory(given, directory):
             )
 
 
-def clip_memory(given, held=None):
+def clip_memory(given, held=None, interrupted=lambda: False):
     """--host-memory and --gpu-memory are caps: more than the machine has is clipped, and said.
 
     `held` tells the bytes that a kept loader has taken already, which the run will use. Of a loader that has just ended
-    a run, the machine is still taking pages back, tens of GiB for seconds: as long as they come, they are waited for."""
+    a run, the machine is still taking pages back, tens of GiB for seconds: as long as they come, they are waited for, unless
+    the user `interrupted` it: signals may only count by now."""
     taken = held or (lambda: 0)
     available = machine.available_memory() + taken()
     if taken() and given.host_memory and given.host_memory > available:
-        available = _once_returned(given.host_memory, lambda: machine.available_memory() + taken())
+        available = _once_returned(given.host_memory, lambda: machine.available_memory() + taken(), interrupted)
     if given.host_memory and given.host_memory > available:
         say(f"--host-memory {bytes_text(given.host_memory)}: this machine has {bytes_text(available)} free; using that")
         given.host_memory = available
@@ -156,16 +157,16 @@ def clip_memory(given, held=None):
         given.gpu_memory = total
 
 
-def _once_returned(wanted, room, still=1.0, patience=30.0):
+def _once_returned(wanted, room, interrupted, still=1.0, patience=30.0):
     """The room there is once it has not grown for `still` seconds, or is what is wanted."""
-    most, began = room(), time.monotonic()
-    grew = began
-    while most < wanted and time.monotonic() - grew < still and time.monotonic() - began < patience:
+    now, began = room(), time.monotonic()
+    most, grew = now, began
+    while now < wanted and time.monotonic() - grew < still and time.monotonic() - began < patience and not interrupted():
         time.sleep(0.05)
         now = room()
         if now >= most + _GROWTH:
             most, grew = now, time.monotonic()
-    return most
+    return now
 
 
 def resume_command(words):

@@ -66,7 +66,7 @@ def _run_in(directory, given, words, interrupts):
         return DONE
     segments.reap()
     loaders.sweep()
-    inputs.clip_memory(given, loaders.Home.of(given).held_bytes)
+    inputs.clip_memory(given, loaders.Home.of(given).held_bytes, lambda: interrupts.count > 0)
     plan = Plan(directory, given, inputs.resume_command(words))
     line = ProgressLine()
     before, record = directory.state(), directory.record()

@@ -60,6 +60,12 @@ def memory_on_its_way_back_from_the_run_before_is_waited_for(workspace):
     expect_equal(given.host_memory, 21 << 30, "what does not come is not waited for long")
     expect(room.call_count > 3, "nobody looked again")
     given.host_memory = 80 << 30
+    rooms = iter([20 << 30, 20 << 30, 30 << 30, 25 << 30, *range(24 << 30, 0, -1 << 30)])
+    signals = iter([False, False, True])
+    with mock.patch.object(machine, "available_memory", lambda: next(rooms)):
+        inputs.clip_memory(given, lambda: 1 << 30, lambda: next(signals))
+    expect_equal(given.host_memory, 26 << 30, "an interrupted wait: what there is now, not what there was")
+    given.host_memory = 80 << 30
     room.reset_mock()
     with mock.patch.object(machine, "available_memory", room):
         inputs.clip_memory(given)
