@@ -27,8 +27,8 @@ constexpr std::int32_t kHereBlocks = 16;  // ACT blocks on the device
 // their own for (kernels/cuda/gemm.h); from half of the largest on there is a size for every two
 // parts, since with each tile of rows a product's time rises in steps.
 constexpr std::int32_t kPromptParts = 32;
-constexpr std::array<std::int32_t, 15> kPrompts{0,  32, 1,  32, 4,  32, 8, 28,
-                                                16, 20, 18, 24, 22, 26, 30};
+constexpr std::array<std::int32_t, 15> kPromptSizes{0,  32, 1,  32, 4,  32, 8, 28,
+                                                    16, 20, 18, 24, 22, 26, 30};
 
 constexpr double kLate = 20e-6;  // seconds
 constexpr double kShortestTime = 1e-9;
@@ -48,7 +48,7 @@ std::int32_t size_of_repeat(std::int32_t most, std::int32_t i) {
 
 std::vector<std::int32_t> prompt_rows(std::int32_t most) {
   std::vector<std::int32_t> rows;
-  for (const std::int32_t parts : kPrompts) {
+  for (const std::int32_t parts : kPromptSizes) {
     rows.push_back(std::max(1, most * parts / kPromptParts));
   }
   return rows;
@@ -219,7 +219,7 @@ ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale sc
       (blocks.block(BlockKind::kv) + blocks.block(BlockKind::act)) * shape.num_hidden_layers;
   // Every mini-batch of prompts begins a block that it does not fill.
   const std::int64_t wanted =
-      std::max<std::int64_t>(scale.rows / kBlockTokens, 4) + std::ssize(kPrompts);
+      std::max<std::int64_t>(scale.rows / kBlockTokens, 4) + std::ssize(kPromptSizes);
   const std::int64_t pool = std::clamp<std::int64_t>(host_bytes / pair, 2, wanted);
   ProfileSizes sizes{.scale = scale, .host = {}, .device = limits_for(shape, scale)};
   while (plan_device_memory(shape, dtype, sizes.device, overhead).total > cap &&
@@ -263,7 +263,8 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
     return tables.finish(iteration, pool_epoch, 0);
   }
   if (work == ProfileWork::context_few) {
-    tables.add_context(kv, round % 2 == 0 ? kSequences : 1);
+    // A small cap may leave fewer slots.
+    tables.add_context(kv, round % 2 == 0 ? std::min(kSequences, sizes.device.kv_slots) : 1);
     return tables.finish(iteration, pool_epoch, 1);
   }
   if (work == ProfileWork::context_apart || work == ProfileWork::context_together) {
@@ -280,12 +281,12 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
   }
   const std::vector<std::int32_t> rows = prompt_rows(sizes.scale.rows);
   if (work == ProfileWork::prompts_here) {
-    // By the largest mini-batches; one of two may begin a block that it does not fill.
-    std::int32_t left = (static_cast<std::int32_t>(here.pool) - 1) * kBlockTokens;
+    // By the largest mini-batches, each of which begins blocks of its own.
+    std::int32_t left = static_cast<std::int32_t>(here.pool) * kBlockTokens;
     for (const std::int32_t one : rows) {
       const std::int32_t stored = one == sizes.scale.rows ? std::min(one, left) : 0;
       tables.add_prompts(here, one, stored);
-      left -= stored;
+      left -= static_cast<std::int32_t>(round_up(stored, kBlockTokens));
     }
     return tables.finish(iteration, pool_epoch, 0);
   }
@@ -351,7 +352,7 @@ ProfileScale profile_scale(const Profile& first, std::int32_t layers, Seconds bu
   const double block = kContextSizes * (std::max(first.load_kv.b, first.attention.b) +
                                         std::max(first.load_act.b + first.load_here.b,
                                                  2 * (first.kv_gen.b + first.attention.b)));
-  const double rows = std::accumulate(kPrompts.begin(), kPrompts.end(), 0.0) / kPromptParts;
+  const double rows = std::accumulate(kPromptSizes.begin(), kPromptSizes.end(), 0.0) / kPromptParts;
   const double row = rows * first.forward.b;
   const auto scaled = [&](double cost, std::int32_t least, std::int32_t most) {
     // Whole eighths, so that every size is another.

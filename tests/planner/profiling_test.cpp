@@ -154,6 +154,30 @@ TEST(ProfileIteration, StaysWithinTheBuffersAndThePool) {
   }
 }
 
+// A small cap halves the scale again and again: below what a few rows load, and to sizes whose
+// neighbours do not fill their blocks.
+TEST(ProfileIteration, StaysWithinTheBuffersOfEveryScale) {
+  const ModelShape shape = opt_shape("opt-6.7b");
+  for (std::int32_t rows = 8; rows <= 300; ++rows) {
+    const ProfileScale scale{.blocks = 1 + rows % 9, .rows = rows};
+    const ProfileSizes sizes = sizes_of("opt-6.7b", scale);
+    std::vector<ProfileWork> works(kProfileWork.begin(), kProfileWork.end());
+    works.push_back(ProfileWork::prompts_here);
+    for (const ProfileWork work : works) {
+      const auto tables = profile_iteration(work, sizes, shape, 1, 1, 0, 3);
+      for (const auto& batch : tables.mini_batches) {
+        EXPECT_LE(std::ssize(batch->tokens), sizes.device.max_mini_batch_rows) << rows;
+        for (const auto& run : batch->loads) {
+          const bool act = run.kind() == messages::Kind::Act;
+          EXPECT_LE(run.first_slot() + run.count(),
+                    unsigned(act ? sizes.device.act_slots : sizes.device.kv_slots))
+              << rows;
+        }
+      }
+    }
+  }
+}
+
 TEST(ProfileIteration, OfAFewRowsHasNothingElse) {
   const ProfileSizes sizes = sizes_of("opt-6.7b", kLargestProfileScale);
   for (const int round : {0, 1, 2}) {
