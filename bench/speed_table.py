@@ -71,7 +71,7 @@ def _row(work, one, best):
         return "" if value is None else f"{value * 100:.1f} %"
 
     return (
-        work, one["system"], str(one["requests"]), number(one["decode"]), number(one["decode"] / best if best else None, 2),
+        work, one["system"], str(one["requests"]), number(one["decode"]), number(one["decode"] / best if best and one["decode"] else None, 2),
         percent(one["efficiency"]), number(one["prefill"], 0), percent(one["gemm"]), number(one["output"]), number(one["gpu"], 1, 2**-30), number(one["host"], 1, 2**-30),
         "" if one["predicted"] is None else f"{one['predicted']:+.1%}",
     )  # fmt: skip

@@ -11,11 +11,15 @@ import time
 import harness
 from harness import DEMO_MODEL, ROOT, bin_folder, expect, expect_equal, test
 
+sys.path.append(str(ROOT / "bench"))
+import speed_table  # noqa: E402
+
 _SHAPE = json.loads((DEMO_MODEL / "config.json").read_text()) | {"num_hidden_layers": 2}
 _POISE = [{"name": "kv-only", "options": ["--policy", "kv-only"]}]
 _POISE += [{"name": "act-only, 4", "num_prompts": 4, "options": ["--policy", "act-only"]}]
 _POISE += [{"name": "token-recompute", "options": ["--policy", "token-recompute"]}]
 _POISE += [{"name": "prompts alone", "output_len": 1, "options": ["--policy", "kv-only"]}]
+_PEER = ("prefill_per_second", "output_tokens_per_second", "gpu_peak_by_driver_bytes", "gpu_reserved_bytes", "host_peak_bytes")
 # What compute-sanitizer says at its end, behind a program that ran as if nothing were around it.
 _TOOL = '#!/bin/sh\nshift 4\n"$@"; code=$?\necho "========= {summary}"\nexit $code\n'
 
@@ -67,6 +71,11 @@ def speeds_and_questions_are_noted_and_gather_over_calls(workspace):
     expect_equal(told["speed"]["tiny act-only, 4"]["figures"]["num_requests"], 4, "its own batch")
     text = (workspace / "out" / "gpu_check.txt").read_text()
     expect("poise act-only, 4" in text and "decode tok/s" in text, text)
+    raw = json.loads((workspace / "out" / "gpu_check.json").read_text())
+    peer = {"num_requests": 4, "decode_tokens_per_second": 10.0} | dict.fromkeys(_PEER)
+    raw["sections"]["peers"] = [{"ok": True, "work": "tiny", "system": "FlexGen", "peer": peer}]
+    ratios = {row[1]: row[4] for row in speed_table.speed_rows(raw)}
+    expect_equal((ratios["FlexGen"], ratios["poise prompts alone"]), ("1.00", ""), "beside FlexGen, where nothing decodes")
     predicted = told["speed"]["tiny kv-only"]["figures"]["predicted"]
     expect(predicted["decode_iteration_seconds"] > 0, "nothing was predicted from the profile")
     expect((workspace / "out" / "tiny-kv-only.trace.json.gz").exists(), "no timeline")
