@@ -689,6 +689,7 @@ TEST(OrderMutation, WhatIsAcceptedIsHarmless) {
   int refused = 0, ran = 0;
   for (int round = 0; round < 300; ++round) {
     plan.seed = random();
+    setting.limits.gpu_act_blocks = setting.limits.gpu_kv_blocks = round % 2 * 5;
     Rehearsal rehearsal(model, plan, setting);
     rehearsal.mutate([&](std::span<std::uint32_t> words) {
       if (random() % 60 != 0) {  // of about 170 messages
