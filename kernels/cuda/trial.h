@@ -1,9 +1,9 @@
 #pragma once
 // Trials of a product's algorithms: how fast one is, and whether two may stand for each other. For
-// that they must round alike, or a key made again among many rows would not be the one made alone. cuBLAS does not say in which order
-// it sums, so random rows are asked, until a million sums agreed in every bit. Sums of another order
-// differ in the last bits of float32 more often than not, and about once in ten thousand times still
-// after their rounding to bfloat16.
+// that they must round alike, or a key made again among many rows would not be the one made alone.
+// cuBLAS does not say in which order it sums, so random rows are asked, until a million sums agreed in
+// every bit. Sums of another order differ in the last bits of float32 more often than not, and about
+// once in ten thousand times still after their rounding to bfloat16.
 
 #include <cuda_runtime_api.h>
 
