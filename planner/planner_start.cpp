@@ -165,12 +165,15 @@ bool Planner::find_profile() {
                                 order_log_header(*control_, options_.run_id));
   executor_->log_to(*profile_log_);
   phase_ = Phase::profiling;
+  status_.state = "measuring";
   return false;
 }
 
 bool Planner::measure() {
   const bool moved = profiler_->step(kMessageWait);
+  status_.measured = profiler_->share();
   if (profiler_->done()) {
+    status_.state = "preparing";
     Profile profile = profiler_->profile();
     profiler_.reset();
     keep_profile(options_.profile_dir, profile);

@@ -7,6 +7,7 @@
 
 #include "common/process.h"
 #include "common/trouble.h"
+#include "planner/clock.h"
 #include "planner/left_behind.h"
 #include "planner/sizes.h"
 
@@ -19,7 +20,11 @@ constexpr Seconds kProfileShortWait{0.005};
 }  // namespace
 
 ProfileRun::ProfileRun(ProfileOptions options)
-    : options_(std::move(options)), control_(Control::attach(options_.run_id)) {}
+    : options_(std::move(options)),
+      control_(Control::attach(options_.run_id)),
+      status_file_(options_.run_dir) {
+  status_.state = "measuring";
+}
 
 bool ProfileRun::step() {
   if (stop_requested()) {
@@ -53,6 +58,8 @@ bool ProfileRun::step() {
     outcome_ = Exit::done;
     return false;
   }
+  status_.measured = profiler_ ? profiler_->share() : 0;
+  status_file_.write(status_, monotonic_now());
   return true;
 }
 

@@ -11,6 +11,7 @@
 #include "planner/greeting.h"
 #include "planner/options.h"
 #include "planner/profiler.h"
+#include "planner/status.h"
 
 namespace poise {
 
@@ -32,6 +33,8 @@ class ProfileRun {
   Links links_;
   std::unique_ptr<Profiler> profiler_;
   std::optional<Profile> profile_;
+  RunStatus status_;
+  StatusFile status_file_;
   Exit outcome_ = Exit::interrupted;
 };
 

@@ -162,6 +162,12 @@ void Profiler::go_on() {
   const Work& next = work_;
   works_.pop_front();
   spans_.clear();
+  ++iteration_;
+  if (!small_) {
+    const auto left = static_cast<double>(works_.size() + behind_.size());
+    const auto begun = static_cast<double>(iteration_);
+    share_ = std::max(share_, begun / (begun + left + kTiny));
+  }
   // One round in three is of full size; the others bring sizes between.
   ProfileSizes sizes = sizes_;
   if (next.tiny) {
@@ -170,7 +176,7 @@ void Profiler::go_on() {
     sizes.scale.blocks = std::max(1, sizes.scale.blocks / kSmaller - next.round);
     sizes.scale.rows = std::max(1, sizes.scale.rows / kSmaller - next.round);
   }
-  messages::IterationT tables = profile_iteration(next.work, sizes, machine_.shape, ++iteration_,
+  messages::IterationT tables = profile_iteration(next.work, sizes, machine_.shape, iteration_,
                                                   loader_.grant()->pool_epoch, next.round, rounds_);
   tables_ = tables;
   executor_.begin(std::move(tables), works_.empty());

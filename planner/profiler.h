@@ -36,6 +36,8 @@ class Profiler {
   // Waits at most `timeout` for an answer. True where anything passed.
   bool step(Seconds timeout);
   bool done() const { return phase_ == Phase::over; }
+  // Of the works that are known by now, those that were begun; never less than before.
+  double share() const { return share_; }
   // REQUIRES: done().
   const Profile& profile() const { return profile_; }
 
@@ -69,6 +71,7 @@ class Profiler {
   ProfileSizes sizes_;
   std::deque<Work> works_, behind_;  // those of a busy device come behind all others
   std::uint64_t iteration_ = 0;
+  double share_ = 0;
   Work work_{};                  // the iteration under way
   messages::IterationT tables_;  // its tables
   std::vector<ProfileTimes::StageSpan> spans_;

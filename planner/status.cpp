@@ -39,6 +39,7 @@ std::string to_json(const RunStatus& status) {
   const double rate = seconds > 0 ? static_cast<double>(status.generated_tokens) / seconds : 0;
   nlohmann::ordered_json json{
       {"state", status.state},
+      {"measured", status.measured},
       {"requests", status.requests},
       {"done", status.done},
       {"errors", status.errors},

@@ -18,6 +18,7 @@ from .places import PROGRAMS, profile_folder, program
 from .plan import Plan
 from .progress import ProgressLine
 from .run_directory import RunDirectory, read_json
+from .status import progress_text
 from .svg import Figure, page
 from .trouble import DONE, OUTPUT, Refusal, brief, naming, of_system, say, shown, tell
 
@@ -79,7 +80,7 @@ class _ProfilePlan(Plan):
 
     def progress_text(self, control):
         loaded = control.loader_state >= segments.SEALED
-        return "measuring" if loaded else super().progress_text(control)
+        return progress_text(self.directory.status()) if loaded else super().progress_text(control)
 
     def planner_arguments(self):
         words = ["profile", *self.planner_links(), "-o", self.directory.path.parent / "profile.json"]

@@ -184,7 +184,7 @@ class RunDirectory:
         """Results that were only opened, so that a corrected command need not speak of resuming them."""
         status = self.status()
         ended_before = status.get("state") == "interrupted" and status.get("iteration") == 0
-        if ended_before or status.get("state") in ("starting", "loading", "preparing"):
+        if ended_before or status.get("state") in ("starting", "loading", "preparing", "measuring"):
             for name in ("results.jsonl.partial", "manifest.json", "status.json"):
                 remove(self.path / name)
 

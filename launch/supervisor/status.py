@@ -41,6 +41,9 @@ def safe_text(directory):
 
 def progress_text(status):
     """From what the planner last wrote to status.json."""
+    if status.get("state") == "measuring":
+        share = status.get("measured", 0.0)
+        return f"measuring what everything costs {bar(share)} {share:.0%}"
     total, done = status.get("requests"), status.get("done", 0)
     if not isinstance(total, int) or status.get("state") in ("starting", "loading", "preparing"):
         return status.get("state", "starting")

@@ -6,7 +6,7 @@ from unittest import mock
 
 import harness
 from harness import expect, expect_equal, test
-from supervisor import inputs, loaders, machine, progress, segments
+from supervisor import inputs, loaders, machine, progress, segments, status
 
 
 def write(path, text):
@@ -109,6 +109,13 @@ def the_progress_line_tells_reserving_from_loading(_):
     expect("reserving memory" in text and "1.0 GiB of 4.0 GiB" in text, text)
     text = rate.text(2 << 30, 4 << 30, 4 << 30)
     expect(text.startswith("loading") and "2.0 GiB of 4.0 GiB" in text, text)
+
+
+@test
+def the_progress_line_tells_how_much_is_measured(_):
+    text = status.progress_text({"state": "measuring", "measured": 0.25, "requests": 8})
+    expect("measuring" in text and "[=====  " in text and "25%" in text, text)
+    expect_equal(status.progress_text({"state": "preparing", "measured": 1.0}), "preparing", "behind that")
 
 
 if __name__ == "__main__":
