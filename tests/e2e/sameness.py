@@ -8,6 +8,7 @@ from harness import DEMO_MODEL, comparable, expect, expect_equal, test
 from mixed_requests import good_request
 
 ROUNDS = 14
+MORE_ROUNDS = 8
 WEIGHTS = (DEMO_MODEL / "model.safetensors").stat().st_size
 
 
@@ -60,13 +61,16 @@ def same_however(workspace, dtype):
     random = workspace.random
     lines = work(random, 40)
     oracle, preemptions, streamed = None, 0, 0
-    for round_number in range(ROUNDS // 2 if dtype else ROUNDS):
+    rounds = ROUNDS // 2 if dtype else ROUNDS
+    round_number = 0
+    # Of answers that happen to be short none may ever wait: then a few more rounds are tried.
+    while round_number < rounds or (not preemptions and round_number < rounds + MORE_ROUNDS):
         shuffled = lines[:]
         if round_number:
             random.shuffle(shuffled)
         requests = workspace.write_requests(f"{round_number}.jsonl", shuffled)
         output = workspace / f"{round_number}.out"
-        options = way_to_run(random, round_number, 2 if dtype == "float32" else 1)
+        options = way_to_run(random, round_number if round_number < rounds else 1, 2 if dtype == "float32" else 1)
         options += ["--dtype", dtype] if dtype else []
         workspace.run(requests, output, *options).expect(0)
         workspace.poise("inspect", "--check", f"{output}.poise").expect(0)
@@ -79,6 +83,7 @@ def same_however(workspace, dtype):
             pairs = ((a, b) for a, b in zip(oracle, results) if a != b)
             first, other = next(pairs, (f"{len(oracle)} results", f"{len(results)} results"))
             expect_equal(json.loads(other), json.loads(first), f"with {' '.join(options)}")
+        round_number += 1
     expect(preemptions > 0, "no request ever gave its blocks back: the pools were too large to test anything")
     expect(streamed > 0, "no weights were streamed: the device was too large to test anything")
 
