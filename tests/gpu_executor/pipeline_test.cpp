@@ -213,6 +213,30 @@ TEST(Pipeline, ATraceAccountsForWhatEachStreamDid) {
   EXPECT_LT(out, 0.1);
 }
 
+// Bytes that are copied within the device, into slots and out of new rows.
+std::uint64_t copied_within_the_device(BlockKind (*kind)(std::uint32_t, std::uint32_t)) {
+  const TinyModel model(tiny_shape(), DType::float32, 6);
+  const Plan plan{.sequences = random_sequences(model.shape, {37, 21, 60}, 7), .kind = kind};
+  Setting setting;
+  setting.limits.gpu_act_blocks = setting.limits.gpu_kv_blocks = 64;
+  setting.trace = true;
+  std::uint64_t bytes = 0;
+  for (const messages::LayerDoneT& order : rehearse(model, plan, setting).layers) {
+    for (const messages::Span& span : order.spans) {
+      const bool out = span.stream() == static_cast<std::uint8_t>(Stream::copy_out);
+      const bool load = span.kind() == messages::SpanKind::Load;
+      bytes += out && (load || span.kind() == messages::SpanKind::Store) ? span.bytes() : 0;
+    }
+    bytes -= order.link->stores();
+  }
+  return bytes;
+}
+
+TEST(Pipeline, KvBlocksOfTheDeviceAreReadAndWrittenWhereTheyLie) {
+  EXPECT_EQ(copied_within_the_device(all_kv), 0u);
+  EXPECT_GT(copied_within_the_device(all_act), 0u) << "ACT blocks are brought together for KV Gen";
+}
+
 // With link and arithmetic slowed down until both take the same time, a run takes little more than
 // one of them: loads of the next mini-batch, layer and iteration pass behind the computation.
 TEST(Pipeline, CopiesAndComputationOverlapAcrossLayersAndIterations) {
