@@ -12,6 +12,12 @@ std::int64_t blocks_of(const Allocation& host) {
   return host.all_act_blocks() + host.all_kv_blocks();
 }
 
+// The same blocks, all of them in host memory.
+Allocation off_device(const Allocation& blocks) {
+  return {.act_blocks = static_cast<std::uint32_t>(blocks.all_act_blocks()),
+          .kv_blocks = static_cast<std::uint32_t>(blocks.all_kv_blocks())};
+}
+
 class Arranging {
  public:
   Arranging(const Policy& policy, const ModelShape& shape, DType dtype, const Demand& demand,
@@ -92,14 +98,14 @@ Arrangement arrange(const Policy& policy, const ModelShape& shape, DType dtype,
   if (resident_layers || budget.pool || !device.holds_blocks) {
     return whole;
   }
-  const auto pool_of = [&](const Arrangement& made) {
-    const auto region = region_bytes(block_sizes(shape, dtype), made.host);
+  const auto pool_of = [&](const Allocation& blocks) {
+    const auto region = region_bytes(block_sizes(shape, dtype), blocks);
     return Bytes{static_cast<std::int64_t>(region) * shape.num_hidden_layers};
   };
-  // A policy that places all itself weighs it wherever the host is full: it may have put blocks on
-  // the device that would do better on the host, beside more layers.
+  // A policy that places all itself weighs it wherever the host could not hold all blocks: it may have
+  // put some on the device that would do better on the host, beside more layers.
   if (whole.host.placed) {
-    if (pool_of(whole).n <
+    if (pool_of(off_device(whole.host)).n <
         static_cast<std::int64_t>(kFull * static_cast<double>(bytes_for_blocks(budget).n))) {
       return whole;
     }
@@ -107,7 +113,7 @@ Arrangement arrange(const Policy& policy, const ModelShape& shape, DType dtype,
     without_copies.layer_copy = weight_layout(shape, dtype).layer.bytes;
     Arrangement made = arranging.with(without_copies);
     made.released_layers =
-        pool_of(made) > bytes_for_blocks(budget) ? made.device.resident_layers : 0;
+        pool_of(made.host) > bytes_for_blocks(budget) ? made.device.resident_layers : 0;
     return made;
   }
   if (blocks_of(whole.host) >= demand.most_blocks) {

@@ -16,7 +16,7 @@ class Arranged : public testing::Test {
  protected:
   Arrangement with(const char* policy, Bytes host_memory, const RunDevice& device,
                    std::optional<std::int32_t> resident = std::nullopt) const {
-    const auto made = make_policy(policy, {});
+    const auto made = make_policy(policy, {.profile = profile_});
     return arrange(*made, shape_, DType::float16, demand_, {},
                    {.weights = weights_, .available = kGiB * 1000, .host_memory = host_memory},
                    device, resident);
@@ -39,6 +39,7 @@ class Arranged : public testing::Test {
                        .most_blocks = 128 * 34,
                        .most_prompt_rows = 128 * 512};
   const RunDevice device_{.cap = kGiB * 24, .overhead = kGiB};
+  std::shared_ptr<const Profile> profile_;  // of policies that are given one
 };
 
 TEST_F(Arranged, TheHostKeepsAllWeightsWhereRequestsFindTheirBlocks) {
@@ -57,6 +58,22 @@ TEST_F(Arranged, WhereBlocksAreShortResidentWeightsGiveUpTheirPlace) {
   EXPECT_GT(pool(made), kGiB * 8) << "more than fits beside all weights";
   EXPECT_LE(plan_device_memory(shape_, DType::float16, made.device, made.overhead).total,
             device_.cap);
+}
+
+// Beside all weights, some blocks would have to lie on the device in place of layers, and prompts would
+// stream those, too.
+TEST_F(Arranged, OptimalGivesUpCopiesRatherThanLayersWhereNotAllBlocksFitBesideAllWeights) {
+  profile_ =
+      std::make_shared<Profile>(profile_of(machine_named("h200-pcie5"), shape_, DType::float16));
+  const Arrangement ample = with("optimal", kGiB * 110, device_);
+  EXPECT_EQ(ample.released_layers, 0);
+  for (int blocks = 10; blocks < 30; ++blocks) {
+    const Bytes host_memory = weights_ + kGiB * blocks;
+    const Arrangement made = with("optimal", host_memory, device_);
+    const Bytes kept = weights_ - layout_.layer.bytes * made.released_layers;
+    EXPECT_LE(pool(made) + kept, host_memory);
+    EXPECT_EQ(made.device.resident_layers, ample.device.resident_layers) << blocks << " GiB";
+  }
 }
 
 TEST_F(Arranged, NothingIsGainedForAPolicyThatWantsNoMoreBlocks) {
