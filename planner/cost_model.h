@@ -73,6 +73,9 @@ struct MeasuredLine {
   friend bool operator==(const MeasuredLine&, const MeasuredLine&) = default;
 };
 
+// Prompts are measured as sequences of so many rows and one of what is left.
+inline constexpr std::int32_t kProfiledPrompt = 1024;
+
 struct Profile {
   std::string name;         // the machine's
   std::string fingerprint;  // of the machine and the model that it holds for
@@ -104,6 +107,9 @@ struct Profile {
   Bytes host_memory;
   // More than a few rows are multiplied in tiles of so many: each one more costs a whole one.
   double row_tile = 1;
+  // What else a prompt's row costs its attention, in pairs: its way into the block, and what its tile
+  // has left over.
+  double row_pairs = 0;
   std::vector<MeasuredLine> measured;  // empty: of constants
 
   const Line& attention_beside(bool copies_within_device) const {
@@ -114,11 +120,13 @@ struct Profile {
   Seconds forward_of(double rows) const { return forward(in_tiles(rows)); }
   Seconds qkv_of(double rows) const { return qkv(in_tiles(rows)); }
   double in_tiles(double rows) const;
+  // prefill of so many rows; the same pairs take longer in more and shorter prompts.
+  Seconds prefill_of(double pairs, double rows) const;
 
   friend bool operator==(const Profile&, const Profile&) = default;
 };
 
-// Fills in what follows from `name` and `measured`: attention_undisturbed, row_tile.
+// Fills in what follows from `name` and `measured`: attention_undisturbed, row_tile, row_pairs.
 void complete(Profile& profile);
 
 // A profile's lines by their names in its file, and what they count.

@@ -17,9 +17,8 @@ namespace {
 constexpr int kSizes = 8;                 // of blocks in the context works
 constexpr int kBusyRepeats = 6 * kSizes;  // of the largest, beside them
 constexpr std::int32_t kRepeatSizes = 24, kRepeatSteps = 72;
-constexpr double kRepeat = 0.84;              // of the largest, on average
-constexpr std::int32_t kSequences = 8;        // a mini-batch's blocks are shared out among
-constexpr std::int32_t kPromptTokens = 1024;  // of one sequence
+constexpr double kRepeat = 0.84;        // of the largest, on average
+constexpr std::int32_t kSequences = 8;  // a mini-batch's blocks are shared out among
 constexpr std::int32_t kProfiledLogits = 256;
 constexpr std::int32_t kHereBlocks = 16;  // ACT blocks on the device
 // Neighbours' rows are together more than a mini-batch's buffers hold, so that each is a group of its
@@ -85,7 +84,7 @@ class Tables {
   // New sequences of `rows` rows together, of which `stored` go to blocks that nobody else uses.
   void add_prompts(const Blocks& blocks, std::int32_t rows, std::int32_t stored) {
     auto batch = begin();
-    const std::int32_t longest = std::min(kPromptTokens, sizes_.device.max_context);
+    const std::int32_t longest = std::min(kProfiledPrompt, sizes_.device.max_context);
     std::uint32_t slot = 0;
     for (std::int32_t row = 0; row < rows;) {
       const std::int32_t tokens = std::min(longest, rows - row);
@@ -194,7 +193,7 @@ DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale) {
   const std::int32_t sequences = std::max(
       kSequences,
       static_cast<std::int32_t>(ceil_div(scale.blocks, context_blocks(limits))) + kSequences / 2);
-  const std::int64_t prompts = ceil_div(scale.rows, std::min(kPromptTokens, limits.max_context));
+  const std::int64_t prompts = ceil_div(scale.rows, std::min(kProfiledPrompt, limits.max_context));
   limits.max_rows =
       static_cast<std::int32_t>(std::max<std::int64_t>(rows, (kBusyRepeats + kSizes) * sequences));
   limits.max_mini_batch_rows = std::max(scale.rows, sequences);

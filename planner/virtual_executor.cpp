@@ -73,7 +73,7 @@ void VirtualExecutor::run_head(double samples) {
 }
 
 VirtualExecutor::Batch VirtualExecutor::costs_of(const messages::MiniBatchT& batch) const {
-  double kv = 0, act = 0, here = 0, regenerated = 0, decoded = 0, pairs = 0;
+  double kv = 0, act = 0, here = 0, regenerated = 0, decoded = 0, pairs = 0, prompts = 0;
   for (const messages::BlockRun& run : batch.loads) {
     const bool is_kv = run.kind() == messages::Kind::Kv;
     if (run.place() != messages::Place::Gpu) {
@@ -87,17 +87,19 @@ VirtualExecutor::Batch VirtualExecutor::costs_of(const messages::MiniBatchT& bat
   }
   for (const messages::Sequence& sequence : batch.sequences) {
     pairs += prefill_pairs(sequence);
+    prompts += sequence.new_tokens() > 1 ? sequence.new_tokens() : 0;
     decoded += sequence.new_tokens() == 1
                    ? static_cast<double>(ceil_div(sequence.context() + 1, kBlockTokens))
                    : 0;
   }
-  Batch costs{.load = profile_.load_kv(kv) + profile_.load_act(act),
-              .here = profile_.load_here(here),
-              .regenerate = profile_.kv_gen(regenerated),
-              .attend = profile_.attention_beside(here > 0)(decoded) + profile_.prefill(pairs),
-              .rows = static_cast<double>(batch.tokens.size()),
-              .kv = kv,
-              .act = act};
+  Batch costs{
+      .load = profile_.load_kv(kv) + profile_.load_act(act),
+      .here = profile_.load_here(here),
+      .regenerate = profile_.kv_gen(regenerated),
+      .attend = profile_.attention_beside(here > 0)(decoded) + profile_.prefill_of(pairs, prompts),
+      .rows = static_cast<double>(batch.tokens.size()),
+      .kv = kv,
+      .act = act};
   if (kv > 0 && act > 0) {  // in one copy, which begins once
     costs.load -= Seconds{std::min(profile_.load_kv.a, profile_.load_act.a)};
   }

@@ -287,6 +287,28 @@ TEST(MeasuredProfile, OfAGpuMultipliesManyRowsInWholeTiles) {
   EXPECT_EQ(profile_of(machine_named("l4-pcie4"), shape_of(8), DType::float16).in_tiles(257), 257);
 }
 
+TEST(MeasuredProfile, ManyShortPromptsTakeLongerThanOneLongOneOfAsManyPairs) {
+  Profile gpu{.name = "cuda: some card",
+              .prefill = {.a = 1e-6, .b = 1e-9},
+              .measured = {{.name = "prefill"}}};
+  complete(gpu);
+  const auto pairs_of = [](double rows) { return rows * (rows + 1) / 2; };
+  // As it was measured: a sequence of 1,024 rows, and one of what is left.
+  EXPECT_DOUBLE_EQ(gpu.prefill_of(pairs_of(700), 700).n, gpu.prefill(pairs_of(700)).n);
+  const double longer = 2 * pairs_of(1024) + pairs_of(100);
+  EXPECT_DOUBLE_EQ(gpu.prefill_of(longer, 2148).n, gpu.prefill(longer).n);
+  // Seven of 256 have the pairs of one of 678, and 1,114 rows more.
+  const double short_ones = 7 * pairs_of(256);
+  const double extra = gpu.prefill_of(short_ones, 7 * 256).n - gpu.prefill(short_ones).n;
+  EXPECT_GT(extra, 0.5 * gpu.prefill.b * gpu.row_pairs * 1114);
+  EXPECT_LT(extra, gpu.prefill.b * gpu.row_pairs * 1114);
+  EXPECT_EQ(gpu.prefill_of(0, 0).n, gpu.prefill(0).n);
+
+  Profile cores{.name = "cpu, 2 threads", .prefill = gpu.prefill, .measured = gpu.measured};
+  complete(cores);
+  EXPECT_EQ(cores.prefill_of(short_ones, 7 * 256).n, cores.prefill(short_ones).n);
+}
+
 TEST(ProfileFile, HoldsForOneMachineAndModel) {
   const TempDirectory folder;
   const auto path = folder.path() / "profile.json";
