@@ -129,13 +129,15 @@ class Device {
                                           bool read_only);
 
   virtual std::unique_ptr<Event> make_event() = 0;
+  // One that streams and callers wait for and nobody asks more: cheaper where time is dear to tell.
+  virtual std::unique_ptr<Event> make_signal() = 0;
   virtual void record(Event& event, Stream stream) = 0;
   virtual void wait(Stream stream, const Event& event) = 0;  // the stream waits, not the caller
   // The caller waits; true where the stream passed the event within `timeout`.
   virtual bool reached(const Event& event, Seconds timeout = {0}) = 0;
-  // What the stream had done when it passed the event. REQUIRES: recorded and reached.
+  // What the stream had done when it passed the event. REQUIRES: recorded and reached, no signal.
   virtual StreamTotals totals(const Event& event) = 0;
-  // When that was, in ns of the device's clock. REQUIRES: recorded and reached.
+  // When that was, in ns of the device's clock. REQUIRES: recorded and reached, no signal.
   virtual std::int64_t time_of(const Event& event) = 0;
   virtual void finish() = 0;  // the caller waits until all streams have nothing left to do
 

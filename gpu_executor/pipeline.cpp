@@ -46,25 +46,25 @@ Pipeline::Pipeline(Device& device, const Model& model, const DeviceLimits& limit
             .kv = device.allocate(sizes.kv_buffer, "KV buffer"),
             .tables = device.allocate(sizes.batch_tables, "tables"),
             .sampled = device.allocate(sizes.sampled, "samples"),
-            .loaded = device.make_event(),
-            .loaded_here = device.make_event(),
-            .computed = device.make_event(),
-            .sampled_made = device.make_event(),
-            .sampled_taken = device.make_event()};
+            .loaded = device.make_signal(),
+            .loaded_here = device.make_signal(),
+            .computed = device.make_signal(),
+            .sampled_made = device.make_signal(),
+            .sampled_taken = device.make_signal()};
   }
   for (RowsSide& side : rows_sides_) {
     side = {.act = device.allocate(sizes.new_act, "new ACT rows"),
             .kv = device.allocate(sizes.new_kv, "new KV rows"),
-            .made = device.make_event(),
-            .stored = device.make_event()};
+            .made = device.make_signal(),
+            .stored = device.make_signal()};
   }
   for (IterationSide& side : iteration_sides_) {
     side = {.tables = device.allocate(sizes.iteration_tables, "tables"),
-            .loaded = device.make_event(),
-            .computed = device.make_event()};
+            .loaded = device.make_signal(),
+            .computed = device.make_signal()};
   }
   for (std::int32_t layer = 0; layer < model.shape.num_hidden_layers; ++layer) {
-    stored_.push_back(device.make_event());
+    stored_.push_back(device.make_signal());
   }
   const Bytes planned =
       plan_device_memory(model.shape, model.dtype, limits, device.overhead()).total;
@@ -109,6 +109,7 @@ void Pipeline::submit(const LayerOrderWork& order) {
 
 void Pipeline::run_layer(Running& order, const LayerOrderWork& work, LayerId layer) {
   const LayerWeights& weights = weights_.begin(layer);
+  const bool streamed = !is_resident(limits_, layer, model_.shape.num_hidden_layers);
   std::vector<Visit> visits;
   for (const std::uint32_t id : work.mini_batches) {
     visits.push_back({id, order.work->mini_batches[id], sides_[visits_++ % sides_.size()]});
@@ -132,11 +133,14 @@ void Pipeline::run_layer(Running& order, const LayerOrderWork& work, LayerId lay
         load_next(i + 1);
       }
       attend(visits[i], layer, weights, rows, side);
-      mark(order, WaitsFor::blocks, i + 1 < group.end);
-      if (i + 1 == group.end) {
+      const bool last = i + 1 == group.end;
+      if (!last || streamed) {
+        mark(order, WaitsFor::blocks, !last);
+      }
+      if (last) {
         decoder_.finish(weights, rows, hooks(visits[i].id, side));
         tracer_.end();
-        mark(order, WaitsFor::weights, true);
+        mark(order, streamed ? WaitsFor::weights : WaitsFor::blocks, true);
       }
     }
   }

@@ -16,9 +16,9 @@ WeightsOnDevice::WeightsOnDevice(Device& device, const ModelShape& shape, DType 
   const DeviceSizes sizes = device_sizes(shape, dtype, limits);
   for (Streamed& one : streamed_) {
     one.memory = device.allocate(sizes.layer_buffer, "streamed weights");
-    one.computed = device.make_event();
+    one.computed = device.make_signal();
     for (std::size_t piece = 0; piece < layout.layer.pieces.size(); ++piece) {
-      one.arrived.push_back(device.make_event());
+      one.arrived.push_back(device.make_signal());
     }
     if (sizes.layer_buffer.n > 0) {
       one.weights = places_.layer_at(one.memory.data());

@@ -87,6 +87,7 @@ class Opened final : public CpuDevice {
   double link_bytes_per_s() const override { return options_.link_bytes_per_s; }
 
   std::unique_ptr<Event> make_event() override { return std::make_unique<CpuEvent>(); }
+  std::unique_ptr<Event> make_signal() override { return make_event(); }
 
   void record(Event& event, Stream stream) override {
     stream_of(stream).record(static_cast<CpuEvent&>(event));

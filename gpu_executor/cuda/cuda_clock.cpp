@@ -11,7 +11,7 @@ using cuda::cuda_check;
 
 constexpr double kLongestNs = 4e9;
 
-double ns_between(const TimedEvent& from, const TimedEvent& to) {
+double ns_between(const RawEvent& from, const RawEvent& to) {
   float milliseconds = 0;
   cuda_check(cudaEventElapsedTime(&milliseconds, from.get(), to.get()),
              "the time between two events");
@@ -29,7 +29,7 @@ CudaClock::CudaClock() {
 
 CudaClock::~CudaClock() { static_cast<void>(cudaStreamDestroy(stream_)); }
 
-std::int64_t CudaClock::time_of(const TimedEvent& event) {
+std::int64_t CudaClock::time_of(const RawEvent& event) {
   double time = older_.at_ns + ns_between(*older_.event, event);
   if (time > newer_.at_ns) {
     time = newer_.at_ns + ns_between(*newer_.event, event);
@@ -42,8 +42,8 @@ std::int64_t CudaClock::time_of(const TimedEvent& event) {
   return static_cast<std::int64_t>(time);
 }
 
-std::unique_ptr<TimedEvent> CudaClock::strike() {
-  auto event = std::make_unique<TimedEvent>();
+std::unique_ptr<RawEvent> CudaClock::strike() {
+  auto event = std::make_unique<RawEvent>();
   cuda_check(cudaEventRecord(event->get(), stream_), "recording an event");
   cuda_check(cudaStreamSynchronize(stream_), "the clock's stream");
   return event;

@@ -21,15 +21,15 @@ class CudaClock {
   CudaClock& operator=(const CudaClock&) = delete;
 
   // REQUIRES: reached.
-  std::int64_t time_of(const TimedEvent& event);
+  std::int64_t time_of(const RawEvent& event);
 
  private:
   struct Mark {
-    std::unique_ptr<TimedEvent> event;
+    std::unique_ptr<RawEvent> event;
     double at_ns = 0;
   };
 
-  std::unique_ptr<TimedEvent> strike();
+  std::unique_ptr<RawEvent> strike();
 
   cudaStream_t stream_ = nullptr;  // idle, so that an event on it is passed at once
   Mark older_, newer_;

@@ -148,7 +148,8 @@ class Opened final : public Device {
   DType work_type(DType stored) const override { return stored; }
   double link_bytes_per_s() const override { return link_bytes_per_s_; }
 
-  std::unique_ptr<Event> make_event() override { return std::make_unique<CudaEvent>(); }
+  std::unique_ptr<Event> make_event() override { return std::make_unique<CudaEvent>(true); }
+  std::unique_ptr<Event> make_signal() override { return std::make_unique<CudaEvent>(false); }
   void record(Event& event, Stream stream) override {
     stream_of(stream).record(static_cast<CudaEvent&>(event));
   }
@@ -163,7 +164,7 @@ class Opened final : public Device {
     }
     const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout.n);
     while (true) {
-      const cudaError_t code = cudaEventQuery(asked.point.get());
+      const cudaError_t code = cudaEventQuery(asked.point->get());
       if (code == cudaSuccess) {
         return true;
       }
@@ -185,7 +186,7 @@ class Opened final : public Device {
   }
 
   std::int64_t time_of(const Event& event) override {
-    return clock_->time_of(static_cast<const CudaEvent&>(event).point);
+    return clock_->time_of(*static_cast<const CudaEvent&>(event).point);
   }
 
   void finish() override { cuda_check(cudaDeviceSynchronize(), "the work that was queued"); }
@@ -270,7 +271,7 @@ class Opened final : public Device {
     const cudaError_t had = cudaMalloc(&here, kSize);
     double best = 0;
     for (int i = 0; had == cudaSuccess && i < 6; ++i) {
-      const TimedEvent begin, end;
+      const RawEvent begin, end;
       cuda_check(cudaEventRecord(begin.get(), nullptr), "measuring the link");
       cuda_check(cudaMemcpyAsync(here, host, kSize, cudaMemcpyHostToDevice, nullptr),
                  "measuring the link");

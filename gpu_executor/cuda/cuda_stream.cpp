@@ -18,9 +18,12 @@ std::int64_t ns_between(cudaEvent_t from, cudaEvent_t to) {
 
 }  // namespace
 
-TimedEvent::TimedEvent() { cuda_check(cudaEventCreate(&event_), "making an event"); }
+RawEvent::RawEvent(bool timed) {
+  cuda_check(cudaEventCreateWithFlags(&event_, timed ? cudaEventDefault : cudaEventDisableTiming),
+             "making an event");
+}
 
-TimedEvent::~TimedEvent() { static_cast<void>(cudaEventDestroy(event_)); }
+RawEvent::~RawEvent() { static_cast<void>(cudaEventDestroy(event_)); }
 
 CudaStream::CudaStream() {
   cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
@@ -33,11 +36,11 @@ CudaStream::~CudaStream() {
 
 cudaStream_t CudaStream::work(Bytes copied) {
   if (!open_) {
-    spans_.push_back({.begin = take(), .end = nullptr});
+    spans_.push_back({.begin = now(), .end = nullptr});
     ++begun_;
     open_ = true;
-    cuda_check(cudaEventRecord(spans_.back().begin->get(), stream_), "recording an event");
   }
+  now_.reset();
   bytes_ += copied;
   return stream_;
 }
@@ -45,11 +48,15 @@ cudaStream_t CudaStream::work(Bytes copied) {
 void CudaStream::record(CudaEvent& event) {
   event.stream = this;
   event.recorded = true;
+  if (!event.timed) {
+    cuda_check(cudaEventRecord(event.point->get(), stream_), "recording an event");
+    return;
+  }
   event.spans = begun_;
   event.inside = open_;
   event.bytes = bytes_;
   event.totals.reset();
-  cuda_check(cudaEventRecord(event.point.get(), stream_), "recording an event");
+  give_back(std::exchange(event.point, now()));
 }
 
 void CudaStream::wait(const CudaEvent& event) {
@@ -57,11 +64,11 @@ void CudaStream::wait(const CudaEvent& event) {
     return;
   }
   if (open_) {
-    spans_.back().end = take();
-    cuda_check(cudaEventRecord(spans_.back().end->get(), stream_), "recording an event");
+    spans_.back().end = now();
     open_ = false;
   }
-  cuda_check(cudaStreamWaitEvent(stream_, event.point.get(), 0), "waiting for a stream");
+  now_.reset();
+  cuda_check(cudaStreamWaitEvent(stream_, event.point->get(), 0), "waiting for a stream");
 }
 
 StreamTotals CudaStream::totals(CudaEvent& event) {
@@ -69,6 +76,7 @@ StreamTotals CudaStream::totals(CudaEvent& event) {
     return *event.totals;
   }
   const std::uint64_t whole = event.spans - (event.inside ? 1 : 0);
+  check(event.timed, "totals are asked of an event that tells the time");
   check(added_ <= whole || (event.inside && added_ <= event.spans),
         "totals are asked in the order of recording");
   while (added_ < whole) {
@@ -76,10 +84,10 @@ StreamTotals CudaStream::totals(CudaEvent& event) {
     check(span.end != nullptr, "a span before another has ended");
     if (last_end_) {
       sum_.wait_ns += ns_between(last_end_->get(), span.begin->get());
-      spare_.push_back(std::move(last_end_));
+      give_back(std::move(last_end_));
     }
     sum_.busy_ns += ns_between(span.begin->get(), span.end->get());
-    spare_.push_back(std::move(span.begin));
+    give_back(std::move(span.begin));
     last_end_ = std::move(span.end);
     spans_.pop_front();
     ++added_;
@@ -91,19 +99,30 @@ StreamTotals CudaStream::totals(CudaEvent& event) {
     if (last_end_) {
       totals.wait_ns += ns_between(last_end_->get(), span.begin->get());
     }
-    totals.busy_ns += ns_between(span.begin->get(), event.point.get());
+    totals.busy_ns += ns_between(span.begin->get(), event.point->get());
   }
   event.totals = totals;
   return totals;
 }
 
-std::unique_ptr<TimedEvent> CudaStream::take() {
-  if (spare_.empty()) {
-    return std::make_unique<TimedEvent>();
+const CudaStream::Point& CudaStream::now() {
+  if (!now_) {
+    if (spare_.empty()) {
+      now_ = std::make_shared<RawEvent>();
+    } else {
+      now_ = std::move(spare_.back());
+      spare_.pop_back();
+    }
+    cuda_check(cudaEventRecord(now_->get(), stream_), "recording an event");
   }
-  auto event = std::move(spare_.back());
-  spare_.pop_back();
-  return event;
+  return now_;
+}
+
+void CudaStream::give_back(Point&& point) {
+  Point mine = std::move(point);
+  if (mine.use_count() == 1) {
+    spare_.push_back(std::move(mine));
+  }
 }
 
 }  // namespace poise

@@ -2,6 +2,10 @@
 // One CUDA stream and what it did: bytes copied, time at work, time spent waiting. Work between two
 // waits is a span; an event stands at both its ends. Spans are added up, oldest first, when somebody
 // asks what the stream had done at an event behind them. Host thread of the device only.
+//
+// An event that tells the time holds its stream up: on an H200 for 2 µs, for 7 while copies come in.
+// So events between which nothing was queued are one event, and those that only order streams tell no
+// time; they cost nothing that could be measured.
 
 #include <cuda_runtime_api.h>
 
@@ -17,13 +21,13 @@ namespace poise {
 
 class CudaStream;
 
-// An event of CUDA with timing on; destroyed with its owner.
-class TimedEvent {
+// An event of CUDA; destroyed with its last owner.
+class RawEvent {
  public:
-  TimedEvent();
-  ~TimedEvent();
-  TimedEvent(const TimedEvent&) = delete;
-  TimedEvent& operator=(const TimedEvent&) = delete;
+  explicit RawEvent(bool timed = true);
+  ~RawEvent();
+  RawEvent(const RawEvent&) = delete;
+  RawEvent& operator=(const RawEvent&) = delete;
 
   cudaEvent_t get() const { return event_; }
 
@@ -33,7 +37,10 @@ class TimedEvent {
 
 class CudaEvent final : public Event {
  public:
-  TimedEvent point;
+  explicit CudaEvent(bool tells) : timed(tells), point(std::make_shared<RawEvent>(tells)) {}
+
+  const bool timed;
+  std::shared_ptr<RawEvent> point;  // with others on its stream, where it is timed
   bool recorded = false;
   std::uint64_t spans = 0;             // begun on its stream when it was recorded
   bool inside = false;                 // the last of them had not ended
@@ -53,26 +60,31 @@ class CudaStream {
   cudaStream_t work(Bytes copied = {});
   void record(CudaEvent& event);
   void wait(const CudaEvent& event);
-  // REQUIRES: recorded here and reached; asked in the order of recording, or again.
+  // REQUIRES: timed, recorded here and reached; asked in the order of recording, or again.
   StreamTotals totals(CudaEvent& event);
   cudaStream_t get() const { return stream_; }
 
  private:
+  using Point = std::shared_ptr<RawEvent>;
   struct Span {
-    std::unique_ptr<TimedEvent> begin, end;  // end: null while it goes on
+    Point begin, end;  // end: null while it goes on
   };
 
-  std::unique_ptr<TimedEvent> take();
+  // The time by now: the last event where nothing was queued since, or a new one.
+  const Point& now();
+  // For another use, unless somebody still asks it.
+  void give_back(Point&& point);
 
   cudaStream_t stream_ = nullptr;
   std::deque<Span> spans_;   // not added up yet
   std::uint64_t begun_ = 0;  // spans since the start
   std::uint64_t added_ = 0;  // of them, added up
   StreamTotals sum_;         // of those
-  std::unique_ptr<TimedEvent> last_end_;
+  Point last_end_;           // of the spans added up
+  Point now_;                // null: something was queued since
   bool open_ = false;
   Bytes bytes_{};
-  std::vector<std::unique_ptr<TimedEvent>> spare_;
+  std::vector<Point> spare_;
 };
 
 }  // namespace poise

@@ -1,0 +1,88 @@
+#include "gpu_executor/cuda/cuda_stream.h"
+
+#include <gtest/gtest.h>
+
+#include "kernels/cuda/check.h"
+#include "tests/support/cuda_test.h"
+
+namespace poise {
+namespace {
+
+using cuda::cuda_check;
+
+constexpr std::size_t kWritten = std::size_t{1} << 28;
+
+class CudaStreamTest : public test::CudaTest {
+ protected:
+  void SetUp() override {
+    test::CudaTest::SetUp();
+    if (!IsSkipped()) {
+      cuda_check(cudaMalloc(&memory_, kWritten), "memory to write");
+    }
+  }
+  void TearDown() override { static_cast<void>(cudaFree(memory_)); }
+
+  void write(CudaStream& stream, int times = 1) {
+    for (int i = 0; i < times; ++i) {
+      cuda_check(cudaMemsetAsync(memory_, i, kWritten, stream.work()), "writing");
+    }
+  }
+  static void finish() { cuda_check(cudaDeviceSynchronize(), "the device"); }
+
+  void* memory_ = nullptr;
+};
+
+TEST_F(CudaStreamTest, EventsWithNothingBetweenThemAreOne) {
+  CudaStream stream, other;
+  CudaEvent first(true), second(true), third(true), signal(false);
+  write(stream);
+  stream.record(first);
+  stream.record(signal);
+  stream.record(second);
+  EXPECT_EQ(first.point, second.point);
+  write(stream);
+  stream.record(third);
+  EXPECT_NE(third.point, second.point) << "something was queued";
+  write(other);
+  other.record(signal);
+  stream.wait(signal);
+  stream.record(first);
+  EXPECT_NE(first.point, third.point) << "it waited";
+  finish();
+}
+
+TEST_F(CudaStreamTest, WhatStoodAtAnEventStaysWhenItsTwinIsRecordedAgain) {
+  CudaStream stream;
+  CudaEvent start(true), kept(true), again(true);
+  write(stream);
+  stream.record(start);
+  write(stream);
+  stream.record(kept);
+  stream.record(again);
+  write(stream, 8);
+  stream.record(again);
+  finish();
+  const std::int64_t begin = stream.totals(start).busy_ns;
+  const std::int64_t one = stream.totals(kept).busy_ns - begin;
+  EXPECT_GT(one, 0);
+  EXPECT_GT(stream.totals(again).busy_ns - begin, 3 * one) << "nine times as much was written";
+}
+
+TEST_F(CudaStreamTest, WaitingForAnotherStreamIsNoWork) {
+  CudaStream stream, other;
+  CudaEvent before(true), after(true), signal(false);
+  write(stream);
+  write(other, 40);
+  other.record(signal);
+  stream.record(before);
+  stream.wait(signal);
+  write(stream);
+  stream.record(after);
+  finish();
+  const StreamTotals from = stream.totals(before), to = stream.totals(after);
+  EXPECT_GT(to.wait_ns - from.wait_ns, 2 * (to.busy_ns - from.busy_ns));
+  EXPECT_GT(to.busy_ns, from.busy_ns);
+}
+
+}  // namespace
+}  // namespace poise
