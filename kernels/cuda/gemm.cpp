@@ -137,10 +137,12 @@ void Gemms::run_with(const Gemm& op, const lt::Algo& algo, cudaStream_t stream) 
 
 const lt::Algo& Gemms::serving(Plan& plan, const Key& key, const Gemm& op, cudaStream_t stream) {
   for (std::size_t i = 0; i < kFewRows.size(); ++i) {
+    if (!plan.few[i]) {
+      plan.few[i] = choose_for_few(plan, key, op, kFewRows[i], stream);
+    }
+  }
+  for (std::size_t i = 0; i < kFewRows.size(); ++i) {
     if (op.rows <= kFewRows[i]) {
-      if (!plan.few[i]) {
-        plan.few[i] = choose_for_few(plan, key, op, kFewRows[i], stream);
-      }
       return *plan.few[i];
     }
   }

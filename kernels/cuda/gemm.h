@@ -7,9 +7,10 @@
 //
 // Its tiles are large, and few rows make few of them: too few thread blocks to read a weight as fast
 // as the memory gives it. So up to each of `kFewRows` rows another algorithm may serve. The first time
-// that so few are asked for, all that the heuristic names for so many, and those for many, are timed
-// with this weight; the fastest that gives the same bits on random rows serves from then on. Which one
-// that is may differ from start to start; the bits do not.
+// that a product is asked for, whatever its rows, all that the heuristic names for so few, and those for
+// many, are timed with this weight; the fastest that gives the same bits on random rows serves from then
+// on. Which one that is may differ from start to start; the bits do not. All products together take some
+// tenths of a second for that, within a run's first iteration and never in the middle of it.
 //
 // float16 and bfloat16 sum in float32; float32 is true float32 (no tf32). What cuBLASLt cannot fuse
 // into its epilogue (a residual with a bias, GELU) is a kernel before or after it. Owns its handle

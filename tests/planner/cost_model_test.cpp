@@ -279,10 +279,10 @@ TEST(MeasuredProfile, OfAGpuMultipliesManyRowsInWholeTiles) {
   complete(cores);
   EXPECT_EQ(gpu.in_tiles(20), 20);
   EXPECT_EQ(gpu.in_tiles(256), 256);
-  EXPECT_EQ(gpu.in_tiles(257), 384);
-  EXPECT_EQ(gpu.in_tiles(384), 384);
-  EXPECT_EQ(gpu.forward_of(1793), gpu.forward(1920));
-  EXPECT_EQ(gpu.qkv_of(1793), gpu.qkv(1920));
+  EXPECT_EQ(gpu.in_tiles(257), 512);
+  EXPECT_EQ(gpu.in_tiles(512), 512);
+  EXPECT_EQ(gpu.forward_of(1793), gpu.forward(2048));
+  EXPECT_EQ(gpu.qkv_of(1793), gpu.qkv(2048));
   EXPECT_EQ(cores.in_tiles(257), 257);
   EXPECT_EQ(profile_of(machine_named("l4-pcie4"), shape_of(8), DType::float16).in_tiles(257), 257);
 }
