@@ -15,6 +15,7 @@ from .trouble import OUTPUT, Refusal, say, shown
 
 
 _GROWTH = 64 << 20  # of free memory: less is somebody else's coming and going
+_COMING = 1 << 30  # of memory that nobody names and that is not free yet: so much is on its way
 FEWEST_FILES = 256  # sockets, logs, shards; libzmq aborts a process that runs out of descriptors
 
 
@@ -158,10 +159,16 @@ def clip_memory(given, held=None, interrupted=lambda: False):
 
 
 def _once_returned(wanted, room, interrupted, still=1.0, patience=30.0):
-    """The room there is once it has not grown for `still` seconds, or is what is wanted."""
+    """The room there is once it has not grown for `still` seconds, or is what is wanted.
+
+    Before the first page of a large file is free, seconds go by in which the kernel takes all of them out of the
+    mappings they were in: while such a file is on its way, `still` is longer."""
     now, began = room(), time.monotonic()
     most, grew = now, began
-    while now < wanted and time.monotonic() - grew < still and time.monotonic() - began < patience and not interrupted():
+    while now < wanted and time.monotonic() - began < patience and not interrupted():
+        waited = time.monotonic() - grew
+        if waited >= still and (waited >= 5 * still or machine.unnamed_shared_memory() < _COMING):
+            break
         time.sleep(0.05)
         now = room()
         if now >= most + _GROWTH:

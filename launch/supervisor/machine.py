@@ -14,6 +14,7 @@ def meminfo(key):
     return 0
 
 
+_SHARED = "/dev/shm"
 _GROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 
@@ -90,10 +91,22 @@ def oom_kills():
 def shared_memory():
     """(size, free) of /dev/shm, or (0, 0)."""
     try:
-        status = os.statvfs("/dev/shm")
+        status = os.statvfs(_SHARED)
     except OSError:
         return 0, 0
     return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+
+
+def unnamed_shared_memory():
+    """Of shared memory, what no file of /dev/shm shows: mostly of files that are removed, before their pages are free."""
+    named = 0
+    for folder, _, names in os.walk(_SHARED):
+        for name in names:
+            try:
+                named += os.stat(os.path.join(folder, name), follow_symlinks=False).st_blocks * 512
+            except OSError:
+                continue
+    return max(meminfo("Shmem") - named, 0)
 
 
 def total_memory():

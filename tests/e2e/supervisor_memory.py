@@ -2,6 +2,7 @@
 """What the supervisor tells of memory: how much a run may take, and how much of what it takes is there already."""
 
 import os
+import time
 from unittest import mock
 
 import harness
@@ -48,6 +49,31 @@ def version_one_of_control_groups_says_the_same_in_other_words(workspace):
 
 
 @test
+def shared_memory_without_a_name_is_what_files_do_not_show(workspace):
+    (workspace / "inner").mkdir()
+    with mock.patch.multiple(machine, _SHARED=workspace.folder, meminfo=lambda name: {"Shmem": 10 << 20}[name]):
+        expect_equal(machine.unnamed_shared_memory(), 10 << 20, "no files")
+        for name, there in (("one", 3 << 20), ("inner/two", 1 << 20)):
+            with open(workspace / name, "wb") as file:
+                os.ftruncate(file.fileno(), 8 << 20)  # the rest are holes
+                os.posix_fallocate(file.fileno(), 0, there)
+        expect_equal(machine.unnamed_shared_memory(), 6 << 20, "beside theirs")
+
+
+@test
+def what_the_kernel_takes_out_of_mappings_first_is_waited_for_longer(workspace):
+    given = mock.Mock(host_memory=80 << 30, gpu_memory=None)
+    began = time.monotonic()
+    with mock.patch.multiple(
+        machine,
+        available_memory=lambda: (20 if time.monotonic() - began < 1.5 else 90) << 30,
+        unnamed_shared_memory=lambda: 60 << 30,
+    ):
+        inputs.clip_memory(given, lambda: 1 << 30)
+    expect_equal(given.host_memory, 80 << 30, "all that was wanted")
+
+
+@test
 def memory_on_its_way_back_from_the_run_before_is_waited_for(workspace):
     given = mock.Mock(host_memory=80 << 30, gpu_memory=None)
     rooms = iter([20 << 30, 30 << 30, 50 << 30, 75 << 30, 90 << 30])
@@ -55,7 +81,7 @@ def memory_on_its_way_back_from_the_run_before_is_waited_for(workspace):
         inputs.clip_memory(given, lambda: 1 << 30)
     expect_equal(given.host_memory, 80 << 30, "all that was wanted")
     room = mock.Mock(return_value=20 << 30)
-    with mock.patch.object(machine, "available_memory", room):
+    with mock.patch.multiple(machine, available_memory=room, unnamed_shared_memory=lambda: 0):
         inputs.clip_memory(given, lambda: 1 << 30)
     expect_equal(given.host_memory, 21 << 30, "what does not come is not waited for long")
     expect(room.call_count > 3, "nobody looked again")
