@@ -228,47 +228,6 @@ std::vector<Point> rising(std::span<const Point> points) {
   return sorted;
 }
 
-double Profile::in_tiles(double rows) const {
-  constexpr double kFewRows = 256;  // kernels/cuda/gemm.h
-  return rows <= kFewRows ? rows : std::ceil(rows / row_tile) * row_tile;
-}
-
-Seconds Profile::prefill_of(double pairs, double rows) const {
-  // Of a prompt that was measured: its rows and theirs, as if all were pairs.
-  const auto all = [&](double measured) {
-    constexpr double kLongest = double{kProfiledPrompt} * (kProfiledPrompt + 1) / 2;
-    const double whole = std::floor(measured / kLongest);
-    const double rest = measured - whole * kLongest;
-    const double last = std::sqrt(2 * rest + 0.25) - 0.5;
-    return measured + row_pairs * (whole * kProfiledPrompt + last);
-  };
-  const double wanted = pairs + row_pairs * rows;
-  if (pairs <= 0 || all(pairs) >= wanted) {
-    return prefill(pairs);
-  }
-  double low = pairs, high = wanted;
-  constexpr int kHalvings = 20;
-  for (int i = 0; i < kHalvings; ++i) {
-    const double middle = (low + high) / 2;
-    (all(middle) < wanted ? low : high) = middle;
-  }
-  return prefill(high);
-}
-
-void complete(Profile& profile) {
-  constexpr double kRowTile = 256;  // cuBLAS's: 257 rows take what 512 do, 1,799 what 2,048 do
-  constexpr double kRowPairs = 90;  // on an H200: half a tile of 64 rows, and 55 for the way
-  const bool tiled = profile.name.starts_with("cuda") && !profile.measured.empty();
-  profile.row_tile = tiled ? kRowTile : 1;
-  profile.row_pairs = tiled ? kRowPairs : 0;
-  const auto measured = std::ranges::find(profile.measured, "attention", &MeasuredLine::name);
-  if (measured != profile.measured.end() && measured->alone.size() > 1 &&
-      !profile.name.starts_with("cpu")) {
-    profile.attention_undisturbed = measured->alone_line;
-    profile.attention_undisturbed->points = rising(measured->alone);
-  }
-}
-
 std::span<const Machine> machines() {
   // Links are what large copies reach, compute what the model's products do: the H200's measured,
   // the others' as published systems on them imply.

@@ -126,7 +126,8 @@ struct Profile {
   friend bool operator==(const Profile&, const Profile&) = default;
 };
 
-// Fills in what follows from `name` and `measured`: attention_undisturbed, row_tile, row_pairs.
+// Fills in what follows from `name` and `measured` (gpu_costs.cpp): attention_undisturbed, row_tile,
+// row_pairs, and for few rows forward and qkv.
 void complete(Profile& profile);
 
 // A profile's lines by their names in its file, and what they count.
