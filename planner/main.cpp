@@ -118,8 +118,10 @@ void print_table(const nlohmann::ordered_json& result) {
     }
     fmt::print("\n");
   }
-  for (const auto& note : result["notes"]) {
-    fmt::print("{}\n", note.get<std::string>());
+  if (result.contains("notes")) {
+    for (const auto& note : result["notes"]) {
+      fmt::print("{}\n", note.get<std::string>());
+    }
   }
 }
 

@@ -109,6 +109,8 @@ TEST(Simulation, OptimalIsTheBestPolicyOrNearlySo) {
   const int rows = static_cast<int>(grid["rows"].size());
   EXPECT_GE(2 * with_room, rows);
   EXPECT_GE(2 * best, rows);
+  const auto note = grid["notes"].front().get<std::string>();
+  EXPECT_NE(note.find(fmt::format("{} rows", rows)), std::string::npos) << note;
 }
 
 // More requests at a time can be worth more than an iteration in balance, where the others would have
