@@ -86,8 +86,8 @@ class Opened final : public CpuDevice {
   DType work_type(DType) const override { return DType::float32; }
   double link_bytes_per_s() const override { return options_.link_bytes_per_s; }
 
-  std::unique_ptr<Event> make_event() override { return std::make_unique<CpuEvent>(); }
-  std::unique_ptr<Event> make_signal() override { return make_event(); }
+  std::unique_ptr<Event> make_event() override { return std::make_unique<CpuEvent>(true); }
+  std::unique_ptr<Event> make_signal() override { return std::make_unique<CpuEvent>(false); }
 
   void record(Event& event, Stream stream) override {
     stream_of(stream).record(static_cast<CpuEvent&>(event));
@@ -109,6 +109,7 @@ class Opened final : public CpuDevice {
   StreamTotals totals(const Event& event) override {
     const auto& record = static_cast<const CpuEvent&>(event);
     const std::lock_guard lock(record.state->mutex);
+    check(record.timed, "totals are asked of an event that tells the time");
     check(record.recorded > 0 && record.state->reached == record.recorded,
           "totals are asked of an event that was reached");
     return record.state->totals;
@@ -117,6 +118,7 @@ class Opened final : public CpuDevice {
   std::int64_t time_of(const Event& event) override {
     const auto& record = static_cast<const CpuEvent&>(event);
     const std::lock_guard lock(record.state->mutex);
+    check(record.timed, "the time is asked of an event that tells the time");
     check(record.recorded > 0 && record.state->reached == record.recorded,
           "the time is asked of an event that was reached");
     return std::chrono::nanoseconds(record.state->at - opened()).count();

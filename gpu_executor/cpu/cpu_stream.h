@@ -31,6 +31,9 @@ class CpuEvent final : public Event {
     std::chrono::steady_clock::time_point at;  // … which was then; guarded by mutex
   };
 
+  explicit CpuEvent(bool tells) : timed(tells) {}
+
+  const bool timed;  // false: a signal, which is asked nothing
   std::shared_ptr<State> state = std::make_shared<State>();
   std::uint64_t recorded = 0;  // host thread only
 };

@@ -186,7 +186,9 @@ class Opened final : public Device {
   }
 
   std::int64_t time_of(const Event& event) override {
-    return clock_->time_of(*static_cast<const CudaEvent&>(event).point);
+    const auto& asked = static_cast<const CudaEvent&>(event);
+    check(asked.timed && asked.recorded, "the time is asked of an event that tells it");
+    return clock_->time_of(*asked.point);
   }
 
   void finish() override { cuda_check(cudaDeviceSynchronize(), "the work that was queued"); }

@@ -40,13 +40,13 @@ cudaStream_t CudaStream::work(Bytes copied) {
     ++begun_;
     open_ = true;
   }
-  now_.reset();
+  give_back(std::move(now_));
   bytes_ += copied;
   return stream_;
 }
 
 void CudaStream::record(CudaEvent& event) {
-  event.stream = this;
+  CudaStream* before = std::exchange(event.stream, this);
   event.recorded = true;
   if (!event.timed) {
     cuda_check(cudaEventRecord(event.point->get(), stream_), "recording an event");
@@ -56,18 +56,21 @@ void CudaStream::record(CudaEvent& event) {
   event.inside = open_;
   event.bytes = bytes_;
   event.totals.reset();
-  give_back(std::exchange(event.point, now()));
+  // To the stream it came from: events go from stream to stream, and one would run out of points for
+  // ever, another gather them.
+  (before != nullptr ? *before : *this).give_back(std::exchange(event.point, now()));
 }
 
 void CudaStream::wait(const CudaEvent& event) {
   if (!event.recorded || event.stream == this) {
+    give_back(std::move(now_));  // what comes next may come later, if only for its caller
     return;
   }
   if (open_) {
     spans_.back().end = now();
     open_ = false;
   }
-  now_.reset();
+  give_back(std::move(now_));
   cuda_check(cudaStreamWaitEvent(stream_, event.point->get(), 0), "waiting for a stream");
 }
 
@@ -75,8 +78,8 @@ StreamTotals CudaStream::totals(CudaEvent& event) {
   if (event.totals) {
     return *event.totals;
   }
-  const std::uint64_t whole = event.spans - (event.inside ? 1 : 0);
   check(event.timed, "totals are asked of an event that tells the time");
+  const std::uint64_t whole = event.spans - (event.inside ? 1 : 0);
   check(added_ <= whole || (event.inside && added_ <= event.spans),
         "totals are asked in the order of recording");
   while (added_ < whole) {

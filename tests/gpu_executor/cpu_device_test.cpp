@@ -113,6 +113,16 @@ TEST(CpuDevice, TotalsCountBytesWorkAndWaiting) {
   EXPECT_GE(compute.wait_ns, 5'000'000);
 }
 
+TEST(CpuDevice, ASignalIsWaitedForButNeverAskedWhatOrWhen) {
+  const auto device = small_device();
+  const auto signal = device->make_signal();
+  device->record(*signal, Stream::copy_in);
+  device->wait(Stream::compute, *signal);
+  EXPECT_TRUE(device->reached(*signal, {10}));
+  EXPECT_THROW(device->totals(*signal), Defect);
+  EXPECT_THROW(device->time_of(*signal), Defect);
+}
+
 TEST(CpuDevice, ASetSpeedOfArithmeticIsKept) {
   const auto device = small_device({.compute_flops = 1e6});
   std::vector<float> weight(16 * 25), in(25), out(16);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "kernels/cuda/check.h"
 #include "tests/support/cuda_test.h"
 
@@ -49,6 +51,33 @@ TEST_F(CudaStreamTest, EventsWithNothingBetweenThemAreOne) {
   stream.record(first);
   EXPECT_NE(first.point, third.point) << "it waited";
   finish();
+}
+
+TEST_F(CudaStreamTest, BehindAWaitForNothingTheTimeIsToldAnew) {
+  CudaStream stream;
+  CudaEvent before(true), after(true);
+  const CudaEvent never(false);
+  stream.record(before);
+  stream.wait(never);
+  stream.record(after);
+  EXPECT_NE(before.point, after.point) << "the stream may have stood idle between them";
+}
+
+TEST_F(CudaStreamTest, HoweverOftenEventsChangeStreamsAsFewServe) {
+  CudaStream one, other;
+  CudaEvent moves(true), stays(true);
+  std::set<const RawEvent*> seen;
+  for (int round = 0; round < 100; ++round) {
+    for (CudaStream* stream : {&one, &other}) {
+      stream->work();
+      stream->record(moves);
+      seen.insert(moves.point.get());
+      if (stream == &one) {
+        stream->record(stays);  // the same point, which therefore does not go along
+      }
+    }
+  }
+  EXPECT_LT(seen.size(), 10u);
 }
 
 TEST_F(CudaStreamTest, WhatStoodAtAnEventStaysWhenItsTwinIsRecordedAgain) {
