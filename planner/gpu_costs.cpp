@@ -12,8 +12,8 @@ namespace {
 
 constexpr double kFewRows = 256;  // kernels/cuda/gemm.h
 
-// Where copies come in, the events that times are taken by hold a GPU up, 5 µs each (cuda_stream.h).
-// Of few rows' products that is a tenth, so that those count which were alone.
+// Where copies come in, the events that times are taken by hold a GPU up, each 5 µs longer
+// (cuda_stream.h). Of few rows' products that is a tenth, so that those count which were alone.
 std::vector<Point> few_alone(const MeasuredLine& measured) {
   std::vector<Point> points;
   for (Point point : measured.points) {

@@ -57,7 +57,8 @@ def shared_memory_without_a_name_is_what_files_do_not_show(workspace):
             with open(workspace / name, "wb") as file:
                 os.ftruncate(file.fileno(), 8 << 20)  # the rest are holes
                 os.posix_fallocate(file.fileno(), 0, there)
-        expect_equal(machine.unnamed_shared_memory(), 6 << 20, "beside theirs")
+        told = machine.unnamed_shared_memory()  # a file system may need some more for itself
+        expect((6 << 20) - (1 << 19) < told <= 6 << 20, f"{told} beside theirs")
 
 
 @test

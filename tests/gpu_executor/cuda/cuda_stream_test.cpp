@@ -75,6 +75,7 @@ TEST_F(CudaStreamTest, HoweverOftenEventsChangeStreamsAsFewServe) {
       if (stream == &one) {
         stream->record(stays);  // the same point, which therefore does not go along
       }
+      stream->work();
     }
   }
   EXPECT_LT(seen.size(), 10u);
@@ -83,7 +84,7 @@ TEST_F(CudaStreamTest, HoweverOftenEventsChangeStreamsAsFewServe) {
 TEST_F(CudaStreamTest, WhatStoodAtAnEventStaysWhenItsTwinIsRecordedAgain) {
   CudaStream stream;
   CudaEvent start(true), kept(true), again(true);
-  write(stream);
+  write(stream, 64);  // so that this thread's pauses are none of the stream's
   stream.record(start);
   write(stream);
   stream.record(kept);
@@ -101,9 +102,9 @@ TEST_F(CudaStreamTest, WaitingForAnotherStreamIsNoWork) {
   CudaStream stream, other;
   CudaEvent before(true), after(true), signal(false);
   write(stream);
+  stream.record(before);
   write(other, 40);
   other.record(signal);
-  stream.record(before);
   stream.wait(signal);
   write(stream);
   stream.record(after);
