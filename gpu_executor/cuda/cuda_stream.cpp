@@ -56,8 +56,8 @@ void CudaStream::record(CudaEvent& event) {
   event.inside = open_;
   event.bytes = bytes_;
   event.totals.reset();
-  // To the stream it came from: events go from stream to stream, and one would run out of points for
-  // ever, another gather them.
+  // To the stream it came from: where events go round the streams, another would gather what this one
+  // makes anew each time.
   (before != nullptr ? *before : *this).give_back(std::exchange(event.point, now()));
 }
 

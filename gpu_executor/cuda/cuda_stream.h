@@ -70,9 +70,9 @@ class CudaStream {
     Point begin, end;  // end: null while it goes on
   };
 
-  // The time by now: the last event where nothing was queued since, or a new one.
+  // The time by now: the last event where nothing was queued or to be waited for since, or a new one.
   const Point& now();
-  // For another use, unless somebody still asks it.
+  // For another use here, unless somebody still asks it.
   void give_back(Point&& point);
 
   cudaStream_t stream_ = nullptr;
@@ -81,7 +81,7 @@ class CudaStream {
   std::uint64_t added_ = 0;  // of them, added up
   StreamTotals sum_;         // of those
   Point last_end_;           // of the spans added up
-  Point now_;                // null: something was queued since
+  Point now_;                // null: the next is a new one
   bool open_ = false;
   Bytes bytes_{};
   std::vector<Point> spare_;
