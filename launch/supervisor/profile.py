@@ -76,7 +76,7 @@ class _ProfilePlan(Plan):
     """A run that ends where its first iteration would begin."""
 
     def record(self):
-        return {name: getattr(self.given, name) for name in ("model", "device", "dtype")}
+        return {name: getattr(self.given, name) for name in ("model", "device", "dtype")} | {"measures": True}
 
     def progress_text(self, control):
         loaded = control.loader_state >= segments.SEALED

@@ -56,6 +56,8 @@ def policy(words):
 def _living(directory):
     if not directory.lives():
         raise Refusal(f"nothing runs in {shown(directory.path)}")
+    if directory.record().get("measures"):
+        raise Refusal(f"in {shown(directory.path)} a profile is being measured, all with one policy and the same processes: let it end")
     return directory
 
 

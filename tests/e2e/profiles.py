@@ -185,6 +185,20 @@ def a_plan_of_the_largest_model_and_100000_requests_takes_two_seconds(workspace)
 
 
 @test
+def a_profile_under_way_is_no_run_that_could_be_steered(workspace):
+    process = workspace.start("profile", "--model", DEMO_MODEL, *SET, env={"TMPDIR": workspace.folder})
+    try:
+        until = time.monotonic() + 60
+        while not (found := [path for path in workspace.folder.glob("poise-profile-*/run") if (path / "status.json").exists()]):
+            expect(process.poll() is None and time.monotonic() < until, "nothing is being measured")
+            time.sleep(0.02)
+        for words in (("restart", "planner"), ("policy", "kv-only")):
+            workspace.poise(*words, found[0]).expect(2, "a profile is being measured")
+    finally:
+        workspace.finish(process, 120).expect(0)
+
+
+@test
 def a_plan_refuses_with_numbers_what_cannot_fit(workspace):
     requests = workspace.write_requests("in.jsonl", [request("a", [5] * 100)])
     words = ("plan", "--model", a_large_model(workspace), "-i", requests, "--skip-tokenizer-init")
