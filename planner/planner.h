@@ -76,6 +76,9 @@ class Planner {
   void decide_sizes();
   void choose_policy();
   void choose_as_wished();
+  void refuse_wish(const Failure& refusal);
+  bool make_room_as_wished(bool device_is_host);
+  bool make_room(bool device_is_host);
   RunDevice run_device(bool device_is_host) const;
   Demand choose_demand(bool device_is_host) const;
   MoreRequests more_requests() const;
@@ -154,6 +157,7 @@ class Planner {
   std::uint64_t iteration_ = 0;
 
   PolicyWishes wishes_;
+  std::optional<PolicyWish> untried_wish_;  // chosen by a planner that takes over, not in force yet
   bool border_moves_ = false;  // it is not, or was not a moment ago, where the policy wishes it
   Seconds border_moved_{0};
   std::optional<Journal> journal_;  // of the planner before, until all goes on from it

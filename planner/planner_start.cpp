@@ -198,11 +198,7 @@ void Planner::decide_sizes() {
   const bool device_is_host = device.device.starts_with("cpu");
   choose_policy();
   options_.batch = with_mini_batch(options_.batch, profile_.get());
-  demand_ = choose_demand(device_is_host);
-  const bool there = take_over_pool(device_is_host);
-  if (!there) {
-    place_blocks(device_is_host);
-  }
+  const bool there = make_room_as_wished(device_is_host);
   pack_limits_ = pack_limits(options_.batch, device_limits_);
   const std::uint64_t region = there ? loader_->grant()->partition.region_bytes
                                      : region_bytes(block_sizes(shape, dtype), host_);
@@ -281,16 +277,49 @@ void Planner::choose_as_wished() {
     try {
       wish = wishes_.read();
       obey(wish);
-      wishes_.put_in_force(wish);
+      untried_wish_ = wish;
+      status_.policy_refusal.clear();
     } catch (const Failure& refusal) {
-      spdlog::warn("a policy is refused: {}", refusal.what());
-      status_.policy_refusal = refusal.what();
+      refuse_wish(refusal);
     }
     status_.policy_serial = wish.serial;
   }
   if (const auto wish = wishes_.in_force(); wish && !policy_) {
     obey(*wish);
   }
+}
+
+void Planner::refuse_wish(const Failure& refusal) {
+  spdlog::warn("a policy is refused: {}", refusal.what());
+  status_.policy_refusal = refusal.what();
+  untried_wish_.reset();
+}
+
+// True where the pool that is there does. A wish that came with this planner is in force once there is
+// room for it; else it is refused, and all is made as before.
+bool Planner::make_room_as_wished(bool device_is_host) {
+  while (untried_wish_) {
+    try {
+      const bool there = make_room(device_is_host);
+      wishes_.put_in_force(*untried_wish_);
+      untried_wish_.reset();
+      return there;
+    } catch (const Failure& refusal) {
+      refuse_wish(refusal);
+      policy_.reset();
+      choose_policy();  // a later wish may have come by now
+    }
+  }
+  return make_room(device_is_host);
+}
+
+bool Planner::make_room(bool device_is_host) {
+  demand_ = choose_demand(device_is_host);
+  const bool there = take_over_pool(device_is_host);
+  if (!there) {
+    place_blocks(device_is_host);
+  }
+  return there;
 }
 
 RunDevice Planner::run_device(bool device_is_host) const {

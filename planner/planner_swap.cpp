@@ -87,8 +87,7 @@ void Planner::obey_wish() {
     plan = plan_swap(*policy, standing());
     status_.policy_refusal.clear();
   } catch (const Failure& refusal) {
-    spdlog::warn("a policy is refused: {}", refusal.what());
-    status_.policy_refusal = refusal.what();
+    refuse_wish(refusal);
   }
   status_.policy_serial = wish.serial;
   if (status_.policy_refusal.empty()) {
@@ -262,6 +261,9 @@ bool Planner::take_over_pool(bool device_is_host) {
       border_moves_ = true;
       return true;
     } catch (const Failure& failure) {
+      if (untried_wish_) {  // with another policy, what is under way can be kept
+        throw;
+      }
       tell(fmt::format("{}; what was under way is computed again", failure.what()));
       journal_.reset();
     }

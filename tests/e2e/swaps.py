@@ -233,6 +233,24 @@ def a_planner_that_dies_while_the_executor_is_set_up_is_followed_by_another(work
 
 
 @test
+def a_planner_that_cannot_bring_the_policy_it_was_to_bring_goes_on_with_the_one_before(workspace):
+    requests = work(workspace, 12)
+    oracle = undisturbed(workspace, requests)
+    run = Disturbed(workspace, requests, *SLOWLY, "--policy", "act-only")
+    for kill in ([], ["--kill"]):
+        planner = run.pid("planner")
+        told = run.poise("restart", "planner", "--policy", "optimal", *kill)  # nobody measured what things cost
+        told.expect(2, "--policy optimal decides by what things cost", "; act-only stays in force")
+        expect(run.pid("planner") not in (planner, None), "it is the same planner")
+        expect_equal(run.status()["policy"], "act-only", "the policy in force")
+        run.check_loader()
+    said = run.finish(oracle).err
+    go_on = [line for line in said.splitlines() if "a planner took over before" in line and "with 0 requests" not in line]
+    expect_equal(len(go_on), 1, f"planners that went on with requests under way: {said}")
+    workspace.poise("inspect", "--check", run.run).expect(0)
+
+
+@test
 def a_planner_that_cannot_take_over_loses_no_answer(workspace):
     requests = work(workspace, 12)
     oracle = undisturbed(workspace, requests)
