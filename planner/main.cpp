@@ -105,18 +105,28 @@ std::string cell(const nlohmann::ordered_json& value) {
                                  : value.dump();
 }
 
-std::size_t column(const std::string& name) { return std::max<std::size_t>(15, name.size() + 2); }
-
 void print_table(const nlohmann::ordered_json& result) {
+  std::vector<std::vector<std::string>> lines(1);
   for (const auto& [name, value] : result["rows"].front().items()) {
-    fmt::print("{:<{}}", name, column(name));
+    lines.front().push_back(name);
   }
-  fmt::print("\n");
   for (const auto& row : result["rows"]) {
+    lines.emplace_back();
     for (const auto& [name, value] : row.items()) {
-      fmt::print("{:<{}}", cell(value), column(name));
+      lines.back().push_back(cell(value));
     }
-    fmt::print("\n");
+  }
+  std::vector<std::size_t> widths(lines.front().size(), 13);
+  for (const auto& line : lines) {
+    for (std::size_t i = 0; i < line.size(); ++i) {
+      widths[i] = std::max(widths[i], line[i].size());
+    }
+  }
+  for (const auto& line : lines) {
+    for (std::size_t i = 0; i + 1 < line.size(); ++i) {
+      fmt::print("{:<{}}  ", line[i], widths[i]);
+    }
+    fmt::print("{}\n", line.back());
   }
   if (result.contains("notes")) {
     for (const auto& note : result["notes"]) {

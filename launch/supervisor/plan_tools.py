@@ -28,6 +28,8 @@ def simulate(words):
     made.add_argument("--json", action="store_true", help="one JSON object")
     made.add_argument("--svg", metavar="FILE", help="draw it, too, as the paper does")
     given = made.parse_args(normalised(words))
+    if not given.name:
+        made.error("missing: NAME")
     if given.svg is None:
         return _ask("simulate", *(["--json"] if given.json else []), "--", given.name)
     if given.name in NOT_DRAWN:

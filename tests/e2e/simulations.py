@@ -2,10 +2,12 @@
 """`poise simulate` from the command line: every experiment has a picture, and the same numbers give the same one."""
 
 import json
+import re
 import xml.etree.ElementTree as xml
 
 import harness
 from harness import expect, expect_equal, test
+from supervisor import plan_tools
 
 NAMES = ("capture-table3", "capture-figure1", "capture-figure8", "capture-figure9", "capture-figure10", "kvpr-gains", "ours-beyond")
 
@@ -27,10 +29,25 @@ def every_simulation_is_played_and_drawn(workspace):
 
 
 @test
+def columns_of_the_grid_stand_apart(workspace):
+    del workspace
+    *lines, played = plan_tools.ask("simulate", "--json", "--table", "--", "policy-grid").splitlines()
+    rows = json.loads(played)["rows"]
+    expect(len(lines) > len(rows), f"{len(lines)} lines for {len(rows)} rows")
+    names = list(rows[0])
+    expect_equal(lines[0].split(), names, "the first line")
+    starts = [lines[0].index(name) for name in names[:2]]
+    for row, line in zip(rows, lines[1:]):
+        expect_equal(re.split("  +", line)[:2], [row["model"], row["machine"]], line)
+        expect_equal(line[starts[1] :].split()[0], row["machine"], f"what stands under {names[1]}")
+
+
+@test
 def what_cannot_be_played_or_drawn_is_refused_in_a_sentence(workspace):
     picture = workspace / "picture.svg"
     workspace.poise("simulate", "capture-table9", "--svg", picture).expect(2, "capture-table3")
     expect(not picture.exists(), "a picture of nothing")
+    workspace.poise("simulate", "").expect(2, "NAME")
     workspace.poise("simulate", "capture-table3", "--svg", workspace / "no" / "such.svg").expect(2, "such.svg")
     workspace.poise("simulate", "capture-table3", "--svg", "/dev/full").expect(73, "/dev/full")
 
