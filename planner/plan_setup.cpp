@@ -73,11 +73,11 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
   made.cap = capped("--gpu-memory", options.gpu_memory, made.profile.gpu_memory, made);
   made.host_allowed = capped("--host-memory", options.host_memory, made.profile.host_memory, made);
   if (made.weights > made.host_allowed) {
-    fail(
-        "host memory: the weights are {}, {} are allowed: raise --host-memory, or take a machine "
-        "that "
-        "has more",
-        size_text(made.weights), size_text(made.host_allowed));
+    fail("host memory: the weights are {}, {}", size_text(made.weights),
+         made.host_allowed < made.profile.host_memory
+             ? size_text(made.host_allowed) + " are allowed: raise --host-memory"
+             : fmt::format("{} has {}: take a machine that has more", made.profile.name,
+                           size_text(made.host_allowed)));
   }
   const BlockBudget budget{.weights = made.weights,
                            .available = made.profile.host_memory - made.weights,

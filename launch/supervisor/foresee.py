@@ -54,7 +54,7 @@ def text(found):
     lines.append("predicted")
     if found["at_a_time"]:  # else every answer is one token, which its prompt brings
         lines.append(
-            f"  {'decoding iteration':22} {found['decode_iteration_seconds'] * 1e3:10.4g} ms, {counted(found['at_a_time'], 'request')} at a "
+            f"  {'decoding iteration':22} {rate_text(found['decode_iteration_seconds'] * 1e3):>10} ms, {counted(found['at_a_time'], 'request')} at a "
             f"time: {rate_text(found['decode_tokens_per_second'])} tokens/s; over the link {_bytes(each)}"
         )
     lines += [
