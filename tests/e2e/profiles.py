@@ -3,6 +3,7 @@
 
 import json
 import shutil
+import statistics
 import time
 import xml.etree.ElementTree as xml
 
@@ -51,6 +52,11 @@ def profile_finds_the_speeds_that_were_set(workspace):
     expect(circles >= 60, f"{circles} points drawn")
 
 
+def r_squared(points):
+    mean = statistics.mean(seconds for _, seconds, _ in points)
+    return 1 - sum(left**2 for *_, left in points) / sum((seconds - mean) ** 2 for _, seconds, _ in points)
+
+
 def the_speeds_are_found(workspace):
     profile = measured(workspace)
     act = BLOCK * HIDDEN * WIDTH / (LINK * 1e9)
@@ -61,8 +67,12 @@ def the_speeds_are_found(workspace):
     near(profile["forward"]["b"], 2 * weights / (COMPUTE * 1e9), 0.05, "seconds a row in a layer")
     near(profile["load_w"]["b"], weights * WIDTH / (LINK * 1e9), 0.06, "seconds a layer's weights")
     for name in ("load_act", "load_kv", "kv_gen", "forward"):
-        near(profile[name]["r2"], 1, 0.01, f"R² of {name}")
-        expect(len(profile[name]["points"]) >= 6, f"{name}: {len(profile[name]['points'])} points")
+        points = profile[name]["points"]
+        expect(len(points) >= 6, f"{name}: {len(points)} points")
+        # Half of them, as R² is a matter of the one point that was measured while the machine did something else.
+        beside = statistics.median(abs(left) / seconds for _, seconds, left in points)
+        near(1 + beside, 1, 0.03, f"points of {name} beside its line")
+        expect(abs(profile[name]["r2"] - r_squared(points)) < 1e-6, f"R² of {name}: {profile[name]['r2']} for {points}")
     # Between iterations of which none has much to decide, and where one stream waits for another.
     for name, most in (("between", 6e-4), ("handover", 1e-4)):
         expect(profile[name] > 0, f"{name} takes {profile[name]} s")
