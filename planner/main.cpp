@@ -21,6 +21,7 @@
 #include "planner/planner.h"
 #include "planner/profile_run.h"
 #include "planner/simulate_papers.h"
+#include "planner/simulate_table.h"
 #include "planner/tokenizer/tokenizer.h"
 
 namespace {
@@ -99,46 +100,10 @@ void print(const PoliciesOptions& options) {
   }
 }
 
-std::string cell(const nlohmann::ordered_json& value) {
-  return value.is_number_float() ? fmt::format("{:.2f}", value.get<double>())
-         : value.is_string()     ? value.get<std::string>()
-                                 : value.dump();
-}
-
-void print_table(const nlohmann::ordered_json& result) {
-  std::vector<std::vector<std::string>> lines(1);
-  for (const auto& [name, value] : result["rows"].front().items()) {
-    lines.front().push_back(name);
-  }
-  for (const auto& row : result["rows"]) {
-    lines.emplace_back();
-    for (const auto& [name, value] : row.items()) {
-      lines.back().push_back(cell(value));
-    }
-  }
-  std::vector<std::size_t> widths(lines.front().size(), 13);
-  for (const auto& line : lines) {
-    for (std::size_t i = 0; i < line.size(); ++i) {
-      widths[i] = std::max(widths[i], line[i].size());
-    }
-  }
-  for (const auto& line : lines) {
-    for (std::size_t i = 0; i + 1 < line.size(); ++i) {
-      fmt::print("{:<{}}  ", line[i], widths[i]);
-    }
-    fmt::print("{}\n", line.back());
-  }
-  if (result.contains("notes")) {
-    for (const auto& note : result["notes"]) {
-      fmt::print("{}\n", note.get<std::string>());
-    }
-  }
-}
-
 void print(const SimulateOptions& options) {
   const nlohmann::ordered_json result = simulation_named(options.name).play();
   if (!options.json || options.table) {
-    print_table(result);
+    fmt::print("{}", to_table(result));
   }
   if (options.json) {
     fmt::print("{}\n", result.dump());

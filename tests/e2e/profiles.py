@@ -202,6 +202,16 @@ def a_profile_under_way_is_no_run_that_could_be_steered(workspace):
             time.sleep(0.02)
         for words in (("restart", "planner"), ("policy", "kv-only")):
             workspace.poise(*words, found[0]).expect(2, "a profile is being measured")
+        shares = [0.0]
+        while (found[0] / "status.json").exists():
+            try:
+                status = json.loads((found[0] / "status.json").read_text())
+            except FileNotFoundError:  # it is over
+                break
+            expect_equal(status["state"], "measuring", "the state")
+            shares += [status["measured"]] if status["measured"] != shares[-1] else []
+            time.sleep(0.05)
+        expect(shares == sorted(shares) and shares[-1] > 0.5 and len(shares) > 3, f"shares of what is measured: {shares}")
     finally:
         workspace.finish(process, 120).expect(0)
 

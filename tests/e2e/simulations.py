@@ -2,12 +2,10 @@
 """`poise simulate` from the command line: every experiment has a picture, and the same numbers give the same one."""
 
 import json
-import re
 import xml.etree.ElementTree as xml
 
 import harness
 from harness import expect, expect_equal, test
-from supervisor import plan_tools
 
 NAMES = ("capture-table3", "capture-figure1", "capture-figure8", "capture-figure9", "capture-figure10", "kvpr-gains", "ours-beyond")
 
@@ -26,20 +24,6 @@ def every_simulation_is_played_and_drawn(workspace):
             first = picture.read_bytes()
             workspace.poise("simulate", name, "--svg", picture).expect(0)
             expect_equal(picture.read_bytes(), first, f"{name} drawn twice")
-
-
-@test
-def columns_of_the_grid_stand_apart(workspace):
-    del workspace
-    *lines, played = plan_tools.ask("simulate", "--json", "--table", "--", "policy-grid").splitlines()
-    rows = json.loads(played)["rows"]
-    expect(len(lines) > len(rows), f"{len(lines)} lines for {len(rows)} rows")
-    names = list(rows[0])
-    expect_equal(lines[0].split(), names, "the first line")
-    starts = [lines[0].index(name) for name in names[:2]]
-    for row, line in zip(rows, lines[1:]):
-        expect_equal(re.split("  +", line)[:2], [row["model"], row["machine"]], line)
-        expect_equal(line[starts[1] :].split()[0], row["machine"], f"what stands under {names[1]}")
 
 
 @test
