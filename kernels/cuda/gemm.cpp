@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "common/trouble.h"
@@ -17,7 +19,7 @@ constexpr std::uint64_t kChoiceRows = 4096;
 // An algorithm must serve all of these; between them nothing changes that it could mind.
 constexpr std::array<std::uint64_t, 6> kRowsServed{1, 7, 16, 129, 1024, 8192};
 constexpr int kCandidates = 64;
-constexpr std::ptrdiff_t kTrials = 8;    // of algorithms for few rows, and of those for many
+constexpr std::size_t kTrials = 8;       // of algorithms for few rows, and of those for many
 constexpr double kWorthChoosing = 0.97;  // of the time of the algorithm for many rows
 
 cudaDataType_t data_type(DType type) {
@@ -38,6 +40,8 @@ std::uint32_t row_alignment(DType type, std::int64_t stride) {
   return static_cast<std::uint32_t>(std::min<std::int64_t>(bytes & -bytes, 256));
 }
 
+bool has(lt::EpilogueKind epilogue, lt::EpilogueKind part) { return (epilogue & part) != 0; }
+
 lt::EpilogueKind epilogue_kind(bool bias, bool relu) {
   if (bias) {
     return relu ? lt::kEpilogueReluBias : lt::kEpilogueBias;
@@ -53,9 +57,9 @@ struct Gemms::Plan {
   const lt::Functions& lt;
   lt::MatmulDesc desc = nullptr;
   lt::MatrixLayout weight = nullptr, in = nullptr, out = nullptr;
-  lt::Algo algo{};
-  std::array<std::optional<lt::Algo>, kFewRows.size()> few;  // once they are known
-  std::uint64_t rows = 0;                                    // that the layouts say
+  Algorithm many;
+  std::array<std::optional<Algorithm>, kFewRows.size()> few;  // once they are known
+  std::uint64_t rows = 0;                                     // that the layouts say
 
   explicit Plan(const lt::Functions& functions) : lt(functions) {}
   ~Plan() {
@@ -83,6 +87,24 @@ struct Gemms::Plan {
     }
   }
 };
+
+// What our kernel is given. A bias that cuBLASLt cannot add within the product, it can.
+FewRows Gemms::few_rows_of(const Key& key, const void* weight, const void* bias, const void* in,
+                           void* out, std::int64_t rows) {
+  return {.out = out,
+          .wide = key.out == DType::float32,
+          .out_stride = key.out_stride,
+          .in = in,
+          .in_stride = key.in_stride,
+          .weight = weight,
+          .outputs = key.outputs,
+          .inputs = key.inputs,
+          .bias = bias,
+          .dtype = key.weight,
+          .rows = rows,
+          .relu = has(key.epilogue, lt::kEpilogueRelu),
+          .adds = key.adds};
+}
 
 Gemms::Gemms() : lt_(lt::functions()) {
   lt::lt_check(lt_.create(&handle_), "starting");
@@ -125,17 +147,17 @@ void Gemms::run(const Gemm& op, cudaStream_t stream) {
   }
 }
 
-const lt::Algo& Gemms::serving(const Gemm& op, cudaStream_t stream) {
+const Algorithm& Gemms::serving(const Gemm& op, cudaStream_t stream) {
   const Key key = key_of(op);
   return serving(plan_for(key), key, op, stream);
 }
 
-void Gemms::run_with(const Gemm& op, const lt::Algo& algo, cudaStream_t stream) {
+void Gemms::run_with(const Gemm& op, const Algorithm& algorithm, cudaStream_t stream) {
   const Key key = key_of(op);
-  run_with(plan_for(key), key, op, algo, stream);
+  run_with(plan_for(key), key, op, algorithm, stream);
 }
 
-const lt::Algo& Gemms::serving(Plan& plan, const Key& key, const Gemm& op, cudaStream_t stream) {
+const Algorithm& Gemms::serving(Plan& plan, const Key& key, const Gemm& op, cudaStream_t stream) {
   for (std::size_t i = 0; i < kFewRows.size(); ++i) {
     if (!plan.few[i]) {
       plan.few[i] = choose_for_few(plan, key, op, kFewRows[i], stream);
@@ -146,21 +168,30 @@ const lt::Algo& Gemms::serving(Plan& plan, const Key& key, const Gemm& op, cudaS
       return *plan.few[i];
     }
   }
-  return plan.algo;
+  return plan.many;
 }
 
-void Gemms::run_with(Plan& plan, const Key& key, const Gemm& op, const lt::Algo& algo,
+void Gemms::run_with(Plan& plan, const Key& key, const Gemm& op, const Algorithm& algorithm,
                      cudaStream_t stream) {
-  const bool bias_within = (key.epilogue & lt::kEpilogueBias) != 0;
-  const bool relu_within = (key.epilogue & lt::kEpilogueRelu) != 0;
-  if (key.adds && ((op.bias != nullptr && !bias_within) || op.residual != op.out.data)) {
-    add_bias(static_cast<float*>(op.out.data), op.residual, op.bias, op.weight.dtype, op.rows,
-             op.weight.rows, op.out.stride, stream);
+  const bool relu_within = has(key.epilogue, lt::kEpilogueRelu);
+  if (algorithm.few_rows) {
+    if (key.adds && op.residual != op.out.data) {
+      add_bias(static_cast<float*>(op.out.data), op.residual, nullptr, op.weight.dtype, op.rows,
+               op.weight.rows, op.out.stride, stream);
+    }
+    multiply_few_rows(few_rows_of(key, op.weight.data, op.bias, op.in.data, op.out.data, op.rows),
+                      stream);
+  } else {
+    const bool bias_within = has(key.epilogue, lt::kEpilogueBias);
+    if (key.adds && ((op.bias != nullptr && !bias_within) || op.residual != op.out.data)) {
+      add_bias(static_cast<float*>(op.out.data), op.residual, op.bias, op.weight.dtype, op.rows,
+               op.weight.rows, op.out.stride, stream);
+    }
+    if (bias_within) {
+      plan.set(lt::kBiasPointer, op.bias);
+    }
+    multiply(plan, key, algorithm.lt, op.weight.data, op.in.data, op.out.data, op.rows, stream);
   }
-  if (bias_within) {
-    plan.set(lt::kBiasPointer, op.bias);
-  }
-  multiply(plan, key, algo, op.weight.data, op.in.data, op.out.data, op.rows, stream);
   if (op.epilogue != Epilogue::none && !relu_within) {
     activate(op.out, op.rows, op.weight.rows, op.epilogue, stream);
   }
@@ -178,8 +209,8 @@ void Gemms::multiply(Plan& plan, const Key& key, const lt::Algo& algo, const voi
 }
 
 // Trials have the workspace for their rows, so that no algorithm that needs it takes part.
-lt::Algo Gemms::choose_for_few(Plan& plan, const Key& key, const Gemm& op, std::int64_t few,
-                               cudaStream_t stream) {
+Algorithm Gemms::choose_for_few(Plan& plan, const Key& key, const Gemm& op, std::int64_t few,
+                                cudaStream_t stream) {
   const Trial trial{.rows = few,
                     .in_dtype = key.in,
                     .in_stride = key.in_stride,
@@ -188,41 +219,53 @@ lt::Algo Gemms::choose_for_few(Plan& plan, const Key& key, const Gemm& op, std::
                     .scratch_bytes = kWorkspace,
                     .stream = stream};
   const auto rows = static_cast<std::uint64_t>(few);
-  if (!trial.fits() || workspace_of(plan, plan.algo, rows) != 0) {
-    return plan.algo;
+  if (!trial.fits() || workspace_of(plan, plan.many.lt, rows) != 0) {
+    return plan.many;
   }
-  if ((key.epilogue & lt::kEpilogueBias) != 0) {
+  const bool bias_within = has(key.epilogue, lt::kEpilogueBias);
+  if (bias_within) {
     plan.set(lt::kBiasPointer, op.bias);
   }
-  const auto with = [&](const lt::Algo& algo) -> Trial::Way {
-    return [&plan, &key, &op, &algo, few, stream, this](const void* in, void* out) {
-      multiply(plan, key, algo, op.weight.data, in, out, few, stream);
+  const auto ours = [&](const void* in, void* out) {
+    return few_rows_of(key, op.weight.data, bias_within ? op.bias : nullptr, in, out, few);
+  };
+  const auto with = [&](const Algorithm& algorithm) -> Trial::Way {
+    return [&plan, &key, &op, &algorithm, &ours, few, stream, this](const void* in, void* out) {
+      if (algorithm.few_rows) {
+        multiply_few_rows(ours(in, out), stream);
+      } else {
+        multiply(plan, key, algorithm.lt, op.weight.data, in, out, few, stream);
+      }
     };
   };
-  std::vector<lt::Algo> candidates;
-  for (const auto& named : {std::optional(few), std::optional<std::int64_t>()}) {
-    const std::vector<lt::Algo> some = choices(plan, key, named);
-    const auto first = std::min(std::ssize(some), kTrials);
-    candidates.insert(candidates.end(), some.begin(), some.begin() + first);
+  std::vector<std::optional<std::int64_t>> ask{std::nullopt};  // the heuristic, for how many rows
+  std::ranges::copy_if(kFewRows, std::back_inserter(ask), [&](auto rows) { return rows >= few; });
+  std::vector<Algorithm> candidates;
+  for (const auto& rows_named : ask) {
+    const std::vector<Algorithm> some = choices(plan, key, rows_named);
+    std::ranges::copy_if(
+        std::span(some).first(std::min(some.size(), kTrials)), std::back_inserter(candidates),
+        [&](const Algorithm& one) { return workspace_of(plan, one.lt, rows) == 0; });
   }
-  const Seconds allowed = time_of(trial, with(plan.algo)) * kWorthChoosing;
-  std::vector<std::pair<Seconds, const lt::Algo*>> faster;
-  for (const lt::Algo& algo : candidates) {
-    if (workspace_of(plan, algo, rows) == 0) {
-      const Seconds time = time_of(trial, with(algo));
-      if (time < allowed) {
-        faster.emplace_back(time, &algo);
-      }
+  if (serves(ours(workspace_, workspace_))) {
+    candidates.push_back({.few_rows = true});
+  }
+  const Seconds allowed = time_of(trial, with(plan.many)) * kWorthChoosing;
+  std::vector<std::pair<Seconds, const Algorithm*>> faster;
+  for (const Algorithm& algorithm : candidates) {
+    const Seconds time = time_of(trial, with(algorithm));
+    if (time < allowed) {
+      faster.emplace_back(time, &algorithm);
     }
   }
-  std::ranges::sort(faster, {}, &std::pair<Seconds, const lt::Algo*>::first);
+  std::ranges::sort(faster, {}, &std::pair<Seconds, const Algorithm*>::first);
   const auto found = std::ranges::find_if(faster, [&](const auto& one) {
-    return same_bits(trial, with(plan.algo), with(*one.second));
+    return same_bits(trial, with(plan.many), with(*one.second));
   });
-  return found != faster.end() ? *found->second : plan.algo;
+  return found != faster.end() ? *found->second : plan.many;
 }
 
-std::vector<lt::Algo> Gemms::algorithms(const Gemm& op, std::optional<std::int64_t> few) {
+std::vector<Algorithm> Gemms::algorithms(const Gemm& op, std::optional<std::int64_t> few) {
   const Key key = key_of(op);
   return choices(plan_for(key), key, few);
 }
@@ -260,21 +303,21 @@ std::unique_ptr<Gemms::Plan> Gemms::make_plan(const Key& key) const {
   layout(&plan->out, key.out, outputs, kChoiceRows, key.out_stride);
   plan->rows = kChoiceRows;
 
-  const std::vector<lt::Algo> served = choices(*plan, key, std::nullopt);
+  const std::vector<Algorithm> served = choices(*plan, key, std::nullopt);
   if (served.empty()) {
     fail(Exit::interrupted,
          "cuBLAS knows no algorithm for a product of ({}, {}) {} that serves any number of rows "
          "alike",
          key.outputs, key.inputs, name_of(key.weight));
   }
-  plan->algo = served.front();
+  plan->many = served.front();
   return plan;
 }
 
 // What serves up to `few` rows, or any number, in the order of the heuristic for so many or for
 // kChoiceRows.
-std::vector<lt::Algo> Gemms::choices(Plan& plan, const Key& key,
-                                     std::optional<std::int64_t> few) const {
+std::vector<Algorithm> Gemms::choices(Plan& plan, const Key& key,
+                                      std::optional<std::int64_t> few) const {
   plan.set_rows(few ? static_cast<std::uint64_t>(*few) : kChoiceRows);
   lt::Preference preference = nullptr;
   lt::lt_check(lt_.preference_create(&preference), "choosing an algorithm");
@@ -294,11 +337,11 @@ std::vector<lt::Algo> Gemms::choices(Plan& plan, const Key& key,
       lt_.heuristic(handle_, plan.desc, plan.weight, plan.in, plan.out, plan.out, preference,
                     kCandidates, candidates.data(), &found);
   lt_.preference_destroy(preference);
-  std::vector<lt::Algo> served;
+  std::vector<Algorithm> served;
   for (int i = 0; status == lt::kSuccess && i < found; ++i) {
     const lt::Heuristic& candidate = candidates[static_cast<std::size_t>(i)];
     if (candidate.state == lt::kSuccess && suits(plan, candidate.algo, few)) {
-      served.push_back(candidate.algo);
+      served.push_back({.lt = candidate.algo});
     }
   }
   return served;

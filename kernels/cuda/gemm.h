@@ -7,10 +7,11 @@
 //
 // Its tiles are large, and few rows make few of them: too few thread blocks to read a weight as fast
 // as the memory gives it. So up to each of `kFewRows` rows another algorithm may serve. The first time
-// that a product is asked for, whatever its rows, all that the heuristic names for so few, and those for
-// many, are timed with this weight; the fastest that gives the same bits on random rows serves from then
-// on. Which one that is may differ from start to start; the bits do not. All products together take some
-// tenths of a second for that, within a run's first iteration and never in the middle of it.
+// that a product is asked for, whatever its rows, the first that the heuristic names for so few rows and
+// for more, and our own kernel for few rows (few_rows.h) are timed with this weight; the fastest that
+// gives the same bits on random rows serves from then on. Which one that is may differ from start to
+// start; the bits do not. All products together take some tenths of a second for that, within a run's first
+// iteration and never in the middle of it.
 //
 // float16 and bfloat16 sum in float32; float32 is true float32 (no tf32). What cuBLASLt cannot fuse
 // into its epilogue (a residual with a bias, GELU) is a kernel before or after it. Owns its handle
@@ -28,14 +29,21 @@
 
 #include "common/units.h"
 #include "kernels/cuda/cublas_lt.h"
+#include "kernels/cuda/few_rows.h"
 #include "kernels/kernels.h"
 
 namespace poise::cuda {
 
+// What computes a product: one of cuBLASLt's algorithms or, for up to kMostFewRows rows, our kernel.
+struct Algorithm {
+  lt::Algo lt{};
+  bool few_rows = false;
+};
+
 class Gemms {
  public:
   static constexpr Bytes kWorkspace = kMiB * 32;
-  static constexpr std::array<std::int64_t, 2> kFewRows{64, 256};
+  static constexpr std::array<std::int64_t, 3> kFewRows{32, 64, 256};
 
   Gemms();
   ~Gemms();
@@ -47,9 +55,9 @@ class Gemms {
   // For benches and tests: all algorithms that would serve such a product with any number of rows, the
   // one chosen for many first, or those that would serve up to `few`; the one that serves it; and a run
   // with another.
-  std::vector<lt::Algo> algorithms(const Gemm& op, std::optional<std::int64_t> few = std::nullopt);
-  const lt::Algo& serving(const Gemm& op, cudaStream_t stream);
-  void run_with(const Gemm& op, const lt::Algo& algo, cudaStream_t stream);
+  std::vector<Algorithm> algorithms(const Gemm& op, std::optional<std::int64_t> few = std::nullopt);
+  const Algorithm& serving(const Gemm& op, cudaStream_t stream);
+  void run_with(const Gemm& op, const Algorithm& algorithm, cudaStream_t stream);
 
   std::size_t version() const { return lt_.get_version(); }
 
@@ -66,17 +74,19 @@ class Gemms {
   struct Plan;
 
   static Key key_of(const Gemm& op);
+  static FewRows few_rows_of(const Key& key, const void* weight, const void* bias, const void* in,
+                             void* out, std::int64_t rows);
   Plan& plan_for(const Key& key);
   std::unique_ptr<Plan> make_plan(const Key& key) const;
-  std::vector<lt::Algo> choices(Plan& plan, const Key& key, std::optional<std::int64_t> few) const;
+  std::vector<Algorithm> choices(Plan& plan, const Key& key, std::optional<std::int64_t> few) const;
   bool suits(Plan& plan, const lt::Algo& algo, std::optional<std::int64_t> few) const;
   std::optional<std::size_t> workspace_of(Plan& plan, const lt::Algo& algo,
                                           std::uint64_t rows) const;
-  const lt::Algo& serving(Plan& plan, const Key& key, const Gemm& op, cudaStream_t stream);
-  void run_with(Plan& plan, const Key& key, const Gemm& op, const lt::Algo& algo,
+  const Algorithm& serving(Plan& plan, const Key& key, const Gemm& op, cudaStream_t stream);
+  void run_with(Plan& plan, const Key& key, const Gemm& op, const Algorithm& algorithm,
                 cudaStream_t stream);
-  lt::Algo choose_for_few(Plan& plan, const Key& key, const Gemm& op, std::int64_t few,
-                          cudaStream_t stream);
+  Algorithm choose_for_few(Plan& plan, const Key& key, const Gemm& op, std::int64_t few,
+                           cudaStream_t stream);
   void multiply(Plan& plan, const Key& key, const lt::Algo& algo, const void* weight,
                 const void* in, void* out, std::int64_t rows, cudaStream_t stream);
 

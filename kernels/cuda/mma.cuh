@@ -31,6 +31,39 @@ __device__ __forceinline__ void wait_copy_groups() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kLeft) : "memory");
 }
 
+// A barrier in shared memory that `count` arrivals complete, phase after phase; whoever waits names the
+// parity of the phase. Arrivals release what came before them, waits acquire it.
+__device__ __forceinline__ void begin_barrier(SharedAddress barrier, int count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(barrier), "r"(count) : "memory");
+}
+__device__ __forceinline__ void arrive(SharedAddress barrier) {
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }\n" ::"r"(barrier)
+               : "memory");
+}
+// This thread arrives once its copies so far are there.
+__device__ __forceinline__ void arrive_after_copies(SharedAddress barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void wait(SharedAddress barrier, unsigned parity) {
+  unsigned done = 0;
+  while (done == 0) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{ .reg .pred done;\n"
+        "mbarrier.try_wait.parity.shared.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done; }\n"
+#else
+    asm volatile(
+        "{ .reg .pred done;\n"
+        "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done; }\n"
+#endif
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  }
+}
+
 // Four 8 × 8 matrices of 16-bit numbers; lane l names row l % 8 of matrix l / 8 (16 bytes). Lane 4g + t
 // gets numbers 2t and 2t + 1 of row g of each …
 __device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], SharedAddress row) {

@@ -35,7 +35,8 @@ struct Trial {
   bool fits() const { return in_bytes().n + out_bytes().n <= scratch_bytes.n; }
 };
 
-// What one launch takes, whatever the rows are: the shortest of a few. Waits for the stream.
+// What one launch takes, whatever the rows are: the shortest of a few, each behind a write to all of
+// `scratch` that the rows leave. Waits for the stream.
 // REQUIRES: trial.fits().
 Seconds time_of(const Trial& trial, const Trial::Way& way);
 // Waits for the stream, some milliseconds. Outputs begin as zeros. REQUIRES: trial.fits().

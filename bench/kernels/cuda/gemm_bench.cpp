@@ -57,10 +57,10 @@ struct Product {
   bool wide;  // float32 outputs, added to what is there
 };
 
-int number(const cuda::lt::Algo& algo, cuda::lt::AlgoAttribute what) {
+int number(const cuda::Algorithm& algorithm, cuda::lt::AlgoAttribute what) {
   int value = -1;
   std::size_t written = 0;
-  cuda::lt::functions().algo_get(&algo, what, &value, sizeof value, &written);
+  cuda::lt::functions().algo_get(&algorithm.lt, what, &value, sizeof value, &written);
   return value;
 }
 
@@ -87,10 +87,10 @@ class Measured {
   void print() {
     const auto compared =
         static_cast<std::size_t>(kCompared * product_.outputs) * (product_.wide ? 4 : 2);
-    const std::vector<cuda::lt::Algo> all = gemms_.algorithms(op(kMany));
+    const std::vector<cuda::Algorithm> all = gemms_.algorithms(op(kMany));
     const std::vector<char> first = bits(all.front(), kCompared, compared);
     int index = 0;
-    for (const cuda::lt::Algo& algo : all) {
+    for (const cuda::Algorithm& algo : all) {
       const double many = seconds(algo, kMany, 5);
       const double fewer = seconds(algo, kFewer, 10);
       fmt::print("{} {:>8.1f} us {:>6.1f} TFLOP/s  {}  {}\n", name_of(algo, index++), many * 1e6,
@@ -99,7 +99,7 @@ class Measured {
                  bits(algo, kCompared, compared) == first ? "same bits" : "OTHER BITS");
     }
     print_for_few(all, first, kFew, cuda::Gemms::kFewRows[0]);
-    print_for_few(all, first, kFewer, cuda::Gemms::kFewRows[1]);
+    print_for_few(all, first, kFewer, cuda::Gemms::kFewRows[2]);
   }
 
  private:
@@ -122,7 +122,7 @@ class Measured {
                 .epilogue = Epilogue::none};
   }
 
-  double seconds(const cuda::lt::Algo& algo, std::int64_t rows, int repeats) {
+  double seconds(const cuda::Algorithm& algo, std::int64_t rows, int repeats) {
     gemms_.run_with(op(rows), algo, nullptr);
     cuda_check(cudaEventRecord(begin_, nullptr));
     for (int i = 0; i < repeats; ++i) {
@@ -135,7 +135,7 @@ class Measured {
     return static_cast<double>(ms) / 1e3 / repeats;
   }
 
-  std::vector<char> bits(const cuda::lt::Algo& algo, std::int64_t rows, std::size_t bytes) {
+  std::vector<char> bits(const cuda::Algorithm& algo, std::int64_t rows, std::size_t bytes) {
     std::vector<char> values(bytes);
     cuda_check(cudaMemset(out_.get(), 0, bytes));
     copy_ = 0;
@@ -144,27 +144,36 @@ class Measured {
     return values;
   }
 
-  void print_for_few(const std::vector<cuda::lt::Algo>& all, const std::vector<char>& first,
+  void print_for_few(const std::vector<cuda::Algorithm>& all, const std::vector<char>& first,
                      std::int64_t rows, std::int64_t up_to) {
     const auto compared = static_cast<std::ptrdiff_t>(first.size() / kCompared) * rows;
     const std::vector<char> right(first.begin(), first.begin() + compared);
-    const cuda::lt::Algo serving = gemms_.serving(op(rows), nullptr);
-    const auto line = [&](const cuda::lt::Algo& algo, int index, const char* which) {
-      const bool serves = std::equal(std::begin(algo.data), std::end(algo.data), serving.data);
+    const cuda::Algorithm serving = gemms_.serving(op(rows), nullptr);
+    const auto line = [&](const cuda::Algorithm& algo, int index, const char* which) {
+      const bool serves =
+          algo.few_rows == serving.few_rows &&
+          std::equal(std::begin(algo.lt.data), std::end(algo.lt.data), serving.lt.data);
       fmt::print("{} {:>3} rows {}  {}{}{}\n", name_of(algo, index), rows,
                  beside_memory(seconds(algo, rows, 20)),
                  bits(algo, rows, right.size()) == right ? "same bits" : "OTHER BITS", which,
                  serves ? "  serves" : "");
     };
     line(all.front(), 0, "  chosen for many");
-    std::vector<cuda::lt::Algo> some = gemms_.algorithms(op(rows), up_to);
+    std::vector<cuda::Algorithm> some = gemms_.algorithms(op(rows), up_to);
+    if (rows <= cuda::kMostFewRows) {
+      some.push_back({.few_rows = true});
+    }
     some.push_back(serving);  // which may be another one of those for many
     for (std::size_t i = 0; i < some.size(); ++i) {
       line(some[i], static_cast<int>(i), "");
     }
   }
 
-  std::string name_of(const cuda::lt::Algo& algo, int index) const {
+  std::string name_of(const cuda::Algorithm& algo, int index) const {
+    if (algo.few_rows) {
+      return fmt::format("{:<8} {:>6} x {:<6} #{:<3} {:<51}", product_.name, product_.outputs,
+                         product_.inputs, index, "our kernel for few rows");
+    }
     return fmt::format(
         "{:<8} {:>6} x {:<6} #{:<3} id {:<4} tile {:<4} stages {:<3} cluster {:<3} inner {:<3}",
         product_.name, product_.outputs, product_.inputs, index, number(algo, cuda::lt::kAlgoId),

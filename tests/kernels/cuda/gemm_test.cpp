@@ -3,6 +3,8 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "kernels/cuda/trial.h"
 #include "tests/kernels/cuda/on_device.h"
 
@@ -35,14 +37,14 @@ class OnDeviceOperands {
         bias_there_(bias_),
         residual_there_(residual_) {}
 
-  Gemm op(void* out, std::int64_t rows) const {
+  Gemm op(void* out, std::int64_t rows, Epilogue epilogue = Epilogue::none) const {
     return {.out = {out, out_type_, shape_.outputs},
             .in = {in_there_.get(), shape_.dtype, shape_.inputs},
             .weight = {weight_there_.get(), shape_.outputs, shape_.inputs, shape_.dtype},
             .bias = bias_there_.get(),
             .residual = shape_.wide ? residual_there_.get() : nullptr,
             .rows = rows,
-            .epilogue = Epilogue::none};
+            .epilogue = epilogue};
   }
   DType out_type() const { return out_type_; }
   std::size_t outputs(std::int64_t rows) const { return count(rows, shape_.outputs); }
@@ -89,23 +91,60 @@ std::string text_of(const Shape& shape) {
                      shape.wide ? " wide" : "");
 }
 
+// Every 37th output, held to float64.
+void expect_product(const OnDeviceOperands& operands, const Shape& shape, const Stored& got,
+                    bool relu = false) {
+  for (std::size_t at = 0; at < got.size(); at += 37) {
+    const auto outputs = static_cast<std::size_t>(shape.outputs);
+    double magnitude = 0;
+    const double sum = operands.expected(at / outputs, at % outputs, &magnitude);
+    const double want = relu ? std::max(sum, 0.0) : sum;
+    ASSERT_NEAR(static_cast<double>(got[at]), want,
+                (shape.inputs + 2) * 0x1p-24 * magnitude +
+                    1.01 * std::fabs(want) * rounding(operands.out_type()))
+        << "at " << at;
+  }
+}
+
 TEST_F(CudaGemm, IsTheProductForFewRowsAndForMany) {
   cuda::Gemms gemms;
   for (const Shape& shape : kShapes) {
-    SCOPED_TRACE(text_of(shape));
     const OnDeviceOperands operands(shape);
     for (const std::int64_t rows : {std::int64_t{3}, std::int64_t{200}}) {
+      SCOPED_TRACE(fmt::format("{}, {} rows", text_of(shape), rows));
       const StoredOnDevice out(Stored(operands.out_type(), operands.outputs(rows)));
       gemms.run(operands.op(out.get(), rows), nullptr);
-      const Stored got = out.read();
-      for (std::size_t at = 0; at < got.size(); at += 37) {
-        const auto outputs = static_cast<std::size_t>(shape.outputs);
-        double magnitude = 0;
-        const double want = operands.expected(at / outputs, at % outputs, &magnitude);
-        ASSERT_NEAR(static_cast<double>(got[at]), want,
-                    (shape.inputs + 2) * 0x1p-24 * magnitude +
-                        1.01 * std::fabs(want) * rounding(operands.out_type()))
-            << rows << " rows, at " << at;
+      expect_product(operands, shape, out.read());
+    }
+  }
+}
+
+// Inputs that do not fill its last stage, outputs that do not fill its last block of threads, every
+// number of row tiles.
+TEST_F(CudaGemm, OurKernelForFewRowsIsTheProduct) {
+  cuda::Gemms gemms;
+  for (const Shape& shape : {Shape{513, 96, DType::float16, false},
+                             {513, 136, DType::bfloat16, true},
+                             {8200, 1000, DType::bfloat16, false},
+                             {768, 3072, DType::float16, true},
+                             {16, 8, DType::float16, true}}) {
+    const OnDeviceOperands operands(shape);
+    for (const std::int64_t rows : {1, 8, 9, 20, 32, 33, 64}) {
+      for (const bool relu : {false, true}) {
+        if (relu && shape.wide) {
+          continue;  // no model has a residual before one
+        }
+        SCOPED_TRACE(fmt::format("{}, {} rows, relu {}", text_of(shape), rows, relu));
+        const StoredOnDevice out(
+            Stored(operands.out_type(), std::vector<float>(operands.outputs(rows + 1), -7)));
+        gemms.run_with(operands.op(out.get(), rows, relu ? Epilogue::relu : Epilogue::none),
+                       {.few_rows = true}, nullptr);
+        std::vector<float> got = floats_of(out.read());
+        for (std::size_t at = operands.outputs(rows); at < got.size(); ++at) {
+          ASSERT_EQ(got[at], -7) << "behind the rows, at " << at;
+        }
+        got.resize(operands.outputs(rows));
+        expect_product(operands, shape, Stored(operands.out_type(), got), relu);
       }
     }
   }
