@@ -134,13 +134,17 @@ IterationKind kind_of(const messages::IterationT& tables) {
 void Balance::begin(const IterationKind& kind, Seconds now) {
   open_ = {.kind = kind, .sums = {.iterations = 1}};
   open_.sums.mini_batches = static_cast<std::int64_t>(kind.mini_batches);
-  since_ = since_.n < 0 ? now : since_;
+  starting_ = since_.n < 0;
+  since_ = starting_ ? now : since_;
 }
 
 void Balance::end(Seconds now) {
   open_.sums.wall = now - since_;
   since_ = now;
   all_.add(open_.sums);
+  if (!starting_) {
+    settled_.add(open_.sums);
+  }
   if (open_.kind.decodes) {
     decode_.add(open_.sums);
   }

@@ -68,6 +68,8 @@ class Balance {
 
   const BlockSizes& sizes() const { return sizes_; }
   const BalanceSums& all() const { return all_; }
+  // All but the first iteration of each attempt, in which memory is pinned and libraries begin.
+  const BalanceSums& settled() const { return settled_; }
   const BalanceSums& decode() const { return decode_; }        // iterations that only generate
   const std::deque<Iteration>& last() const { return last_; }  // the newest last
 
@@ -75,7 +77,8 @@ class Balance {
   BlockSizes sizes_;
   Iteration open_;
   Seconds since_{-1};  // the last results, or the first iteration's begin
-  BalanceSums all_, decode_;
+  bool starting_ = true;
+  BalanceSums all_, settled_, decode_;
   std::deque<Iteration> last_;
 };
 
@@ -91,9 +94,8 @@ struct BalanceFacts {
 };
 // "While generating, the link was busy 96 % of the time and the GPU 31 %. More ACT would …"
 std::string words(const BalanceSums& all, const BalanceSums& decode, const BalanceFacts& facts);
-inline std::string words(const Balance& balance, const BalanceFacts& facts) {
-  return words(balance.all(), balance.decode(), facts);
-}
+// Of iterations behind the first wherever there are enough of them to judge by.
+std::string words(const Balance& balance, const BalanceFacts& facts);
 
 // Times in seconds; shares of wall time where that is known.
 nlohmann::ordered_json json_of(const BalanceSums& sums);

@@ -12,8 +12,12 @@ namespace {
 
 constexpr double kBusy = 0.85;
 constexpr double kMuch = 0.15;              // of the time: worth a word
-constexpr std::int64_t kFewIterations = 4;  // too few to judge by
+constexpr std::int64_t kFewIterations = 4;  // fewer are too few to judge by
 constexpr Seconds kShort{0.05};
+
+bool is_much(const BalanceSums& sums) {  // to judge by
+  return sums.iterations >= kFewIterations && sums.wall.n >= kShort.n;
+}
 
 // Shares of wall time.
 struct Shares {
@@ -137,12 +141,17 @@ std::string advice_for_neither(const BalanceSums& sums, const Shares& shares,
 
 }  // namespace
 
+std::string words(const Balance& balance, const BalanceFacts& facts) {
+  const BalanceSums& settled = balance.settled();
+  return words(is_much(settled) ? settled : balance.all(), balance.decode(), facts);
+}
+
 std::string words(const BalanceSums& all, const BalanceSums& decode, const BalanceFacts& facts) {
-  if (all.iterations < kFewIterations || all.wall.n < kShort.n) {
+  if (!is_much(all)) {
     return fmt::format("{} iteration{} in {:.2f} s are too little to judge the balance by.",
                        all.iterations, all.iterations == 1 ? "" : "s", all.wall.n);
   }
-  const bool generating = decode.iterations >= kFewIterations && decode.wall.n >= kShort.n;
+  const bool generating = is_much(decode);
   const BalanceSums& sums = generating ? decode : all;
   const Shares shares(sums);
   std::string text = fmt::format("{} link was busy {} of the time, the {} {}. ",

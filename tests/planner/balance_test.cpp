@@ -214,6 +214,21 @@ TEST(BalanceWords, OfASmallRunClaimNothing) {
   EXPECT_THAT(words(Balance(kSizes), {}), HasSubstr("0 iterations"));
 }
 
+TEST(BalanceWords, AreNotOfTheFirstIterationInWhichEverythingStarts) {
+  Balance balance(kSizes);
+  balance.begin({.number = 1, .mini_batches = 4}, {0});
+  balance.take(report_of({.link = 1900, .compute = 1800}));
+  balance.end({2});
+  for (int i = 1; i <= 5; ++i) {
+    balance.begin({.number = 1u + static_cast<unsigned>(i), .mini_batches = 4}, {1.9 + 0.1 * i});
+    balance.take(report_of({.link = 10, .compute = 95}));
+    balance.end({2 + 0.1 * i});
+  }
+  EXPECT_EQ(balance.all().iterations, 6);
+  EXPECT_EQ(balance.settled().iterations, 5);
+  EXPECT_THAT(words(balance, {}), HasSubstr("The link was busy 10 % of the time, the GPU 95 %"));
+}
+
 TEST(BalanceWords, OfStoresThatFillTheLinkSaySo) {
   EXPECT_THAT(said_of({.link = 20, .compute = 40, .back = 95, .for_rows = 50, .decodes = false}),
               AllOf(HasSubstr("The link was busy 95 %"), HasSubstr("new rows on their way")));
