@@ -133,6 +133,9 @@ class Device {
   virtual std::unique_ptr<Event> make_signal() = 0;
   virtual void record(Event& event, Stream stream) = 0;
   virtual void wait(Stream stream, const Event& event) = 0;  // the stream waits, not the caller
+  // New work begins: where a stream has done all that it was given, the time since then was neither
+  // work nor waiting for another stream.
+  virtual void resume() = 0;
   // The caller waits; true where the stream passed the event within `timeout`.
   virtual bool reached(const Event& event, Seconds timeout = {0}) = 0;
   // What the stream had done when it passed the event. REQUIRES: recorded and reached, no signal.

@@ -87,6 +87,7 @@ void Pipeline::begin(const messages::Iteration& iteration,
 void Pipeline::submit(const LayerOrderWork& order) {
   const auto begun = begun_.find(order.iteration);
   check(begun != begun_.end(), "an order's iteration was begun");
+  device_.resume();
   Running running{.seq = order.seq,
                   .stage = order.stage,
                   .mini_batches = order.mini_batches,

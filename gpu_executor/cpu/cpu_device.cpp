@@ -98,6 +98,7 @@ class Opened final : public CpuDevice {
     stream_of(stream).wait(static_cast<const CpuEvent&>(event));
     settle(stream);
   }
+  void resume() override {}  // a stream's thread tells the time where it works
 
   bool reached(const Event& event, Seconds timeout) override {
     const auto& record = static_cast<const CpuEvent&>(event);

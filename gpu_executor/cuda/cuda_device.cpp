@@ -156,6 +156,11 @@ class Opened final : public Device {
   void wait(Stream stream, const Event& event) override {
     stream_of(stream).wait(static_cast<const CudaEvent&>(event));
   }
+  void resume() override {
+    for (const Stream stream : kAllStreams) {
+      stream_of(stream).resume();
+    }
+  }
 
   bool reached(const Event& event, Seconds timeout) override {
     const auto& asked = static_cast<const CudaEvent&>(event);

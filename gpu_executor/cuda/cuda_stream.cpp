@@ -36,7 +36,7 @@ CudaStream::~CudaStream() {
 
 cudaStream_t CudaStream::work(Bytes copied) {
   if (!open_) {
-    spans_.push_back({.begin = now(), .end = nullptr});
+    spans_.push_back({.begin = now(), .end = nullptr, .rested = std::exchange(rested_, false)});
     ++begun_;
     open_ = true;
   }
@@ -74,6 +74,23 @@ void CudaStream::wait(const CudaEvent& event) {
   cuda_check(cudaStreamWaitEvent(stream_, event.point->get(), 0), "waiting for a stream");
 }
 
+void CudaStream::resume() {
+  if (!now_) {
+    return;  // something was queued, or it waits
+  }
+  const cudaError_t code = cudaEventQuery(now_->get());
+  if (code == cudaErrorNotReady) {
+    return;
+  }
+  cuda_check(code, "the work before an event");
+  if (open_) {
+    spans_.back().end = now_;
+    open_ = false;
+  }
+  rested_ = true;
+  give_back(std::move(now_));
+}
+
 StreamTotals CudaStream::totals(CudaEvent& event) {
   if (event.totals) {
     return *event.totals;
@@ -86,7 +103,7 @@ StreamTotals CudaStream::totals(CudaEvent& event) {
     Span& span = spans_.front();
     check(span.end != nullptr, "a span before another has ended");
     if (last_end_) {
-      sum_.wait_ns += ns_between(last_end_->get(), span.begin->get());
+      sum_.wait_ns += span.rested ? 0 : ns_between(last_end_->get(), span.begin->get());
       give_back(std::move(last_end_));
     }
     sum_.busy_ns += ns_between(span.begin->get(), span.end->get());
@@ -99,7 +116,7 @@ StreamTotals CudaStream::totals(CudaEvent& event) {
   totals.bytes = event.bytes.n;
   if (event.inside) {
     const Span& span = spans_.front();
-    if (last_end_) {
+    if (last_end_ && !span.rested) {
       totals.wait_ns += ns_between(last_end_->get(), span.begin->get());
     }
     totals.busy_ns += ns_between(span.begin->get(), event.point->get());

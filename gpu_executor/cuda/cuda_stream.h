@@ -60,6 +60,9 @@ class CudaStream {
   cudaStream_t work(Bytes copied = {});
   void record(CudaEvent& event);
   void wait(const CudaEvent& event);
+  // New work begins. Where the stream has come to the last time it told, and nothing was queued since,
+  // it has rested, which is neither work nor waiting.
+  void resume();
   // REQUIRES: timed, recorded here and reached; asked in the order of recording, or again.
   StreamTotals totals(CudaEvent& event);
   cudaStream_t get() const { return stream_; }
@@ -67,7 +70,8 @@ class CudaStream {
  private:
   using Point = std::shared_ptr<RawEvent>;
   struct Span {
-    Point begin, end;  // end: null while it goes on
+    Point begin, end;     // end: null while it goes on
+    bool rested = false;  // before it
   };
 
   // The time by now: the last event where nothing was queued or to be waited for since, or a new one.
@@ -83,6 +87,7 @@ class CudaStream {
   Point last_end_;           // of the spans added up
   Point now_;                // null: the next is a new one
   bool open_ = false;
+  bool rested_ = false;  // before what comes next
   Bytes bytes_{};
   std::vector<Point> spare_;
 };

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <set>
+#include <thread>
 
 #include "kernels/cuda/check.h"
 #include "tests/support/cuda_test.h"
@@ -96,6 +98,28 @@ TEST_F(CudaStreamTest, WhatStoodAtAnEventStaysWhenItsTwinIsRecordedAgain) {
   const std::int64_t one = stream.totals(kept).busy_ns - begin;
   EXPECT_GT(one, 0);
   EXPECT_GT(stream.totals(again).busy_ns - begin, 3 * one) << "nine times as much was written";
+}
+
+TEST_F(CudaStreamTest, AStreamWithNothingToDoNeitherWorksNorWaits) {
+  CudaStream stream;
+  CudaEvent before(true), after(true), later(true);
+  write(stream);
+  stream.record(before);
+  finish();
+  constexpr auto kPause = std::chrono::milliseconds(50);
+  std::this_thread::sleep_for(kPause);
+  stream.resume();
+  write(stream);
+  stream.record(after);
+  stream.resume();  // amid its work, or at once behind it
+  write(stream);
+  stream.record(later);
+  finish();
+  const StreamTotals from = stream.totals(before), to = stream.totals(after);
+  EXPECT_GT(to.busy_ns, from.busy_ns);
+  EXPECT_LT(to.busy_ns - from.busy_ns, std::chrono::nanoseconds(kPause).count());
+  EXPECT_LT(to.wait_ns - from.wait_ns, std::chrono::nanoseconds(kPause).count() / 10);
+  EXPECT_GT(stream.totals(later).busy_ns, to.busy_ns);
 }
 
 TEST_F(CudaStreamTest, WaitingForAnotherStreamIsNoWork) {
