@@ -82,6 +82,14 @@ class TileWalk {
   int slice_, tile_;
 };
 
+// How the work is laid out over thread blocks: blocks of a cluster, then tiles of rows, heads,
+// sequences. Neighbours share keys and values in L2.
+struct AttentionGrid {
+  unsigned row_tiles;
+  unsigned cluster_bits;  // a cluster has 2^cluster_bits blocks
+  unsigned sharing;       // query heads of a key-value head
+};
+
 // Where a block of threads works.
 struct AttentionPlace {
   AttentionSequence sequence;
@@ -90,17 +98,17 @@ struct AttentionPlace {
   int end;              // positions that its last row sees
   int rank, cluster;    // it takes slices rank, rank + cluster, …
 
-  // Blocks of a cluster, then tiles of rows, heads, sequences: neighbours share keys and values in
-  // L2. The last tile sees most and goes first.
-  __device__ AttentionPlace(const Attention& op, unsigned row_tiles, unsigned cluster_blocks)
-      : rank(static_cast<int>(blockIdx.x % cluster_blocks)),
-        cluster(static_cast<int>(cluster_blocks)) {
-    const unsigned block = blockIdx.x / cluster_blocks;
-    const unsigned item = block / row_tiles;
-    const unsigned tile = row_tiles - 1 - block % row_tiles;
-    head = static_cast<int>(item % static_cast<unsigned>(op.heads));
-    kv_head = head / (op.heads / op.kv_heads);
-    sequence = op.sequences[item / static_cast<unsigned>(op.heads)];
+  // The last tile sees most and goes first.
+  __device__ AttentionPlace(const Attention& op, const AttentionGrid& grid)
+      : cluster(1 << grid.cluster_bits) {
+    rank = static_cast<int>(blockIdx.x) & (cluster - 1);
+    const unsigned block = blockIdx.x >> grid.cluster_bits;
+    const unsigned item = block / grid.row_tiles;
+    const unsigned tile = grid.row_tiles - 1 - block % grid.row_tiles;
+    const unsigned heads = static_cast<unsigned>(op.heads);
+    head = static_cast<int>(item % heads);
+    kv_head = static_cast<int>(item % heads / grid.sharing);
+    sequence = op.sequences[item / heads];
     first_row = static_cast<int>(tile) * kTilePositions;
     rows = min(kTilePositions, sequence.new_tokens - first_row);
     end = sequence.context + first_row + rows;
@@ -138,7 +146,19 @@ class ContextRing {
 
   // Looks up the first tiles' blocks and starts the first copies. All threads.
   __device__ void begin() {
+    // The first copies are of the first chunk: they need not wait for the walk. Where the chunk ends
+    // early it is the context's last, and no tile follows.
+    static_assert((Sizes::kEntries - 1) / 2 < kChunkTiles);
     const int mine = threadIdx.x / kTileBlocks;
+    const int block = threadIdx.x % kTileBlocks;
+    if (mine < kChunkTiles) {
+      table_[mine][block] = place_of((looked_up_.tile() + mine) * kTileBlocks + block);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int entry = 0; entry < Sizes::kEntries - 1; ++entry) {
+      copy(entry);
+    }
     int tile = 0;
 #pragma unroll
     for (int i = 0; i < kTableTiles; ++i) {
@@ -147,14 +167,8 @@ class ContextRing {
       }
       looked_up_.step();
     }
-    if (mine < kTableTiles) {
-      const int block = threadIdx.x % kTileBlocks;
+    if (mine >= kChunkTiles && mine < kTableTiles) {
       table_[mine][block] = place_of(tile * kTileBlocks + block);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int entry = 0; entry < Sizes::kEntries - 1; ++entry) {
-      copy(entry);
     }
   }
 

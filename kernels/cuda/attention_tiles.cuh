@@ -21,6 +21,7 @@
 // old bytes.
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 
 #include "common/units.h"
@@ -102,17 +103,17 @@ __device__ void attend_together(const Attention& op, const AttentionPlace& place
 
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kAttentionThreads, 2)
-    attention_kernel(const Attention op, unsigned row_tiles, unsigned cluster) {
+    attention_kernel(const Attention op, const AttentionGrid grid) {
   extern __shared__ __align__(16) char shared[];
   __shared__ const char* table[kTableTiles][kTileBlocks];
   __shared__ __align__(16) float scores[kWarpRows * kScorePitch];
   __shared__ __align__(16) SliceResults<kDim> results;
-  const AttentionPlace place(op, row_tiles, cluster);
+  const AttentionPlace place(op, grid);
   if (!place.has_work()) {  // nobody waits for it; the first block of a cluster has the first slice
     return;
   }
-  if (cluster > 1) {
-    cluster_arrive();
+  if (place.cluster > 1) {
+    cluster_begins();
   }
   ContextRing<T, kDim> ring(op, place, shared, table);
   ring.begin();
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
     attend_together(op, place, ring, scores, results);
   }
   wait_copy_groups<0>();
-  if (cluster > 1) {
+  if (place.cluster > 1) {
     cluster_arrive();
     cluster_wait();
     if (place.rank == 0) {
@@ -193,12 +194,16 @@ void attend(const Attention& op, cudaStream_t stream) {
   const int cluster = device.clusters && op.max_new_tokens == 1
                           ? blocks_for_context(blocks, op.max_context, device.places)
                           : 1;
+  const AttentionGrid grid{
+      .row_tiles = static_cast<unsigned>(row_tiles),
+      .cluster_bits = static_cast<unsigned>(std::countr_zero(static_cast<unsigned>(cluster))),
+      .sharing = static_cast<unsigned>(op.heads / op.kv_heads)};
   launch("attend", &attention_kernel<T, kDim>,
          {.blocks = blocks * cluster,
           .threads = kAttentionThreads,
           .shared_bytes = kShared,
           .cluster = cluster},
-         stream, op, static_cast<unsigned>(row_tiles), static_cast<unsigned>(cluster));
+         stream, op, grid);
 }
 
 // The narrowest instance that holds a head. REQUIRES: head_dim a multiple of 8, at most 256.

@@ -90,14 +90,22 @@ __device__ __forceinline__ std::uint32_t pack<__nv_bfloat16>(float low, float hi
   return *reinterpret_cast<const std::uint32_t*>(&both);
 }
 
-// The cluster's barrier: `arrive` and `wait` by turns, all threads. What was written before an arrive,
-// the memory of another block included, is seen behind the wait. Blocks that have ended are not
-// waited for, so a block may leave before it arrives for the first time.
+// The cluster's barrier: an arrive and a wait by turns, all threads. What was written before
+// `cluster_arrive`, the memory of another block included, is seen behind the wait; `cluster_begins`
+// says only that this block runs, which costs less. Blocks that have ended are not waited for, so a
+// block may leave before it arrives for the first time.
+__device__ __forceinline__ void cluster_begins() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed;\n" ::: "memory");
+#else
+  __trap();  // such a GPU has clusters of one block, which have nothing to wait for
+#endif
+}
 __device__ __forceinline__ void cluster_arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release;\n" ::: "memory");
 #else
-  __trap();  // such a GPU has clusters of one block, which have nothing to wait for
+  __trap();
 #endif
 }
 __device__ __forceinline__ void cluster_wait() {
