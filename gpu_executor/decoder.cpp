@@ -114,7 +114,8 @@ void Decoder::attend(const LayerWeights& weights, const LayerRows& rows,
                            .kv_heads = shape_.num_key_value_heads,
                            .head_dim = shape_.head_dim,
                            .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
-                           .max_new_tokens = context.max_new_tokens});
+                           .max_new_tokens = context.max_new_tokens,
+                           .max_context = context.max_context});
 }
 
 // KV Gen (Eq. 1): rows of ACT blocks to rows of KV blocks in the same slots.

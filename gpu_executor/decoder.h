@@ -53,6 +53,7 @@ struct LayerContext {
   const AttentionSequence* sequences;  // (sequence_count)
   std::int32_t kv_move_count, regenerated_move_count, here_move_count, sequence_count;
   std::int32_t max_new_tokens;  // of one sequence
+  std::int32_t max_context;     // … with its new tokens
 };
 
 // What the pipeline is told, and asked to wait for, while a layer is launched.

@@ -224,7 +224,8 @@ void Pipeline::attend(const Visit& visit, LayerId layer_id, const LayerWeights& 
                    .regenerated_move_count = layer.regenerated_moves,
                    .here_move_count = layer.here_moves,
                    .sequence_count = layer.sequence_count,
-                   .max_new_tokens = layer.max_new_tokens},
+                   .max_new_tokens = layer.max_new_tokens,
+                   .max_context = layer.max_context},
                   hooks(visit.id, side));
   tracer_.end();
   device_.record(*visit.side.computed, Stream::compute);

@@ -90,12 +90,14 @@ LayerTable layer_table(const messages::MiniBatch& batch, const DeviceLimits& lim
   std::vector<AttentionSequence> sequences;
   std::array<std::vector<RowMove>, 3> moves;  // by buffer
   std::int32_t max_new_tokens = 0;
+  std::int32_t max_context = 0;
   for (const messages::Sequence* sequence : *batch.sequences()) {
     sequences.push_back({.first_row = to_int(sequence->first_row()),
                          .new_tokens = to_int(sequence->new_tokens()),
                          .context = to_int(sequence->context()),
                          .first_block = to_int(sequence->first_entry())});
     max_new_tokens = std::max(max_new_tokens, sequences.back().new_tokens);
+    max_context = std::max(max_context, sequences.back().context + sequences.back().new_tokens);
     for (std::uint32_t i = 0; i < sequence->new_tokens(); ++i) {
       const std::uint32_t position = sequence->context() + i;
       const ContextBlock& block = blocks[sequence->first_entry() + position / kBlockTokens];
@@ -108,7 +110,8 @@ LayerTable layer_table(const messages::MiniBatch& batch, const DeviceLimits& lim
                    .regenerated_moves = static_cast<std::int32_t>(moves[1].size()),
                    .here_moves = static_cast<std::int32_t>(moves[2].size()),
                    .sequence_count = static_cast<std::int32_t>(sequences.size()),
-                   .max_new_tokens = max_new_tokens};
+                   .max_new_tokens = max_new_tokens,
+                   .max_context = max_context};
   std::vector<RowMove> all;
   for (const std::vector<RowMove>& some : moves) {
     all.insert(all.end(), some.begin(), some.end());

@@ -44,6 +44,7 @@ struct LayerTable {
   std::int64_t sequences = 0;  // (sequence_count)
   std::int32_t sequence_count = 0;
   std::int32_t max_new_tokens = 0;  // of one sequence
+  std::int32_t max_context = 0;     // … with its new tokens
   std::int64_t blocks = 0;          // (entries)
 };
 

@@ -129,6 +129,9 @@ struct Attention {
   float scale;
   // Rows of the longest sequence: the tables lie on the device, and a launch must know its size.
   std::int32_t max_new_tokens;
+  // Tokens that the last row of the longest context sees, itself included. Decides how many parts of
+  // the device share a context, never a result.
+  std::int32_t max_context;
 };
 
 // What sampling needs to know of one row of logits.

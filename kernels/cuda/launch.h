@@ -16,6 +16,7 @@ struct Grid {
   std::int64_t blocks;
   int threads;
   std::size_t shared_bytes = 0;  // dynamic; beyond 48 KiB the kernel was allowed to (allow_shared)
+  int cluster = 1;  // blocks that run together; more than one from compute capability 9.0 on
 };
 
 // Nothing runs for a grid without blocks. Arguments convert to the kernel's own parameter types.
@@ -31,6 +32,14 @@ void launch(const char* name, void (*kernel)(Parameters...), const Grid& grid, c
   config.blockDim = dim3(static_cast<unsigned>(grid.threads));
   config.dynamicSmemBytes = grid.shared_bytes;
   config.stream = stream;
+  cudaLaunchAttribute cluster{};
+  if (grid.cluster > 1) {
+    require(grid.blocks % grid.cluster == 0, "a grid is made of whole clusters");
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+  }
   cuda_check(cudaLaunchKernelEx(&config, kernel, arguments...), name);
 }
 

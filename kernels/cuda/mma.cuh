@@ -1,6 +1,7 @@
 #pragma once
 // The instructions that attention is made of, each as one function: tensor core products, fragments
-// out of shared memory, copies into it that run by themselves. Compute capability 8.0 and later.
+// out of shared memory, copies into it that run by themselves; what blocks of a cluster do together.
+// Compute capability 8.0 and later, clusters from 9.0 on.
 // PTX ISA names the lanes' parts: lane = 4·g + t, g the group (0 .. 7), t the thread in it (0 .. 3).
 
 #include <cuda_bf16.h>
@@ -120,6 +121,43 @@ template <>
 __device__ __forceinline__ std::uint32_t pack<__nv_bfloat16>(float low, float high) {
   const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const std::uint32_t*>(&both);
+}
+
+// The cluster's barrier: an arrive and a wait by turns, all threads. What was written before
+// `cluster_arrive`, the memory of another block included, is seen behind the wait; `cluster_begins`
+// says only that this block runs, which costs less. Blocks that have ended are not waited for, so a
+// block may leave before it arrives for the first time.
+__device__ __forceinline__ void cluster_begins() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed;\n" ::: "memory");
+#else
+  __trap();  // such a GPU has clusters of one block, which have nothing to wait for
+#endif
+}
+__device__ __forceinline__ void cluster_arrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release;\n" ::: "memory");
+#else
+  __trap();
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire;\n" ::: "memory");
+#else
+  __trap();
+#endif
+}
+// A variable in the shared memory of the cluster's first block, named by this block's own. That block
+// has begun (it has arrived at a barrier) and has not ended.
+template <typename V>
+__device__ __forceinline__ V* of_first_in_cluster(V* mine) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  return static_cast<V*>(__cluster_map_shared_rank(mine, 0));
+#else
+  __trap();
+  return mine;
+#endif
 }
 
 // 2^x within 2 ulp; results below 2⁻¹²⁶ are 0; 2^0 is 1.

@@ -128,7 +128,8 @@ void bench_attention(const Model& model, std::int32_t sequences, std::int32_t co
                      .kv_heads = model.heads,
                      .head_dim = kHeadDim,
                      .scale = 0.088f,
-                     .max_new_tokens = fresh},
+                     .max_new_tokens = fresh,
+                     .max_context = context + fresh},
                     nullptr);
   });
   const std::string name = fmt::format("{} attention {} x ({} + {}) {}", model.name, sequences,
@@ -146,7 +147,8 @@ void bench_attention(const Model& model, std::int32_t sequences, std::int32_t co
 
 void bench_attention() {
   for (const Model& model : kModels) {
-    for (const auto& [sequences, context] : {std::pair{8, 1024}, {64, 128}, {1, 8192}}) {
+    for (const auto& [sequences, context] :
+         {std::pair{8, 1024}, {9, 1040}, {20, 1040}, {1, 1040}, {64, 128}, {1, 8192}}) {
       bench_attention(model, sequences, context - 1, 1, DType::float16);
     }
     bench_attention(model, 128, 1024, 1, DType::float16);

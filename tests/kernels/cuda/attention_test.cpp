@@ -65,6 +65,49 @@ class Sequence {
             all.end()};
   }
 
+  // Attends each of `tokens` as a decoding row, all of them in one launch that is told `max_context`;
+  // once for each of those. Rows in the order of `tokens`.
+  std::vector<std::vector<float>> decode(const std::vector<std::int32_t>& tokens,
+                                         const std::vector<std::int32_t>& max_contexts,
+                                         std::uint32_t placement) const {
+    const std::int32_t end = *std::max_element(tokens.begin(), tokens.end()) + 1;
+    const Layout layout = lay_out(end, placement);
+    const StoredOnDevice buffers[] = {StoredOnDevice(layout.buffers[0]),
+                                      StoredOnDevice(layout.buffers[1]),
+                                      StoredOnDevice(layout.buffers[2])};
+    const OnDevice<ContextBlock> table(layout.table);
+    const StoredOnDevice q(q_);
+    std::vector<AttentionSequence> rows;
+    for (const std::int32_t token : tokens) {
+      rows.push_back({.first_row = token, .new_tokens = 1, .context = token, .first_block = 0});
+    }
+    const OnDevice<AttentionSequence> sequences(rows);
+    std::vector<std::vector<float>> results;
+    for (const std::int32_t max_context : max_contexts) {
+      const StoredOnDevice out(
+          Stored(q_.dtype(), std::vector<float>(static_cast<std::size_t>(end) * row_, -7)));
+      Attention op = operation(q_.dtype(), rows.front());
+      op.sequence_count = static_cast<std::int32_t>(rows.size());
+      op.max_context = max_context;
+      op.out = out.get();
+      op.q = q.get();
+      op.slots[0] = buffers[0].get();
+      op.slots[1] = buffers[1].get();
+      op.slots[2] = buffers[2].get();
+      op.blocks = table.get();
+      op.sequences = sequences.get();
+      cuda::attention(op, nullptr);
+      const std::vector<float> all = floats_of(out.read());
+      std::vector<float>& result = results.emplace_back();
+      for (const std::int32_t token : tokens) {
+        const auto from =
+            all.begin() + static_cast<std::ptrdiff_t>(token) * static_cast<std::ptrdiff_t>(row_);
+        result.insert(result.end(), from, from + static_cast<std::ptrdiff_t>(row_));
+      }
+    }
+    return results;
+  }
+
   std::vector<float> on_cpu(std::int32_t context, std::int32_t end) const {
     cpu::Workers workers(2);
     const Layout layout = lay_out(end, 7);
@@ -136,7 +179,8 @@ class Sequence {
             .kv_heads = heads_.kv_heads,
             .head_dim = heads_.dim,
             .scale = 1.0f / std::sqrt(static_cast<float>(heads_.dim)),
-            .max_new_tokens = sequence.new_tokens};
+            .max_new_tokens = sequence.new_tokens,
+            .max_context = sequence.context + sequence.new_tokens};
   }
 
   Heads heads_;
@@ -165,7 +209,8 @@ TEST_F(CudaAttention, OfAPromptIsWhatTheCpuComputes) {
 TEST_F(CudaAttention, OfOneNewTokenSeesItsWholeContext) {
   for (const DType dtype : kAllTypes) {
     for (const Heads heads : {Heads{2, 2, 64}, Heads{1, 1, 128}, Heads{1, 1, 256}}) {
-      for (const std::int32_t context : {0, 1, 15, 16, 63, 64, 127, 128, 129, 500, 1100}) {
+      for (const std::int32_t context :
+           {0, 1, 15, 16, 63, 64, 127, 128, 129, 254, 255, 256, 500, 1100, 2047, 2048, 2600}) {
         SCOPED_TRACE(testing::Message() << heads << ", " << context << " of " << name_of(dtype));
         Sequence(heads, context + 1, dtype).expect_as_on_cpu(context, context + 1, 3);
       }
@@ -182,7 +227,13 @@ TEST_F(CudaAttention, SharesKeysAmongTheQueryHeadsOfAGroup) {
 
 TEST_F(CudaAttention, OfAPieceWithContextIsWhatTheCpuComputes) {
   for (const DType dtype : kAllTypes) {
-    for (const auto& [context, end] : {std::pair{1, 80}, {63, 66}, {64, 200}, {700, 790}}) {
+    for (const auto& [context, end] : {std::pair{1, 80},
+                                       {63, 66},
+                                       {64, 200},
+                                       {250, 270},
+                                       {500, 600},
+                                       {700, 790},
+                                       {2040, 2060}}) {
       SCOPED_TRACE(testing::Message() << context << " to " << end << " of " << name_of(dtype));
       Sequence({2, 2, 80}, end, dtype).expect_as_on_cpu(context, end, 4);
     }
@@ -218,12 +269,53 @@ TEST_F(CudaAttentionBits, OfALateTokenAreTheSameAloneAndInItsPrompt) {
   }
 }
 
+TEST_F(CudaAttentionBits, AreTheSameInPiecesAcrossManyChunks) {
+  constexpr std::int32_t kTokens = 2350;  // nine chunks of 256 positions, and a part of a tenth
+  for (const auto& [heads, dtype] :
+       {std::pair{Heads{2, 1, 128}, DType::float16}, {Heads{1, 1, 80}, DType::bfloat16}}) {
+    const Sequence sequence(heads, kTokens, dtype, 9);
+    const std::vector<float> whole = sequence.run(0, kTokens, kTokens, 1);
+    std::uint32_t placement = 2;
+    for (const std::int32_t piece : {1, 16, 17, 100}) {
+      EXPECT_TRUE(same_bits(sequence.run(0, kTokens, piece, placement++), whole))
+          << heads << ", " << name_of(dtype) << " in pieces of " << piece;
+    }
+  }
+}
+
+TEST_F(CudaAttentionBits, OfADecodingRowDoNotDependOnHowManyBlocksShareIt) {
+  constexpr std::int32_t kTokens = 2350;
+  // Chunks' borders, and rows of less context than a launch has blocks for.
+  const std::vector<std::int32_t> tokens = {2349, 0,    1,    63,   64,   254,  255,  256,
+                                            257,  511,  512,  767,  768,  1023, 1024, 1279,
+                                            1280, 1791, 1792, 2047, 2048, 2049, 2303, 2304};
+  // Enough for clusters of one, two, four and eight blocks, and less than some rows have.
+  const std::vector<std::int32_t> max_contexts = {1, 512, 1024, 2048, kTokens};
+  for (const DType dtype : {DType::float16, DType::bfloat16}) {
+    for (const std::int32_t dim : {32, 64, 72, 80, 96, 128, 160, 192, 256}) {
+      const Sequence sequence({1, 1, dim}, kTokens, dtype, 11);
+      const std::vector<float> prompt = sequence.run(0, kTokens, kTokens, 1);
+      std::vector<float> want;
+      for (const std::int32_t token : tokens) {
+        const auto from = prompt.begin() + std::ptrdiff_t{token} * dim;
+        want.insert(want.end(), from, from + dim);
+      }
+      const auto got = sequence.decode(tokens, max_contexts, 5);
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        EXPECT_TRUE(same_bits(got[i], want))
+            << dim << " of " << name_of(dtype) << ", told a context of " << max_contexts[i];
+      }
+    }
+  }
+}
+
 TEST_F(CudaAttentionBits, OfASequenceDoNotDependOnTheOnesBesideIt) {
   constexpr std::int32_t kDim = 64;
   constexpr std::size_t kRow = 2 * kDim;
   // Sequences of many lengths, each in blocks of its own, new tokens last.
   const std::vector<std::pair<std::int32_t, std::int32_t>> context_and_new = {
-      {0, 1}, {33, 1}, {0, 70}, {128, 5}, {15, 1}, {140, 0}, {16, 16}, {200, 1}};
+      {0, 1},   {33, 1},  {0, 70},   {128, 5},  {15, 1},   {140, 0}, {16, 16},
+      {200, 1}, {255, 1}, {600, 20}, {2500, 1}, {230, 40}, {1030, 1}};
   std::vector<ContextBlock> blocks;
   std::vector<AttentionSequence> sequences;
   std::int32_t rows = 0;
@@ -243,7 +335,7 @@ TEST_F(CudaAttentionBits, OfASequenceDoNotDependOnTheOnesBesideIt) {
     const OnDevice<AttentionSequence> all(sequences);
     const Stored nothing(dtype, std::vector<float>(numbers, -7));
     const auto attend = [&](const StoredOnDevice& out, std::size_t first, std::int32_t count,
-                            std::int32_t longest) {
+                            std::int32_t longest, std::int32_t max_context) {
       cuda::attention({.out = out.get(),
                        .q = q.get(),
                        .slots = {slots.get(), nullptr, nullptr},
@@ -256,14 +348,15 @@ TEST_F(CudaAttentionBits, OfASequenceDoNotDependOnTheOnesBesideIt) {
                        .kv_heads = 2,
                        .head_dim = kDim,
                        .scale = 0.2f,
-                       .max_new_tokens = longest},
+                       .max_new_tokens = longest,
+                       .max_context = max_context},
                       nullptr);
     };
     const StoredOnDevice together(nothing);
-    attend(together, 0, static_cast<std::int32_t>(sequences.size()), 70);
+    attend(together, 0, static_cast<std::int32_t>(sequences.size()), 70, 2501);
     const StoredOnDevice apart(nothing);
     for (std::size_t s = 0; s < sequences.size(); ++s) {
-      attend(apart, s, 1, sequences[s].new_tokens);
+      attend(apart, s, 1, sequences[s].new_tokens, sequences[s].context + sequences[s].new_tokens);
     }
     EXPECT_TRUE(together.read() == apart.read()) << name_of(dtype);
   }
@@ -299,7 +392,8 @@ TEST_F(CudaAttention, OfThousandsOfSequencesServesThemAll) {
                      .kv_heads = 1,
                      .head_dim = kDim,
                      .scale = 1,
-                     .max_new_tokens = 1},
+                     .max_new_tokens = 1,
+                     .max_context = 16},
                     nullptr);
     const Stored means = out.read();
     for (std::size_t i = 0; i < means.size(); ++i) {

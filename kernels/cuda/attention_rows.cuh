@@ -1,0 +1,397 @@
+#pragma once
+// Sixteen rows of one head on their way through the softmax: tile by tile within a slice of the context
+// (attention_context.cuh), then slice by slice. Additions and multiplications are written as
+// intrinsics, so that no two copies of the code are contracted differently.
+
+#include <cstdint>
+#include <limits>
+
+#include "kernels/cuda/attention_context.cuh"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/reductions.cuh"
+
+namespace poise::cuda {
+
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+inline constexpr int kAttentionWarps = kAttentionThreads / kWarp;
+
+// What weights are powers of two of, over a score.
+__device__ __forceinline__ float score_factor(const Attention& op) {
+  return op.scale * 1.4426950408889634f;  // log2 e
+}
+
+// How a later slice joins the ones before: both are scaled to the larger of their maxima.
+struct SliceMerge {
+  float maximum, before, after;
+
+  __device__ __forceinline__ SliceMerge(float old, float later, float factor) {
+    maximum = fmaxf(old, later);
+    before = power_of_two(__fmul_rn(__fsub_rn(old, maximum), factor));
+    after = power_of_two(__fmul_rn(__fsub_rn(later, maximum), factor));
+  }
+  __device__ __forceinline__ float operator()(float old, float later) const {
+    return __fmaf_rn(old, before, __fmul_rn(later, after));
+  }
+};
+
+// Of a warp. kShare 1: it has the sixteen rows for itself. kShare 4: the block's four warps have them
+// together: each scores sixteen of a tile's positions, weighs all, and sums columns of its own. A
+// number is made of the same operations in the same order both ways.
+//
+// Lane 4·g + t holds of rows g and g + 8 the columns 2t and 2t + 1 of every eight.
+template <typename T, int kDim, int kShare>
+class WarpRows {
+  using Sizes = TileSizes<kDim>;
+  static constexpr int kScoreTiles = kTilePositions / 8;
+  static constexpr int kPairs = (kDim / 16 + kShare - 1) / kShare;  // of eight columns each
+  static constexpr int kSumTiles = 2 * kPairs;
+
+ public:
+  // Slices already merged, while the next one is computed. Not a member: where a warp has sixteen rows
+  // for itself there are no registers for it, and it lies in local memory (see end_slice).
+  struct Merged {
+    float4 sums[kSumTiles];
+    float maximum[2], denominator[2];
+  };
+
+  __device__ WarpRows(const Attention& op, const AttentionPlace& place)
+      : lane_(threadIdx.x % kWarp),
+        part_(kShare == 1 ? 0 : static_cast<int>(threadIdx.x) / kWarp),
+        first_(kShare == 1 ? turn() * kWarpRows : 0),
+        rows_(min(kWarpRows, place.rows - first_)),
+        position_(place.sequence.context + place.first_row + first_),
+        factor_(score_factor(op)) {
+    const std::int64_t first_row = place.sequence.first_row + place.first_row + first_;
+    stride_ = std::int64_t{op.heads} * op.head_dim;
+    start_ = (first_row + lane_ / 4) * stride_ + std::int64_t{place.head} * op.head_dim +
+             2 * (lane_ % 4);
+    const T* q = static_cast<const T*>(op.q) + start_;
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        const int column = 16 * k + part / 2 * 8;
+        const bool exists = has_row(part % 2) && column < op.head_dim;
+        q_[k][part] =
+            exists ? *reinterpret_cast<const std::uint32_t*>(q + part % 2 * 8 * stride_ + column)
+                   : 0;
+      }
+    }
+    begin_slice();
+  }
+
+  // Whether any of the rows sees a position of the tile.
+  __device__ bool see(int tile) const { return see_position(tile * kTilePositions); }
+
+  // Scores of the tile, then its weights; maximum, denominator and sums follow. For kShare 1.
+  __device__ void weigh(int tile, SharedAddress keys) {
+    float scores[kScoreTiles][4];
+    score(scores, keys);
+    weigh(tile, scores);
+  }
+
+  // The same in two steps, all warps behind the first before any begins the second, and behind the
+  // second before any begins the next first. `shared` (kWarpRows, kScorePitch). For kShare 4.
+  __device__ void score(float* shared, SharedAddress keys) const {
+    constexpr int kMine = kScoreTiles / kShare;
+    float scores[kMine][4];
+    score(scores, keys + static_cast<unsigned>(8 * kMine * part_ * Sizes::kPitch));
+    float* to = shared + lane_ / 4 * kScorePitch + 8 * kMine * part_ + 2 * (lane_ % 4);
+#pragma unroll
+    for (int n = 0; n < kMine; ++n) {
+      *reinterpret_cast<float2*>(to + 8 * n) = {scores[n][0], scores[n][1]};
+      if (rows_ > 8) {
+        *reinterpret_cast<float2*>(to + 8 * kScorePitch + 8 * n) = {scores[n][2], scores[n][3]};
+      }
+    }
+  }
+  __device__ void weigh(int tile, const float* shared) {
+    float scores[kScoreTiles][4];
+    const float* from = shared + lane_ / 4 * kScorePitch + 2 * (lane_ % 4);
+#pragma unroll
+    for (int n = 0; n < kScoreTiles; ++n) {
+      const float2 a = *reinterpret_cast<const float2*>(from + 8 * n);
+      const float2 b = rows_ > 8 ? *reinterpret_cast<const float2*>(from + 8 * kScorePitch + 8 * n)
+                                 : float2{0, 0};
+      scores[n][0] = a.x;
+      scores[n][1] = a.y;
+      scores[n][2] = b.x;
+      scores[n][3] = b.y;
+    }
+    weigh(tile, scores);
+  }
+
+  __device__ void add_values(SharedAddress values) {
+    // Matrices: 8 positions × 8 columns, transposed; columns + 8 in the upper half of the lanes.
+    const SharedAddress row =
+        values + static_cast<unsigned>(lane_ % 16 * Sizes::kPitch + lane_ / 16 * 16);
+#pragma unroll
+    for (int k = 0; k < kTilePositions / 16; ++k) {
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+        if (has_pair(p)) {
+          std::uint32_t b[4];
+          load_matrices_transposed(
+              b, row + static_cast<unsigned>(16 * k * Sizes::kPitch + 32 * pair(p)));
+          multiply_add<T>(sums_[2 * p], weights_[k], b[0], b[1]);
+          multiply_add<T>(sums_[2 * p + 1], weights_[k], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // The slice's last tile was added: joins it to the slices before it, and begins the next one if
+  // any of the rows sees that. Slices in order from the first.
+  __device__ void end_slice(int slice, Merged& merged) {
+    if (!see_position(slice * kChunkPositions)) {
+      return;
+    }
+    sum_denominators();
+    int zero = 0;
+    if constexpr (kShare ==
+                  1) {  // unknown to the compiler, which so leaves the array in local memory
+      asm volatile("mov.u32 %0, 0;\n" : "=r"(zero));
+    }
+    if (slice > 0) {
+      merge(slice, merged, zero);
+    }
+    if (slice + 1 < kSlices && see_position((slice + 1) * kChunkPositions)) {
+#pragma unroll
+      for (int n = 0; n < kSumTiles; ++n) {
+        merged.sums[n + zero] = {sums_[n][0], sums_[n][1], sums_[n][2], sums_[n][3]};
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        merged.maximum[half] = maximum_[half];
+        merged.denominator[half] = denominator_[half];
+      }
+      begin_slice();
+    }
+  }
+
+  // The same where blocks share the slices of a single row: its results are left to
+  // `merge_slices`, and the next slice begins.
+  __device__ void end_slice(int slice, SliceResults<kDim>& results) {
+    sum_denominators();
+    if (lane_ < 4) {  // of the first row
+#pragma unroll
+      for (int n = 0; n < kSumTiles; ++n) {
+        if (has_pair(n / 2)) {
+          *reinterpret_cast<float2*>(&results.sums[slice][column(n) + 2 * lane_]) = {sums_[n][0],
+                                                                                     sums_[n][1]};
+        }
+      }
+      if (lane_ == 0 && part_ == 0) {
+        results.maximum[slice] = maximum_[0];
+        results.denominator[slice] = denominator_[0];
+      }
+    }
+    begin_slice();
+  }
+
+  // Behind the end of the last slice.
+  __device__ void write_out(const Attention& op) const {
+    T* out = static_cast<T*>(op.out) + start_;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float share = __fdiv_rn(1.0f, denominator_[half]);
+#pragma unroll
+      for (int n = 0; n < kSumTiles; ++n) {
+        if (has_row(half) && column(n) < op.head_dim) {
+          *reinterpret_cast<std::uint32_t*>(out + half * 8 * stride_ + column(n)) = pack<T>(
+              __fmul_rn(sums_[n][2 * half], share), __fmul_rn(sums_[n][2 * half + 1], share));
+        }
+      }
+    }
+  }
+
+ private:
+  // Which sixteen rows this warp takes. Where not all of the four have some, it should not be the
+  // same ones in the blocks beside it: warp w of every block runs on the same quarter of its
+  // multiprocessor.
+  static __device__ int turn() {
+    const unsigned shift = blockIdx.x * 2654435769u >> 30;
+    return static_cast<int>((threadIdx.x / kWarp + shift) % kAttentionWarps);
+  }
+
+  __device__ bool has_row(int half) const { return lane_ / 4 + 8 * half < rows_; }
+  __device__ bool see_position(int at) const { return rows_ > 0 && at < position_ + rows_; }
+
+  // The p-th pair of eight columns that this warp sums, and whether there is one.
+  __device__ int pair(int p) const { return kShare == 1 ? p : p * kShare + part_; }
+  __device__ bool has_pair(int p) const { return kDim / 16 % kShare == 0 || pair(p) < kDim / 16; }
+  __device__ int column(int n) const { return 16 * pair(n / 2) + n % 2 * 8; }
+
+  __device__ void begin_slice() {
+#pragma unroll
+    for (int n = 0; n < kSumTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sums_[n][i] = 0;
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      maximum_[half] = -kInfinity;
+      denominator_[half] = 0;
+    }
+  }
+
+  // Scores of 8 · kTiles positions.
+  template <int kTiles>
+  __device__ __forceinline__ void score(float (&scores)[kTiles][4], SharedAddress keys) const {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        scores[n][i] = 0;
+      }
+    }
+    // Matrices: 8 positions × 8 columns; positions + 8 in the upper half of the lanes.
+    const SharedAddress row =
+        keys +
+        static_cast<unsigned>((lane_ / 16 * 8 + lane_ % 8) * Sizes::kPitch + lane_ / 8 % 2 * 16);
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+#pragma unroll
+      for (int n = 0; n < kTiles; n += 2) {
+        std::uint32_t b[4];
+        load_matrices(b, row + static_cast<unsigned>(8 * n * Sizes::kPitch + 32 * k));
+        multiply_add<T>(scores[n], q_[k], b[0], b[1]);
+        multiply_add<T>(scores[n + 1], q_[k], b[2], b[3]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void weigh(int tile, float (&scores)[kScoreTiles][4]) {
+    const int first = tile * kTilePositions;
+    if (first + kTilePositions > position_ + 1) {  // the first row does not see all of it
+#pragma unroll
+      for (int n = 0; n < kScoreTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = first + 8 * n + 2 * (lane_ % 4) + i % 2;
+          if (at > position_ + lane_ / 4 + i / 2 * 8) {
+            scores[n][i] = -kInfinity;
+          }
+        }
+      }
+    }
+    if (rows_ > 8) {
+      weigh_row(0, scores);
+      weigh_row(1, scores);
+    } else {  // a decoding row is alone
+      weigh_row(0, scores);
+    }
+#pragma unroll
+    for (int n = 0; n < kScoreTiles; ++n) {
+      weights_[n / 2][n % 2 * 2] = pack<T>(scores[n][0], scores[n][1]);
+      weights_[n / 2][n % 2 * 2 + 1] = pack<T>(scores[n][2], scores[n][3]);
+    }
+  }
+
+  __device__ __forceinline__ void weigh_row(const int half, float (&scores)[kScoreTiles][4]) {
+    const int a = 2 * half;
+    const int b = 2 * half + 1;
+    float largest = maximum_[half];
+#pragma unroll
+    for (int n = 0; n < kScoreTiles; ++n) {
+      largest = fmaxf(largest, fmaxf(scores[n][a], scores[n][b]));
+    }
+    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
+    // Exactly 1 where the maximum stays; 0 in a slice's first tile, where it was minus infinity.
+    const float shrink = power_of_two(__fmul_rn(__fsub_rn(maximum_[half], largest), factor_));
+    maximum_[half] = largest;
+    const float base = -__fmul_rn(largest, factor_);
+    float total = 0;
+#pragma unroll
+    for (int n = 0; n < kScoreTiles; ++n) {
+      scores[n][a] = power_of_two(__fmaf_rn(scores[n][a], factor_, base));
+      scores[n][b] = power_of_two(__fmaf_rn(scores[n][b], factor_, base));
+      total = __fadd_rn(total, __fadd_rn(scores[n][a], scores[n][b]));
+    }
+    denominator_[half] = __fmaf_rn(denominator_[half], shrink, total);
+#pragma unroll
+    for (int n = 0; n < kSumTiles; ++n) {
+      sums_[n][a] = __fmul_rn(sums_[n][a], shrink);
+      sums_[n][b] = __fmul_rn(sums_[n][b], shrink);
+    }
+  }
+
+  // Of a row's four lanes; all four get it.
+  __device__ void sum_denominators() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float& total = denominator_[half];
+      total = __fadd_rn(total, __shfl_xor_sync(kAllLanes, total, 1));
+      total = __fadd_rn(total, __shfl_xor_sync(kAllLanes, total, 2));
+    }
+  }
+
+  // A row that sees nothing of the slice (the others of the sixteen do) keeps what it had.
+  __device__ void merge(int slice, const Merged& merged, int zero) {
+    bool sees[2];
+    SliceMerge merges[2] = {{merged.maximum[0], maximum_[0], factor_},
+                            {merged.maximum[1], maximum_[1], factor_}};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sees[half] = slice * kChunkPositions <= position_ + lane_ / 4 + 8 * half;
+      maximum_[half] = sees[half] ? merges[half].maximum : merged.maximum[half];
+      denominator_[half] = sees[half] ? merges[half](merged.denominator[half], denominator_[half])
+                                      : merged.denominator[half];
+    }
+#pragma unroll
+    for (int n = 0; n < kSumTiles; ++n) {
+      const float4 all = merged.sums[n + zero];
+      const float old[4] = {all.x, all.y, all.z, all.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sums_[n][i] = sees[i / 2] ? merges[i / 2](old[i], sums_[n][i]) : old[i];
+      }
+    }
+  }
+
+  const int lane_, part_;
+  const int first_, rows_;  // rows_ ≤ 0: this warp has none
+  const int position_;      // of the first row; row i sees positions 0 .. position_ + i
+  const float factor_;
+  std::int64_t start_, stride_;  // of this lane's first number in q and out; from row to row
+  std::uint32_t q_[kDim / 16][4];
+  std::uint32_t weights_[kTilePositions / 16][4];
+  float sums_[kSumTiles][4];
+  float maximum_[2];
+  float denominator_[2];
+};
+
+// The only row of `place`, of slices that all blocks of the cluster have left. All threads.
+template <typename T, int kDim>
+__device__ void merge_slices(const Attention& op, const AttentionPlace& place,
+                             const SliceResults<kDim>& results) {
+  static_assert(kDim <= 2 * kAttentionThreads);
+  const int column = 2 * static_cast<int>(threadIdx.x);
+  if (column >= op.head_dim) {
+    return;
+  }
+  const float factor = score_factor(op);
+  float maximum = results.maximum[0];
+  float denominator = results.denominator[0];
+  float2 sums = *reinterpret_cast<const float2*>(&results.sums[0][column]);
+#pragma unroll
+  for (int slice = 1; slice < kSlices; ++slice) {
+    if (slice * kChunkPositions < place.end) {
+      const SliceMerge merge(maximum, results.maximum[slice], factor);
+      const float2 later = *reinterpret_cast<const float2*>(&results.sums[slice][column]);
+      maximum = merge.maximum;
+      denominator = merge(denominator, results.denominator[slice]);
+      sums = {merge(sums.x, later.x), merge(sums.y, later.y)};
+    }
+  }
+  const float share = __fdiv_rn(1.0f, denominator);
+  const std::int64_t row = std::int64_t{place.sequence.first_row} * op.heads + place.head;
+  *reinterpret_cast<std::uint32_t*>(static_cast<T*>(op.out) + row * op.head_dim + column) =
+      pack<T>(__fmul_rn(sums.x, share), __fmul_rn(sums.y, share));
+}
+
+}  // namespace poise::cuda
