@@ -134,33 +134,65 @@ class Product {
           before_);
     }
     RingPlace at(ring_);
-    for (int stage = 0; stage < stages_; ++stage, at.advance()) {
-      wait(full_ + 8 * at.entry, at.parity);
-      multiply(shared_ + static_cast<unsigned>(at.entry * Sizes::kBytes));
+    wait(full_, 0);
+#pragma unroll
+    for (int step = 0; step < kAhead; ++step) {
+      load(fragments_[step], shared_, step);
+    }
+    for (int stage = 0; stage < stages_; ++stage) {
+      const int entry = at.entry;
+      at.advance();
+      const bool last = stage + 1 == stages_;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        Fragments& later = fragments_[(step + kAhead) % (2 * kAhead)];
+        if (step + kAhead < kSteps) {
+          load(later, entry_at(entry), step + kAhead);
+        } else if (!last) {
+          if (step + kAhead == kSteps) {
+            wait(full_ + 8 * at.entry, at.parity);
+          }
+          load(later, entry_at(at.entry), step + kAhead - kSteps);
+        }
+        multiply(fragments_[step % (2 * kAhead)]);
+      }
       __syncwarp();
       if (lane_ == 0) {
-        arrive(empty_ + 8 * at.entry);
+        arrive(empty_ + 8 * entry);
       }
     }
   }
 
-  __device__ void multiply(SharedAddress stage) {
-    const int weight_row = warp_ * kWarpOutputs + lane_ % 16;
+  __device__ SharedAddress entry_at(int entry) const {
+    return shared_ + static_cast<unsigned>(entry * Sizes::kBytes);
+  }
+
+  // What a step multiplies. It is read while the steps before it do, as many as there are registers
+  // for: from shared memory takes as long as a product.
+  struct Fragments {
+    std::uint32_t weights[4];
+    std::uint32_t inputs[(kRowTiles + 1) / 2][4];
+  };
+  static constexpr int kSteps = kDepth / 16;
+  static constexpr int kAhead = kRowTiles > 4 ? 1 : 2;
+  static_assert(kSteps % (2 * kAhead) == 0);
+
+  __device__ void load(Fragments& to, SharedAddress stage, int step) const {
+    load_matrices(to.weights,
+                  stage + place_of(warp_ * kWarpOutputs + lane_ % 16, 2 * step + lane_ / 16));
 #pragma unroll
-    for (int step = 0; step < kDepth / 16; ++step) {
-      std::uint32_t weights[4];
-      load_matrices(weights, stage + place_of(weight_row, 2 * step + lane_ / 16));
+    for (int tile = 0; tile < kRowTiles; tile += 2) {
+      const int second = tile + 1 < kRowTiles ? lane_ / 16 : 0;
+      const int row = Sizes::kOutputs + 8 * (tile + second) + lane_ % 8;
+      load_matrices(to.inputs[tile / 2], stage + place_of(row, 2 * step + lane_ / 8 % 2));
+    }
+  }
+
+  __device__ void multiply(const Fragments& step) {
 #pragma unroll
-      for (int tile = 0; tile < kRowTiles; tile += 2) {
-        const int second = tile + 1 < kRowTiles ? lane_ / 16 : 0;
-        const int row = Sizes::kOutputs + 8 * (tile + second) + lane_ % 8;
-        std::uint32_t inputs[4];
-        load_matrices(inputs, stage + place_of(row, 2 * step + lane_ / 8 % 2));
-        multiply_add<T>(sums_[tile], weights, inputs[0], inputs[1]);
-        if (tile + 1 < kRowTiles) {
-          multiply_add<T>(sums_[tile + 1], weights, inputs[2], inputs[3]);
-        }
-      }
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      const std::uint32_t* inputs = step.inputs[tile / 2] + tile % 2 * 2;
+      multiply_add<T>(sums_[tile], step.weights, inputs[0], inputs[1]);
     }
   }
 
@@ -214,6 +246,7 @@ class Product {
   const int ring_;
   const SharedAddress shared_, full_, empty_;
   const int first_, stages_, warp_, lane_;
+  Fragments fragments_[2 * kAhead];
   float sums_[kRowTiles][4] = {};
   float before_[kRowTiles][4] = {};
 };
