@@ -14,25 +14,25 @@ constexpr int kWarpOutputs = 16;
 constexpr int kDepth = 128;          // inputs of a stage
 constexpr int kChunks = kDepth / 8;  // of 16 bytes, in a row of a stage
 constexpr int kRowBytes = 2 * kDepth;
+// A warp's copies come at 8 GB/s on an H200, however many it has under way, so that a multiprocessor
+// needs eight; two large blocks on one bring four each.
+constexpr int kCopyWarps = 8;
 // Below so many blocks of threads of four warps, two warps make more of them: an H200 has 132
 // multiprocessors.
 constexpr std::int64_t kEnoughBlocks = 120;
 
 // Some warps multiply, sixteen outputs each, and some copy what they need next. kRowTiles: of eight
-// rows. A stage holds its outputs' weights, then the rows' inputs.
-template <int kRowTiles, int kWarps>
+// rows. A stage holds its outputs' weights, then the rows' inputs. kBlocks: on a multiprocessor.
+template <int kRowTiles, int kWarps, int kBlocks>
 struct Stages {
-  static constexpr int kCopying = kLanes * 4;  // threads
+  static constexpr int kCopying = kLanes * kCopyWarps / (kWarps > 2 ? kBlocks : 1);  // threads
   static constexpr int kThreads = kLanes * kWarps + kCopying;
   static constexpr int kOutputs = kWarpOutputs * kWarps;
   static constexpr int kRows = kOutputs + 8 * kRowTiles;
   static constexpr int kBytes = kRows * kRowBytes;
-  static constexpr int kPieces = kRows * kChunks;  // 16 bytes each
-  static_assert(kPieces % kCopying == 0);
 };
 
-// A ring of stages, as many as its memory holds: which are copied, and which may be copied to. What is
-// under way has to outlast the way to memory and back, 3 µs for a stage when all multiprocessors ask.
+// A ring of stages, as many as its memory holds: which are copied, and which may be copied to.
 constexpr int kMostStages = 16;
 struct Barriers {
   std::uint64_t full[kMostStages], empty[kMostStages];
@@ -58,9 +58,9 @@ __device__ __forceinline__ unsigned place_of(int row, int chunk) {
   return static_cast<unsigned>(row * kRowBytes + ((chunk ^ (row & 7)) << 4));
 }
 
-template <typename T, int kRowTiles, int kWarps>
+template <typename T, int kRowTiles, int kWarps, int kBlocks>
 class Product {
-  using Sizes = Stages<kRowTiles, kWarps>;
+  using Sizes = Stages<kRowTiles, kWarps, kBlocks>;
 
  public:
   __device__ Product(const FewRows& op, int ring, char* shared, Barriers& barriers)
@@ -90,38 +90,44 @@ class Product {
   }
 
  private:
+  // Each thread copies one chunk of every kPass-th row, of the weight and then of the rows' inputs.
   __device__ void copy_all() {
-    constexpr int kEach = Sizes::kPieces / Sizes::kCopying;
+    constexpr int kPass = Sizes::kCopying / kChunks;
+    static_assert(kPass % 8 == 0);  // so that all its rows have chunks in one order
+    static_assert(Sizes::kOutputs % kPass == 0);
+    constexpr int kWeightRows = Sizes::kOutputs / kPass;
+    constexpr int kInputRows = (8 * kRowTiles + kPass - 1) / kPass;
     const int thread = static_cast<int>(threadIdx.x) - kWarps * kLanes;
-    const int chunk = thread % kChunks;  // the same in all of this thread's rows
-    const T* from[kEach];
-    bool exists[kEach];
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int row = i * (Sizes::kCopying / kChunks) + thread / kChunks;
-      const bool is_weight = row < Sizes::kOutputs;
-      const int at = is_weight ? first_ + row : row - Sizes::kOutputs;
-      exists[i] = is_weight ? at < op_.outputs : at < static_cast<int>(op_.rows);
-      from[i] = (is_weight ? static_cast<const T*>(op_.weight) + at * std::int64_t{op_.inputs}
-                           : static_cast<const T*>(op_.in) + at * op_.in_stride) +
-                8 * chunk;
-    }
-    const SharedAddress to = shared_ + place_of(thread / kChunks, chunk);
-    static_assert(Sizes::kCopying / kChunks % 8 == 0);  // so that all rows have chunks in one order
+    const int chunk = thread % kChunks, row = thread / kChunks;
+    const SharedAddress to = shared_ + place_of(row, chunk);
+    const auto* weight =
+        static_cast<const T*>(op_.weight) + (first_ + row) * std::int64_t{op_.inputs} + 8 * chunk;
+    const auto* in = static_cast<const T*>(op_.in) + row * op_.in_stride + 8 * chunk;
     RingPlace at(ring_);
     for (int stage = 0; stage < stages_; ++stage, at.advance()) {
       if (stage >= ring_) {
         wait(empty_ + 8 * at.entry, at.parity ^ 1);
       }
-      const int column = stage * kDepth;
-      const bool within = column + 8 * chunk < op_.inputs;
+      // Nothing is read of a row that does not exist.
+      const bool within = stage * kDepth + 8 * chunk < op_.inputs;
+      const int outputs = within ? op_.outputs - first_ - row : 0;
+      const int rows = within ? static_cast<int>(op_.rows) - row : 0;
+      const SharedAddress entry = to + static_cast<unsigned>(at.entry * Sizes::kBytes);
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        copy_16_async(to + static_cast<unsigned>(at.entry * Sizes::kBytes +
-                                                 i * (Sizes::kCopying / kChunks) * kRowBytes),
-                      within && exists[i] ? from[i] + column : op_.weight, within && exists[i]);
+      for (int i = 0; i < kWeightRows; ++i) {
+        copy_16_async(entry + static_cast<unsigned>(i * kPass * kRowBytes),
+                      weight + std::int64_t{op_.inputs} * (i * kPass), i * kPass < outputs);
+      }
+#pragma unroll
+      for (int i = 0; i < kInputRows; ++i) {
+        if ((i + 1) * kPass <= 8 * kRowTiles || row + i * kPass < 8 * kRowTiles) {
+          copy_16_async(entry + static_cast<unsigned>((Sizes::kOutputs + i * kPass) * kRowBytes),
+                        in + op_.in_stride * (i * kPass), i * kPass < rows);
+        }
       }
       arrive_after_copies(full_ + 8 * at.entry);
+      weight += kDepth;
+      in += kDepth;
     }
   }
 
@@ -251,12 +257,12 @@ class Product {
   float before_[kRowTiles][4] = {};
 };
 
-template <typename T, int kRowTiles, int kWarps>
-__global__ void __launch_bounds__(Stages<kRowTiles, kWarps>::kThreads, 2)
+template <typename T, int kRowTiles, int kWarps, int kBlocks>
+__global__ void __launch_bounds__(Stages<kRowTiles, kWarps, kBlocks>::kThreads, kBlocks)
     few_rows_kernel(const __grid_constant__ FewRows op, int ring) {
   extern __shared__ __align__(128) char shared[];
   __shared__ Barriers barriers;
-  Product<T, kRowTiles, kWarps>(op, ring, shared, barriers).run();
+  Product<T, kRowTiles, kWarps, kBlocks>(op, ring, shared, barriers).run();
 }
 
 struct Multiprocessors {
@@ -278,36 +284,44 @@ struct Multiprocessors {
   }
 };
 
-template <typename T, int kRowTiles, int kWarps>
+template <typename T, int kRowTiles, int kWarps, int kBlocks>
 void multiply(const FewRows& op, cudaStream_t stream) {
-  using Sizes = Stages<kRowTiles, kWarps>;
+  using Sizes = Stages<kRowTiles, kWarps, kBlocks>;
   constexpr int kOthers = 2048;  // the barriers, and what CUDA takes of each block's
-  const Multiprocessors& here = Multiprocessors::here();
+  constexpr auto* kKernel = &few_rows_kernel<T, kRowTiles, kWarps, kBlocks>;
+  const int whole = Multiprocessors::here().shared - kOthers;
+  const int part = Multiprocessors::here().shared / kBlocks - kOthers;
   static const bool allowed =
-      (allow_shared("multiply few rows", &few_rows_kernel<T, kRowTiles, kWarps>,
-                    static_cast<std::size_t>(here.shared - kOthers)),
-       true);
+      (allow_shared("multiply few rows", kKernel, static_cast<std::size_t>(whole)), true);
   static_cast<void>(allowed);
-  const std::int64_t blocks = ceil_div(op.outputs, Sizes::kOutputs);
-  const int room = blocks <= here.count ? here.shared - kOthers : here.shared / 2 - kOthers;
   constexpr int kFewestStages = 3;  // fewer are worth more than two blocks on a multiprocessor
-  const int ring = std::min(kMostStages, room / Sizes::kBytes >= kFewestStages
-                                             ? room / Sizes::kBytes
-                                             : (here.shared - kOthers) / Sizes::kBytes);
+  const int room = part / Sizes::kBytes >= kFewestStages ? part : whole;
+  const int ring = std::min(kMostStages, room / Sizes::kBytes);
   require(ring > 1, "a multiprocessor holds two stages");
-  launch("multiply few rows", &few_rows_kernel<T, kRowTiles, kWarps>,
-         {.blocks = blocks,
+  launch("multiply few rows", kKernel,
+         {.blocks = ceil_div(op.outputs, Sizes::kOutputs),
           .threads = Sizes::kThreads,
           .shared_bytes = static_cast<std::size_t>(ring * Sizes::kBytes)},
          stream, op, ring);
 }
 
+template <typename T, int kRowTiles, int kWarps>
+void multiply_with_warps(const FewRows& op, std::int64_t blocks, cudaStream_t stream) {
+  if (blocks <= Multiprocessors::here().count) {
+    multiply<T, kRowTiles, kWarps, 1>(op, stream);
+  } else {
+    multiply<T, kRowTiles, kWarps, 2>(op, stream);
+  }
+}
+
 template <typename T, int kRowTiles>
 void multiply_with_blocks(const FewRows& op, cudaStream_t stream) {
-  if (ceil_div(op.outputs, std::int64_t{4} * kWarpOutputs) >= kEnoughBlocks) {
-    multiply<T, kRowTiles, 4>(op, stream);
+  const std::int64_t blocks = ceil_div(op.outputs, std::int64_t{4} * kWarpOutputs);
+  if (blocks >= kEnoughBlocks) {
+    multiply_with_warps<T, kRowTiles, 4>(op, blocks, stream);
   } else {
-    multiply<T, kRowTiles, 2>(op, stream);
+    multiply_with_warps<T, kRowTiles, 2>(op, ceil_div(op.outputs, std::int64_t{2} * kWarpOutputs),
+                                         stream);
   }
 }
 
@@ -321,8 +335,6 @@ void multiply_with_tiles(const FewRows& op, cudaStream_t stream) {
     multiply_with_blocks<T, 3>(op, stream);
   } else if (op.rows <= 32) {
     multiply_with_blocks<T, 4>(op, stream);
-  } else if (op.rows <= 48) {
-    multiply_with_blocks<T, 6>(op, stream);
   } else {
     multiply_with_blocks<T, 8>(op, stream);
   }
