@@ -101,16 +101,18 @@ class Bench:
 
 
 def _end(process):
-    """Interrupted, and killed if that does not help; its exit code."""
+    """Interrupted, and killed if that does not help, with all that it started; its exit code."""
     for number, patience in ((signal.SIGINT, 40), (signal.SIGKILL, 20)):
+        until = time.monotonic() + patience
         try:
             os.killpg(process.pid, number)
-            return process.wait(patience)
-        except subprocess.TimeoutExpired:
-            continue
+            while time.monotonic() < until:
+                process.poll()
+                os.killpg(process.pid, 0)  # a tool may be gone before what it watches: that still has the GPU
+                time.sleep(0.05)
         except ProcessLookupError:
             return process.wait()
-    return None
+    return process.poll()
 
 
 def machine():

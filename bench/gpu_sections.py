@@ -58,6 +58,10 @@ def goldens(bench):
     bench.note("models equal HuggingFace", None if late else 0 < passed == len(names), told, passed=passed)
 
 
+# Decoding rows that blocks share, and products of few rows.
+_SANITIZED = "CudaAttentionBits.OfAFewRowsThatBlocksShare:CudaGemm.OurKernelMultipliesAFewRows"
+
+
 def demo(bench):
     """The demo model's questions: right answers, and the same ones whatever the policy."""
     folder, first = bench.root / "launch" / "demo", None
@@ -85,7 +89,8 @@ def _answers(path):
 
 
 def sanitizer(bench):
-    """The executor under compute-sanitizer, on the demo model, with KV and ACT blocks and several mini-batches.
+    """The executor under compute-sanitizer, on the demo model, with KV and ACT blocks and several mini-batches; and the
+    kernels that such short contexts and small weights do not reach.
 
     Without the supervisor, which would not wait for a tool: the planner itself then tells the executor to end."""
     tool = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
@@ -93,15 +98,22 @@ def sanitizer(bench):
         if tool is None:
             bench.note(check, None, "there is no compute-sanitizer here")
             continue
-        code, text = _sanitized_run(bench, [tool, "--tool", check, "--error-exitcode", "86"])
-        errors = re.search(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard", text)
-        if re.search(r"Device not supported", text):
-            bench.note(check, None, "compute-sanitizer does not support this device")
-        elif errors is None:
-            bench.note(check, None if code is None else False, f"no summary; ended with {code}: {_last_line(text)}")
-        else:
-            count = int(errors.group(1) or errors.group(2))
-            bench.note(check, code == 0 and count == 0, f"{errors.group(0)}, ended with {code}", errors=count)
+        prefix = [tool, "--tool", check, "--error-exitcode", "86"]
+        _note_sanitized(bench, check, *_sanitized_run(bench, prefix))
+        if bench.given.device == "cuda":
+            command = [*prefix, bench.bin / "poise_kernels_cuda_tests", "--gtest_brief=1", f"--gtest_filter={_SANITIZED}"]
+            _note_sanitized(bench, f"{check}, kernels", *bench.run(command))
+
+
+def _note_sanitized(bench, name, code, text):
+    errors = re.search(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard", text)
+    if re.search(r"Device not supported", text):
+        bench.note(name, None, "compute-sanitizer does not support this device")
+    elif errors is None:
+        bench.note(name, None if code is None else False, f"no summary; ended with {code}: {_last_line(text)}")
+    else:
+        count = int(errors.group(1) or errors.group(2))
+        bench.note(name, code == 0 and count == 0, f"{errors.group(0)}, ended with {code}", errors=count)
 
 
 def _sanitized_run(bench, prefix):

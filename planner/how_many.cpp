@@ -115,25 +115,28 @@ std::int32_t requests_at_a_time(const Policy& policy, const Profile& profile,
   if (!trial.holds_most_weights(least)) {
     return most;
   }
-  // Of the time with `most`, in the worse case: whether so many take less than `part`, which is then
-  // what they take.
-  const auto less = [&](std::int32_t n, double& part) {
+  // Of the time with `most`: in the worse case, and the product of both.
+  struct Parts {
+    double worse = 1, product = 1;
+  };
+  Parts best_parts;
+  std::int32_t best = most;
+  const auto try_number = [&](std::int32_t n) {
     const auto [full, early] = trial.seconds(n);
     const auto [most_full, most_early] = trial.seconds(most);
-    const double worse = std::max(full / most_full, early / most_early);
-    if (std::isinf(full) || std::isinf(early) || worse >= part) {
+    const double of_full = full / most_full, of_early = early / most_early;
+    const Parts parts{.worse = std::max(of_full, of_early), .product = of_full * of_early};
+    if (std::isinf(full) || std::isinf(early) || parts.worse >= 1 ||
+        parts.product >= best_parts.product) {
       return false;
     }
-    part = worse;
+    best = n;
+    best_parts = parts;
     return true;
   };
   // From `most` downwards the time falls, once context has room on the device, and then rises.
-  std::int32_t best = most;
-  double part = 1;
   for (std::int32_t n = most / 2; n >= least; n /= 2) {
-    if (less(n, part)) {
-      best = n;
-    } else if (n < best / 2) {
+    if (!try_number(n) && n < best / 2) {
       break;
     }
   }
@@ -141,12 +144,12 @@ std::int32_t requests_at_a_time(const Policy& policy, const Profile& profile,
   for (int i = 0; i < kRefinements && step > 0; ++i, step /= 2) {
     const std::int32_t middle = best;
     for (const std::int32_t n : {middle - step, middle + step}) {
-      if (n >= least && n <= most && less(n, part)) {
-        best = n;
+      if (n >= least && n <= most) {
+        try_number(n);
       }
     }
   }
-  return part < kGoodPart ? best : most;
+  return best_parts.worse < kGoodPart ? best : most;
 }
 
 }  // namespace poise

@@ -12,9 +12,9 @@ namespace poise {
 
 // `most`, or the number below it, from --min-num-seqs on, with which the profile has all of the work
 // done soonest by a good part; only for a policy that leaves the number to us (Policy::any_number).
-// Nobody knows how long answers will be, only how long they may: the number has to be the better one
-// both where they come to their ends and where they end early. Pure; takes as long as a dozen or two
-// arrangements.
+// Nobody knows how long answers will be, only how long they may: the number has to be better by that
+// part both where they come to their ends and where they end early, and the best by both together.
+// Pure; takes as long as a dozen or two arrangements.
 std::int32_t requests_at_a_time(const Policy& policy, const Profile& profile,
                                 const ModelShape& shape, DType dtype, std::int32_t most,
                                 std::span<const RequestSize> requests, const BatchOptions& options,

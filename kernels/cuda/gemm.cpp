@@ -21,6 +21,7 @@ constexpr std::array<std::uint64_t, 6> kRowsServed{1, 7, 16, 129, 1024, 8192};
 constexpr int kCandidates = 64;
 constexpr std::size_t kTrials = 8;       // of algorithms for few rows, and of those for many
 constexpr double kWorthChoosing = 0.97;  // of the time of the algorithm for many rows
+constexpr Seconds kWorthTrials{15e-6};   // of it; what takes less is mostly its start
 
 cudaDataType_t data_type(DType type) {
   switch (type) {
@@ -208,7 +209,26 @@ void Gemms::multiply(Plan& plan, const Key& key, const lt::Algo& algo, const voi
       "a product");
 }
 
-// Trials have the workspace for their rows, so that no algorithm that needs it takes part.
+// The first that the heuristic names for so few rows, for more of them and for many, each once. Trials
+// have the workspace for their rows, so that no algorithm that needs it takes part.
+std::vector<Algorithm> Gemms::named_for_few(Plan& plan, const Key& key, std::int64_t few) const {
+  std::vector<std::optional<std::int64_t>> ask{std::nullopt};
+  std::ranges::copy_if(kFewRows, std::back_inserter(ask), [&](auto rows) { return rows >= few; });
+  std::vector<Algorithm> named;
+  for (const auto& rows : ask) {
+    const std::vector<Algorithm> some = choices(plan, key, rows);
+    for (const Algorithm& one : std::span(some).first(std::min(some.size(), kTrials))) {
+      const bool is_new = std::ranges::none_of(named, [&](const Algorithm& other) {
+        return std::ranges::equal(one.lt.data, other.lt.data);
+      });
+      if (is_new && workspace_of(plan, one.lt, static_cast<std::uint64_t>(few)) == 0) {
+        named.push_back(one);
+      }
+    }
+  }
+  return named;
+}
+
 Algorithm Gemms::choose_for_few(Plan& plan, const Key& key, const Gemm& op, std::int64_t few,
                                 cudaStream_t stream) {
   const Trial trial{.rows = few,
@@ -238,19 +258,15 @@ Algorithm Gemms::choose_for_few(Plan& plan, const Key& key, const Gemm& op, std:
       }
     };
   };
-  std::vector<std::optional<std::int64_t>> ask{std::nullopt};  // the heuristic, for how many rows
-  std::ranges::copy_if(kFewRows, std::back_inserter(ask), [&](auto rows) { return rows >= few; });
-  std::vector<Algorithm> candidates;
-  for (const auto& rows_named : ask) {
-    const std::vector<Algorithm> some = choices(plan, key, rows_named);
-    std::ranges::copy_if(
-        std::span(some).first(std::min(some.size(), kTrials)), std::back_inserter(candidates),
-        [&](const Algorithm& one) { return workspace_of(plan, one.lt, rows) == 0; });
+  const Seconds of_many = time_of(trial, with(plan.many));
+  if (of_many < kWorthTrials) {
+    return plan.many;
   }
+  std::vector<Algorithm> candidates = named_for_few(plan, key, few);
   if (serves(ours(workspace_, workspace_))) {
     candidates.push_back({.few_rows = true});
   }
-  const Seconds allowed = time_of(trial, with(plan.many)) * kWorthChoosing;
+  const Seconds allowed = of_many * kWorthChoosing;
   std::vector<std::pair<Seconds, const Algorithm*>> faster;
   for (const Algorithm& algorithm : candidates) {
     const Seconds time = time_of(trial, with(algorithm));

@@ -79,6 +79,7 @@ class Gemms {
   Plan& plan_for(const Key& key);
   std::unique_ptr<Plan> make_plan(const Key& key) const;
   std::vector<Algorithm> choices(Plan& plan, const Key& key, std::optional<std::int64_t> few) const;
+  std::vector<Algorithm> named_for_few(Plan& plan, const Key& key, std::int64_t few) const;
   bool suits(Plan& plan, const lt::Algo& algo, std::optional<std::int64_t> few) const;
   std::optional<std::size_t> workspace_of(Plan& plan, const lt::Algo& algo,
                                           std::uint64_t rows) const;

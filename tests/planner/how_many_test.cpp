@@ -57,6 +57,13 @@ TEST(HowMany, MoreWhereAnswersMayEndEarly) {
   EXPECT_GT(unsure, sure) << "the same context at the end, most of it not there at the beginning";
 }
 
+// Where answers of a few tokens are done a little sooner by very few requests at a time, and long ones
+// take two thirds more.
+TEST(HowMany, BothCasesCount) {
+  EXPECT_GE(at_a_time("optimal", {"opt-6.7b", 128, 500, 32}, 128), 20);
+  EXPECT_GE(at_a_time("optimal", {"opt-6.7b", 512, 100, 32}, 256), 100);
+}
+
 TEST(HowMany, AllThatMayBeWhereWeightsAreStreamed) {
   EXPECT_EQ(at_a_time("optimal", {"opt-30b", 1000, 256, 256}, 256), 256);
 }

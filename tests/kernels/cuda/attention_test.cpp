@@ -283,6 +283,15 @@ TEST_F(CudaAttentionBits, AreTheSameInPiecesAcrossManyChunks) {
   }
 }
 
+// Short enough for compute-sanitizer (bench/gpu_sections.py names it).
+TEST_F(CudaAttentionBits, OfAFewRowsThatBlocksShare) {
+  const Sequence sequence({2, 1, 64}, 1100, DType::float16, 12);
+  const auto got = sequence.decode({1099, 40, 300}, {1, 512, 1100}, 3);
+  for (const std::vector<float>& one : got) {
+    EXPECT_TRUE(same_bits(one, got.front()));
+  }
+}
+
 TEST_F(CudaAttentionBits, OfADecodingRowDoNotDependOnHowManyBlocksShareIt) {
   constexpr std::int32_t kTokens = 2350;
   // Chunks' borders, and rows of less context than a launch has blocks for.

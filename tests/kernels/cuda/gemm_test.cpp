@@ -25,13 +25,13 @@ class CudaGemm : public CudaTest {};
 
 class OnDeviceOperands {
  public:
-  explicit OnDeviceOperands(const Shape& shape)
+  explicit OnDeviceOperands(const Shape& shape, std::int64_t most = kMostRows)
       : shape_(shape),
         out_type_(shape.wide ? DType::float32 : shape.dtype),
-        in_(shape.dtype, normal_values(1, count(kMostRows, shape.inputs))),
+        in_(shape.dtype, normal_values(1, count(most, shape.inputs))),
         weight_(shape.dtype, normal_values(2, count(shape.outputs, shape.inputs), 0.05f)),
         bias_(shape.dtype, normal_values(3, count(1, shape.outputs))),
-        residual_(normal_values(4, count(kMostRows, shape.outputs))),
+        residual_(normal_values(4, count(most, shape.outputs))),
         in_there_(in_),
         weight_there_(weight_),
         bias_there_(bias_),
@@ -119,35 +119,46 @@ TEST_F(CudaGemm, IsTheProductForFewRowsAndForMany) {
   }
 }
 
-// Inputs that do not fill its last stage, outputs that do not fill its last block of threads, every
-// number of row tiles.
-TEST_F(CudaGemm, OurKernelForFewRowsIsTheProduct) {
+void expect_ours_is_the_product(const Shape& shape, std::initializer_list<std::int64_t> some_rows) {
   cuda::Gemms gemms;
-  for (const Shape& shape : {Shape{513, 96, DType::float16, false},
-                             {513, 136, DType::bfloat16, true},
-                             {8200, 1000, DType::bfloat16, false},
-                             {768, 3072, DType::float16, true},
-                             {16, 8, DType::float16, true}}) {
-    const OnDeviceOperands operands(shape);
-    for (const std::int64_t rows : {1, 8, 9, 20, 32, 33, 64}) {
-      for (const bool relu : {false, true}) {
-        if (relu && shape.wide) {
-          continue;  // no model has a residual before one
-        }
-        SCOPED_TRACE(fmt::format("{}, {} rows, relu {}", text_of(shape), rows, relu));
-        const StoredOnDevice out(
-            Stored(operands.out_type(), std::vector<float>(operands.outputs(rows + 1), -7)));
-        gemms.run_with(operands.op(out.get(), rows, relu ? Epilogue::relu : Epilogue::none),
-                       {.few_rows = true}, nullptr);
-        std::vector<float> got = floats_of(out.read());
-        for (std::size_t at = operands.outputs(rows); at < got.size(); ++at) {
-          ASSERT_EQ(got[at], -7) << "behind the rows, at " << at;
-        }
-        got.resize(operands.outputs(rows));
-        expect_product(operands, shape, Stored(operands.out_type(), got), relu);
+  const OnDeviceOperands operands(shape, std::max(some_rows));
+  for (const std::int64_t rows : some_rows) {
+    for (const bool relu : {false, true}) {
+      if (relu && shape.wide) {
+        continue;  // no model has a residual before one
       }
+      SCOPED_TRACE(fmt::format("{}, {} rows, relu {}", text_of(shape), rows, relu));
+      const StoredOnDevice out(
+          Stored(operands.out_type(), std::vector<float>(operands.outputs(rows + 1), -7)));
+      gemms.run_with(operands.op(out.get(), rows, relu ? Epilogue::relu : Epilogue::none),
+                     {.few_rows = true}, nullptr);
+      std::vector<float> got = floats_of(out.read());
+      for (std::size_t at = operands.outputs(rows); at < got.size(); ++at) {
+        ASSERT_EQ(got[at], -7) << "behind the rows, at " << at;
+      }
+      got.resize(operands.outputs(rows));
+      expect_product(operands, shape, Stored(operands.out_type(), got), relu);
     }
   }
+}
+
+// Inputs that do not fill its last stage, outputs that do not fill its last block of threads, every
+// number of row tiles, one block and two on a multiprocessor.
+TEST_F(CudaGemm, OurKernelForFewRowsIsTheProduct) {
+  for (const Shape& shape : {Shape{513, 96, DType::float16, false},
+                             {513, 136, DType::bfloat16, true},
+                             {5000, 136, DType::float16, false},
+                             {8200, 136, DType::bfloat16, false},
+                             {8500, 1000, DType::float16, false},
+                             {768, 3072, DType::float16, true},
+                             {16, 8, DType::float16, true}}) {
+    expect_ours_is_the_product(shape, {1, 8, 9, 20, 32, 33, 64});
+  }
+}
+
+// Short enough for compute-sanitizer (bench/gpu_sections.py names it).
+TEST_F(CudaGemm, OurKernelMultipliesAFewRows) {
+  expect_ours_is_the_product({80, 2600, DType::float16, true}, {9});
 }
 
 TEST_F(CudaGemm, ARowHasTheSameBitsHoweverManyAreBesideIt) {
