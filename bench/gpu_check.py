@@ -107,12 +107,24 @@ def _end(process):
         try:
             os.killpg(process.pid, number)
             while time.monotonic() < until:
-                process.poll()
-                os.killpg(process.pid, 0)  # a tool may be gone before what it watches: that still has the GPU
+                if process.poll() is not None and not _works(process.pid):
+                    return process.returncode
                 time.sleep(0.05)
         except ProcessLookupError:
             return process.wait()
     return process.poll()
+
+
+def _works(group):
+    """Whether a process of the group still runs: a tool may be gone before what it watches, which still has the GPU."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue  # gone meanwhile
+        if int(its_group) == group and state not in "ZX":
+            return True
+    return False
 
 
 def machine():

@@ -102,7 +102,10 @@ def sanitizer(bench):
         _note_sanitized(bench, check, *_sanitized_run(bench, prefix))
         if bench.given.device == "cuda":
             command = [*prefix, bench.bin / "poise_kernels_cuda_tests", "--gtest_brief=1", f"--gtest_filter={_SANITIZED}"]
-            _note_sanitized(bench, f"{check}, kernels", *bench.run(command))
+            code, text = bench.run(command)
+            if code == 0 and f"[  PASSED  ] {_SANITIZED.count(':') + 1} tests" not in text:
+                code, text = 1, "not all of its tests ran"
+            _note_sanitized(bench, f"{check}, kernels", code, text)
 
 
 def _note_sanitized(bench, name, code, text):

@@ -94,7 +94,8 @@ struct BalanceFacts {
 };
 // "While generating, the link was busy 96 % of the time and the GPU 31 %. More ACT would …"
 std::string words(const BalanceSums& all, const BalanceSums& decode, const BalanceFacts& facts);
-// Of iterations behind the first wherever there are enough of them to judge by.
+// Of those that only generate or, where they are too few to judge by, of all behind the first, which
+// has starts to wait for.
 std::string words(const Balance& balance, const BalanceFacts& facts);
 
 // Times in seconds; shares of wall time where that is known.

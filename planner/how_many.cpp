@@ -119,15 +119,21 @@ std::int32_t requests_at_a_time(const Policy& policy, const Profile& profile,
   struct Parts {
     double worse = 1, product = 1;
   };
-  Parts best_parts;
-  std::int32_t best = most;
+  Parts best_parts, good_parts;
+  std::int32_t best = most, good = most;  // on the way; of those that are better by a good part
   const auto try_number = [&](std::int32_t n) {
     const auto [full, early] = trial.seconds(n);
     const auto [most_full, most_early] = trial.seconds(most);
     const double of_full = full / most_full, of_early = early / most_early;
     const Parts parts{.worse = std::max(of_full, of_early), .product = of_full * of_early};
-    if (std::isinf(full) || std::isinf(early) || parts.worse >= 1 ||
-        parts.product >= best_parts.product) {
+    if (std::isinf(full) || std::isinf(early) || parts.worse >= 1) {
+      return false;
+    }
+    if (parts.worse < kGoodPart && parts.product < good_parts.product) {
+      good = n;
+      good_parts = parts;
+    }
+    if (parts.product >= best_parts.product) {
       return false;
     }
     best = n;
@@ -149,7 +155,7 @@ std::int32_t requests_at_a_time(const Policy& policy, const Profile& profile,
       }
     }
   }
-  return best_parts.worse < kGoodPart ? best : most;
+  return good;
 }
 
 }  // namespace poise

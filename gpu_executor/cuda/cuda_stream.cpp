@@ -36,7 +36,7 @@ CudaStream::~CudaStream() {
 
 cudaStream_t CudaStream::work(Bytes copied) {
   if (!open_) {
-    spans_.push_back({.begin = now(), .end = nullptr, .rested = std::exchange(rested_, false)});
+    spans_.push_back({.begin = now(), .end = nullptr});
     ++begun_;
     open_ = true;
   }
@@ -86,9 +86,18 @@ void CudaStream::resume() {
   if (open_) {
     spans_.back().end = now_;
     open_ = false;
+  } else {
+    add_mark(false);  // what it waited for until then, it waited for
   }
-  rested_ = true;
   give_back(std::move(now_));
+  add_mark(true);
+}
+
+// A span of no length, here.
+void CudaStream::add_mark(bool rested) {
+  const Point here = now();
+  spans_.push_back({.begin = here, .end = here, .rested = rested});
+  ++begun_;
 }
 
 StreamTotals CudaStream::totals(CudaEvent& event) {

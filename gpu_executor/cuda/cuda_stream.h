@@ -4,8 +4,8 @@
 // asks what the stream had done at an event behind them. Host thread of the device only.
 //
 // An event that tells the time holds its stream up: on an H200 for 2 µs, for 7 while copies come in.
-// So events between which nothing was queued are one event, and those that only order streams tell no
-// time; they cost nothing that could be measured.
+// So events between which nothing was queued and the stream did not rest are one event, and those that
+// only order streams tell no time; they cost nothing that could be measured.
 
 #include <cuda_runtime_api.h>
 
@@ -61,7 +61,7 @@ class CudaStream {
   void record(CudaEvent& event);
   void wait(const CudaEvent& event);
   // New work begins. Where the stream has come to the last time it told, and nothing was queued since,
-  // it has rested, which is neither work nor waiting.
+  // it has rested until now, which is neither work nor waiting.
   void resume();
   // REQUIRES: timed, recorded here and reached; asked in the order of recording, or again.
   StreamTotals totals(CudaEvent& event);
@@ -76,6 +76,7 @@ class CudaStream {
 
   // The time by now: the last event where nothing was queued or to be waited for since, or a new one.
   const Point& now();
+  void add_mark(bool rested);
   // For another use here, unless somebody still asks it.
   void give_back(Point&& point);
 
@@ -87,7 +88,6 @@ class CudaStream {
   Point last_end_;           // of the spans added up
   Point now_;                // null: the next is a new one
   bool open_ = false;
-  bool rested_ = false;  // before what comes next
   Bytes bytes_{};
   std::vector<Point> spare_;
 };

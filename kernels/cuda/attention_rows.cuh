@@ -281,7 +281,7 @@ class WarpRows {
     if (rows_ > 8) {
       weigh_row(0, scores);
       weigh_row(1, scores);
-    } else {  // a decoding row is alone
+    } else {  // one half has them all, as a decoding row has
       weigh_row(0, scores);
     }
 #pragma unroll

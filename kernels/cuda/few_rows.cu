@@ -14,8 +14,9 @@ constexpr int kWarpOutputs = 16;
 constexpr int kDepth = 128;          // inputs of a stage
 constexpr int kChunks = kDepth / 8;  // of 16 bytes, in a row of a stage
 constexpr int kRowBytes = 2 * kDepth;
-// A warp's copies come at 8 GB/s on an H200, however many it has under way, so that a multiprocessor
-// needs eight; two large blocks on one bring four each.
+// A warp's copies come at 8 GB/s on an H200, however many it has under way. A block that has a
+// multiprocessor for itself has to bring 33 GB/s of weights and its rows' inputs beside them, which are
+// as many bytes again for 32 outputs and 32 rows: eight warps. Two large blocks bring four each.
 constexpr int kCopyWarps = 8;
 // Below so many blocks of threads of four warps, two warps make more of them: an H200 has 132
 // multiprocessors.
@@ -294,7 +295,7 @@ void multiply(const FewRows& op, cudaStream_t stream) {
   static const bool allowed =
       (allow_shared("multiply few rows", kKernel, static_cast<std::size_t>(whole)), true);
   static_cast<void>(allowed);
-  constexpr int kFewestStages = 3;  // fewer are worth more than two blocks on a multiprocessor
+  constexpr int kFewestStages = 3;  // with fewer, more stages are worth more than a second block
   const int room = part / Sizes::kBytes >= kFewestStages ? part : whole;
   const int ring = std::min(kMostStages, room / Sizes::kBytes);
   require(ring > 1, "a multiprocessor holds two stages");

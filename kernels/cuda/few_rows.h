@@ -1,8 +1,9 @@
 #pragma once
-// A product of few rows, which takes as long as its weight takes to be read. cuBLASLt's algorithms
-// read one at 50 to 85 % of the memory's speed: their tiles are of 64 outputs and more, and where the sum
-// must not be split few thread blocks are left, the fewer the more inputs there are to an output. Here a block takes 32 or 64 outputs, one warp to
-// sixteen, and other warps keep under way as much as a multiprocessor's shared memory holds.
+// A product of few rows, which takes as long as its weight takes to be read. cuBLASLt's algorithms read
+// one at 50 to 90 % of the memory's speed: their tiles are of 64 outputs and more, and where no sum may be
+// split, a weight of few outputs and many inputs makes few thread blocks. Here a block takes 32 or 64
+// outputs, one warp to sixteen, and other warps keep under way as much as a multiprocessor's shared
+// memory holds.
 //
 // Bits: sixteen inputs at a time, in order, are one tensor core product, added to a float32 sum in
 // the same instruction. cuBLASLt's algorithms without a split do so too, by all their tiles (Gemms asks

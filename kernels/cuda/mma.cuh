@@ -1,7 +1,7 @@
 #pragma once
-// The instructions that attention is made of, each as one function: tensor core products, fragments
-// out of shared memory, copies into it that run by themselves; what blocks of a cluster do together.
-// Compute capability 8.0 and later, clusters from 9.0 on.
+// The instructions that attention and products of few rows are made of, each as one function: tensor
+// core products, fragments out of shared memory, copies into it that run by themselves; what warps of a
+// block and blocks of a cluster wait for. Compute capability 8.0 and later, clusters from 9.0 on.
 // PTX ISA names the lanes' parts: lane = 4·g + t, g the group (0 .. 7), t the thread in it (0 .. 3).
 
 #include <cuda_bf16.h>

@@ -38,8 +38,8 @@ class Event {
 };
 
 // Of either sign, with all bits of their mantissas at random: between 1/2 and 1.
-std::vector<std::byte> random_rows(const Trial& trial, std::mt19937& random) {
-  std::vector<std::byte> rows(static_cast<std::size_t>(trial.in_bytes().n));
+std::vector<std::byte> random_numbers(DType dtype, Bytes bytes, std::mt19937& random) {
+  std::vector<std::byte> rows(static_cast<std::size_t>(bytes.n));
   const auto fill = [&](auto sign, auto mantissa, auto half) {
     using Number = decltype(half);
     for (std::size_t at = 0; at < rows.size(); at += sizeof(Number)) {
@@ -47,7 +47,7 @@ std::vector<std::byte> random_rows(const Trial& trial, std::mt19937& random) {
       std::memcpy(rows.data() + at, &number, sizeof number);
     }
   };
-  switch (trial.in_dtype) {
+  switch (dtype) {
     case DType::float32:
       fill(0x80000000u, 0x7fffffu, std::uint32_t{0x3f000000u});
       break;
@@ -61,10 +61,14 @@ std::vector<std::byte> random_rows(const Trial& trial, std::mt19937& random) {
   return rows;
 }
 
-std::vector<std::byte> outputs(const Trial& trial, const void* in, const Trial::Way& way) {
-  std::vector<std::byte> values(static_cast<std::size_t>(trial.out_bytes().n));
+// What comes of outputs that begin as `before`.
+std::vector<std::byte> outputs(const Trial& trial, const void* in,
+                               const std::vector<std::byte>& before, const Trial::Way& way) {
+  std::vector<std::byte> values(before.size());
   void* out = static_cast<std::byte*>(trial.scratch) + trial.in_bytes().n;
-  cuda_check(cudaMemsetAsync(out, 0, values.size(), trial.stream), "clearing a trial's sums");
+  cuda_check(
+      cudaMemcpyAsync(out, before.data(), before.size(), cudaMemcpyHostToDevice, trial.stream),
+      "beginning a trial's sums");
   way(in, out);
   cuda_check(
       cudaMemcpyAsync(values.data(), out, values.size(), cudaMemcpyDeviceToHost, trial.stream),
@@ -99,11 +103,15 @@ bool same_bits(const Trial& trial, const Trial::Way& one, const Trial::Way& othe
   std::mt19937 random(1);                                // the same rows whenever we are asked
   const std::int64_t numbers = trial.out_bytes().n / 4;  // no fewer than there are sums of 32 bits
   for (std::int64_t compared = 0; compared < kSums; compared += numbers) {
-    const std::vector<std::byte> rows = random_rows(trial, random);
+    const std::vector<std::byte> rows = random_numbers(trial.in_dtype, trial.in_bytes(), random);
+    const std::vector<std::byte> before =
+        trial.adds ? random_numbers(DType::float32, trial.out_bytes(), random)
+                   : std::vector<std::byte>(static_cast<std::size_t>(trial.out_bytes().n));
     cuda_check(cudaMemcpyAsync(trial.scratch, rows.data(), rows.size(), cudaMemcpyHostToDevice,
                                trial.stream),
                "a trial's rows");
-    if (outputs(trial, trial.scratch, one) != outputs(trial, trial.scratch, other)) {
+    if (outputs(trial, trial.scratch, before, one) !=
+        outputs(trial, trial.scratch, before, other)) {
       return false;
     }
   }

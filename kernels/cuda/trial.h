@@ -23,7 +23,8 @@ struct Trial {
   std::int64_t rows = 0;
   DType in_dtype = DType::float32;
   std::int64_t in_stride = 0;
-  Bytes out_row{};  // one of `out`
+  Bytes out_row{};    // one of `out`
+  bool adds = false;  // to what float32 numbers stand in `out`, which are random then
   void* scratch = nullptr;
   Bytes scratch_bytes{};
   cudaStream_t stream = nullptr;
@@ -39,7 +40,8 @@ struct Trial {
 // `scratch` that the rows leave. Waits for the stream.
 // REQUIRES: trial.fits().
 Seconds time_of(const Trial& trial, const Trial::Way& way);
-// Waits for the stream, some milliseconds. Outputs begin as zeros. REQUIRES: trial.fits().
+// Waits for the stream, some milliseconds. Where they do not add, outputs begin as zeros. REQUIRES:
+// trial.fits().
 bool same_bits(const Trial& trial, const Trial::Way& one, const Trial::Way& other);
 
 }  // namespace poise::cuda

@@ -95,6 +95,26 @@ def what_a_sanitizer_reports_counts(workspace):
 
 
 @test
+def what_a_tool_leaves_behind_is_ended(workspace):
+    gone = workspace / "gone"
+    watched = f"""import pathlib, signal, sys, time
+def end(*_):
+    time.sleep(1)
+    pathlib.Path("{gone}").touch()
+    sys.exit()
+signal.signal(signal.SIGINT, end)
+time.sleep(100)
+"""
+    (workspace / "watched.py").write_text(watched)
+    command, environment = prepared(workspace, "--only", "sanitizer", "--budget", "sanitizer=5", tool="")
+    tool = f"#!/bin/sh\n{sys.executable} {workspace / 'watched.py'} &\nexec sleep 100\n"
+    (workspace / "tools" / "compute-sanitizer").write_text(tool)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    expect("not run  sanitizer: memcheck" in done.stdout, done.stdout)
+    expect(gone.exists(), "the check went on beside it")
+
+
+@test
 def what_does_not_run_is_not_called_well(workspace):
     code, told = check(workspace, "--only", "speed", "--budget", "speed=0.05")
     expect_equal({item["ok"] for item in told["speed"].values()}, {None}, "no time")

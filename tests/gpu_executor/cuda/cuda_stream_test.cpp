@@ -122,6 +122,32 @@ TEST_F(CudaStreamTest, AStreamWithNothingToDoNeitherWorksNorWaits) {
   EXPECT_GT(stream.totals(later).busy_ns, to.busy_ns);
 }
 
+TEST_F(CudaStreamTest, WaitingBesideARestIsStillWaiting) {
+  CudaStream stream, other;
+  CudaEvent start(true), waited(true), after(true), signal(false);
+  write(stream);
+  stream.record(start);
+  write(other, 40);
+  other.record(signal);
+  stream.wait(signal);
+  stream.record(waited);  // and nothing behind it
+  finish();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  stream.resume();
+  write(other, 40);
+  other.record(signal);
+  stream.wait(signal);
+  write(stream);
+  stream.record(after);
+  finish();
+  const StreamTotals from = stream.totals(start);
+  static_cast<void>(stream.totals(waited));
+  const StreamTotals to = stream.totals(after);
+  const std::int64_t once = to.busy_ns - from.busy_ns;  // one writing
+  EXPECT_GT(to.wait_ns - from.wait_ns, 40 * once) << "eighty writings were waited for";
+  EXPECT_LT(to.wait_ns - from.wait_ns, 40'000'000 + 90 * once) << "the rest was none of it";
+}
+
 TEST_F(CudaStreamTest, WaitingForAnotherStreamIsNoWork) {
   CudaStream stream, other;
   CudaEvent before(true), after(true), signal(false);

@@ -147,12 +147,34 @@ void expect_ours_is_the_product(const Shape& shape, std::initializer_list<std::i
 TEST_F(CudaGemm, OurKernelForFewRowsIsTheProduct) {
   for (const Shape& shape : {Shape{513, 96, DType::float16, false},
                              {513, 136, DType::bfloat16, true},
-                             {5000, 136, DType::float16, false},
-                             {8200, 136, DType::bfloat16, false},
+                             {5000, 1000, DType::float16, false},
+                             {8200, 1400, DType::bfloat16, false},
                              {8500, 1000, DType::float16, false},
                              {768, 3072, DType::float16, true},
                              {16, 8, DType::float16, true}}) {
     expect_ours_is_the_product(shape, {1, 8, 9, 20, 32, 33, 64});
+  }
+}
+
+// Bias and residual as they come, which are added one after the other here and in two kernels there.
+TEST_F(CudaGemm, OurKernelHasTheBitsOfTheAlgorithmForMany) {
+  cuda::Gemms gemms;
+  for (const Shape& shape : {Shape{1024, 4096, DType::float16, true},
+                             {1024, 4096, DType::bfloat16, true},
+                             {4096, 1024, DType::float16, false}}) {
+    const OnDeviceOperands operands(shape, 64);
+    for (const std::int64_t rows : {1, 20, 64}) {
+      SCOPED_TRACE(fmt::format("{}, {} rows", text_of(shape), rows));
+      const StoredOnDevice ours(Stored(operands.out_type(), operands.outputs(rows)));
+      const StoredOnDevice theirs(Stored(operands.out_type(), operands.outputs(rows)));
+      gemms.run_with(operands.op(ours.get(), rows), {.few_rows = true}, nullptr);
+      const Gemm op = operands.op(theirs.get(), rows);
+      gemms.run_with(op, gemms.algorithms(op).front(), nullptr);
+      const Stored got = ours.read(), want = theirs.read();
+      for (std::size_t at = 0; at < got.size(); ++at) {
+        ASSERT_EQ(got[at], want[at]) << "at " << at;
+      }
+    }
   }
 }
 
