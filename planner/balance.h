@@ -92,10 +92,9 @@ struct BalanceFacts {
   MoreRequests more_requests = MoreRequests::unknown;
   bool act_is_smaller = true;  // an ACT block is, than a KV block
 };
-// "While generating, the link was busy 96 % of the time and the GPU 31 %. More ACT would …"
-std::string words(const BalanceSums& all, const BalanceSums& decode, const BalanceFacts& facts);
-// Of those that only generate or, where they are too few to judge by, of all behind the first, which
-// has starts to wait for.
+// "While generating, the link was busy 96 % of the time and the GPU 31 %. More ACT would …" Of iterations
+// that only generate or, where they are too few to judge by, of all behind the first, which has starts
+// to wait for; of all where those are too few.
 std::string words(const Balance& balance, const BalanceFacts& facts);
 
 // Times in seconds; shares of wall time where that is known.

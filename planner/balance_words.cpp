@@ -142,17 +142,13 @@ std::string advice_for_neither(const BalanceSums& sums, const Shares& shares,
 }  // namespace
 
 std::string words(const Balance& balance, const BalanceFacts& facts) {
-  const BalanceSums& settled = balance.settled();
-  return words(is_much(settled) ? settled : balance.all(), balance.decode(), facts);
-}
-
-std::string words(const BalanceSums& all, const BalanceSums& decode, const BalanceFacts& facts) {
+  const BalanceSums& all = is_much(balance.settled()) ? balance.settled() : balance.all();
   if (!is_much(all)) {
     return fmt::format("{} iteration{} in {:.2f} s are too little to judge the balance by.",
                        all.iterations, all.iterations == 1 ? "" : "s", all.wall.n);
   }
-  const bool generating = is_much(decode);
-  const BalanceSums& sums = generating ? decode : all;
+  const bool generating = is_much(balance.decode());
+  const BalanceSums& sums = generating ? balance.decode() : all;
   const Shares shares(sums);
   std::string text = fmt::format("{} link was busy {} of the time, the {} {}. ",
                                  generating ? "While generating, the" : "The", percent(shares.link),

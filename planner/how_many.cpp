@@ -115,29 +115,27 @@ std::int32_t requests_at_a_time(const Policy& policy, const Profile& profile,
   if (!trial.holds_most_weights(least)) {
     return most;
   }
-  // Of the time with `most`: in the worse case, and the product of both.
-  struct Parts {
-    double worse = 1, product = 1;
-  };
-  Parts best_parts, good_parts;
-  std::int32_t best = most, good = most;  // on the way; of those that are better by a good part
+  // The least product of both cases' parts of the time with `most`: on the way, and of the numbers that
+  // are better by a good part in both.
+  double best_product = 1, good_product = 1;
+  std::int32_t best = most, good = most;
   const auto try_number = [&](std::int32_t n) {
     const auto [full, early] = trial.seconds(n);
     const auto [most_full, most_early] = trial.seconds(most);
     const double of_full = full / most_full, of_early = early / most_early;
-    const Parts parts{.worse = std::max(of_full, of_early), .product = of_full * of_early};
-    if (std::isinf(full) || std::isinf(early) || parts.worse >= 1) {
+    const double worse = std::max(of_full, of_early), product = of_full * of_early;
+    if (std::isinf(full) || std::isinf(early) || worse >= 1) {
       return false;
     }
-    if (parts.worse < kGoodPart && parts.product < good_parts.product) {
+    if (worse < kGoodPart && product < good_product) {
       good = n;
-      good_parts = parts;
+      good_product = product;
     }
-    if (parts.product >= best_parts.product) {
+    if (product >= best_product) {
       return false;
     }
     best = n;
-    best_parts = parts;
+    best_product = product;
     return true;
   };
   // From `most` downwards the time falls, once context has room on the device, and then rises.

@@ -8,17 +8,14 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/attention_blocks.h"
 #include "kernels/cuda/kernels_cuda.h"
 #include "kernels/cuda/mma.cuh"
 
 namespace poise::cuda {
 
 inline constexpr int kAttentionThreads = 128;
-inline constexpr int kTilePositions = 64;  // and the most query rows of a block of threads
 inline constexpr int kWarpRows = 16;
-inline constexpr int kChunkTiles = 4;
-inline constexpr int kChunkPositions = kChunkTiles * kTilePositions;
-inline constexpr int kSlices = 8;
 inline constexpr int kTileBlocks = kTilePositions / kBlockTokens;
 inline constexpr int kTableTiles = 8;  // tiles ahead of which the blocks' places are known
 

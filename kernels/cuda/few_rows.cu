@@ -5,11 +5,11 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/reductions.cuh"
 
 namespace poise::cuda {
 namespace {
 
-constexpr int kLanes = 32;
 constexpr int kWarpOutputs = 16;
 constexpr int kDepth = 128;          // inputs of a stage
 constexpr int kChunks = kDepth / 8;  // of 16 bytes, in a row of a stage
@@ -26,8 +26,8 @@ constexpr std::int64_t kEnoughBlocks = 120;
 // rows. A stage holds its outputs' weights, then the rows' inputs. kBlocks: on a multiprocessor.
 template <int kRowTiles, int kWarps, int kBlocks>
 struct Stages {
-  static constexpr int kCopying = kLanes * kCopyWarps / (kWarps > 2 ? kBlocks : 1);  // threads
-  static constexpr int kThreads = kLanes * kWarps + kCopying;
+  static constexpr int kCopying = kWarp * kCopyWarps / (kWarps > 2 ? kBlocks : 1);  // threads
+  static constexpr int kThreads = kWarp * kWarps + kCopying;
   static constexpr int kOutputs = kWarpOutputs * kWarps;
   static constexpr int kRows = kOutputs + 8 * kRowTiles;
   static constexpr int kBytes = kRows * kRowBytes;
@@ -72,8 +72,8 @@ class Product {
         empty_(shared_address(barriers.empty)),
         first_(static_cast<int>(blockIdx.x) * Sizes::kOutputs),
         stages_((op.inputs + kDepth - 1) / kDepth),
-        warp_(static_cast<int>(threadIdx.x) / kLanes),
-        lane_(static_cast<int>(threadIdx.x) % kLanes) {}
+        warp_(static_cast<int>(threadIdx.x) / kWarp),
+        lane_(static_cast<int>(threadIdx.x) % kWarp) {}
 
   // All threads.
   __device__ void run() {
@@ -98,7 +98,7 @@ class Product {
     static_assert(Sizes::kOutputs % kPass == 0);
     constexpr int kWeightRows = Sizes::kOutputs / kPass;
     constexpr int kInputRows = (8 * kRowTiles + kPass - 1) / kPass;
-    const int thread = static_cast<int>(threadIdx.x) - kWarps * kLanes;
+    const int thread = static_cast<int>(threadIdx.x) - kWarps * kWarp;
     const int chunk = thread % kChunks, row = thread / kChunks;
     const SharedAddress to = shared_ + place_of(row, chunk);
     const auto* weight =
@@ -341,16 +341,14 @@ void multiply_with_tiles(const FewRows& op, cudaStream_t stream) {
   }
 }
 
-bool at_16_bytes(const void* data, std::int64_t stride) {
-  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
-}
-
 }  // namespace
 
 bool serves(const FewRows& op) {
+  const auto in_order = [](const void* rows, std::int64_t stride) {
+    return in_eights(static_cast<const __half*>(rows), stride);  // of either 16-bit type
+  };
   return op.dtype != DType::float32 && op.rows <= kMostFewRows && op.inputs > 0 &&
-         at_16_bytes(op.in, op.in_stride) && at_16_bytes(op.weight, op.inputs) &&
-         (op.wide || !op.adds);
+         in_order(op.in, op.in_stride) && in_order(op.weight, op.inputs) && (op.wide || !op.adds);
 }
 
 void multiply_few_rows(const FewRows& op, cudaStream_t stream) {

@@ -175,13 +175,13 @@ const Algorithm& Gemms::serving(Plan& plan, const Key& key, const Gemm& op, cuda
 void Gemms::run_with(Plan& plan, const Key& key, const Gemm& op, const Algorithm& algorithm,
                      cudaStream_t stream) {
   const bool relu_within = has(key.epilogue, lt::kEpilogueRelu);
-  const FewRows ours = few_rows_of(key, op.weight.data, op.bias, op.in.data, op.out.data, op.rows);
-  if (algorithm.few_rows && serves(ours)) {
+  if (algorithm.few_rows) {
     if (key.adds && op.residual != op.out.data) {
       add_bias(static_cast<float*>(op.out.data), op.residual, nullptr, op.weight.dtype, op.rows,
                op.weight.rows, op.out.stride, stream);
     }
-    multiply_few_rows(ours, stream);
+    multiply_few_rows(few_rows_of(key, op.weight.data, op.bias, op.in.data, op.out.data, op.rows),
+                      stream);
   } else {
     const bool bias_within = has(key.epilogue, lt::kEpilogueBias);
     if (key.adds && ((op.bias != nullptr && !bias_within) || op.residual != op.out.data)) {
@@ -191,8 +191,7 @@ void Gemms::run_with(Plan& plan, const Key& key, const Gemm& op, const Algorithm
     if (bias_within) {
       plan.set(lt::kBiasPointer, op.bias);
     }
-    const lt::Algo& algo = algorithm.few_rows ? plan.many.lt : algorithm.lt;
-    multiply(plan, key, algo, op.weight.data, op.in.data, op.out.data, op.rows, stream);
+    multiply(plan, key, algorithm.lt, op.weight.data, op.in.data, op.out.data, op.rows, stream);
   }
   if (op.epilogue != Epilogue::none && !relu_within) {
     activate(op.out, op.rows, op.weight.rows, op.epilogue, stream);

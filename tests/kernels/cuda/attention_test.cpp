@@ -33,12 +33,7 @@ class Sequence {
   // `placement`; everything that no token owns is not a number.
   std::vector<float> run(std::int32_t context, std::int32_t end, std::int32_t piece,
                          std::uint32_t placement) const {
-    const Layout layout = lay_out(end, placement);
-    const StoredOnDevice buffers[] = {StoredOnDevice(layout.buffers[0]),
-                                      StoredOnDevice(layout.buffers[1]),
-                                      StoredOnDevice(layout.buffers[2])};
-    const OnDevice<ContextBlock> table(layout.table);
-    const StoredOnDevice q(q_);
+    const LayoutOnDevice there(lay_out(end, placement), q_);
     const StoredOnDevice out(
         Stored(q_.dtype(), std::vector<float>(static_cast<std::size_t>(end) * row_, -7)));
     std::vector<AttentionSequence> pieces;
@@ -49,11 +44,7 @@ class Sequence {
     for (std::size_t p = 0; p < pieces.size(); ++p) {
       Attention op = operation(q_.dtype(), pieces[p]);
       op.out = out.get();
-      op.q = q.get();
-      op.slots[0] = buffers[0].get();
-      op.slots[1] = buffers[1].get();
-      op.slots[2] = buffers[2].get();
-      op.blocks = table.get();
+      there.give(op);
       op.sequences = sequences.get() + p;
       cuda::attention(op, nullptr);
     }
@@ -71,12 +62,7 @@ class Sequence {
                                          const std::vector<std::int32_t>& max_contexts,
                                          std::uint32_t placement) const {
     const std::int32_t end = *std::max_element(tokens.begin(), tokens.end()) + 1;
-    const Layout layout = lay_out(end, placement);
-    const StoredOnDevice buffers[] = {StoredOnDevice(layout.buffers[0]),
-                                      StoredOnDevice(layout.buffers[1]),
-                                      StoredOnDevice(layout.buffers[2])};
-    const OnDevice<ContextBlock> table(layout.table);
-    const StoredOnDevice q(q_);
+    const LayoutOnDevice there(lay_out(end, placement), q_);
     std::vector<AttentionSequence> rows;
     for (const std::int32_t token : tokens) {
       rows.push_back({.first_row = token, .new_tokens = 1, .context = token, .first_block = 0});
@@ -90,11 +76,7 @@ class Sequence {
       op.sequence_count = static_cast<std::int32_t>(rows.size());
       op.max_context = max_context;
       op.out = out.get();
-      op.q = q.get();
-      op.slots[0] = buffers[0].get();
-      op.slots[1] = buffers[1].get();
-      op.slots[2] = buffers[2].get();
-      op.blocks = table.get();
+      there.give(op);
       op.sequences = sequences.get();
       cuda::attention(op, nullptr);
       const std::vector<float> all = floats_of(out.read());
@@ -147,6 +129,24 @@ class Sequence {
   struct Layout {
     Stored buffers[3];
     std::vector<ContextBlock> table;
+  };
+  struct LayoutOnDevice {
+    LayoutOnDevice(const Layout& layout, const Stored& queries)
+        : buffers{StoredOnDevice(layout.buffers[0]), StoredOnDevice(layout.buffers[1]),
+                  StoredOnDevice(layout.buffers[2])},
+          table(layout.table),
+          q(queries) {}
+    void give(Attention& op) const {
+      op.q = q.get();
+      for (int i = 0; i < 3; ++i) {
+        op.slots[i] = buffers[i].get();
+      }
+      op.blocks = table.get();
+    }
+
+    StoredOnDevice buffers[3];
+    OnDevice<ContextBlock> table;
+    StoredOnDevice q;
   };
   Layout lay_out(std::int32_t end, std::uint32_t placement) const {
     const std::int32_t blocks = (end + 15) / 16;

@@ -228,6 +228,26 @@ TEST_F(CudaGemm, AlgorithmsStandForEachOtherWhereEveryBitIsTheSame) {
   EXPECT_EQ(asked, 7);
 }
 
+TEST_F(CudaGemm, WhatATrialAddsToIsNotNothing) {
+  const DeviceBytes scratch(1 << 20);
+  cuda::Trial trial{.rows = 64,
+                    .in_dtype = DType::bfloat16,
+                    .in_stride = 512,
+                    .out_row = kKiB,
+                    .scratch = scratch.get(),
+                    .scratch_bytes = {1 << 20},
+                    .stream = nullptr};
+  const auto bytes = static_cast<std::size_t>(trial.out_bytes().n);
+  const cuda::Trial::Way adds_nothing = [](const void*, void*) {};
+  const cuda::Trial::Way begins_anew = [&](const void*, void* out) {
+    cuda::cuda_check(cudaMemsetAsync(out, 0, bytes, nullptr));
+  };
+  EXPECT_TRUE(same_bits(trial, adds_nothing, begins_anew));
+  trial.adds = true;
+  EXPECT_TRUE(same_bits(trial, adds_nothing, adds_nothing));
+  EXPECT_FALSE(same_bits(trial, adds_nothing, begins_anew));
+}
+
 TEST_F(CudaGemm, ATrialSaysHowLongALaunchTakes) {
   const DeviceBytes scratch(1 << 20);
   const cuda::Trial trial{.rows = 1,
