@@ -240,6 +240,8 @@ void Pipeline::run_embedding(Running& order, const LayerOrderWork& work) {
   order.work->side = iterations_++ % iteration_sides_.size();
   IterationSide& side = iteration_sides_[order.work->side];
   const IterationTable& table = order.work->table;
+  order.begin = take_event();
+  device_.record(*order.begin, Stream::copy_in);
   device_.wait(Stream::copy_in, *side.computed);
   const Copy copy{.to = side.tables.data(),
                   .from = order.work->tables.data() + table.span.offset,

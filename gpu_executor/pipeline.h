@@ -122,6 +122,7 @@ class Pipeline {
     std::vector<std::uint32_t> mini_batches;
     std::shared_ptr<IterationWork> work;
     Bytes weights{}, kv{}, act{}, stores{};  // that cross the link
+    std::unique_ptr<Event> begin;  // on copy_in, of an iteration's first order
     std::array<std::unique_ptr<Event>, kStreams> ends;
     std::vector<Point> points;
     OrderTrace trace;
@@ -164,6 +165,7 @@ class Pipeline {
   std::unique_ptr<Event> take_event();
   bool ended(const Running& order, Seconds timeout);
   OrderDone report(Running order);
+  std::int64_t rest_before(const Running& order);
 
   Device& device_;
   const Model model_;
@@ -185,6 +187,7 @@ class Pipeline {
   std::deque<Running> running_;
   std::vector<std::unique_ptr<Event>> spare_events_;
   std::array<std::unique_ptr<Event>, kStreams> reported_;  // ends of the last order reported
+  bool any_reported_ = false;
 };
 
 }  // namespace poise

@@ -26,9 +26,26 @@ bool Pipeline::ended(const Running& order, Seconds timeout) {
                              [&](const auto& end) { return device_.reached(*end, timeout); });
 }
 
+// REQUIRES: the order before is the last one reported.
+std::int64_t Pipeline::rest_before(const Running& order) {
+  if (!order.begin || !any_reported_) {
+    return 0;
+  }
+  std::int64_t done = 0;
+  for (const auto& end : reported_) {
+    done = std::max(done, device_.time_of(*end));
+  }
+  return std::max<std::int64_t>(0, device_.time_of(*order.begin) - done);
+}
+
 OrderDone Pipeline::report(Running order) {
   OrderDone done;
   const auto number = [](std::int64_t n) { return static_cast<std::uint64_t>(n); };
+  done.layer.rested_ns = number(rest_before(order));
+  if (order.begin) {
+    spare_events_.push_back(std::move(order.begin));
+  }
+  any_reported_ = true;
   const auto compute = static_cast<std::size_t>(Stream::compute);
   StreamTotals batch_began = device_.totals(*reported_[compute]), before = batch_began;
   std::array<std::int64_t, 3> waits{};  // by WaitsFor

@@ -278,23 +278,9 @@ void ProfileTimes::add(ProfileWork work, const messages::IterationT& tables,
                        const std::vector<StageSpan>& spans) {
   check(!spans.empty(), "a traced iteration has spans");
   Reader(*this, work, tables, spans).read(spans);
-  last_end_ns_ = -1;  // what was read here took its time, too
 }
 
-void ProfileTimes::add_between(const std::vector<StageSpan>& spans) {
-  check(!spans.empty(), "a traced iteration has spans");
-  std::int64_t begin = INT64_MAX, end = 0;
-  for (const StageSpan& one : spans) {
-    if (one.span.kind() == SpanKind::Tables) {
-      begin = std::min(begin, one.span.begin_ns());
-    }
-    end = std::max(end, one.span.end_ns());
-  }
-  if (last_end_ns_ >= 0 && begin > last_end_ns_) {
-    between_.push_back(static_cast<double>(begin - last_end_ns_) * 1e-9);
-  }
-  last_end_ns_ = end;
-}
+void ProfileTimes::add_between(Seconds rest) { between_.push_back(rest.n); }
 
 void ProfileTimes::add(Line Profile::*line, double n, Time time) {
   if (n > 0) {

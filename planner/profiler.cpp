@@ -46,6 +46,7 @@ Profiler::Profiler(ProfiledMachine machine, LoaderLink& loader, ExecutorLink& ex
   profile_.host_memory = machine_.host_memory;
   begin(kFirstProfileScale, 1);  // may fail
   executor_.watch([this](const messages::LayerDone& done) {
+    rest_ += {static_cast<double>(done.rested_ns()) * 1e-9};
     if (done.spans() != nullptr) {
       for (const messages::Span* span : *done.spans()) {
         spans_.push_back({done.stage(), *span});
@@ -140,7 +141,9 @@ bool Profiler::step(Seconds timeout) {
       check_there(executor_);
       if (executor_.take_results()) {
         if (rested_) {
-          times_->add_between(spans_);
+          if (rest_.n > 0) {  // none before the first
+            times_->add_between(rest_);
+          }
         } else if (!work_.heats && work_.work != ProfileWork::prompts_here) {
           times_->add(work_.work, tables_, spans_);
         }
@@ -162,6 +165,7 @@ void Profiler::go_on() {
   const Work& next = work_;
   works_.pop_front();
   spans_.clear();
+  rest_ = {};
   ++iteration_;
   if (!small_) {
     const auto left = static_cast<double>(works_.size() + behind_.size());
@@ -205,7 +209,8 @@ void Profiler::next_pass() {
     repeat(outliers);
   } else if (!std::exchange(rested_, true)) {
     works_.assign(kTiny, {.work = ProfileWork::prompts_kv, .round = 0, .tiny = true});
-    go_on();
+    executor_.configure(sizes_.device, machine_.gpu_memory, layout_, false);
+    phase_ = Phase::configuring;
   } else {
     check_whole();
     phase_ = Phase::over;

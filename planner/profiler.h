@@ -2,7 +2,8 @@
 // Has the executor do profiling.h's iterations and fits their times: first a small set, which tells
 // how large the others may be to take seconds and not minutes, then all works several times, and once
 // more those whose points lie far off their lines. Claims a small pool and configures the executor,
-// traced; whoever goes on with them claims and configures anew. One thread, one `step` at a time.
+// traced; untraced, as runs are, for the last works, which tell how long the device rests between
+// iterations. Whoever goes on with them claims and configures anew. One thread, one `step` at a time.
 
 #include <deque>
 #include <functional>
@@ -66,7 +67,7 @@ class Profiler {
   Phase phase_ = Phase::claiming;
   bool small_ = true;  // the first pass, which only finds the scale
   bool repeated_ = false;
-  bool rested_ = false;  // the time between iterations is being measured, or is known
+  bool rested_ = false;  // the time between iterations is being measured, untraced, or is known
   int rounds_ = 1;
   ProfileSizes sizes_;
   std::deque<Work> works_, behind_;  // those of a busy device come behind all others
@@ -75,6 +76,7 @@ class Profiler {
   Work work_{};                  // the iteration under way
   messages::IterationT tables_;  // its tables
   std::vector<ProfileTimes::StageSpan> spans_;
+  Seconds rest_{};               // of the device, before it
   std::optional<ProfileTimes> times_;
   Profile profile_;
 };

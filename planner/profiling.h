@@ -115,8 +115,9 @@ class ProfileTimes {
   };
   void add(ProfileWork work, const messages::IterationT& tables,
            const std::vector<StageSpan>& spans);
-  // Of iterations that follow each other as fast as they are ordered: how long the device rests between.
-  void add_between(const std::vector<StageSpan>& spans);
+  // Of iterations that follow each other as fast as they are ordered, untraced: how long the device
+  // rested between two.
+  void add_between(Seconds rest);
 
   // Lines of the machine `profile` is named for; its other fields stay as they are.
   void fit(Profile& profile) const;
@@ -146,7 +147,6 @@ class ProfileTimes {
   DeviceLimits limits_;
   std::array<Samples, 16> lines_;  // in the order of profile_lines()
   std::vector<double> between_, handovers_;
-  std::int64_t last_end_ns_ = -1;  // of the iteration before; -1 where it does not count
 };
 
 // Which of the points lie further, in proportion to their height, from the line through all others

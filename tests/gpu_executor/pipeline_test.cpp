@@ -139,6 +139,28 @@ TEST(Pipeline, SaysWhatComputationWaitedFor) {
   EXPECT_GT(streamed[0], 4 * resident[0]);
 }
 
+TEST(Pipeline, SaysHowLongTheDeviceRestedBeforeAnIteration) {
+  const TinyModel model(tiny_shape(), DType::float32, 5);
+  const Plan plan = some_plan(model.shape);
+  const auto least = [&](const Setting& setting) {
+    std::vector<std::uint64_t> rests;
+    for (const messages::LayerDoneT& order : rehearse(model, plan, setting).layers) {
+      if (order.stage == 0) {
+        rests.push_back(order.rested_ns);
+      } else {
+        EXPECT_EQ(order.rested_ns, 0u);
+      }
+    }
+    EXPECT_GT(rests.size(), 2u);
+    EXPECT_EQ(rests.front(), 0u) << "there was none before";
+    return *std::min_element(rests.begin() + 1, rests.end());
+  };
+  EXPECT_EQ(least({.hold = true}), 0u) << "the next is there before the last is done";
+  const std::uint64_t rest = least({.rest = {0.02}});
+  EXPECT_GE(rest, 20'000'000u);
+  EXPECT_LT(rest, 10'000'000'000u) << "a time of another clock";
+}
+
 // So short an iteration that the next but one is queued while its head still waits.
 TEST(Pipeline, RunsAModelOfOneLayerAheadOfItself) {
   ModelShape shape = tiny_shape();

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -57,6 +58,7 @@ struct Setting {
   std::uint32_t act_blocks = 64, kv_blocks = 64;
   bool hold = false;   // the streams begin when all orders are queued
   bool trace = false;  // reports hold spans
+  Seconds rest{};      // before the next iteration is queued, once all are done
 };
 
 struct Outcome {
@@ -96,6 +98,7 @@ class Rehearsal {
         planner_(plan, model.layout, setting.limits, partition_) {}
 
   Outcome run() {
+    Outcome outcome;
     if (setting_.hold) {
       device_->hold();
     }
@@ -105,21 +108,16 @@ class Rehearsal {
         break;
       }
       queue(planned);
+      if (setting_.rest.n > 0) {
+        finish(outcome);
+        std::this_thread::sleep_for(std::chrono::duration<double>(setting_.rest.n));
+      }
     }
     const auto began = std::chrono::steady_clock::now();
     if (setting_.hold) {
       device_->release_streams();
     }
-    Outcome outcome;
-    while (!pipeline_.idle()) {
-      if (auto done = pipeline_.poll({1})) {
-        check_.done();
-        outcome.layers.push_back(std::move(done->layer));
-        if (done->iteration && !mutate_) {
-          read(*done->iteration, outcome);
-        }
-      }
-    }
+    finish(outcome);
     elapsed_ = {std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count()};
     return outcome;
   }
@@ -133,6 +131,18 @@ class Rehearsal {
   CpuDevice& device() { return *device_; }
 
  private:
+  void finish(Outcome& outcome) {
+    while (!pipeline_.idle()) {
+      if (auto done = pipeline_.poll({1})) {
+        check_.done();
+        outcome.layers.push_back(std::move(done->layer));
+        if (done->iteration && !mutate_) {
+          read(*done->iteration, outcome);
+        }
+      }
+    }
+  }
+
   PoolPartition partition() const {
     const std::int64_t bytes = sizes_.block(BlockKind::act).n * setting_.act_blocks +
                                sizes_.block(BlockKind::kv).n * setting_.kv_blocks;
