@@ -122,7 +122,7 @@ class Pipeline {
     std::vector<std::uint32_t> mini_batches;
     std::shared_ptr<IterationWork> work;
     Bytes weights{}, kv{}, act{}, stores{};  // that cross the link
-    std::unique_ptr<Event> begin;  // on copy_in, of an iteration's first order
+    std::unique_ptr<Event> begin;            // on copy_in, of an iteration's first order
     std::array<std::unique_ptr<Event>, kStreams> ends;
     std::vector<Point> points;
     OrderTrace trace;

@@ -76,7 +76,7 @@ class Profiler {
   Work work_{};                  // the iteration under way
   messages::IterationT tables_;  // its tables
   std::vector<ProfileTimes::StageSpan> spans_;
-  Seconds rest_{};               // of the device, before it
+  Seconds rest_{};  // of the device, before it
   std::optional<ProfileTimes> times_;
   Profile profile_;
 };
