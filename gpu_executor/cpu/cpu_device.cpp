@@ -58,8 +58,10 @@ class Opened final : public CpuDevice {
       const auto seed =
           options.jitter ? std::optional(*options.jitter * kStreams + static_cast<std::uint64_t>(i))
                          : std::nullopt;
-      streams_[static_cast<std::size_t>(i)] =
-          std::make_unique<CpuStream>(kNames[static_cast<std::size_t>(i)], trouble_, seed);
+      const double speed = static_cast<Stream>(i) == Stream::compute ? options.compute_flops
+                                                                     : options.link_bytes_per_s;
+      streams_[static_cast<std::size_t>(i)] = std::make_unique<CpuStream>(
+          kNames[static_cast<std::size_t>(i)], trouble_, speed > 0, seed);
     }
   }
 

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sys/prctl.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace poise {
@@ -33,8 +34,9 @@ std::optional<std::string> Trouble::tell_once() {
   return std::exchange(told_, true) ? std::nullopt : std::optional(sentence_);
 }
 
-CpuStream::CpuStream(std::string name, Trouble& trouble, std::optional<std::uint64_t> jitter)
-    : trouble_(trouble) {
+CpuStream::CpuStream(std::string name, Trouble& trouble, bool paced,
+                     std::optional<std::uint64_t> jitter)
+    : trouble_(trouble), paced_(paced) {
   if (jitter) {
     jitter_.emplace(*jitter);
   }
@@ -65,6 +67,7 @@ void CpuStream::push(Task task) {
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return queue_.size() < kQueueLimit; });
+    task.pushed = Clock::now();
     queue_.push_back(std::move(task));
   }
   changed_.notify_all();
@@ -79,6 +82,9 @@ void CpuStream::release() {
   {
     const std::lock_guard lock(mutex_);
     held_ = false;
+    for (Task& task : queue_) {
+      task.pushed = Clock::now();
+    }
   }
   changed_.notify_all();
 }
@@ -98,10 +104,9 @@ void CpuStream::end_soon() {
 }
 
 void CpuStream::run() {
-  // A set speed is kept by sleeping. The kernel may wake sleepers 50 µs late, together with others whose
-  // time comes in between: then two sizes take as long as one.
-  constexpr unsigned long kLate = 1;                   // ns
-  static_cast<void>(prctl(PR_SET_TIMERSLACK, kLate));  // without it, speeds are only less exact
+  constexpr unsigned long kLate =
+      1;  // ns; else the kernel wakes sleepers 50 µs later, several at once
+  static_cast<void>(prctl(PR_SET_TIMERSLACK, kLate));
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return !held_ && (ending_ || !queue_.empty()); });
@@ -127,37 +132,53 @@ void CpuStream::run(Task& task) {
     case Task::Kind::work:
       return do_work(task);
     case Task::Kind::record: {
+      now_ = begin_of(task);
       {
         const std::lock_guard lock(task.event->mutex);
         task.event->reached = task.record;
         task.event->totals = totals_;
-        task.event->at = Clock::now();
+        task.event->at = now_;
       }
       task.event->changed.notify_all();
       return;
     }
-    case Task::Kind::wait: {
-      const auto begin = Clock::now();
-      std::unique_lock lock(task.event->mutex);
-      task.event->changed.wait(lock, [&] { return task.event->reached >= task.record; });
-      totals_.wait_ns += ns_between(begin, Clock::now());
-      return;
-    }
+    case Task::Kind::wait:
+      return wait_for(task);
   }
+}
+
+CpuStream::Clock::time_point CpuStream::begin_of(const Task& task) const {
+  return paced_ ? std::max(now_, task.pushed) : Clock::now();
+}
+
+void CpuStream::wait_for(const Task& task) {
+  const auto begin = begin_of(task);
+  std::unique_lock lock(task.event->mutex);
+  task.event->changed.wait(lock, [&] { return task.event->reached >= task.record; });
+  now_ = paced_ ? std::max(begin, task.event->at) : Clock::now();
+  totals_.wait_ns += ns_between(begin, now_);
 }
 
 void CpuStream::do_work(Task& task) {
   if (trouble_.reported()) {
     return;
   }
-  const auto begin = Clock::now();
+  const auto begin = begin_of(task);
+  const auto begun = Clock::now();
   try {
     task.work();
   } catch (const std::exception& problem) {
     trouble_.report(problem.what());
   }
-  std::this_thread::sleep_until(begin + std::chrono::nanoseconds(task.least_ns));
-  totals_.busy_ns += ns_between(begin, Clock::now());
+  const auto done = Clock::now();
+  const std::chrono::nanoseconds least(task.least_ns);
+  if (!paced_ || (task.least_ns > 0 && done - begun > least)) {
+    now_ = done;
+  } else {
+    now_ = begin + std::max<Clock::duration>(least, done - begun);
+    std::this_thread::sleep_until(now_);
+  }
+  totals_.busy_ns += ns_between(begin, now_);
   totals_.bytes += task.copied.n;
 }
 

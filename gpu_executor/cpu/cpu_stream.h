@@ -2,6 +2,11 @@
 // A stream of the CPU device: one thread that does what it is given, in order, from a bounded queue.
 // Events are real waits, so that ThreadSanitizer and wrong results show a missing dependency; the
 // streams share nothing else. The host thread pushes; only it calls the public members.
+//
+// A stream of a set speed keeps it by sleeping, and machines wake a sleeper 20 to 100 µs late. So it has
+// a clock of its own, which stands where its work should have ended: that is when what follows begins,
+// there and on streams that wait for it, and what its events tell. The real time is a little later, and
+// caught up with where it sleeps next. Work that takes longer than the set speed allows takes its time.
 
 #include <atomic>
 #include <chrono>
@@ -57,13 +62,14 @@ class CpuStream {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `jitter`: pauses of random length between tasks, to shake out orders that only luck provides.
-  CpuStream(std::string name, Trouble& trouble, std::optional<std::uint64_t> jitter);
+  // `paced`: has a set speed. `jitter`: pauses of random length between tasks, to shake out orders
+  // that only luck provides.
+  CpuStream(std::string name, Trouble& trouble, bool paced, std::optional<std::uint64_t> jitter);
   ~CpuStream();  // what is queued is done first
   CpuStream(const CpuStream&) = delete;
   CpuStream& operator=(const CpuStream&) = delete;
 
-  // Adds work; waits while the queue is full. It takes at least `least_ns` (a set speed).
+  // Adds work; waits while the queue is full. It takes at least `least_ns` (of a paced stream).
   void push(std::function<void()> work, Bytes copied, std::int64_t least_ns);
   void record(CpuEvent& event);
   void wait(const CpuEvent& event);
@@ -81,17 +87,23 @@ class CpuStream {
     std::int64_t least_ns = 0;
     std::shared_ptr<CpuEvent::State> event{};
     std::uint64_t record = 0;  // which one, for record and wait
+    Clock::time_point pushed{};
   };
 
   void push(Task task);
   void run();
   void run(Task& task);
   void do_work(Task& task);
+  void wait_for(const Task& task);
+  Clock::time_point begin_of(const Task& task) const;
   void pause();
 
   Trouble& trouble_;
-  StreamTotals totals_;                    // this stream's thread only
-  std::optional<std::mt19937_64> jitter_;  // this stream's thread only
+  const bool paced_;
+  // This stream's thread only.
+  Clock::time_point now_{};  // of a paced stream: when what was done has ended
+  StreamTotals totals_;
+  std::optional<std::mt19937_64> jitter_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "common/trouble.h"
@@ -214,13 +215,58 @@ TEST(CpuDevice, SaysHowManyThreadsItHasAndRefusesNone) {
 
 TEST(CpuStream, AFullQueueMakesItsFillerWait) {
   Trouble trouble;
-  CpuStream stream("test", trouble, std::nullopt);
+  CpuStream stream("test", trouble, false, std::nullopt);
   std::int64_t ran = 0;  // the stream's thread, until finish
   for (int i = 0; i < 20'000; ++i) {
     stream.push([&] { ++ran; }, {0}, 0);
   }
   stream.finish();
   EXPECT_EQ(ran, 20'000);
+}
+
+// As if nobody were ever late: to the nanosecond.
+TEST(CpuStream, ASetSpeedIsKeptHoweverLateThreadsWake) {
+  constexpr int kTimes = 50;
+  constexpr std::int64_t kOne = 100'000, kOther = 30'000;  // ns
+  Trouble trouble;
+  CpuStream one("one", trouble, true, std::nullopt), other("other", trouble, true, std::nullopt);
+  CpuEvent begin(true), end(true);
+  std::vector<CpuEvent> done(kTimes, CpuEvent(true)), answered(kTimes, CpuEvent(true));
+  one.hold();
+  other.hold();
+  one.record(begin);
+  for (std::size_t i = 0; i < kTimes; ++i) {
+    one.push([] {}, {1}, kOne);
+    one.record(done[i]);
+    other.wait(done[i]);
+    other.push([] {}, {1}, kOther);
+    other.record(answered[i]);
+    one.wait(answered[i]);
+  }
+  one.record(end);
+  const auto before = CpuStream::Clock::now();
+  other.release();
+  one.release();
+  one.finish();
+  const auto after = CpuStream::Clock::now();
+  const auto took = end.state->at - begin.state->at;
+  EXPECT_EQ(took, std::chrono::nanoseconds(kTimes * (kOne + kOther)));
+  EXPECT_EQ(end.state->totals.busy_ns, kTimes * kOne);
+  EXPECT_EQ(end.state->totals.wait_ns, kTimes * kOther);
+  EXPECT_GE(after - before, took) << "it is ahead of the time";
+}
+
+TEST(CpuStream, WorkThatTakesLongerThanASetSpeedAllowsTakesItsTime) {
+  Trouble trouble;
+  CpuStream stream("test", trouble, true, std::nullopt);
+  CpuEvent begin(true), end(true);
+  stream.record(begin);
+  stream.push([] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }, {1}, 1000);
+  stream.push([] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }, {1}, 0);
+  stream.record(end);
+  stream.finish();
+  EXPECT_GE(end.state->totals.busy_ns, 10'000'000);
+  EXPECT_GE(end.state->at - begin.state->at, std::chrono::milliseconds(10));
 }
 
 }  // namespace
