@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <thread>
 #include <vector>
 
@@ -231,17 +232,17 @@ TEST(CpuStream, ASetSpeedIsKeptHoweverLateThreadsWake) {
   Trouble trouble;
   CpuStream one("one", trouble, true, std::nullopt), other("other", trouble, true, std::nullopt);
   CpuEvent begin(true), end(true);
-  std::vector<CpuEvent> done(kTimes, CpuEvent(true)), answered(kTimes, CpuEvent(true));
+  std::deque<CpuEvent> done, answered;
   one.hold();
   other.hold();
   one.record(begin);
-  for (std::size_t i = 0; i < kTimes; ++i) {
+  for (int i = 0; i < kTimes; ++i) {
     one.push([] {}, {1}, kOne);
-    one.record(done[i]);
-    other.wait(done[i]);
+    one.record(done.emplace_back(true));
+    other.wait(done.back());
     other.push([] {}, {1}, kOther);
-    other.record(answered[i]);
-    one.wait(answered[i]);
+    other.record(answered.emplace_back(true));
+    one.wait(answered.back());
   }
   one.record(end);
   const auto before = CpuStream::Clock::now();
