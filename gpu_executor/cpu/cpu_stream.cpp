@@ -82,8 +82,9 @@ void CpuStream::release() {
   {
     const std::lock_guard lock(mutex_);
     held_ = false;
+    const auto now = Clock::now();
     for (Task& task : queue_) {
-      task.pushed = Clock::now();
+      task.pushed = now;
     }
   }
   changed_.notify_all();
