@@ -8,8 +8,10 @@
 namespace poise {
 
 // {"rows": [{"model", "machine", "gpu_gib", "host_gib", "requests", "prompt", "answer", each policy:
-// tokens/s, "room_for_all": at a time with optimal, "best": of the others, "optimal_to_best":
-// ratio}, …], "notes": [the least such ratio]}; a policy for which memory does not suffice has null.
+// tokens/s, all with as many requests at a time, "room_for_all": with optimal, "best": of the others,
+// "optimal_to_best": ratio, "at_a_time": where optimal chooses that, too, "optimal_so": its tokens/s
+// then}, …], "notes": [the least ratio, what the choice gains]}; a policy for which memory does not
+// suffice has null.
 nlohmann::ordered_json policy_grid();
 // Of those rows one in `every`, the first included.
 nlohmann::ordered_json policy_grid_thinned(std::size_t every);
