@@ -117,11 +117,12 @@ std::string words_of_fewer(const nlohmann::ordered_json& rows) {
     return "in no row has optimal fewer requests at a time";
   }
   std::ranges::sort(gains);
+  const double median = (gains[(gains.size() - 1) / 2] + gains[gains.size() / 2]) / 2;
   return fmt::format(
       "in {} of them it has fewer requests at a time: {:.1f} times the tokens/s (median), {:.2f} "
       "to "
       "{:.1f}",
-      gains.size(), gains[gains.size() / 2], gains.front(), gains.back());
+      gains.size(), median, gains.front(), gains.back());
 }
 
 }  // namespace

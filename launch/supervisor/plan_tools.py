@@ -24,7 +24,7 @@ def simulate(words):
         "simulate",
         "Plays the planner's own decisions in virtual time, with no GPU and no weights: the papers' experiments by name.",
     )
-    made.add_argument("name", metavar="NAME", help=f"one of {', '.join((*DRAWN, *NOT_DRAWN))}; the last takes half a minute and has no picture")
+    made.add_argument("name", metavar="NAME", help=f"one of {', '.join((*DRAWN, *NOT_DRAWN))}; the last takes a minute and has no picture")
     made.add_argument("--json", action="store_true", help="one JSON object")
     made.add_argument("--svg", metavar="FILE", help="draw it, too, as the paper does")
     given = made.parse_args(normalised(words))
