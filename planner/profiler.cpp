@@ -22,7 +22,10 @@ constexpr int kFewestRounds = 3;      // 6 sizes of the head's rows
 constexpr std::int32_t kVisits = 24;  // of each size, all layers and rounds together, at least
 constexpr Seconds kHeating{8};  // until a clock has fallen as far as it does: heat lowers it, too
 constexpr double kMostHeats = 100;
-constexpr int kTiny = 12;  // iterations between which next to nothing is decided, built and sent
+// Iterations between which little is decided, built and sent, and so long that the executor's reports keep
+// up with the device, as in runs: behind shorter ones it still has those of whole layers to tell.
+constexpr int kRests = 8;
+constexpr int kNotFull = 1;  // the round of a smaller size
 
 // What was measured of one executor says nothing of another.
 void check_there(const ExecutorLink& executor) {
@@ -170,13 +173,11 @@ void Profiler::go_on() {
   if (!small_) {
     const auto left = static_cast<double>(works_.size() + behind_.size());
     const auto begun = static_cast<double>(iteration_);
-    share_ = std::max(share_, begun / (begun + left + kTiny));
+    share_ = std::max(share_, begun / (begun + left + kRests));
   }
   // One round in three is of full size; the others bring sizes between.
   ProfileSizes sizes = sizes_;
-  if (next.tiny) {
-    sizes.scale = {.blocks = 1, .rows = 1};
-  } else if (next.round % kFewestRounds != 0) {
+  if (next.round % kFewestRounds != 0) {
     sizes.scale.blocks = std::max(1, sizes.scale.blocks / kSmaller - next.round);
     sizes.scale.rows = std::max(1, sizes.scale.rows / kSmaller - next.round);
   }
@@ -208,7 +209,7 @@ void Profiler::next_pass() {
   if (!outliers.empty() && !std::exchange(repeated_, true)) {
     repeat(outliers);
   } else if (!std::exchange(rested_, true)) {
-    works_.assign(kTiny, {.work = ProfileWork::prompts_kv, .round = 0, .tiny = true});
+    works_.assign(kRests, {.work = ProfileWork::prompts_kv, .round = kNotFull});
     executor_.configure(sizes_.device, machine_.gpu_memory, layout_, false);
     phase_ = Phase::configuring;
   } else {

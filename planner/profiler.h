@@ -47,7 +47,6 @@ class Profiler {
   struct Work {
     ProfileWork work;
     int round;
-    bool tiny = false;   // of the least size, for the time between iterations alone
     bool heats = false;  // for what it does to the device; its times are nobody's
   };
 
