@@ -97,6 +97,9 @@ Json of(const LoggedLayer& layer, const LogFacts& facts) {
   json["copy_in"] = of(report.copy_in);
   json["compute"] = of(report.compute);
   json["copy_out"] = of(report.copy_out);
+  if (report.stage == 0) {
+    json["rested_ms"] = static_cast<double>(report.rested_ns) * 1e-6;
+  }
   if (report.link) {
     json["link_bytes"] = of(LinkSum{.weights = report.link->weights(),
                                     .kv = report.link->kv(),

@@ -78,6 +78,7 @@ def _phase_rows(name, result):
     for kind, share in (phase["compute_share_by_kind"] or {}).items():
         rows.append((f"    {kind}", _percent(share), "", ""))
     rows.append(("  between iterations", _percent(phase["between_iterations_share"]), "", ""))
+    rows.append(("  device at rest there", _percent(phase["device_rests_share"]), "", ""))
     return rows
 
 

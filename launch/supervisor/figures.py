@@ -61,6 +61,7 @@ def _phase(timed, record, link_peak, weights):
         "busy_share": {name: _ratio(busy[name], wall) for name in STREAMS},
         "compute_waits_share": _ratio(sum(one.total("wait", "compute") for one in iterations), wall),
         "between_iterations_share": _ratio(sum(gap for _, _, gap in timed), wall),
+        "device_rests_share": _ratio(sum(order.rested for one in iterations for order in one.orders), wall),
         "compute_share_by_kind": _by_kind(iterations, wall),
     }
     roofline = max(into, link["stores"]) / link_peak if link_peak else None

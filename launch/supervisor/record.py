@@ -21,6 +21,7 @@ class Order:
     done: float
     busy: dict  # seconds by stream
     wait: dict
+    rested: float  # of an iteration's first: how long the device had nothing to do before it
     link: dict  # bytes by class
     spans: list  # of a traced run: dicts with kind, stream, mini_batch, begin_s, end_s
 
@@ -113,6 +114,7 @@ def _order(line):
         done=line["done_s"],
         busy={name: report.get("busy_ms", 0) * 1e-3 for name, report in reports.items()},
         wait={name: report.get("wait_ms", 0) * 1e-3 for name, report in reports.items()},
+        rested=line.get("rested_ms", 0) * 1e-3,
         link=line.get("link_bytes") or {},
         spans=line.get("spans", []),
     )

@@ -61,6 +61,9 @@ def figures_are_those_of_the_work(workspace):
     expect(decode["efficiency"] <= decode["busy_share"]["copy_in"] <= 1.01, f"busy {decode['busy_share']}")
     for phase in (decode, prefill):
         expect(0 <= phase["between_iterations_share"] < 1, "between iterations")
+        # Messages come on top of what the planner does.
+        rests, between = phase["device_rests_share"], phase["between_iterations_share"]
+        expect(between <= rests < 1, f"the device rests for {rests:.4f} of the time, {between:.4f} lies between iterations")
     expect(decode["seconds"] + prefill["seconds"] <= got["elapsed_time"] * 1.01 + 0.01, "phases are parts of the whole")
     expect(got["host_memory_peak_bytes"] is None or got["host_memory_peak_bytes"] > 1 << 20, "host memory")
 
