@@ -1,7 +1,6 @@
 #include "gpu_executor/cpu/cpu_stream.h"
 
 #include <pthread.h>
-#include <sys/prctl.h>
 
 #include <algorithm>
 #include <utility>
@@ -105,9 +104,6 @@ void CpuStream::end_soon() {
 }
 
 void CpuStream::run() {
-  constexpr unsigned long kLate =
-      1;  // ns; else the kernel wakes sleepers 50 µs later, several at once
-  static_cast<void>(prctl(PR_SET_TIMERSLACK, kLate));
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return !held_ && (ending_ || !queue_.empty()); });
