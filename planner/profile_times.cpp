@@ -160,8 +160,9 @@ class ProfileTimes::Reader {
     if (span.kind() == SpanKind::KvGen || span.kind() == SpanKind::Attention) {
       const auto found = loaded_.find(span.mini_batch());
       if (found != loaded_.end()) {
-        if (found->second > computed_ && span.begin_ns() > found->second) {
-          times_.handovers_.push_back(static_cast<double>(span.begin_ns() - found->second) * 1e-9);
+        if (found->second > computed_) {
+          const std::int64_t late = std::max<std::int64_t>(0, span.begin_ns() - found->second);
+          times_.handovers_.push_back(static_cast<double>(late) * 1e-9);
         }
         loaded_.erase(found);
       }

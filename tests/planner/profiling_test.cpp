@@ -363,6 +363,26 @@ TEST(ProfileTimes, BetweenIterationsIsTheRestInTheMiddle) {
   EXPECT_EQ(found.between.n, 7e-6);
 }
 
+// As on a device of set speeds, whose host was late once.
+TEST(ProfileTimes, CountWhatBeginsAtOnceBesideWhatBeginsLate) {
+  Measuring measuring;
+  const auto tables = profile_iteration(ProfileWork::context_together, measuring.sizes,
+                                        measuring.shape, 1, 1, 0, 3);
+  std::vector<ProfileTimes::StageSpan> spans{
+      {0, messages::Span(SpanKind::Tables, 0, 0, 0, 0, 0, 0, 50)}};
+  for (std::uint32_t batch = 0; batch < 4; ++batch) {
+    const std::uint64_t loaded = 1'000 * (batch + 1), begin = loaded + (batch == 2 ? 300 : 0);
+    spans.push_back({1, messages::Span(SpanKind::Load, 0, 0, batch, 0, 0, loaded - 500, loaded)});
+    spans.push_back(
+        {1, messages::Span(SpanKind::Attention, 1, 0, batch, 0, 0, begin, begin + 200)});
+  }
+  measuring.times.add(ProfileWork::context_together, tables, spans);
+  Profile found;
+  found.handover = {1};
+  measuring.times.fit(found);
+  EXPECT_EQ(found.handover.n, 0);
+}
+
 TEST(ProfileTimes, SayHowLateWhatWaitsForAnotherStreamBegins) {
   Measuring measuring;
   const auto tables = profile_iteration(ProfileWork::context_together, measuring.sizes,
