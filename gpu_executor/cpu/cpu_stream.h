@@ -5,8 +5,9 @@
 //
 // A stream of a set speed keeps it by sleeping, and machines wake a sleeper 20 to 100 µs late. So it has
 // a clock of its own, which stands where its work should have ended: that is when what follows begins,
-// there and on streams that wait for it, and what its events tell. The real time is a little later, and
-// caught up with where it sleeps next. Work that takes longer than the set speed allows takes its time.
+// there and on others of a set speed that wait for it, and what its events tell. The real time is a
+// little later, and caught up with where it sleeps next; it is all that a stream of no set speed knows.
+// Work that takes longer than the set speed allows takes its time.
 
 #include <atomic>
 #include <chrono>
