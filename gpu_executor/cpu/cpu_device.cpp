@@ -103,28 +103,27 @@ class Opened final : public CpuDevice {
   void resume() override {}  // a stream's thread tells the time where it works
 
   bool reached(const Event& event, Seconds timeout) override {
-    const auto& record = static_cast<const CpuEvent&>(event);
-    std::unique_lock lock(record.state->mutex);
-    return record.state->changed.wait_for(lock, std::chrono::duration<double>(timeout.n),
-                                          [&] { return record.state->reached >= record.recorded; });
+    const auto record = static_cast<const CpuEvent&>(event).last;
+    if (!record) {
+      return true;
+    }
+    std::unique_lock lock(record->mutex);
+    return record->changed.wait_for(lock, std::chrono::duration<double>(timeout.n),
+                                    [&] { return record->reached; });
   }
 
   StreamTotals totals(const Event& event) override {
-    const auto& record = static_cast<const CpuEvent&>(event);
-    const std::lock_guard lock(record.state->mutex);
-    check(record.timed, "totals are asked of an event that tells the time");
-    check(record.recorded > 0 && record.state->reached == record.recorded,
-          "totals are asked of an event that was reached");
-    return record.state->totals;
+    CpuEvent::Record& record = told_by(event);
+    const std::lock_guard lock(record.mutex);
+    check(record.reached, "totals are asked of an event that was reached");
+    return record.totals;
   }
 
   std::int64_t time_of(const Event& event) override {
-    const auto& record = static_cast<const CpuEvent&>(event);
-    const std::lock_guard lock(record.state->mutex);
-    check(record.timed, "the time is asked of an event that tells the time");
-    check(record.recorded > 0 && record.state->reached == record.recorded,
-          "the time is asked of an event that was reached");
-    return std::chrono::nanoseconds(record.state->at - opened()).count();
+    CpuEvent::Record& record = told_by(event);
+    const std::lock_guard lock(record.mutex);
+    check(record.reached, "the time is asked of an event that was reached");
+    return std::chrono::nanoseconds(record.at - opened()).count();
   }
 
   void finish() override {
@@ -202,6 +201,13 @@ class Opened final : public CpuDevice {
   void unpin(std::span<std::byte>) override {}
 
  private:
+  static CpuEvent::Record& told_by(const Event& event) {
+    const auto& asked = static_cast<const CpuEvent&>(event);
+    check(asked.timed, "totals and times are asked of an event that tells them");
+    check(asked.last != nullptr, "totals and times are asked of an event that was recorded");
+    return *asked.last;
+  }
+
   CpuStream& stream_of(Stream stream) { return *streams_[static_cast<std::size_t>(stream)]; }
 
   void settle(Stream stream) {

@@ -53,12 +53,13 @@ void CpuStream::push(std::function<void()> work, Bytes copied, std::int64_t leas
 }
 
 void CpuStream::record(CpuEvent& event) {
-  push({.kind = Task::Kind::record, .event = event.state, .record = ++event.recorded});
+  event.last = std::make_shared<CpuEvent::Record>();
+  push({.kind = Task::Kind::record, .record = event.last});
 }
 
 void CpuStream::wait(const CpuEvent& event) {
-  if (event.recorded > 0) {
-    push({.kind = Task::Kind::wait, .event = event.state, .record = event.recorded});
+  if (event.last) {
+    push({.kind = Task::Kind::wait, .record = event.last});
   }
 }
 
@@ -131,12 +132,12 @@ void CpuStream::run(Task& task) {
     case Task::Kind::record: {
       now_ = begin_of(task);
       {
-        const std::lock_guard lock(task.event->mutex);
-        task.event->reached = task.record;
-        task.event->totals = totals_;
-        task.event->at = now_;
+        const std::lock_guard lock(task.record->mutex);
+        task.record->reached = true;
+        task.record->totals = totals_;
+        task.record->at = now_;
       }
-      task.event->changed.notify_all();
+      task.record->changed.notify_all();
       return;
     }
     case Task::Kind::wait:
@@ -150,9 +151,9 @@ CpuStream::Clock::time_point CpuStream::begin_of(const Task& task) const {
 
 void CpuStream::wait_for(const Task& task) {
   const auto begin = begin_of(task);
-  std::unique_lock lock(task.event->mutex);
-  task.event->changed.wait(lock, [&] { return task.event->reached >= task.record; });
-  now_ = paced_ ? std::max(begin, task.event->at) : Clock::now();
+  std::unique_lock lock(task.record->mutex);
+  task.record->changed.wait(lock, [&] { return task.record->reached; });
+  now_ = paced_ ? std::max(begin, task.record->at) : Clock::now();
   totals_.wait_ns += ns_between(begin, now_);
 }
 

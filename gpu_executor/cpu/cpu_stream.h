@@ -26,22 +26,22 @@
 
 namespace poise {
 
-// What is behind an Event of the CPU device: how often it was recorded and how often reached.
+// What is behind an Event of the CPU device. Each record is one of its own: whoever waits for it learns
+// when that was, and is ordered behind nothing more, however often the event is recorded meanwhile.
 class CpuEvent final : public Event {
  public:
-  struct State {
+  struct Record {
     std::mutex mutex;
     std::condition_variable changed;
-    std::uint64_t reached = 0;  // guarded by mutex
-    StreamTotals totals;        // guarded by mutex; at the last record that was reached …
-    std::chrono::steady_clock::time_point at;  // … which was then; guarded by mutex
+    bool reached = false;                      // guarded by mutex, as are …
+    StreamTotals totals;                       // … what the stream had done then …
+    std::chrono::steady_clock::time_point at;  // … and when it was
   };
 
   explicit CpuEvent(bool tells) : timed(tells) {}
 
-  const bool timed;  // false: a signal, which is asked nothing
-  std::shared_ptr<State> state = std::make_shared<State>();
-  std::uint64_t recorded = 0;  // host thread only
+  const bool timed;              // false: a signal, which is asked nothing
+  std::shared_ptr<Record> last;  // null: never recorded; host thread only
 };
 
 // The first thing that went wrong on any stream of a device.
@@ -86,8 +86,7 @@ class CpuStream {
     std::function<void()> work;
     Bytes copied{};
     std::int64_t least_ns = 0;
-    std::shared_ptr<CpuEvent::State> event{};
-    std::uint64_t record = 0;  // which one, for record and wait
+    std::shared_ptr<CpuEvent::Record> record{};  // to reach or to wait for
     Clock::time_point pushed{};
   };
 

@@ -252,9 +252,9 @@ Answered answer_one_another(int times, std::int64_t one_ns, std::int64_t other_n
   other.release();
   one.release();
   one.finish();
-  return {.took = end.state->at - begin.state->at,
+  return {.took = end.last->at - begin.last->at,
           .really = CpuStream::Clock::now() - before,
-          .totals = end.state->totals};
+          .totals = end.last->totals};
 }
 
 // As if nobody were ever late: to the nanosecond.
@@ -274,6 +274,23 @@ TEST(CpuStream, ASetSpeedIsKeptHoweverLateThreadsWake) {
   EXPECT_EQ(found.totals.wait_ns, kTimes * kOther);
 }
 
+// The stream that waits is late, and finds the event recorded once more.
+TEST(CpuStream, WaitsForTheRecordThatWasMeantAlone) {
+  Trouble trouble;
+  CpuStream one("one", trouble, true, std::nullopt), other("other", trouble, true, std::nullopt);
+  CpuEvent again(true), end(true);
+  other.hold();
+  one.record(again);
+  other.wait(again);
+  other.record(end);
+  one.push([] {}, {1}, 1'000'000);
+  one.record(again);
+  one.finish();
+  other.end_soon();  // as if nobody had woken it until now
+  other.finish();
+  EXPECT_EQ(end.last->totals.wait_ns, 0) << "the first was reached before the wait was queued";
+}
+
 TEST(CpuStream, WorkThatTakesLongerThanASetSpeedAllowsTakesItsTime) {
   Trouble trouble;
   CpuStream stream("test", trouble, true, std::nullopt);
@@ -283,8 +300,8 @@ TEST(CpuStream, WorkThatTakesLongerThanASetSpeedAllowsTakesItsTime) {
   stream.push([] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }, {1}, 0);
   stream.record(end);
   stream.finish();
-  EXPECT_GE(end.state->totals.busy_ns, 10'000'000);
-  EXPECT_GE(end.state->at - begin.state->at, std::chrono::milliseconds(10));
+  EXPECT_GE(end.last->totals.busy_ns, 10'000'000);
+  EXPECT_GE(end.last->at - begin.last->at, std::chrono::milliseconds(10));
 }
 
 }  // namespace
