@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/trouble.h"
+
 namespace poise {
 namespace {
 
@@ -66,6 +68,7 @@ void CpuStream::wait(const CpuEvent& event) {
 void CpuStream::push(Task task) {
   {
     std::unique_lock lock(mutex_);
+    check(!held_ || queue_.size() < kQueueLimit, "a held stream is given what its queue holds");
     changed_.wait(lock, [this] { return queue_.size() < kQueueLimit; });
     task.pushed = Clock::now();
     queue_.push_back(std::move(task));

@@ -113,16 +113,12 @@ class Rehearsal {
         std::this_thread::sleep_for(std::chrono::duration<double>(setting_.rest.n));
       }
     }
-    const auto began = std::chrono::steady_clock::now();
     if (setting_.hold) {
       device_->release_streams();
     }
     finish(outcome);
-    elapsed_ = {std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count()};
     return outcome;
   }
-  // Of the run, from when all orders were queued.
-  Seconds elapsed() const { return elapsed_; }
 
   // From now on each message is changed so before it is checked, and no results are read.
   void mutate(std::function<void(std::span<std::uint32_t>)> how) { mutate_ = std::move(how); }
@@ -201,7 +197,6 @@ class Rehearsal {
   OrderCheck check_;
   SmallPlanner planner_;
   std::uint64_t seq_ = 0;
-  Seconds elapsed_{};
   std::function<void(std::span<std::uint32_t>)> mutate_;
   std::map<std::uint32_t, std::size_t> positions_;
 };
