@@ -22,10 +22,9 @@ constexpr int kFewestRounds = 3;      // 6 sizes of the head's rows
 constexpr std::int32_t kVisits = 24;  // of each size, all layers and rounds together, at least
 constexpr Seconds kHeating{8};  // until a clock has fallen as far as it does: heat lowers it, too
 constexpr double kMostHeats = 100;
-// Iterations between which little is decided, built and sent, and so long that the executor's reports keep
-// up with the device, as in runs: behind shorter ones it still has those of whole layers to tell.
+// Iterations of a few sequences that generate, for the time between them: tables as those of runs in
+// which it counts. Those of many prompts take longer to build, check and send.
 constexpr int kRests = 8;
-constexpr int kNotFull = 1;  // the round of a smaller size
 
 // What was measured of one executor says nothing of another.
 void check_there(const ExecutorLink& executor) {
@@ -209,7 +208,7 @@ void Profiler::next_pass() {
   if (!outliers.empty() && !std::exchange(repeated_, true)) {
     repeat(outliers);
   } else if (!std::exchange(rested_, true)) {
-    works_.assign(kRests, {.work = ProfileWork::prompts_kv, .round = kNotFull});
+    works_.assign(kRests, {.work = ProfileWork::context_few, .round = 0});
     executor_.configure(sizes_.device, machine_.gpu_memory, layout_, false);
     phase_ = Phase::configuring;
   } else {
