@@ -42,6 +42,7 @@ function(poise_cuda_library name folder)
     return()
   endif()
   add_library(${name} STATIC ${sources})
+  set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)  # few sources, which no build without a GPU could test together
   target_link_libraries(${name} PUBLIC ${ARGN} CUDA::cudart_static PRIVATE ${CMAKE_DL_LIBS})
   target_include_directories(${name} SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
 endfunction()
