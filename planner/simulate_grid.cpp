@@ -119,9 +119,8 @@ std::string words_of_fewer(const nlohmann::ordered_json& rows) {
   std::ranges::sort(gains);
   const double median = (gains[(gains.size() - 1) / 2] + gains[gains.size() / 2]) / 2;
   return fmt::format(
-      "in {} of them it has fewer requests at a time: {:.1f} times the tokens/s (median), {:.2f} "
-      "to "
-      "{:.1f}",
+      "in {} of them it has fewer requests at a time: {:.1f} times the tokens/s (median), "
+      "{:.2f} to {:.1f}",
       gains.size(), median, gains.front(), gains.back());
 }
 

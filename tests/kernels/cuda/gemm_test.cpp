@@ -202,15 +202,22 @@ TEST_F(CudaGemm, ARowHasTheSameBitsHoweverManyAreBesideIt) {
   }
 }
 
+constexpr Bytes kTried = kMiB;  // of scratch memory
+
+// Of rows whose outputs are as long as they are.
+cuda::Trial trial_in(const DeviceBytes& scratch) {
+  return {.rows = 64,
+          .in_dtype = DType::bfloat16,
+          .in_stride = 512,
+          .out_row = kKiB,
+          .scratch = scratch.get(),
+          .scratch_bytes = kTried,
+          .stream = nullptr};
+}
+
 TEST_F(CudaGemm, AlgorithmsStandForEachOtherWhereEveryBitIsTheSame) {
-  const DeviceBytes scratch(1 << 20);
-  const cuda::Trial trial{.rows = 64,
-                          .in_dtype = DType::bfloat16,
-                          .in_stride = 512,
-                          .out_row = kKiB,
-                          .scratch = scratch.get(),
-                          .scratch_bytes = {1 << 20},
-                          .stream = nullptr};
+  const DeviceBytes scratch(kTried.n);
+  const cuda::Trial trial = trial_in(scratch);
   ASSERT_TRUE(trial.fits());
   const auto bytes = static_cast<std::size_t>(trial.out_bytes().n);
   const cuda::Trial::Way rows_themselves = [&](const void* in, void* out) {
@@ -229,14 +236,8 @@ TEST_F(CudaGemm, AlgorithmsStandForEachOtherWhereEveryBitIsTheSame) {
 }
 
 TEST_F(CudaGemm, WhatATrialAddsToIsNotNothing) {
-  const DeviceBytes scratch(1 << 20);
-  cuda::Trial trial{.rows = 64,
-                    .in_dtype = DType::bfloat16,
-                    .in_stride = 512,
-                    .out_row = kKiB,
-                    .scratch = scratch.get(),
-                    .scratch_bytes = {1 << 20},
-                    .stream = nullptr};
+  const DeviceBytes scratch(kTried.n);
+  cuda::Trial trial = trial_in(scratch);
   const auto bytes = static_cast<std::size_t>(trial.out_bytes().n);
   const cuda::Trial::Way adds_nothing = [](const void*, void*) {};
   const cuda::Trial::Way begins_anew = [&](const void*, void* out) {
