@@ -4,12 +4,12 @@
 
 #include "common/arguments.h"
 #include "common/trouble.h"
-#include "planner/simulate_papers.h"
+#include "planner/forecast/simulate_papers.h"
 
 namespace poise {
 namespace {
 
-constexpr std::int64_t kMostOf = 1 << 24;  // of sequences, rows or tokens
+constexpr std::int64_t kMaxOf = 1 << 24;  // of sequences, rows or tokens
 
 // A whole number as people write one: digits alone.
 std::uint64_t number(const cxxopts::ParseResult& given, const std::string& name,
@@ -72,7 +72,7 @@ InputOptions input_of(const cxxopts::ParseResult& given) {
   input.model = required_argument(given, "model");
   input.input = required_argument(given, "input-file");
   if (given.count("max-model-len") != 0) {
-    input.max_model_len = static_cast<std::int32_t>(number(given, "max-model-len", 1, kMostOf));
+    input.max_model_len = static_cast<std::int32_t>(number(given, "max-model-len", 1, kMaxOf));
   }
   take_number(given, "seed", 0, UINT64_MAX, input.seed);
   if (given.count("served-model-name") != 0) {
@@ -84,15 +84,15 @@ InputOptions input_of(const cxxopts::ParseResult& given) {
 
 // How much is worked on at a time, in a run or a plan.
 void take_batch(const cxxopts::ParseResult& given, BatchOptions& batch) {
-  take_number(given, "max-num-seqs", 1, kMostOf, batch.max_num_seqs);
-  take_number(given, "min-num-seqs", 1, kMostOf, batch.min_num_seqs);
+  take_number(given, "max-num-seqs", 1, kMaxOf, batch.max_num_seqs);
+  take_number(given, "min-num-seqs", 1, kMaxOf, batch.min_num_seqs);
   if (batch.min_num_seqs > batch.max_num_seqs) {
     fail("--min-num-seqs {} is more than --max-num-seqs, which is {}{}", batch.min_num_seqs,
          batch.max_num_seqs, given.count("max-num-seqs") == 0 ? " where it is not given" : "");
   }
-  take_number(given, "mini-batch-tokens", kBlockTokens, kMostOf, batch.mini_batch_tokens);
+  take_number(given, "mini-batch-tokens", kBlockTokens, kMaxOf, batch.mini_batch_tokens);
   batch.by_profile = given.count("mini-batch-tokens") == 0;
-  take_number(given, "prefill-tokens", 1, kMostOf, batch.prefill_tokens);
+  take_number(given, "prefill-tokens", 1, kMaxOf, batch.prefill_tokens);
 }
 
 // What everything costs, of a run or a plan.
@@ -288,7 +288,7 @@ PlannerCommand inspect_command(const std::vector<std::string>& words) {
     inspect.iteration = number(given, "iteration", 0, UINT64_MAX);
   }
   if (given.count("layer") != 0) {
-    inspect.layer = static_cast<std::uint32_t>(number(given, "layer", 0, kMostOf));
+    inspect.layer = static_cast<std::uint32_t>(number(given, "layer", 0, kMaxOf));
   }
   return inspect;
 }

@@ -74,7 +74,7 @@ def check_input(path):
 
 
 def check_output(given, directory):
-    """As planner/results_output.h does at its start, but before a model is loaded."""
+    """As planner/results/results_output.h does at its start, but before a model is loaded."""
     output = Path(given.output)
     if not given.output or output.name in ("", ".", "..") or given.output.endswith("/"):
         raise Refusal(f"output '{shown(given.output)}' names no file")

@@ -146,7 +146,7 @@ def _keep(path, output, folder):
 
 
 def kept_path(fingerprint):
-    """As planner/profile_run.h names it."""
+    """As planner/profile/profile_run.h names it."""
     return profile_folder() / f"{fingerprint[:16]}.json"
 
 

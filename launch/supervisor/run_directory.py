@@ -51,7 +51,7 @@ class RunDirectory:
             raise Refusal(f"{shown(self.path)} holds no run: name the directory that `run` printed (OUTPUT.poise)")
 
     def state(self):
-        """As planner/results_directory.h tells it."""
+        """As planner/results/results_directory.h tells it."""
         if os.path.lexists(self.path / "results.jsonl.partial"):
             return UNFINISHED
         return FINISHED if self.published() else FRESH

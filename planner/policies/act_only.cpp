@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <optional>
 
-#include "planner/allocation.h"
-#include "planner/best_placement.h"
-#include "planner/packing.h"
+#include "planner/policies/allocation.h"
+#include "planner/policies/best_placement.h"
 #include "planner/policies/entries.h"
+#include "planner/policies/packing.h"
 
 namespace poise {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 // One function for each policy's file, so that the registry can list them.
 
-#include "planner/policy.h"
+#include "planner/policies/policy.h"
 
 namespace poise {
 

@@ -1,7 +1,7 @@
-#include "planner/algorithm1.h"
-#include "planner/allocation.h"
-#include "planner/packing.h"
+#include "planner/policies/algorithm1.h"
+#include "planner/policies/allocation.h"
 #include "planner/policies/entries.h"
+#include "planner/policies/packing.h"
 
 namespace poise {
 namespace {
@@ -18,7 +18,7 @@ class Hybrid final : public Policy {
       return split_host(inputs, act_share_.value_or(kDefaultActShare));
     }
     // `inputs.host` is what M_Host has left beside S_weight. ACT blocks that later find a place on
-    // the device (planner/sizes.h) are taken from the host's: as far as Algorithm 1 counts, that
+    // the device (planner/memory/sizes.h) are taken from the host's: as far as Algorithm 1 counts, that
     // moves nothing, since computation has them all and the link is not charged for them.
     const HostBlocksSplit split =
         algorithm1_filled({.load_w = profile_->load_w(1),

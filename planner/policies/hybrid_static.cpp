@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "planner/allocation.h"
-#include "planner/packing.h"
+#include "planner/policies/allocation.h"
 #include "planner/policies/entries.h"
+#include "planner/policies/packing.h"
 
 namespace poise {
 namespace {

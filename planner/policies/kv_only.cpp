@@ -1,6 +1,6 @@
-#include "planner/allocation.h"
-#include "planner/packing.h"
+#include "planner/policies/allocation.h"
 #include "planner/policies/entries.h"
+#include "planner/policies/packing.h"
 
 namespace poise {
 namespace {

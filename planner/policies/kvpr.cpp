@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "planner/allocation.h"
-#include "planner/packing.h"
+#include "planner/policies/allocation.h"
 #include "planner/policies/entries.h"
-#include "planner/split_point.h"
+#include "planner/policies/packing.h"
+#include "planner/policies/split_point.h"
 
 namespace poise {
 namespace {

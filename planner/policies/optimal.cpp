@@ -1,8 +1,8 @@
 #include "common/trouble.h"
-#include "planner/allocation.h"
-#include "planner/best_placement.h"
-#include "planner/packing.h"
+#include "planner/policies/allocation.h"
+#include "planner/policies/best_placement.h"
 #include "planner/policies/entries.h"
+#include "planner/policies/packing.h"
 
 namespace poise {
 namespace {
@@ -21,7 +21,7 @@ class Optimal final : public Policy {
     // Where nothing fits, whoever finds no room for these says which memory lacks it.
     return best.all_act_blocks() + best.all_kv_blocks() > 0 ? best : split_host(inputs, 0);
   }
-  bool any_number() const override { return true; }
+  bool chooses_concurrency() const override { return true; }
   BlockKind next_block(const Allocation& host, const RequestSplit& request) const override {
     return keep_ratio(host, request);
   }

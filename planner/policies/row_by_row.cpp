@@ -1,8 +1,8 @@
 #include <algorithm>
 
-#include "planner/allocation.h"
-#include "planner/packing.h"
+#include "planner/policies/allocation.h"
 #include "planner/policies/entries.h"
+#include "planner/policies/packing.h"
 
 namespace poise {
 namespace {

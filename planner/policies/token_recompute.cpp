@@ -2,9 +2,9 @@
 #include <cmath>
 
 #include "common/trouble.h"
-#include "planner/allocation.h"
-#include "planner/packing.h"
+#include "planner/policies/allocation.h"
 #include "planner/policies/entries.h"
+#include "planner/policies/packing.h"
 
 namespace poise {
 namespace {

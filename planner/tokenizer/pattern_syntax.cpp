@@ -13,7 +13,7 @@ namespace {
 using Kind = PatternNode::Kind;
 
 constexpr std::size_t kLongestExpression = 1 << 16;
-constexpr std::uint32_t kMostRepeats = 100000;  // Oniguruma's own limit
+constexpr std::uint32_t kMaxRepeats = 100000;  // Oniguruma's own limit
 constexpr int kDeepestNesting = 64;
 
 bool is_ascii_letter(char32_t c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
@@ -221,7 +221,7 @@ class Parser {
     std::uint32_t value = 0;
     while (!done() && is_ascii_digit(static_cast<unsigned char>(text_[at_]))) {
       value = value * 10 + static_cast<std::uint32_t>(text_[at_++] - '0');
-      if (value > kMostRepeats) {
+      if (value > kMaxRepeats) {
         refuse("repeats too often");
       }
     }

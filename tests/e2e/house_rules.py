@@ -8,6 +8,9 @@ import sys
 import harness
 from harness import ROOT, expect, test
 
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+import class_sizes
+
 # What each folder may include beside itself, the standard library and third parties.
 MAY_INCLUDE = {
     "common": set(),
@@ -17,6 +20,12 @@ MAY_INCLUDE = {
     "gpu_executor": {"common", "kernels"},
 }
 FOLDERS = set(MAY_INCLUDE)
+# The planner's, each behind those that it includes.
+ROOMS = (
+    "tokenizer", "requests", "costs", "record", "policies", "schedule", "results", "virtual_time", "memory", "links", "profile",
+    "forecast", "process",
+)  # fmt: skip
+MAX_PRIVATE = 25
 CUDA_HEADER = re.compile(r"(cuda|cublas|cub/|cutlass|cute/|nvtx|cupti|mma\.h|cooperative_groups)")
 
 
@@ -161,6 +170,27 @@ def unnamed_names(text):
 
 
 @test
+def rooms_of_the_planner_include_only_rooms_before_them(_):
+    """Each room stands behind all that it includes; so there is no circle. Only main and options stand above the rooms."""
+    complaints, seen = [], 0
+    for path, text in sources("planner"):
+        parts = path.relative_to(ROOT / "planner").parts
+        place = ROOMS.index(parts[0]) if len(parts) > 1 else len(ROOMS)
+        for name in includes(text):
+            to = name.split("/")
+            if to[0] != "planner":
+                continue
+            seen += 1
+            target = ROOMS.index(to[1]) if len(to) > 2 else len(ROOMS)
+            if target > place:
+                complaints.append(f"{path.relative_to(ROOT)} includes {name}: {to[1]} stands behind {parts[0]}")
+    nothing_wrong(complaints)
+    expect(seen > 100, f"only {seen} includes found")
+    there = {path.name for path in (ROOT / "planner").iterdir() if path.is_dir()}
+    expect(there == set(ROOMS), f"the rooms are {sorted(there)}")
+
+
+@test
 def files_stay_small(_):
     """A file that grows past this has two meanings in it."""
     long = []
@@ -173,6 +203,22 @@ def files_stay_small(_):
                 if count > 450:
                     long.append(f"{path.relative_to(ROOT)}: {count} lines")
     nothing_wrong(long)
+
+
+@test
+def the_measure_of_a_class_counts_what_is_private(_):
+    text = """
+    class Three : public Base {
+     public:
+      void seen() { if (a_) { b_ = "}"; } }
+     private:
+      friend class Other;
+      struct Inner { int not_counted; };
+      int method(int x, int y) const;
+      std::map<int, std::string> a_, b_{};  // two
+    };
+    """
+    expect(dict(class_sizes.classes(text)) == {"Three": 3, "Inner": 0}, f"{dict(class_sizes.classes(text))}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,78 @@
+// What a GPU's measured times mean beyond their points: how they go on between them, and which of them
+// count. Of cores and of machines known by constants, the points and lines say all.
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "planner/costs/cost_model.h"
+
+namespace poise {
+namespace {
+
+constexpr double kFewRows = 256;  // kernels/cuda/gemm.h
+
+// Where copies come in, the events that times are taken by hold a GPU up, each 5 µs longer
+// (cuda_stream.h). Of few rows' products that is a tenth, so that those count which were alone.
+std::vector<Point> few_alone(const MeasuredLine& measured) {
+  std::vector<Point> points;
+  for (Point point : measured.points) {
+    const auto alone = std::ranges::find(measured.alone, point.n, &Point::n);
+    if (point.n <= kFewRows && alone != measured.alone.end()) {
+      point.time = std::min(point.time, alone->time);
+    }
+    points.push_back(point);
+  }
+  return points;
+}
+
+}  // namespace
+
+double Profile::in_tiles(double rows) const {
+  return rows <= kFewRows ? rows : std::ceil(rows / row_tile) * row_tile;
+}
+
+Seconds Profile::prefill_of(double pairs, double rows) const {
+  // Of a prompt that was measured: its rows and theirs, as if all were pairs.
+  const auto all = [&](double measured) {
+    constexpr double kLongest = double{kProfiledPrompt} * (kProfiledPrompt + 1) / 2;
+    const double whole = std::floor(measured / kLongest);
+    const double rest = measured - whole * kLongest;
+    const double last = std::sqrt(2 * rest + 0.25) - 0.5;
+    return measured + row_pairs * (whole * kProfiledPrompt + last);
+  };
+  const double wanted = pairs + row_pairs * rows;
+  if (pairs <= 0 || all(pairs) >= wanted) {
+    return prefill(pairs);
+  }
+  double low = pairs, high = wanted;
+  constexpr int kHalvings = 20;
+  for (int i = 0; i < kHalvings; ++i) {
+    const double middle = (low + high) / 2;
+    (all(middle) < wanted ? low : high) = middle;
+  }
+  return prefill(high);
+}
+
+void complete(Profile& profile) {
+  constexpr double kRowTile = 256;  // cuBLAS's: 257 rows take what 512 do, 1,799 what 2,048 do
+  constexpr double kRowPairs = 90;  // on an H200: half a tile of 64 rows, and 55 for the way
+  const bool tiled = profile.name.starts_with("cuda") && !profile.measured.empty();
+  profile.row_tile = tiled ? kRowTile : 1;
+  profile.row_pairs = tiled ? kRowPairs : 0;
+  for (const auto& [name, line] :
+       {std::pair{"forward", &Profile::forward}, {"qkv", &Profile::qkv}}) {
+    const auto products = std::ranges::find(profile.measured, name, &MeasuredLine::name);
+    if (tiled && products != profile.measured.end()) {
+      (profile.*line).points = rising(few_alone(*products));
+    }
+  }
+  const auto measured = std::ranges::find(profile.measured, "attention", &MeasuredLine::name);
+  if (measured != profile.measured.end() && measured->alone.size() > 1 &&
+      !profile.name.starts_with("cpu")) {
+    profile.attention_undisturbed = measured->alone_line;
+    profile.attention_undisturbed->points = rising(measured->alone);
+  }
+}
+
+}  // namespace poise

@@ -1,0 +1,110 @@
+#include "planner/forecast/plan_setup.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "common/trouble.h"
+#include "common/words.h"
+#include "planner/costs/costs.h"
+#include "planner/memory/concurrency.h"
+#include "planner/memory/memory_plan.h"
+#include "planner/policies/default_policy.h"
+
+namespace poise {
+namespace {
+
+DType dtype_of(const PlanOptions& options, const ModelConfig& model) {
+  return options.dtype.value_or(model.declared.value_or(DType::float32));
+}
+
+// Of the machine or the file that was named, or the newest profile that was kept for model and device.
+Profile costs_for(const PlanOptions& options, const ModelShape& shape, DType dtype) {
+  if (auto named = named_costs({options.machine, options.profile}, shape, dtype)) {
+    return *std::move(named);
+  }
+  if (auto kept = newest_kept_profile(options.profile_dir, shape, dtype, options.device)) {
+    return *std::move(kept);
+  }
+  std::string names;
+  for (const Machine& machine : machines()) {
+    names += (names.empty() ? "" : ", ") + std::string(machine.name);
+  }
+  fail(
+      "what everything costs{} is not known: name a machine (--machine, one of {}), a file "
+      "(--profile), or measure this one with poise profile --model DIR",
+      options.device == DeviceChoice::cpu    ? " on the CPU device"
+      : options.device == DeviceChoice::cuda ? " on a GPU"
+                                             : "",
+      names);
+}
+
+// What the user allows, at most what the machine has; which is said where it is less.
+Bytes capped(const char* option, std::optional<Bytes> allowed, Bytes there, SetUp& made) {
+  if (allowed && *allowed > there) {
+    made.notes.push_back(fmt::format("{} {}: {} has {}; planned with that", option,
+                                     size_text(*allowed), made.profile.name, size_text(there)));
+  }
+  return std::min(allowed.value_or(there), there);
+}
+
+}  // namespace
+
+SetUp set_up(const PlanOptions& options, const ModelConfig& model,
+             std::span<const RequestSize> requests) {
+  SetUp made;
+  made.shape = model.shape;
+  made.dtype = dtype_of(options, model);
+  made.profile = costs_for(options, made.shape, made.dtype);
+  const bool device_is_host = is_of(made.profile, DeviceChoice::cpu);
+  made.policy_name = policy_or_default(options.policy, device_is_host,
+                                       {options.machine, options.profile}, options.policy_options);
+  if (!is_of(made.profile, options.device)) {
+    made.notes.push_back(
+        fmt::format("--device {}: the costs given are those of {}; planned for that",
+                    options.device == DeviceChoice::cpu ? "cpu" : "cuda", made.profile.name));
+  }
+  PolicyOptions policy_options = options.policy_options;
+  policy_options.profile = std::make_shared<const Profile>(made.profile);
+  made.policy = make_policy(made.policy_name, policy_options);
+  made.batch = with_mini_batch(options.batch, &made.profile);
+  made.demand = demand_of(requests, options.batch.max_num_seqs);
+  made.weights = weight_layout(made.shape, made.dtype).total();
+  made.cap = capped("--gpu-memory", options.gpu_memory, made.profile.gpu_memory, made);
+  made.host_allowed = capped("--host-memory", options.host_memory, made.profile.host_memory, made);
+  if (made.weights > made.host_allowed) {
+    fail("host memory: the weights are {}, {}", size_text(made.weights),
+         made.host_allowed < made.profile.host_memory
+             ? size_text(made.host_allowed) + " are allowed: raise --host-memory"
+             : fmt::format("{} has {}: take a machine that has more", made.profile.name,
+                           size_text(made.host_allowed)));
+  }
+  const BlockBudget budget{.weights = made.weights,
+                           .available = made.profile.host_memory - made.weights,
+                           .host_memory = options.host_memory};
+  const RunDevice device{.cap = made.cap,
+                         .overhead = made.profile.gpu_overhead,
+                         .is_host = device_is_host,
+                         .holds_blocks = !device_is_host || options.gpu_memory.has_value()};
+  made.demand = demand_of(
+      requests, choose_concurrency(*made.policy, made.profile, made.shape, made.dtype,
+                                   made.demand.sequences, requests, made.batch, budget, device));
+  const MemoryPlan arranged =
+      plan_memory(*made.policy, made.shape, made.dtype, made.demand, made.batch, budget, device);
+  made.placement = {arranged.host, arranged.device};
+  made.overhead = arranged.overhead;
+  made.weights =
+      made.weights - weight_layout(made.shape, made.dtype).layer.bytes * arranged.released_layers;
+  return made;
+}
+
+void check_named_costs(const PlanOptions& options, const ModelConfig& model) {
+  if (options.dtype || model.declared) {
+    named_costs({options.machine, options.profile}, model.shape, dtype_of(options, model));
+  } else if (options.profile) {  // the tensors decide in what they are kept
+    read_profile(*options.profile);
+  }
+}
+
+}  // namespace poise

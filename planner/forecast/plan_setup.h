@@ -1,0 +1,55 @@
+#pragma once
+// How a run of some requests would be set up: the run's own decisions on policy, sizes and memory, with
+// a profile in the place of its device. Reads profiles' files; else pure.
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/model_config.h"
+#include "planner/costs/cost_model.h"
+#include "planner/costs/costs.h"
+#include "planner/memory/sizes.h"
+#include "planner/policies/policy.h"
+#include "planner/requests/request_sizes.h"
+#include "planner/requests/run_input.h"
+#include "planner/schedule/orders.h"
+
+namespace poise {
+
+// What a run with these arguments would do.
+struct PlanOptions {
+  InputOptions input;
+  std::optional<DType> dtype;  // nothing: as the model says
+  std::optional<std::string> policy, machine;
+  std::optional<std::filesystem::path> profile;
+  std::filesystem::path profile_dir;
+  PolicyOptions policy_options;
+  BatchOptions batch;
+  std::optional<Bytes> gpu_memory, host_memory;
+  DeviceChoice device = DeviceChoice::any;  // whose kept costs
+  bool check_only = false;  // whether policy and costs can be had; nothing is planned
+};
+
+struct SetUp {
+  ModelShape shape{};
+  DType dtype{};
+  Profile profile;
+  std::string policy_name;
+  std::unique_ptr<Policy> policy;
+  Demand demand;
+  BatchOptions batch;
+  Placement placement;
+  Bytes cap, overhead, weights, host_allowed;  // `weights`: those that the host keeps
+  std::vector<std::string> notes;  // where it is not as the options say, a sentence each
+};
+
+// Fails, with numbers, where the run would be refused for its size, and where no costs are known.
+SetUp set_up(const PlanOptions& options, const ModelConfig& model,
+             std::span<const RequestSize> requests);
+
+// The costs alone: fails as `set_up` and `run` do where those that were named cannot be had.
+void check_named_costs(const PlanOptions& options, const ModelConfig& model);
+
+}  // namespace poise

@@ -1,0 +1,125 @@
+#include "planner/forecast/simulate.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "common/weight_layout.h"
+#include "planner/memory/concurrency.h"
+#include "planner/memory/memory_plan.h"
+#include "planner/schedule/orders.h"
+#include "planner/schedule/schedule.h"
+#include "planner/virtual_time/virtual_executor.h"
+
+namespace poise {
+namespace {
+
+constexpr Bytes kDeviceOverhead = kGiB;  // a GPU's context and its libraries' workspaces
+constexpr TokenId kAnyToken = 0;
+
+std::vector<Request> requests_of(const SimulatedWork& work) {
+  std::vector<Request> requests(static_cast<std::size_t>(work.requests));
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    requests[i].id = {static_cast<std::uint32_t>(i + 1)};
+    requests[i].prompt.assign(static_cast<std::size_t>(work.prompt), kAnyToken);
+    requests[i].sampling.max_tokens = work.answer;
+  }
+  return requests;
+}
+
+// What was done, and by when.
+struct Mark {
+  Seconds now, link, compute;
+  LinkVolume volume;
+  std::int64_t iterations = 0, tokens = 0;
+};
+
+}  // namespace
+
+SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
+                      const PolicyOptions& options, const SimulatedWork& work) {
+  const auto policy = make_policy(policy_name, options);
+  const std::vector<Request> requests = requests_of(work);
+  std::vector<const Request*> all;
+  for (const Request& request : requests) {
+    all.push_back(&request);
+  }
+  const WeightLayout layout = weight_layout(work.shape, work.dtype);
+  Demand demand = demand_of(all, work.batch.max_num_seqs);
+  const BlockBudget budget{.weights = layout.total(),
+                           .available = profile.host_memory - layout.total(),
+                           .host_memory = {}};
+  SimulatedRun run;
+  const RunDevice device{.cap = profile.gpu_memory,
+                         .overhead = kDeviceOverhead,
+                         .holds_blocks = work.blocks_on_device};
+  if (!work.resident_layers) {
+    demand = demand_of(
+        all, choose_concurrency(*policy, profile, work.shape, work.dtype, demand.sequences,
+                                sizes_of(all), work.batch, budget, device));
+  }
+  const MemoryPlan made = plan_memory(*policy, work.shape, work.dtype, demand, work.batch, budget,
+                                      device, work.resident_layers);
+  run.host = made.host;
+  run.device = made.device;
+  const PackLimits limits = pack_limits(work.batch, run.device);
+
+  Scheduler scheduler(*policy, run.host, schedule_limits(demand, run.host, run.device));
+  for (const Request& request : requests) {
+    scheduler.add(request);
+  }
+  OrderTables tables(run.host);
+  VirtualExecutor executor(profile, layout, run.device);
+  Mark begin{}, end{};
+  bool steady = false, answered = false;
+  Seconds over{};
+  std::int64_t tokens = 0;
+  while (!scheduler.idle() && (work.to_the_end || !(steady && answered))) {
+    const auto chunks = scheduler.next();
+    const bool prompts =
+        scheduler.waiting() > 0 || std::ranges::any_of(chunks, [](const ScheduledChunk& chunk) {
+          return chunk.new_tokens > 1;
+        });
+    if (!prompts && !answered && !steady && !work.to_the_end) {
+      begin = end;
+      steady = true;
+    }
+    // Halfway through the answers, every pipeline is full.
+    executor.trace(work.traced && steady && run.spans.empty() &&
+                           end.iterations - begin.iterations >= work.answer / 2
+                       ? &run.spans
+                       : nullptr);
+    const auto items = pack_items(chunks);
+    const auto batches = policy->pack(run.host, items, limits);
+    executor.run(
+        tables.build(static_cast<std::uint64_t>(++run.iterations), 1, chunks, items, batches),
+        scheduler.last_iteration());
+    const auto outcomes = any_outcomes(chunks);
+    over = executor.now();
+    tokens += std::ssize(outcomes);
+    answered = answered ||
+               std::ranges::any_of(outcomes, [](const Outcome& outcome) { return !outcome.token; });
+    end = {.now = executor.now(),
+           .link = executor.link_busy(),
+           .compute = executor.compute_busy(),
+           .volume = executor.volume(),
+           .iterations = run.iterations,
+           .tokens = end.tokens + std::ssize(outcomes)};
+    scheduler.complete(outcomes);
+  }
+  run.whole_tokens_per_second = static_cast<double>(tokens) / over.n;
+  const double seconds = (end.now - begin.now).n;
+  run.tokens_per_second = static_cast<double>(end.tokens - begin.tokens) / seconds;
+  run.counted = end.iterations - begin.iterations;
+  const BlockSizes sizes = block_sizes(work.shape, work.dtype);
+  const auto bytes = [&](double LinkVolume::*what, Bytes each) {
+    return (end.volume.*what - begin.volume.*what) * static_cast<double>(each.n);
+  };
+  run.loaded = {.weights = bytes(&LinkVolume::layers, layout.layer.bytes),
+                .kv = bytes(&LinkVolume::kv, sizes.block(BlockKind::kv)),
+                .act = bytes(&LinkVolume::act, sizes.block(BlockKind::act))};
+  run.link_busy = (end.link - begin.link).n / seconds;
+  run.compute_busy = (end.compute - begin.compute).n / seconds;
+  return run;
+}
+
+}  // namespace poise

@@ -1,0 +1,56 @@
+#pragma once
+// A run without processes, memory or GPU: the planner's own decisions (policy, sizes, schedule,
+// packing, tables, weight stream) played in virtual time against a profile. Pure; any thread.
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "common/model_shape.h"
+#include "planner/costs/cost_model.h"
+#include "planner/memory/sizes.h"
+#include "planner/policies/policy.h"
+#include "planner/virtual_time/virtual_executor.h"
+
+namespace poise {
+
+// Requests that are all alike, each with max_tokens tokens to answer.
+struct SimulatedWork {
+  ModelShape shape{};
+  DType dtype = DType::float16;
+  std::int32_t requests = 0;
+  std::int32_t prompt = 0;
+  std::int32_t answer = 0;
+  BatchOptions batch;
+  std::optional<std::int32_t> resident_layers;  // on the device; nothing: as the planner decides
+  bool blocks_on_device = true;  // what is left of its memory holds some, as the planner decides
+  bool to_the_end = false;       // all of it counts, prompts and the last answers included
+  bool traced = false;           // what the streams did in one iteration, halfway through `counted`
+};
+
+// Bytes from host to device.
+struct LoadedBytes {
+  double weights = 0, kv = 0, act = 0;
+};
+
+struct SimulatedRun {
+  Allocation host;
+  DeviceLimits device;
+  std::int64_t iterations = 0;
+  // While every request decodes: from the last prompt's end to the first answer's; of all that was
+  // answered, prompts included, where there is no such time or all is to count.
+  std::int64_t counted = 0;  // iterations
+  double tokens_per_second = 0;
+  double link_busy = 0;  // shares of that time
+  double compute_busy = 0;
+  LoadedBytes loaded;  // in that time
+  std::vector<VirtualSpan> spans;
+  double whole_tokens_per_second = 0;  // of all that was answered, from the first prompt to the end
+};
+
+// Fails as a real run does where memory does not suffice.
+SimulatedRun simulate(const Profile& profile, std::string_view policy, const PolicyOptions& options,
+                      const SimulatedWork& work);
+
+}  // namespace poise

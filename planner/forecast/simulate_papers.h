@@ -1,0 +1,51 @@
+#pragma once
+// The papers' experiments by name, played by planner/forecast/simulate.h on a named machine.
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "common/model_shape.h"
+#include "planner/costs/cost_model.h"
+#include "planner/forecast/simulate.h"
+
+namespace poise {
+
+// OPT's published sizes ("opt-6.7b" …); fails with the names there are.
+ModelShape opt_shape(std::string_view name);
+
+struct Simulation {
+  std::string_view name;
+  std::string_view description;
+  // {"rows": [{"model": "opt-6.7b", "act-only": tokens/s, …}, …], "notes": ["…"]}; all rows have the
+  // same names. Figures that are more than rows have them beside, under names of their own.
+  nlohmann::ordered_json (*play)();
+};
+std::span<const Simulation> simulations();
+// Fails with the names there are.
+const Simulation& simulation_named(std::string_view name);
+
+// FlexGen as measured: of the time its bytes need on the link, it takes so many times as much. OPT-6.7B
+// 128 × 1024, 13B 128 × 512 and 30B 64 × 512 tokens ran at 59 to 76 % of the link's roof on an H200 of
+// 24 GiB (bench/README.md); this is their middle.
+inline constexpr double kFlexGenOfRoof = 0.67;
+// The policy that is meant where "ours" is said.
+std::string_view our_policy();
+
+// The experiments, each as Simulation::play.
+nlohmann::ordered_json capture_table3();
+nlohmann::ordered_json capture_figure1();
+nlohmann::ordered_json capture_figure8();
+nlohmann::ordered_json capture_figure9();
+nlohmann::ordered_json capture_figure10();
+nlohmann::ordered_json kvpr_gains();
+nlohmann::ordered_json ours_beyond();
+
+// A system of CAPTURE's evaluation on its machine.
+enum class PaperSystem { deepspeed, flexgen, act_only, hybrid_static, hybrid, ours };
+std::string_view name_of(PaperSystem system);
+SimulatedRun play(PaperSystem system, std::string_view machine, SimulatedWork work);
+
+}  // namespace poise

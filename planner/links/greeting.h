@@ -1,0 +1,36 @@
+#pragma once
+// How the planner meets the other two: as the run's planner, on the sockets that the supervisor chose.
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/shared_memory.h"
+#include "planner/links/executor_link.h"
+#include "planner/links/loader_link.h"
+
+namespace poise {
+
+struct Links {
+  std::unique_ptr<ExecutorLink> executor;
+  std::unique_ptr<LoaderLink> loader;
+};
+
+// REQUIRES: the loader has sealed the weights. `host_memory`: the run's cap. `log` outlives the links.
+Links open_links(const ControlSegment& control, const std::string& run_id,
+                 const std::filesystem::path& executor_socket,
+                 const std::filesystem::path& loader_socket, std::optional<Bytes> host_memory,
+                 OrderLog& log);
+
+// The loader's weights are there, and their fingerprint. Fails where it ends before.
+bool weights_sealed(const ControlSegment& control);
+
+// What an order log says of the run whose orders it holds.
+std::string order_log_header(const ControlSegment& control, const std::string& run_id);
+// Continues or begins a log. No result depends on it: one that cannot be continued (the machine lost
+// power, say) is put aside, and that is said.
+std::unique_ptr<OrderLog> open_order_log(const std::filesystem::path& path,
+                                         const std::string& header);
+
+}  // namespace poise

@@ -1,0 +1,104 @@
+#include "planner/links/loader_link.h"
+
+#include "common/trouble.h"
+
+namespace poise {
+
+LoaderLink::LoaderLink(std::unique_ptr<Channel> channel, messages::HelloT hello,
+                       std::optional<Bytes> host_memory)
+    : channel_(std::move(channel)), hello_(std::move(hello)) {
+  claim_.host_memory = static_cast<std::uint64_t>(host_memory.value_or(Bytes{INT64_MAX}).n);
+}
+
+bool LoaderLink::step(Seconds timeout) {
+  if (hello_ && channel_->connected() && send(*channel_, messages::HelloT(*hello_))) {
+    hello_.reset();
+  }
+  const auto message = channel_->receive(timeout);
+  if (!message) {
+    return false;
+  }
+  if ((*message)->body_type() == messages::Body::LoaderReply) {
+    greeted_ = true;
+  } else if (const auto* grant = (*message)->body_as_PoolGrant()) {
+    take(*grant);
+  } else if (const auto* held = (*message)->body_as_WeightsHeld()) {
+    weights_asked_ = false;
+    if (!held->done()) {
+      fail(Exit::interrupted, "the loader: {}",
+           held->sentence() != nullptr ? held->sentence()->str() : "it gave no reason");
+    }
+  } else if (const auto* stop = (*message)->body_as_Stop()) {
+    fail(Exit::interrupted, "the loader ends: {}",
+         stop->reason() != nullptr ? stop->reason()->str() : "it gave no reason");
+  }
+  return true;
+}
+
+void LoaderLink::claim(std::uint64_t region_bytes, const Allocation& host) {
+  check(greeted_, "a pool is claimed of a loader that is there");
+  grant_.reset();
+  claim_.region_bytes = region_bytes;
+  claim_.act_blocks = host.act_blocks;
+  claim_.kv_blocks = host.kv_blocks;
+  if (!send(*channel_, messages::PoolClaimT(claim_))) {
+    fail(Exit::interrupted, "the loader is gone");
+  }
+}
+
+void LoaderLink::move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks) {
+  check(grant_ && settled(), "the border of a granted pool moves, one step at a time");
+  claim_.region_bytes = grant_->partition.region_bytes;
+  claim_.act_blocks = act_blocks;
+  claim_.kv_blocks = kv_blocks;
+  if (!send(*channel_,
+            messages::PoolPartitionChangeT{.act_blocks = act_blocks, .kv_blocks = kv_blocks})) {
+    fail(Exit::interrupted, "the loader is gone");
+  }
+  moving_ = true;
+}
+
+void LoaderLink::take(const messages::PoolGrant& grant) {
+  if (releases_ > 0) {  // what was asked for before does not matter any more
+    releases_ -= grant.granted() && grant.pool_epoch() == 0 ? 1 : 0;
+    return;
+  }
+  if (!grant.granted()) {
+    fail("{}", grant.sentence() != nullptr && grant.sentence()->size() > 0
+                   ? grant.sentence()->str()
+                   : "the loader refuses the block pool without a reason");
+  }
+  if (grant.act_blocks() != claim_.act_blocks || grant.kv_blocks() != claim_.kv_blocks ||
+      grant.region_bytes() < claim_.region_bytes) {
+    fail(Exit::interrupted, "the loader granted another block pool than was claimed");
+  }
+  moving_ = false;
+  grant_ = Grant{.pool_epoch = grant.pool_epoch(),
+                 .partition = {.region_bytes = grant.region_bytes(),
+                               .act_blocks = grant.act_blocks(),
+                               .kv_blocks = grant.kv_blocks()}};
+}
+
+void LoaderLink::release_weights(std::int32_t resident_layers) {
+  weights_asked_ = true;
+  if (!send(*channel_, messages::WeightsReleaseT{.resident_layers = resident_layers})) {
+    fail(Exit::interrupted, "the loader is gone");
+  }
+}
+
+void LoaderLink::restore_weights() {
+  weights_asked_ = true;
+  if (!send(*channel_, messages::WeightsRestoreT{})) {
+    fail(Exit::interrupted, "the loader is gone");
+  }
+}
+
+void LoaderLink::release(bool left_over) {
+  if (grant_ || left_over) {
+    grant_.reset();
+    moving_ = false;
+    releases_ += send(*channel_, messages::PoolReleaseT{}) ? 1 : 0;
+  }
+}
+
+}  // namespace poise

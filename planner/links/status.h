@@ -1,0 +1,75 @@
+#pragma once
+// How far a run is: RUN/status.json, replaced whole (a reader never sees half of one) and not more
+// often than twice a second, so that it costs nothing. Read by `poise status` and the progress line.
+// One thread; the file is a convenience, so a disk that does not take it is no trouble.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/units.h"
+#include "planner/links/executor_link.h"
+#include "planner/record/balance.h"
+#include "planner/virtual_time/prediction.h"
+
+namespace poise {
+
+// What became of a wish for another policy (planner/memory/policy_swap.h).
+struct PolicyAnswer {
+  std::uint64_t serial = 0;  // of the wish
+  std::string policy;        // in force then: the one wished for, where nothing is refused
+  std::uint64_t since = 1;
+  std::string refusal;
+};
+
+struct RunStatus {
+  // starting, loading, preparing, measuring, running, done, interrupted
+  std::string state = "starting";
+  double measured = 0;  // share of what is measured
+  std::uint64_t requests = 0, done = 0, errors = 0;
+  std::int64_t prompt_tokens = 0, generated_tokens = 0;  // of this attempt
+  std::int64_t running = 0, waiting = 0, preemptions = 0;
+  std::uint64_t iteration = 0;
+  std::int32_t planner_pid = 0, executor_pid = 0;
+  std::string policy, device;
+  std::uint64_t policy_since = 1;  // the first iteration it was used for
+  std::uint64_t policy_serial =
+      0;                       // of the last wish for another one (planner/memory/policy_swap.h)
+  std::string policy_refusal;  // why that one is not in force; empty: it is
+  std::vector<PolicyAnswer> policy_answers;  // the last ones: several may ask at a time
+  std::uint32_t act_blocks = 0, kv_blocks = 0;
+  std::int64_t free_blocks = 0;
+  std::int32_t layers = 0, resident_layers = 0;
+  Bytes host_pool, device_memory;
+  Seconds elapsed{};             // since the first iteration began
+  Seconds planning_time{};       // schedules, mini-batches, tables
+  Seconds message_time{};        // packing, sending, taking, logging
+  Seconds answer_time{};         // text and result lines
+  std::int64_t tokens_left = 0;  // at most, of all requests that are not done
+  ExecutorTotals executor;
+  std::optional<Prediction::Figures> prediction;  // where costs are known
+  std::optional<Balance> balance;                 // once there is an executor
+  BalanceFacts facts;
+
+  // The last wish is answered by what the fields above say of it.
+  void answer_wish();
+};
+
+// One JSON object.
+std::string to_json(const RunStatus& status);
+
+class StatusFile {
+ public:
+  explicit StatusFile(const std::filesystem::path& run_dir);
+  // Writes unless it did so less than half a second ago; `always` writes in any case.
+  void write(const RunStatus& status, Seconds now, bool always = false);
+  bool due(Seconds now) const;
+
+ private:
+  std::filesystem::path path_, fresh_;
+  Seconds last_{-1};
+};
+
+}  // namespace poise

@@ -1,0 +1,159 @@
+#include "planner/memory/concurrency.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <vector>
+
+#include "common/trouble.h"
+#include "planner/policies/work_time.h"
+#include "planner/virtual_time/rehearsal.h"
+
+namespace poise {
+namespace {
+
+constexpr std::int32_t kFewest = 4;
+constexpr double kGoodPart = 0.9;  // of the time; less is not worth fewer requests under way
+constexpr double kMaxWeights = 0.75;
+constexpr int kRefinements = 2;
+constexpr std::int32_t kEarly = 4;  // an answer that ends early is so much shorter than it may be
+
+// Arrangements of one job, by how many are under way. They are made for answers as long as they may be,
+// whatever becomes of these.
+class Trial {
+ public:
+  Trial(const Policy& policy, const Profile& profile, const ModelShape& shape, DType dtype,
+        std::span<const RequestSize> requests, const BatchOptions& options,
+        const BlockBudget& budget, const RunDevice& device)
+      : policy_(policy),
+        profile_(profile),
+        shape_(shape),
+        dtype_(dtype),
+        requests_(requests),
+        early_(requests.begin(), requests.end()),
+        options_(options),
+        budget_(budget),
+        device_(device),
+        layout_(weight_layout(shape, dtype)) {
+    for (RequestSize& one : early_) {
+      one.answer = (one.answer + kEarly - 1) / kEarly;
+    }
+  }
+
+  // Whether so few leave most weights on the device. Else every iteration streams so much that more
+  // requests are always better.
+  bool holds_most_weights(std::int32_t sequences) const {
+    const Demand demand = demand_of(requests_, sequences);
+    const DeviceMemory memory{
+        .cap = device_.cap, .overhead = device_.overhead, .pins_host_memory = !device_.is_host};
+    const DeviceRoom room = device_room(shape_, dtype_, demand, options_, memory);
+    return room.left(demand.most_blocks, 0).n >
+           kMaxWeights * static_cast<double>(room.layer.n) * shape_.num_hidden_layers;
+  }
+
+  // Of all the work, if answers come to their ends and if they end early; infinite where there is no room.
+  struct Times {
+    double full, early;
+  };
+  const Times& seconds(std::int32_t sequences) {
+    const auto [found, fresh] = seconds_.try_emplace(sequences);
+    if (fresh) {
+      found->second = tried(sequences);
+    }
+    return found->second;
+  }
+
+ private:
+  Times tried(std::int32_t sequences) const {
+    try {
+      const MemoryPlan made = plan_memory(policy_, shape_, dtype_, demand_of(requests_, sequences),
+                                          options_, budget_, device_);
+      return {.full = work(made, requests_, sequences), .early = work(made, early_, sequences)};
+    } catch (const Failure&) {
+      constexpr double kNever = std::numeric_limits<double>::infinity();
+      return {.full = kNever, .early = kNever};
+    }
+  }
+
+  double work(const MemoryPlan& made, std::span<const RequestSize> requests,
+              std::int32_t sequences) const {
+    const Demand demand = demand_of(requests, sequences);
+    Allocation blocks = made.host;
+    blocks.resident_layers = made.device.resident_layers;
+    return work_time(profile_,
+                     allocation_inputs(shape_, dtype_, demand, options_, bytes_for_blocks(budget_)),
+                     blocks,
+                     rehearse(profile_, policy_, layout_,
+                              rehearsal_of(demand, made.host, made.device, options_)));
+  }
+
+  const Policy& policy_;
+  const Profile& profile_;
+  const ModelShape& shape_;
+  const DType dtype_;
+  const std::span<const RequestSize> requests_;
+  std::vector<RequestSize> early_;
+  const BatchOptions& options_;
+  const BlockBudget& budget_;
+  const RunDevice& device_;
+  const WeightLayout layout_;
+  std::map<std::int32_t, Times> seconds_;
+};
+
+}  // namespace
+
+std::int32_t choose_concurrency(const Policy& policy, const Profile& profile,
+                                const ModelShape& shape, DType dtype, std::int32_t most,
+                                std::span<const RequestSize> requests, const BatchOptions& options,
+                                const BlockBudget& budget, const RunDevice& device) {
+  const std::int32_t least = std::max(kFewest, options.min_num_seqs);
+  if (!policy.chooses_concurrency() || device.is_host || !device.holds_blocks || most <= least) {
+    return most;
+  }
+  Trial trial(policy, profile, shape, dtype, requests, options, budget, device);
+  if (!trial.holds_most_weights(least)) {
+    return most;
+  }
+  // The least product of both cases' parts of the time with `most`: on the way, and of the numbers that
+  // are better by a good part in both.
+  double best_product = 1, good_product = 1;
+  std::int32_t best = most, good = most;
+  const auto try_number = [&](std::int32_t n) {
+    const auto [full, early] = trial.seconds(n);
+    const auto [most_full, most_early] = trial.seconds(most);
+    const double of_full = full / most_full, of_early = early / most_early;
+    const double worse = std::max(of_full, of_early), product = of_full * of_early;
+    if (std::isinf(full) || std::isinf(early) || worse >= 1) {
+      return false;
+    }
+    if (worse < kGoodPart && product < good_product) {
+      good = n;
+      good_product = product;
+    }
+    if (product >= best_product) {
+      return false;
+    }
+    best = n;
+    best_product = product;
+    return true;
+  };
+  // From `most` downwards the time falls, once context has room on the device, and then rises.
+  for (std::int32_t n = most / 2; n >= least; n /= 2) {
+    if (!try_number(n) && n < best / 2) {
+      break;
+    }
+  }
+  std::int32_t step = best / 4;
+  for (int i = 0; i < kRefinements && step > 0; ++i, step /= 2) {
+    const std::int32_t middle = best;
+    for (const std::int32_t n : {middle - step, middle + step}) {
+      if (n >= least && n <= most) {
+        try_number(n);
+      }
+    }
+  }
+  return good;
+}
+
+}  // namespace poise

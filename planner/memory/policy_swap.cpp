@@ -1,0 +1,153 @@
+#include "planner/memory/policy_swap.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "common/json_file.h"
+#include "common/regular_file.h"
+#include "common/trouble.h"
+#include "common/words.h"
+
+namespace poise {
+namespace {
+
+constexpr Bytes kMaxWish{1 << 16};
+
+std::uint32_t blocks_in(std::uint64_t bytes, Bytes block) {
+  return static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(bytes / static_cast<std::uint64_t>(block.n), UINT32_MAX));
+}
+
+}  // namespace
+
+PolicyWish parse_policy_wish(const std::string& text, const std::string& what) {
+  const nlohmann::json json = parse_json(text, what);
+  const JsonObject object(json, what);
+  PolicyWish wish;
+  wish.serial = static_cast<std::uint64_t>(object.integer("serial", {.min = 0}).value_or(0));
+  wish.act_share = object.number("act_share", {});
+  wish.recompute_share = object.number("recompute_share", {});
+  wish.machine = object.string("machine");
+  const auto policy = object.string("policy");
+  if (!policy) {
+    object.refuse("policy", "is missing");
+  }
+  wish.policy = *policy;
+  return wish;
+}
+
+PolicyWishes::PolicyWishes(const std::filesystem::path& run_dir)
+    : path_(run_dir / "policy.json"), in_force_(run_dir / "policy.in_force.json") {}
+
+bool PolicyWishes::changed() {
+  struct stat status {};
+  if (stat(path_.c_str(), &status) != 0) {
+    return false;
+  }
+  const std::int64_t changed = status.st_ctim.tv_sec * 1'000'000'000 + status.st_ctim.tv_nsec;
+  if (status.st_ino == inode_ && changed == changed_ns_) {
+    return false;
+  }
+  inode_ = status.st_ino;
+  changed_ns_ = changed;
+  return true;
+}
+
+PolicyWish PolicyWishes::read() const {
+  return parse_policy_wish(read_text_file(path_, kMaxWish), path_.string());
+}
+
+std::optional<PolicyWish> PolicyWishes::in_force() const {
+  try {
+    return parse_policy_wish(read_text_file(in_force_, kMaxWish), in_force_.string());
+  } catch (const Failure&) {
+    return std::nullopt;
+  }
+}
+
+void PolicyWishes::put_in_force(const PolicyWish& wish) const {
+  nlohmann::ordered_json json{{"serial", wish.serial}, {"policy", wish.policy}};
+  if (wish.act_share) {
+    json["act_share"] = *wish.act_share;
+  }
+  if (wish.recompute_share) {
+    json["recompute_share"] = *wish.recompute_share;
+  }
+  if (wish.machine) {
+    json["machine"] = *wish.machine;
+  }
+  const std::string fresh = in_force_.string() + ".new";
+  std::ofstream(fresh, std::ios::trunc) << json.dump() << "\n";
+  std::rename(fresh.c_str(), in_force_.c_str());
+}
+
+SwapPlan plan_swap(const Policy& policy, const FixedResources& standing) {
+  const Demand& demand = standing.demand;
+  const AllocationInputs inputs = allocation_inputs(
+      standing.shape, standing.dtype, demand, standing.batch,
+      {static_cast<std::int64_t>(standing.pool.region_bytes) * standing.shape.num_hidden_layers});
+  SwapPlan plan{.wished = policy.allocate(inputs), .device = {}};
+  Allocation& wished = plan.wished;
+  wished.gpu_act_blocks = standing.gpu_act_blocks;
+  wished.gpu_kv_blocks = standing.gpu_kv_blocks;
+  // At once, and once the border has moved.
+  const std::int64_t now = std::int64_t{standing.pool.act_blocks} + standing.pool.kv_blocks +
+                           standing.gpu_act_blocks + standing.gpu_kv_blocks;
+  const std::int64_t blocks =
+      std::min(now, wished.all_act_blocks() + wished.all_kv_blocks()) + wished.token_blocks;
+  if (blocks < demand.largest_request) {
+    fail(
+        "the pool of this run has room for {} with that policy, and the largest request "
+        "(line {}) takes {}: start a run with it instead (--policy, --resume)",
+        counted(blocks, "block"), demand.largest.n, demand.largest_request);
+  }
+  // Until the border has moved there are blocks of both splits.
+  Allocation reach = wished;
+  reach.placed = true;
+  reach.act_blocks = std::max(reach.act_blocks, standing.pool.act_blocks);
+  reach.kv_blocks = std::max(reach.kv_blocks, standing.pool.kv_blocks);
+  if (standing.resident_layers) {
+    reach.resident_layers = standing.resident_layers;
+  }
+  plan.device = choose_device_limits(standing.shape, standing.dtype, demand, reach, standing.batch,
+                                     standing.overhead, standing.cap);
+  return plan;
+}
+
+bool suffices(const DeviceLimits& there, const DeviceLimits& wanted) {
+  DeviceLimits with_slots = wanted;
+  with_slots.act_slots = there.act_slots;
+  with_slots.kv_slots = there.kv_slots;
+  with_slots.resident_layers = there.resident_layers;
+  return there == with_slots && there.act_slots >= wanted.act_slots &&
+         there.kv_slots >= wanted.kv_slots;
+}
+
+PoolPartition border_toward(const PoolPartition& now, const Allocation& wished,
+                            const BlockPools& pools, const BlockSizes& sizes,
+                            std::int64_t least_blocks) {
+  PoolPartition next = now;
+  next.act_blocks = std::max(wished.act_blocks, pools.pool(BlockKind::act).least_limit());
+  next.kv_blocks = std::max(wished.kv_blocks, pools.pool(BlockKind::kv).least_limit());
+  if (!next.fits(sizes)) {  // the kind that grows waits for room that the other one still takes
+    const auto bytes = [&](BlockKind kind, std::uint32_t blocks) {
+      return static_cast<std::uint64_t>(sizes.block(kind).n) * blocks;
+    };
+    if (next.act_blocks > now.act_blocks) {
+      next.act_blocks = blocks_in(next.region_bytes - bytes(BlockKind::kv, next.kv_blocks),
+                                  sizes.block(BlockKind::act));
+    } else {
+      next.kv_blocks = blocks_in(next.region_bytes - bytes(BlockKind::act, next.act_blocks),
+                                 sizes.block(BlockKind::kv));
+    }
+  }
+  const std::int64_t all =
+      std::int64_t{next.act_blocks} + next.kv_blocks + wished.gpu_act_blocks + wished.gpu_kv_blocks;
+  return all < least_blocks ? now : next;
+}
+
+}  // namespace poise

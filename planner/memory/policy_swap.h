@@ -1,0 +1,84 @@
+#pragma once
+// Another policy while a run goes on: the wish as the user left it, what it asks of a pool and of a
+// device that are there already, and how the border between the pools gets where it is wished. What
+// is stored stays where it is and stays valid, whatever its kind: a swap changes which blocks are
+// taken from then on. The functions decide; planner/process/planner_swap.cpp does.
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/blocks.h"
+#include "common/device_memory.h"
+#include "planner/memory/sizes.h"
+#include "planner/policies/policy.h"
+#include "planner/schedule/block_table.h"
+
+namespace poise {
+
+// RUN/policy.json, as `poise policy` writes it (whole, by rename); RUN/policy.in_force.json is the last
+// that was fulfilled, for a planner that takes over.
+// {"serial": 7, "policy": "hybrid", "act_share": 0.25, "machine": "h200-pcie5"}
+struct PolicyWish {
+  std::uint64_t serial = 0;  // names the wish in the answer (status.json)
+  std::string policy;
+  std::optional<double> act_share = std::nullopt;
+  std::optional<double> recompute_share = std::nullopt;
+  std::optional<std::string> machine = std::nullopt;
+};
+
+// Fails, with a sentence, where it is none.
+PolicyWish parse_policy_wish(const std::string& text, const std::string& what);
+
+class PolicyWishes {
+ public:
+  explicit PolicyWishes(const std::filesystem::path& run_dir);
+  // Whether the file is another than it was when this was last asked. Costs one stat(2).
+  bool changed();
+  // Fails where there is none that can be read.
+  PolicyWish read() const;
+  // Nothing where none was fulfilled, or it cannot be read.
+  std::optional<PolicyWish> in_force() const;
+  // A disk that does not take it is no trouble: the next planner then begins as the command line says.
+  void put_in_force(const PolicyWish& wish) const;
+
+ private:
+  std::filesystem::path path_, in_force_;
+  std::uint64_t inode_ = 0;
+  std::int64_t changed_ns_ = 0;
+};
+
+// What is there: made once for a run, whatever the policy.
+struct FixedResources {
+  ModelShape shape;
+  DType dtype;
+  Demand demand;
+  BatchOptions batch;
+  PoolPartition pool;  // as it is now
+  // These stay as they are.
+  std::uint32_t gpu_act_blocks = 0;
+  std::uint32_t gpu_kv_blocks = 0;
+  Bytes overhead, cap;                                         // of the device
+  std::optional<std::int32_t> resident_layers = std::nullopt;  // where the host has no others
+};
+
+// What a policy would have of it.
+struct SwapPlan {
+  Allocation wished;    // where the border is to go; within the pool's bytes
+  DeviceLimits device;  // buffers for that, and for whatever lies in the pools until then
+};
+// Fails, with a sentence, where the pool or the device is too small for the policy.
+SwapPlan plan_swap(const Policy& policy, const FixedResources& standing);
+
+// Whether buffers made for `there` do for `wanted`, so that a device need not be set up anew.
+bool suffices(const DeviceLimits& there, const DeviceLimits& wanted);
+
+// The partition nearest to `wished` that loses no taken block of `pools` and holds `least_blocks`
+// all together; `now` where there is no nearer one.
+PoolPartition border_toward(const PoolPartition& now, const Allocation& wished,
+                            const BlockPools& pools, const BlockSizes& sizes,
+                            std::int64_t least_blocks);
+
+}  // namespace poise

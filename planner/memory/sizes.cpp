@@ -1,0 +1,314 @@
+#include "planner/memory/sizes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "common/trouble.h"
+#include "common/words.h"
+#include "planner/policies/allocation.h"
+#include "planner/schedule/block_table.h"
+#include "planner/virtual_time/rehearsal.h"
+
+namespace poise {
+namespace {
+
+constexpr std::int32_t kMiniBatchRows = 2048;  // where the products have reached their speed
+constexpr std::int32_t kLogitsRows = 256;
+constexpr Bytes kHostReserve =
+    kMiB * 64;  // for messages, tables, results, the processes themselves
+
+std::int64_t sum_of_largest(std::vector<std::int32_t> sizes, std::int32_t count) {
+  const auto end = sizes.begin() + std::min<std::ptrdiff_t>(count, std::ssize(sizes));
+  std::nth_element(sizes.begin(), end == sizes.begin() ? end : end - 1, sizes.end(),
+                   std::greater<>());
+  std::int64_t sum = 0;
+  for (auto size = sizes.begin(); size != end; ++size) {
+    sum += *size;
+  }
+  return sum;
+}
+
+std::int32_t smaller(std::int32_t wanted, int halvings, std::int32_t least) {
+  return std::max(wanted >> halvings, std::min(wanted, least));
+}
+
+// Slots of one kind's buffers: its share of the mini-batch, and at least what one request may have
+// of the kind. Never more than there are blocks.
+std::int32_t slots_of(std::int64_t blocks, std::int64_t all, std::int32_t total,
+                      std::int32_t largest_request) {
+  const double share = static_cast<double>(blocks) / static_cast<double>(all);
+  const auto wanted =
+      std::max<std::int64_t>(static_cast<std::int64_t>(std::ceil(share * total)), largest_request);
+  return static_cast<std::int32_t>(std::min(wanted, blocks));
+}
+
+// Rows of one request that run again in each iteration.
+std::int32_t recompute_rows(const Allocation& blocks) { return blocks.token_blocks * kBlockTokens; }
+
+DeviceLimits limits_after(int halvings, const Demand& demand, const Allocation& blocks,
+                          const BatchOptions& options) {
+  const auto prompts = static_cast<std::int32_t>(std::min<std::int64_t>(
+      options.prefill_tokens, std::max<std::int64_t>(demand.most_prompt_rows, 1)));
+  const std::int32_t prefill = smaller(prompts, halvings, kBlockTokens);
+  const std::int32_t again = recompute_rows(blocks);
+  const std::int32_t rows =
+      std::max(smaller(std::min(std::max(prompts, demand.sequences), kMiniBatchRows), halvings,
+                       kBlockTokens),
+               again > 0 ? again + kBlockTokens : 0);
+  const std::int64_t tokens = smaller(options.mini_batch_tokens, halvings, kBlockTokens);
+  const auto slots = static_cast<std::int32_t>(std::max<std::int64_t>(
+      std::min(tokens / kBlockTokens, demand.most_blocks), demand.largest_request));
+  const std::int64_t act = blocks.all_act_blocks();
+  const std::int64_t kv =
+      blocks.all_kv_blocks() + std::int64_t{demand.sequences} * blocks.token_blocks;
+  DeviceLimits limits;
+  limits.max_rows = prefill + demand.sequences * (1 + again);
+  limits.max_mini_batch_rows = rows;
+  limits.max_sequences = std::min(demand.sequences * (again > 0 ? 2 : 1), rows);
+  limits.act_slots = slots_of(act, act + kv, slots, demand.largest_request);
+  limits.kv_slots = slots_of(kv, act + kv, slots, demand.largest_request);
+  limits.logits_rows = smaller(std::min(limits.max_rows, kLogitsRows), halvings, 1);
+  limits.max_context = demand.longest_context;
+  if (blocks.placed) {
+    limits.gpu_act_blocks = static_cast<std::int32_t>(blocks.gpu_act_blocks);
+    limits.gpu_kv_blocks = static_cast<std::int32_t>(blocks.gpu_kv_blocks);
+  }
+  return limits;
+}
+
+// The limits that fit under the cap: those that the options ask for, or half of everything, and again.
+DeviceLimits buffers_that_fit(const ModelShape& shape, DType dtype, const Demand& demand,
+                              const Allocation& blocks, const BatchOptions& options, Bytes overhead,
+                              Bytes cap) {
+  DeviceLimits limits;
+  for (int halvings = 0; halvings < 31; ++halvings) {
+    limits = limits_after(halvings, demand, blocks, options);
+    limits.resident_layers = blocks.resident_layers.value_or(0);
+    if (plan_device_memory(shape, dtype, limits, overhead).total <= cap) {
+      break;
+    }
+  }
+  return limits;
+}
+
+// With the page tables for a layer's region of so many blocks, in all layers.
+Bytes overhead_with(const DeviceMemory& memory, const ModelShape& shape, DType dtype,
+                    const Allocation& host) {
+  const auto region = static_cast<std::int64_t>(region_bytes(block_sizes(shape, dtype), host));
+  return memory.overhead +
+         (memory.pins_host_memory ? page_tables_of({region * shape.num_hidden_layers}) : Bytes{});
+}
+
+}  // namespace
+
+Demand demand_of(std::span<const Request* const> requests, std::int32_t max_num_seqs) {
+  return demand_of(sizes_of(requests), max_num_seqs);
+}
+
+Demand demand_of(std::span<const RequestSize> requests, std::int32_t max_num_seqs) {
+  Demand demand{.requests = static_cast<std::int64_t>(requests.size())};
+  demand.sequences = static_cast<std::int32_t>(
+      std::min<std::int64_t>(max_num_seqs, static_cast<std::int64_t>(requests.size())));
+  std::vector<std::int32_t> blocks, prompts;
+  for (const RequestSize& request : requests) {
+    blocks.push_back(blocks_for(request.most_context()));
+    prompts.push_back(request.prompt);
+    demand.longest_context = std::max(demand.longest_context, request.most_context());
+    if (blocks.back() > demand.largest_request) {
+      demand.largest_request = blocks.back();
+      demand.largest = request.id;
+    }
+  }
+  demand.most_blocks = sum_of_largest(std::move(blocks), demand.sequences);
+  demand.most_prompt_rows = sum_of_largest(std::move(prompts), demand.sequences);
+  return demand;
+}
+
+Bytes bytes_for_blocks(const BlockBudget& budget) {
+  if (budget.pool) {
+    return *budget.pool;
+  }
+  Bytes bytes = budget.available - budget.device_in_host - kHostReserve;
+  if (budget.host_memory) {
+    bytes = std::min(bytes, *budget.host_memory - budget.weights);
+  }
+  return std::max(bytes, Bytes{0});
+}
+
+DeviceRoom device_room(const ModelShape& shape, DType dtype, const Demand& demand,
+                       const BatchOptions& options, const DeviceMemory& memory) {
+  const DeviceSizes sizes = device_sizes(shape, dtype, {});
+  const auto left = [=](std::int64_t act, std::int64_t kv) {
+    const Allocation all{.act_blocks = static_cast<std::uint32_t>(act),
+                         .kv_blocks = static_cast<std::uint32_t>(kv),
+                         .resident_layers = 0};
+    const Bytes overhead = overhead_with(memory, shape, dtype, all);
+    const DeviceLimits limits =
+        buffers_that_fit(shape, dtype, demand, all, options, overhead, memory.cap);
+    // The regions of blocks that stay are rounded up, too.
+    return memory.cap - plan_device_memory(shape, dtype, limits, overhead).total -
+           Bytes{kRegionAlignment} * shape.num_hidden_layers;
+  };
+  return {.layer = sizes.layer_slab, .streaming = sizes.layer_slab * 2, .left = left};
+}
+
+AllocationInputs allocation_inputs(const ModelShape& shape, DType dtype, const Demand& demand,
+                                   const BatchOptions& options, Bytes host) {
+  return {.sizes = block_sizes(shape, dtype),
+          .layers = shape.num_hidden_layers,
+          .host = host,
+          .most_blocks = demand.most_blocks,
+          .largest_request = demand.largest_request,
+          .mini_batch = options.mini_batch_tokens / kBlockTokens,
+          .requests = demand.requests,
+          .sequences = demand.sequences,
+          .prompt_rows = demand.most_prompt_rows,
+          .prefill_rows = options.prefill_tokens};
+}
+
+Rehearsal rehearsal_of(const Demand& demand, const Allocation& blocks, const DeviceLimits& device,
+                       const BatchOptions& options) {
+  return {.host = blocks,
+          .device = device,
+          .pack = pack_limits(options, device),
+          .requests = demand.requests,
+          .sequences = demand.sequences,
+          .most_blocks = demand.most_blocks,
+          .prompt_rows = demand.most_prompt_rows,
+          .prefill_rows = device.max_rows - demand.sequences};
+}
+
+Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dtype,
+                         const Demand& demand, const BatchOptions& options,
+                         const BlockBudget& budget, const std::optional<DeviceMemory>& device) {
+  AllocationInputs inputs =
+      allocation_inputs(shape, dtype, demand, options, bytes_for_blocks(budget));
+  inputs.layer_copy = budget.layer_copy;
+  if (device) {
+    inputs.device = device_room(shape, dtype, demand, options, *device);
+    const auto with = [&](const Allocation& blocks) -> std::optional<Rehearsal> {
+      const Bytes overhead = overhead_with(*device, shape, dtype, blocks);
+      const DeviceLimits limits =
+          buffers_that_fit(shape, dtype, demand, blocks, options, overhead, device->cap);
+      if (plan_device_memory(shape, dtype, limits, overhead).total > device->cap) {
+        return std::nullopt;
+      }
+      return rehearsal_of(demand, blocks, limits, options);
+    };
+    const auto layout = std::make_shared<const WeightLayout>(weight_layout(shape, dtype));
+    inputs.rehearse = [with, layout, &policy](const Profile& profile, const Allocation& blocks) {
+      const auto rehearsal = with(blocks);
+      return rehearsal ? std::optional(rehearse(profile, policy, *layout, *rehearsal))
+                       : std::nullopt;
+    };
+    inputs.play = [with, layout, &policy](const Profile& profile, const Allocation& blocks) {
+      const auto rehearsal = with(blocks);
+      return rehearsal ? play(profile, policy, *layout, *rehearsal) : std::nullopt;
+    };
+  }
+  const Allocation host = policy.allocate(inputs);
+  const std::int64_t blocks = host.all_act_blocks() + host.all_kv_blocks();
+  if (blocks + host.token_blocks >= demand.largest_request) {
+    return host;
+  }
+  fail(
+      "host memory: the context of the largest request (line {}, {}) takes {}, and the {} left for "
+      "blocks hold {} ({}, {} available, {} of weights): raise --host-memory or leave that line "
+      "out",
+      demand.largest.n, counted(demand.longest_context, "token"),
+      counted(demand.largest_request, "block"), size_text(inputs.host), blocks,
+      budget.host_memory ? "--host-memory " + size_text(*budget.host_memory)
+                         : std::string("no --host-memory given"),
+      size_text(budget.available), size_text(budget.weights));
+}
+
+std::uint64_t region_bytes(const BlockSizes& sizes, const Allocation& host) {
+  const Bytes blocks =
+      sizes.block(BlockKind::act) * host.act_blocks + sizes.block(BlockKind::kv) * host.kv_blocks;
+  return static_cast<std::uint64_t>(round_up(blocks.n, kRegionAlignment));
+}
+
+DeviceLimits choose_device_limits(const ModelShape& shape, DType dtype, const Demand& demand,
+                                  const Allocation& host, const BatchOptions& options,
+                                  Bytes overhead, Bytes cap) {
+  const DeviceLimits limits = buffers_that_fit(shape, dtype, demand, host, options, overhead, cap);
+  if (!host.resident_layers) {
+    return with_resident_layers(shape, dtype, limits, overhead, cap);
+  }
+  check_fits(plan_device_memory(shape, dtype, limits, overhead), cap);
+  return limits;
+}
+
+Placement place_blocks(const ModelShape& shape, DType dtype, const Demand& demand,
+                       const Allocation& host, const BatchOptions& options, Bytes overhead,
+                       Bytes cap) {
+  if (host.placed) {
+    return {.host = host,
+            .device = choose_device_limits(shape, dtype, demand, host, options, overhead, cap)};
+  }
+  const std::int64_t all = std::int64_t{host.act_blocks} + host.kv_blocks;
+  const std::int64_t most = host.token_blocks > 0 ? all : demand.most_blocks;
+  const auto wanted = [&](std::uint32_t blocks) { return ceil_div(blocks * most, all); };
+  const std::int64_t act = wanted(host.act_blocks), kv = wanted(host.kv_blocks);
+  // The buffers must hold what a request may have of them, wherever it lies.
+  Allocation everywhere = host;
+  everywhere.act_blocks = static_cast<std::uint32_t>(std::max<std::int64_t>(host.act_blocks, act));
+  everywhere.kv_blocks = static_cast<std::uint32_t>(std::max<std::int64_t>(host.kv_blocks, kv));
+  Placement placement{
+      .host = host,
+      .device = choose_device_limits(shape, dtype, demand, everywhere, options, overhead, cap)};
+  for (const auto& [kind, blocks] : {std::pair{BlockKind::act, act}, {BlockKind::kv, kv}}) {
+    placement.device = with_gpu_blocks(shape, dtype, placement.device, overhead, cap, kind, blocks);
+  }
+  placement.host.gpu_act_blocks = static_cast<std::uint32_t>(placement.device.gpu_act_blocks);
+  placement.host.gpu_kv_blocks = static_cast<std::uint32_t>(placement.device.gpu_kv_blocks);
+  const auto left = [](std::uint32_t blocks, std::int64_t most_of_kind, std::uint32_t here) {
+    return static_cast<std::uint32_t>(
+        std::min<std::int64_t>(blocks, std::max<std::int64_t>(most_of_kind - here, 0)));
+  };
+  placement.host.act_blocks = left(host.act_blocks, act, placement.host.gpu_act_blocks);
+  placement.host.kv_blocks = left(host.kv_blocks, kv, placement.host.gpu_kv_blocks);
+  if (placement.host.act_blocks + placement.host.kv_blocks == 0) {  // a pool has a block
+    (host.act_blocks > 0 ? placement.host.act_blocks : placement.host.kv_blocks) = 1;
+  }
+  return placement;
+}
+
+BatchOptions with_mini_batch(BatchOptions options, const Profile* profile) {
+  constexpr double kNear = 0.75;   // of the size it would have otherwise, or the other way round
+  constexpr double kGains = 0.98;  // or it is not worth being another
+  if (!options.by_profile || profile == nullptr) {
+    return options;
+  }
+  const double usual = static_cast<double>(options.mini_batch_tokens) / kBlockTokens;
+  options.by_profile = false;  // it is decided: asked once more, this size is not the usual one
+  double least = kGains * profile->kv_gen(usual).n / usual;
+  for (const Point& point : profile->kv_gen.points) {
+    const bool near = point.n >= kNear * usual && kNear * point.n <= usual;
+    if (near && point.n == std::floor(point.n) && point.time.n / point.n < least) {
+      least = point.time.n / point.n;
+      options.mini_batch_tokens = static_cast<std::int32_t>(point.n) * kBlockTokens;
+    }
+  }
+  return options;
+}
+
+ScheduleLimits schedule_limits(const Demand& demand, const Allocation& host,
+                               const DeviceLimits& device) {
+  return {.max_num_seqs = demand.sequences,
+          .prefill_rows = device.max_rows - demand.sequences * (1 + recompute_rows(host)),
+          .sequence_rows = device.max_mini_batch_rows};
+}
+
+PackLimits pack_limits(const BatchOptions& options, const DeviceLimits& device) {
+  const auto slots = static_cast<std::int64_t>(device.act_slots) + device.kv_slots;
+  return {.act_slots = device.act_slots,
+          .kv_slots = device.kv_slots,
+          .tokens = static_cast<std::int32_t>(
+              std::min<std::int64_t>(options.mini_batch_tokens, slots * kBlockTokens)),
+          .rows = device.max_mini_batch_rows,
+          .sequences = device.max_sequences};
+}
+
+}  // namespace poise

@@ -1,0 +1,21 @@
+#pragma once
+// The arithmetic that policies share for their first two questions: a split of the host's bytes at
+// a given share of ACT blocks, and the rule that keeps a request at the host's ratio as it grows
+// (CAPTURE Eq. 5, HybridServe Eq. 11). Pure functions.
+
+#include "planner/policies/policy.h"
+
+namespace poise {
+
+// A layer's region of the blocks segment is a multiple of this (common/blocks.h).
+inline constexpr std::int64_t kRegionAlignment = 4096;
+
+// Of `inputs.host`, as many blocks as fit and as the requests can use, `act_share` of them ACT
+// blocks. Shares count blocks, not bytes: with grouped queries an ACT block is the larger one.
+Allocation split_host(const AllocationInputs& inputs, double act_share);
+
+// The kind that leaves act : kv nearest to the ratio of all blocks there are, those on the device
+// included; an ACT block where both are as near.
+BlockKind keep_ratio(const Allocation& host, const RequestSplit& request);
+
+}  // namespace poise

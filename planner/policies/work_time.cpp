@@ -1,0 +1,117 @@
+#include "planner/policies/work_time.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace poise {
+namespace {
+
+// Of the work that does not bound an iteration, so much decides between placements that are otherwise
+// as good.
+constexpr double kTie = 1e-6;
+// A layer's place on the device is in use all the time, a block's once its request has come so far.
+constexpr double kStreamed = 0.03;
+
+// A line's time for n in all, in so many parts.
+double in_parts(const Line& line, double n, double parts) {
+  return n > 0 ? parts * line(n / parts).n : 0;
+}
+
+double requests_of(const AllocationInputs& inputs, const Allocation& blocks) {
+  const auto all = static_cast<double>(blocks.all_act_blocks() + blocks.all_kv_blocks());
+  const auto most = static_cast<double>(std::max<std::int64_t>(inputs.most_blocks, 1));
+  return std::max(1.0, inputs.sequences * all / most);
+}
+
+// Of a request's tokens at its end, how many it has halfway through its answer.
+double halfway(const AllocationInputs& inputs) {
+  const double tokens = static_cast<double>(inputs.most_blocks * kBlockTokens);
+  return tokens > 0 ? (static_cast<double>(inputs.prompt_rows) + tokens) / (2 * tokens) : 1;
+}
+
+// The same blocks for fewer requests.
+Allocation share_of(const Allocation& blocks, double share) {
+  const auto part = [&](std::uint32_t n) {
+    return static_cast<std::uint32_t>(std::llround(n * share));
+  };
+  Allocation fewer = blocks;
+  fewer.act_blocks = part(blocks.act_blocks);
+  fewer.kv_blocks = part(blocks.kv_blocks);
+  fewer.gpu_act_blocks = part(blocks.gpu_act_blocks);
+  fewer.gpu_kv_blocks = part(blocks.gpu_kv_blocks);
+  return fewer;
+}
+
+double decoding_score(const Profile& profile, const AllocationInputs& inputs,
+                      const Allocation& blocks) {
+  const IterationTime time = iteration_time(profile, inputs, blocks);
+  return time.longest().n + kTie * (time.link + time.compute).n;
+}
+
+}  // namespace
+
+IterationTime iteration_time(const Profile& profile, const AllocationInputs& inputs,
+                             const Allocation& blocks) {
+  // Those on the device fill first.
+  const double filled = halfway(inputs);
+  const double act = filled * static_cast<double>(blocks.all_act_blocks());
+  const double kv = filled * static_cast<double>(blocks.all_kv_blocks());
+  const double host_act = std::max(0.0, act - blocks.gpu_act_blocks);
+  const double host_kv = std::max(0.0, kv - blocks.gpu_kv_blocks);
+  const double all = act + kv;
+  const double parts =
+      inputs.mini_batch > 0 ? std::max(1.0, std::ceil(all / inputs.mini_batch)) : 1.0;
+  const double requests = requests_of(inputs, blocks);
+  const double layers = inputs.layers;
+  const double streamed = layers - blocks.resident_layers.value_or(0);
+  const double link =
+      in_parts(profile.load_act, host_act, parts) + in_parts(profile.load_kv, host_kv, parts);
+  const Line& attention = profile.attention_beside(blocks.gpu_act_blocks > 0);
+  const double compute = in_parts(profile.kv_gen, act, parts) + in_parts(attention, all, parts) +
+                         profile.forward_of(requests).n;
+  const double back = profile.store_act(requests * host_act / std::max(all, 1.0)).n +
+                      profile.store_kv(requests * host_kv / std::max(all, 1.0)).n;
+  return {.link = {layers * link + streamed * profile.load_w(1).n},
+          .compute = {layers * compute + profile.head(requests).n},
+          .back = {layers * back}};
+}
+
+Rehearsed least_times(const Profile& profile, const AllocationInputs& inputs,
+                      const Allocation& blocks) {
+  const double streamed = inputs.layers - blocks.resident_layers.value_or(0);
+  const double rows =
+      std::min<double>(inputs.prefill_rows, static_cast<double>(inputs.prompt_rows));
+  return {.decoding = {decoding_score(profile, inputs, blocks)},
+          .prefill = {std::max(streamed * profile.load_w(1).n,
+                               inputs.layers * profile.forward_of(rows).n)}};
+}
+
+std::int64_t rounds_of(const AllocationInputs& inputs, const Allocation& blocks) {
+  const auto together =
+      std::clamp<std::int64_t>(static_cast<std::int64_t>(requests_of(inputs, blocks) + 1e-9), 1,
+                               std::max(inputs.sequences, 1));
+  return ceil_div(std::max<std::int64_t>(inputs.requests, inputs.sequences), together);
+}
+
+double work_time(const Profile& profile, const AllocationInputs& inputs, const Allocation& blocks,
+                 const Rehearsed& times) {
+  const double sequences = std::max(inputs.sequences, 1);
+  const double all = std::max(static_cast<double>(inputs.requests), sequences);
+  const double of_blocks = requests_of(inputs, blocks);
+  const double together = std::clamp(std::floor(of_blocks + 1e-9), 1.0, sequences);
+  const double rounds = std::floor(all / together);
+  const double rest = all - rounds * together;
+  const double last =
+      rest == 0 ? 0 : decoding_score(profile, inputs, share_of(blocks, rest / of_blocks)) / 2;
+  const double prompt = static_cast<double>(inputs.prompt_rows) / sequences;
+  const double tokens = static_cast<double>(inputs.most_blocks * kBlockTokens) / sequences;
+  const double answer = std::max(1.0, tokens - prompt);
+  const double chunks = inputs.prefill_rows > 0 ? std::ceil(prompt * all / inputs.prefill_rows) : 0;
+  const double flowing = all / std::min(of_blocks, sequences) * times.decoding.n;
+  const double in_rounds = rounds * times.decoding.n + last;
+  const double streamed = inputs.layers - blocks.resident_layers.value_or(0);
+  return chunks * times.prefill.n + answer * std::max(flowing, in_rounds) *
+                                        (1 + kStreamed * streamed / std::max(inputs.layers, 1));
+}
+
+}  // namespace poise

@@ -1,0 +1,282 @@
+#include "planner/process/journal.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "common/order_log.h"
+#include "common/regular_file.h"
+#include "common/trouble.h"
+
+namespace poise {
+namespace {
+
+using nlohmann::json;
+
+constexpr char kMagic[8] = {'P', 'O', 'I', 'S', 'E', 'J', 'N', 'L'};
+constexpr std::uint32_t kJournalVersion = 2;
+
+struct Head {
+  char magic[8];
+  std::uint32_t version;
+  std::uint32_t crc;
+  std::uint64_t bytes;
+};
+static_assert(sizeof(Head) == 24);
+
+std::filesystem::path path_in(const std::filesystem::path& run_dir) { return run_dir / "journal"; }
+
+// ---- one way and the other: lists, in the order of the fields
+
+json to_json(const TokenValue& value) {
+  json top = json::array();
+  for (const auto& [token, logprob] : value.top) {
+    top.push_back(token);
+    top.push_back(logprob);
+  }
+  return json::array({value.token, value.logprob, std::move(top)});
+}
+
+TokenValue token_value(const json& from) {
+  TokenValue value{
+      .token = from.at(0).get<TokenId>(), .logprob = from.at(1).get<float>(), .top = {}};
+  const json& top = from.at(2);
+  for (std::size_t i = 0; i < top.size(); i += 2) {
+    value.top.emplace_back(top.at(i).get<TokenId>(), top.at(i + 1).get<float>());
+  }
+  return value;
+}
+
+json to_json(const std::vector<TokenValue>& values) {
+  json all = json::array();
+  for (const TokenValue& value : values) {
+    all.push_back(to_json(value));
+  }
+  return all;
+}
+
+std::vector<TokenValue> token_values(const json& from) {
+  std::vector<TokenValue> values;
+  for (const json& value : from) {
+    values.push_back(token_value(value));
+  }
+  return values;
+}
+
+json to_json(const BlockRef& block) {
+  return (std::uint64_t{block.number.n} << 4) | (static_cast<std::uint64_t>(block.kind) << 2) |
+         static_cast<std::uint64_t>(block.place);
+}
+
+BlockRef block_ref(const json& from) {
+  const auto bits = from.get<std::uint64_t>();
+  return {.kind = (bits & 4) != 0 ? BlockKind::act : BlockKind::kv,
+          .place = static_cast<Place>(std::min<std::uint64_t>(bits & 3, 2)),
+          .number = BlockId{static_cast<std::uint32_t>(bits >> 4)}};
+}
+
+json to_json(const Scheduler::Snapshot& begun) {
+  json blocks = json::array();
+  for (const BlockRef& block : begun.blocks) {
+    blocks.push_back(to_json(block));
+  }
+  return json::array({begun.request.n, begun.answered, begun.prompt_values, begun.running,
+                      begun.stored, begun.token_blocks, std::move(blocks)});
+}
+
+Scheduler::Snapshot begun_request(const json& from) {
+  Scheduler::Snapshot begun{.request = {from.at(0).get<std::uint32_t>()},
+                            .answered = from.at(1).get<std::vector<TokenId>>(),
+                            .prompt_values = from.at(2).get<std::int32_t>(),
+                            .running = from.at(3).get<bool>(),
+                            .stored = from.at(4).get<std::int32_t>(),
+                            .token_blocks = from.at(5).get<std::int32_t>(),
+                            .blocks = {}};
+  for (const json& block : from.at(6)) {
+    begun.blocks.push_back(block_ref(block));
+  }
+  return begun;
+}
+
+json to_json(const AnswerBook::Snapshot& begun) {
+  return json::array(
+      {begun.request.n, begun.prompt_ran, to_json(begun.prompt_values), to_json(begun.tokens)});
+}
+
+AnswerBook::Snapshot begun_answer(const json& from) {
+  return {.request = {from.at(0).get<std::uint32_t>()},
+          .prompt_ran = from.at(1).get<bool>(),
+          .prompt_values = token_values(from.at(2)),
+          .tokens = token_values(from.at(3))};
+}
+
+json to_json(const Journal& journal) {
+  json requests = json::array(), answers = json::array();
+  for (const auto& request : journal.requests) {
+    requests.push_back(to_json(request));
+  }
+  for (const auto& answer : journal.answers) {
+    answers.push_back(to_json(answer));
+  }
+  return {{"run_id", journal.run_id},
+          {"build", journal.build},
+          {"model", journal.model},
+          {"input", journal.input},
+          {"pool_epoch", journal.pool_epoch},
+          {"region_bytes", journal.partition.region_bytes},
+          {"act_blocks", journal.partition.act_blocks},
+          {"kv_blocks", journal.partition.kv_blocks},
+          {"gpu_act_blocks", journal.gpu_act_blocks},
+          {"gpu_kv_blocks", journal.gpu_kv_blocks},
+          {"executor", journal.executor},
+          {"iteration", journal.iteration},
+          {"prompt_tokens", journal.prompt_tokens},
+          {"generated_tokens", journal.generated_tokens},
+          {"preemptions", journal.preemptions},
+          {"elapsed", journal.elapsed},
+          {"requests", std::move(requests)},
+          {"answers", std::move(answers)}};
+}
+
+Journal journal_of(const json& from) {
+  Journal journal{.run_id = from.at("run_id"),
+                  .build = from.at("build"),
+                  .model = from.at("model"),
+                  .input = from.at("input"),
+                  .pool_epoch = from.at("pool_epoch"),
+                  .partition = {.region_bytes = from.at("region_bytes"),
+                                .act_blocks = from.at("act_blocks"),
+                                .kv_blocks = from.at("kv_blocks")},
+                  .gpu_act_blocks = from.at("gpu_act_blocks"),
+                  .gpu_kv_blocks = from.at("gpu_kv_blocks"),
+                  .executor = from.at("executor"),
+                  .iteration = from.at("iteration"),
+                  .prompt_tokens = from.at("prompt_tokens"),
+                  .generated_tokens = from.at("generated_tokens"),
+                  .preemptions = from.at("preemptions"),
+                  .elapsed = from.at("elapsed"),
+                  .requests = {},
+                  .answers = {}};
+  for (const json& request : from.at("requests")) {
+    journal.requests.push_back(begun_request(request));
+  }
+  for (const json& answer : from.at("answers")) {
+    journal.answers.push_back(begun_answer(answer));
+  }
+  return journal;
+}
+
+// ---- the file
+
+[[noreturn]] void fail_to_write(const std::filesystem::path& path) {
+  fail(Exit::busy, "{} cannot be written: {}", path.string(),
+       std::generic_category().message(errno));
+}
+
+void write_whole(int descriptor, std::span<const std::byte> bytes,
+                 const std::filesystem::path& path) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(descriptor, bytes.data(), bytes.size());
+    if (written < 0 && errno != EINTR) {
+      fail_to_write(path);
+    }
+    bytes = bytes.subspan(static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
+  }
+}
+
+}  // namespace
+
+void write_journal(const std::filesystem::path& run_dir, const Journal& journal) {
+  const std::vector<std::uint8_t> payload = json::to_cbor(to_json(journal));
+  const auto bytes = std::as_bytes(std::span(payload));
+  Head head{.magic = {}, .version = kJournalVersion, .crc = crc32c(bytes), .bytes = payload.size()};
+  std::memcpy(head.magic, kMagic, sizeof kMagic);
+  const std::filesystem::path path = path_in(run_dir), fresh = path.string() + ".new";
+  const int descriptor =
+      open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (descriptor < 0) {
+    fail_to_write(fresh);
+  }
+  try {
+    write_whole(descriptor, std::as_bytes(std::span(&head, 1)), fresh);
+    write_whole(descriptor, bytes, fresh);
+    if (fdatasync(descriptor) != 0) {
+      fail_to_write(fresh);
+    }
+  } catch (...) {
+    close(descriptor);
+    throw;
+  }
+  close(descriptor);
+  std::error_code problem;
+  std::filesystem::rename(fresh, path, problem);
+  if (problem) {
+    fail(Exit::busy, "{} cannot be written: {}", path.string(), problem.message());
+  }
+}
+
+bool journal_exists(const std::filesystem::path& run_dir) {
+  return std::filesystem::exists(path_in(run_dir));
+}
+
+Journal take_journal(const std::filesystem::path& run_dir) {
+  const std::filesystem::path path = path_in(run_dir);
+  const RegularFile file(path);
+  std::filesystem::remove(path);
+  Head head{};
+  const auto size = static_cast<std::uint64_t>(file.size().n);
+  if (size < sizeof head) {
+    fail("{} is torn: {} bytes are no journal", path.string(), size);
+  }
+  file.read_exactly(0, std::as_writable_bytes(std::span(&head, 1)));
+  if (std::memcmp(head.magic, kMagic, sizeof kMagic) != 0 || head.version != kJournalVersion) {
+    fail("{} is no journal of this version of poise", path.string());
+  }
+  if (head.bytes != size - sizeof head) {
+    fail("{} is torn: it holds {} bytes of {}", path.string(), size - sizeof head, head.bytes);
+  }
+  std::vector<std::byte> payload(head.bytes);
+  file.read_exactly(sizeof head, payload);
+  if (crc32c(payload) != head.crc) {
+    fail("{} is damaged: its checksum is another", path.string());
+  }
+  try {
+    return journal_of(json::from_cbor(payload));
+  } catch (const json::exception& problem) {
+    fail("{} is damaged: {}", path.string(), shown(problem.what(), 200));
+  }
+}
+
+void lose_blocks(Journal& journal, Lost lost) {
+  const auto on_device = [](const BlockRef& block) { return block.place == Place::gpu; };
+  for (Scheduler::Snapshot& begun : journal.requests) {
+    if (lost == Lost::everything || std::ranges::any_of(begun.blocks, on_device)) {
+      begun.blocks.clear();
+      begun.stored = 0;
+    }
+  }
+}
+
+void check_same_work(const Journal& journal, const Journal& now) {
+  const auto same = [](const char* what, const auto& then, const auto& now_) {
+    if (then != now_) {
+      fail("the journal is of another {}: {} instead of {}", what, then, now_);
+    }
+  };
+  same("run", journal.run_id, now.run_id);
+  same("build", journal.build, now.build);
+  same("model", journal.model, now.model);
+  same("input", journal.input, now.input);
+  same("block pool", journal.pool_epoch, now.pool_epoch);
+  same("partition of the pool (region)", journal.partition.region_bytes,
+       now.partition.region_bytes);
+  same("partition of the pool (ACT)", journal.partition.act_blocks, now.partition.act_blocks);
+  same("partition of the pool (KV)", journal.partition.kv_blocks, now.partition.kv_blocks);
+}
+
+}  // namespace poise

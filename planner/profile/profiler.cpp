@@ -1,0 +1,240 @@
+#include "planner/profile/profiler.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "common/trouble.h"
+#include "planner/memory/sizes.h"
+
+namespace poise {
+namespace {
+
+constexpr Bytes kLargestPool = kGiB * 2;
+constexpr std::int64_t kShareOfHost = 8;  // of what is free, the pool may take one part
+// All works of full size together, beside their weights. A GPU takes mini-batches as large as those of
+// runs, and has its clock of long work, in this time; cores take as long for less.
+constexpr Seconds kMeasuring{2}, kMeasuringOnGpu{5};
+constexpr int kSmaller = 4;           // so much smaller is a work that is not of full size
+constexpr int kFewestRounds = 3;      // 6 sizes of the head's rows
+constexpr std::int32_t kVisits = 24;  // of each size, all layers and rounds together, at least
+constexpr Seconds kHeating{8};  // until a clock has fallen as far as it does: heat lowers it, too
+constexpr double kMaxHeats = 100;
+// Iterations of a few sequences that generate, for the time between them: tables as those of runs in
+// which it counts. Those of many prompts take longer to build, check and send.
+constexpr int kRests = 8;
+
+// What was measured of one executor says nothing of another.
+void check_there(const ExecutorLink& executor) {
+  if (executor.gone() || executor.returned()) {
+    fail(Exit::interrupted, "the gpu_executor is gone");
+  }
+}
+
+}  // namespace
+
+Profiler::Profiler(ProfiledMachine machine, LoaderLink& loader, ExecutorLink& executor)
+    : machine_(std::move(machine)),
+      layout_(weight_layout(machine_.shape, machine_.dtype)),
+      loader_(loader),
+      executor_(executor) {
+  profile_.name = machine_.device;
+  profile_.fingerprint = profile_fingerprint(machine_.device, machine_.shape, machine_.dtype);
+  profile_.model = model_fingerprint(machine_.shape, machine_.dtype);
+  profile_.gpu_memory = machine_.gpu_memory;
+  profile_.gpu_overhead = machine_.gpu_overhead;
+  profile_.host_memory = machine_.host_memory;
+  begin(kFirstProfileScale, 1);  // may fail
+  executor_.watch([this](const messages::LayerDone& done) {
+    rest_ += {static_cast<double>(done.rested_ns()) * 1e-9};
+    if (done.spans() != nullptr) {
+      for (const messages::Span* span : *done.spans()) {
+        spans_.push_back({done.stage(), *span});
+      }
+    }
+  });
+}
+
+Profiler::~Profiler() { executor_.watch(nullptr); }
+
+void Profiler::begin(ProfileScale scale, int rounds) {
+  const Bytes pool = std::min(kLargestPool, machine_.host_free / kShareOfHost);
+  const Bytes tables = machine_.device.starts_with("cpu") ? Bytes{0} : page_tables_of(kLargestPool);
+  sizes_ = profile_sizes(machine_.shape, machine_.dtype, scale, pool,
+                         machine_.gpu_overhead + tables, machine_.gpu_memory);
+  rounds_ = rounds;
+  works_.push_back({.work = ProfileWork::prompts_here, .round = 0});
+  add_works([](ProfileWork) { return true; });
+  times_.emplace(layout_, sizes_.device);
+  loader_.claim(region_bytes(block_sizes(machine_.shape, machine_.dtype), sizes_.host),
+                sizes_.host);
+  phase_ = Phase::claiming;
+}
+
+// Whether the device's clock depends on what it did before: cores need no heat, nor does the pass that
+// only finds the scale.
+bool Profiler::heats() const {
+  return sizes_.scale.blocks > kFirstProfileScale.blocks && !machine_.device.starts_with("cpu");
+}
+
+// Where heat counts, prompts are measured on a busy device, too; once before that they only fill the
+// blocks.
+void Profiler::add_works(const std::function<bool(ProfileWork)>& wanted) {
+  for (int round = 0; round < rounds_; ++round) {
+    for (const ProfileWork work : kProfileWork) {
+      const bool prompts = work == ProfileWork::prompts_kv || work == ProfileWork::prompts_act;
+      const bool busy = work == ProfileWork::context_busy || (prompts && heats());
+      if (!wanted(work)) {
+        continue;
+      }
+      if (busy && prompts && round == 0) {
+        works_.push_back({.work = work, .round = 0, .heats = true});
+      }
+      (busy ? behind_ : works_).push_back({.work = work, .round = round});
+    }
+  }
+}
+
+// Those of a busy device stand together, behind all others, which say how many blocks the link brings
+// meanwhile. The first are there for the clock's sake; so is one before each large work of prompts.
+void Profiler::add_works_behind() {
+  times_->fit(profile_);
+  const Work heat{.work = ProfileWork::context_busy, .round = 0, .heats = true};
+  if (heats()) {
+    const std::int32_t streamed = layout_.layers - sizes_.device.resident_layers;
+    sizes_.busy = busy_work(profile_, sizes_.scale.blocks, layout_.layers, streamed);
+    const double iteration = time_of(sizes_.busy, profile_, layout_.layers).n;
+    const double heats =
+        std::clamp(std::ceil(kHeating.n / std::max(iteration, 1e-9)), 1.0, kMaxHeats);
+    works_.assign(static_cast<std::size_t>(heats), heat);
+  }
+  std::ranges::stable_partition(
+      behind_, [](const Work& one) { return one.work == ProfileWork::context_busy; });
+  for (const Work& work : std::exchange(behind_, {})) {
+    if (heats() && work.work != ProfileWork::context_busy && work.round % kFewestRounds == 0) {
+      works_.push_back(heat);
+    }
+    works_.push_back(work);
+  }
+}
+
+bool Profiler::step(Seconds timeout) {
+  bool moved = false;
+  switch (phase_) {
+    case Phase::claiming:
+      moved = loader_.step(timeout);
+      if (loader_.grant()) {
+        executor_.configure(sizes_.device, machine_.gpu_memory, layout_, true);
+        phase_ = Phase::configuring;
+      }
+      break;
+    case Phase::configuring:
+      moved = executor_.step(timeout);
+      check_there(executor_);
+      if (executor_.ready()) {
+        phase_ = Phase::measuring;
+        go_on();
+      }
+      break;
+    case Phase::measuring:
+      moved = executor_.step(timeout);
+      check_there(executor_);
+      if (executor_.take_results()) {
+        if (rested_) {
+          if (rest_.n > 0) {  // none before the first
+            times_->add_between(rest_);
+          }
+        } else if (!work_.heats && work_.work != ProfileWork::prompts_here) {
+          times_->add(work_.work, tables_, spans_);
+        }
+        go_on();
+      }
+      break;
+    case Phase::over:
+      break;
+  }
+  return moved;
+}
+
+void Profiler::go_on() {
+  if (works_.empty()) {
+    next_pass();
+    return;
+  }
+  work_ = works_.front();
+  const Work& next = work_;
+  works_.pop_front();
+  spans_.clear();
+  rest_ = {};
+  ++iteration_;
+  if (!small_) {
+    const auto left = static_cast<double>(works_.size() + behind_.size());
+    const auto begun = static_cast<double>(iteration_);
+    share_ = std::max(share_, begun / (begun + left + kRests));
+  }
+  // One round in three is of full size; the others bring sizes between.
+  ProfileSizes sizes = sizes_;
+  if (next.round % kFewestRounds != 0) {
+    sizes.scale.blocks = std::max(1, sizes.scale.blocks / kSmaller - next.round);
+    sizes.scale.rows = std::max(1, sizes.scale.rows / kSmaller - next.round);
+  }
+  messages::IterationT tables = profile_iteration(next.work, sizes, machine_.shape, iteration_,
+                                                  loader_.grant()->pool_epoch, next.round, rounds_);
+  tables_ = tables;
+  executor_.begin(std::move(tables), works_.empty());
+}
+
+void Profiler::next_pass() {
+  if (!behind_.empty()) {
+    add_works_behind();
+    go_on();
+    return;
+  }
+  times_->fit(profile_);
+  if (std::exchange(small_, false)) {
+    const std::int32_t layers = machine_.shape.num_hidden_layers;
+    const int rounds = std::max(kFewestRounds, static_cast<int>(ceil_div(kVisits, layers)));
+    const auto full =
+        static_cast<double>(ceil_div(rounds, kFewestRounds) * std::ssize(kProfileWork));
+    const Seconds all = machine_.device.starts_with("cpu") ? kMeasuring : kMeasuringOnGpu;
+    const ProfileScale scale = profile_scale(profile_, layers, {all.n / full});
+    spdlog::info("profiling with up to {} blocks and {} rows", scale.blocks, scale.rows);
+    begin(scale, rounds);
+    return;
+  }
+  const ProfileTimes::Outliers outliers = times_->outliers();
+  if (!outliers.empty() && !std::exchange(repeated_, true)) {
+    repeat(outliers);
+  } else if (!std::exchange(rested_, true)) {
+    works_.assign(kRests, {.work = ProfileWork::context_few, .round = 0});
+    executor_.configure(sizes_.device, machine_.gpu_memory, layout_, false);
+    phase_ = Phase::configuring;
+  } else {
+    check_whole();
+    phase_ = Phase::over;
+  }
+}
+
+// Decisions rest on these. Of two layers, each has its buffer and is brought once.
+void Profiler::check_whole() const {
+  for (const std::string_view name : {"load_w", "load_kv", "load_act", "kv_gen"}) {
+    const bool there = std::ranges::any_of(
+        profile_.measured, [&](const MeasuredLine& line) { return line.name == name; });
+    check(there || (name == "load_w" && layout_.layers <= 2),
+          "a profile has times of all it prices");
+  }
+}
+
+// Their works again, every round: a size of the head's rows comes in one round alone.
+void Profiler::repeat(const ProfileTimes::Outliers& outliers) {
+  times_->forget(outliers);
+  add_works([&](ProfileWork work) {
+    return std::ranges::any_of(outliers,
+                               [&](const auto& one) { return measures(work, one.first); });
+  });
+  go_on();
+}
+
+}  // namespace poise

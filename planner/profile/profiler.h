@@ -1,0 +1,83 @@
+#pragma once
+// Has the executor do profiling.h's iterations and fits their times: first a small set, which tells
+// how large the others may be to take seconds and not minutes, then all works several times, and once
+// more those whose points lie far off their lines. Claims a small pool and configures the executor,
+// traced; untraced, as runs are, for the last works, which tell how long the device rests between
+// iterations. Whoever goes on with them claims and configures anew. One thread, one `step` at a time.
+
+#include <deque>
+#include <functional>
+#include <optional>
+
+#include "planner/links/executor_link.h"
+#include "planner/links/loader_link.h"
+#include "planner/profile/profiling.h"
+
+namespace poise {
+
+// What is measured, and how much memory that may take.
+struct ProfiledMachine {
+  ModelShape shape{};
+  DType dtype{};
+  std::string device;  // as the executor names it
+  Bytes gpu_memory;    // at most
+  Bytes gpu_overhead;  // of it, beside the buffers
+  Bytes host_free;     // that a pool may be made of
+  Bytes host_memory;   // of the machine
+};
+
+class Profiler {
+ public:
+  // The links have greeted, and outlive this.
+  Profiler(ProfiledMachine machine, LoaderLink& loader, ExecutorLink& executor);
+  ~Profiler();
+  Profiler(const Profiler&) = delete;
+  Profiler& operator=(const Profiler&) = delete;
+
+  // Waits at most `timeout` for an answer. True where anything passed.
+  bool step(Seconds timeout);
+  bool done() const { return phase_ == Phase::over; }
+  // Of the works that are known by now, those that were begun; never less than before.
+  double share() const { return share_; }
+  // REQUIRES: done().
+  const Profile& profile() const { return profile_; }
+
+ private:
+  enum class Phase { claiming, configuring, measuring, over };
+  struct Work {
+    ProfileWork work;
+    int round;
+    bool heats = false;  // for what it does to the device; its times are nobody's
+  };
+
+  void begin(ProfileScale scale, int rounds);
+  void add_works(const std::function<bool(ProfileWork)>& wanted);
+  void add_works_behind();
+  bool heats() const;
+  void go_on();
+  void next_pass();
+  void check_whole() const;
+  void repeat(const ProfileTimes::Outliers& outliers);
+
+  const ProfiledMachine machine_;
+  const WeightLayout layout_;
+  LoaderLink& loader_;
+  ExecutorLink& executor_;
+  Phase phase_ = Phase::claiming;
+  bool small_ = true;  // the first pass, which only finds the scale
+  bool repeated_ = false;
+  bool rested_ = false;  // the time between iterations is being measured, untraced, or is known
+  int rounds_ = 1;
+  ProfileSizes sizes_;
+  std::deque<Work> works_, behind_;  // those of a busy device come behind all others
+  std::uint64_t iteration_ = 0;
+  double share_ = 0;
+  Work work_{};                  // the iteration under way
+  messages::IterationT tables_;  // its tables
+  std::vector<ProfileTimes::StageSpan> spans_;
+  Seconds rest_{};  // of the device, before it
+  std::optional<ProfileTimes> times_;
+  Profile profile_;
+};
+
+}  // namespace poise

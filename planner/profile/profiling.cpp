@@ -1,0 +1,403 @@
+#include "planner/profile/profiling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+#include <iterator>
+#include <memory>
+#include <numeric>
+
+#include "common/trouble.h"
+#include "common/weight_layout.h"
+#include "planner/memory/sizes.h"
+
+namespace poise {
+namespace {
+
+constexpr int kSizes = 8;                 // of blocks in the context works
+constexpr int kBusyRepeats = 6 * kSizes;  // of the largest, beside them
+constexpr std::int32_t kRepeatSizes = 24, kRepeatSteps = 72;
+constexpr double kRepeat = 0.84;        // of the largest, on average
+constexpr std::int32_t kSequences = 8;  // a mini-batch's blocks are shared out among
+constexpr std::int32_t kProfiledLogits = 256;
+constexpr std::int32_t kHereBlocks = 16;  // ACT blocks on the device
+// Neighbours' rows are together more than a mini-batch's buffers hold, so that each is a group of its
+// own; in parts of the largest, 0 for a single row. One part is few rows, which products have a way of
+// their own for (kernels/cuda/gemm.h); from half of the largest on there is a size for every two
+// parts, since with each tile of rows a product's time rises in steps.
+constexpr std::int32_t kPromptParts = 32;
+constexpr std::array<std::int32_t, 15> kPromptSizes{0,  32, 1,  32, 4,  32, 8, 28,
+                                                    16, 20, 18, 24, 22, 26, 30};
+
+constexpr double kLate = 20e-6;  // seconds
+constexpr double kShortestTime = 1e-9;
+
+std::int32_t context_blocks(const DeviceLimits& limits) {
+  return std::max(1, limits.max_context / kBlockTokens);
+}
+
+std::int32_t size_of_step(std::int32_t most, int step) {  // 1 .. kSizes
+  return std::max(1, most * step / kSizes);
+}
+
+// Of 576 blocks: every eighth from there down to 392, and again.
+std::int32_t size_of_repeat(std::int32_t most, std::int32_t i) {
+  return std::max(1, most - most * (i % kRepeatSizes) / kRepeatSteps);
+}
+
+std::vector<std::int32_t> prompt_rows(std::int32_t most) {
+  std::vector<std::int32_t> rows;
+  for (const std::int32_t parts : kPromptSizes) {
+    rows.push_back(std::max(1, most * parts / kPromptParts));
+  }
+  return rows;
+}
+
+// A run or entry of one kind and place.
+struct Blocks {
+  messages::Kind kind;
+  messages::Place place;
+  std::uint32_t pool;  // so many there are
+};
+
+// Mini-batches one behind the other.
+class Tables {
+ public:
+  Tables(const ProfileSizes& sizes, const ModelShape& shape) : sizes_(sizes), shape_(shape) {}
+
+  // One-row sequences that load `n` blocks between them, the last row of each block's last aside:
+  // that is the new one.
+  void add_context(const Blocks& blocks, std::int32_t n) { add_context({{blocks, n}}); }
+  // Blocks of one kind from several places, which share the sequences.
+  void add_context(std::initializer_list<std::pair<Blocks, std::int32_t>> parts) {
+    auto batch = begin();
+    std::uint32_t slot = 0;
+    for (const auto& [blocks, n] : parts) {
+      add_sequences(*batch, blocks, n, kSequences / static_cast<std::int32_t>(parts.size()), slot);
+    }
+    if (parts.begin()->first.kind == messages::Kind::Act) {
+      batch->regenerate.emplace_back(0, slot);
+    }
+    end(std::move(batch));
+  }
+
+  // New sequences of `rows` rows together, of which `stored` go to blocks that nobody else uses.
+  void add_prompts(const Blocks& blocks, std::int32_t rows, std::int32_t stored) {
+    auto batch = begin();
+    const std::int32_t longest = std::min(kProfiledPrompt, sizes_.device.max_context);
+    std::uint32_t slot = 0;
+    for (std::int32_t row = 0; row < rows;) {
+      const std::int32_t tokens = std::min(longest, rows - row);
+      batch->sequences.emplace_back(next_request_++, 0, static_cast<std::uint32_t>(tokens),
+                                    static_cast<std::uint32_t>(row),
+                                    static_cast<std::uint32_t>(batch->entries.size()));
+      for (std::int32_t begin = 0; begin < tokens; begin += kBlockTokens) {
+        const std::int32_t count = std::min({kBlockTokens, tokens - begin, stored});
+        const std::uint32_t block = count > 0 ? next_block_++ : 0;
+        check(block < blocks.pool, "the pool has a block for each that is stored");
+        batch->entries.emplace_back(where(blocks.kind), blocks.kind, blocks.place, 0, slot++,
+                                    block);
+        if (count > 0) {
+          batch->stores.emplace_back(blocks.kind, blocks.place, 0,
+                                     static_cast<std::uint32_t>(count),
+                                     static_cast<std::uint32_t>(row + begin), block);
+          stored -= count;
+        }
+      }
+      for (std::int32_t i = 0; i < tokens; ++i) {
+        batch->tokens.push_back(token());
+      }
+      row += tokens;
+    }
+    end(std::move(batch));
+  }
+
+  // A token is sampled for so many of the sequences, at least one.
+  messages::IterationT finish(std::uint64_t iteration, std::uint64_t pool_epoch, double share) {
+    std::int64_t sequences = 0;
+    for (const auto& batch : tables_.mini_batches) {
+      sequences += std::ssize(batch->sequences);
+    }
+    auto left = std::max<std::int64_t>(1, std::llround(share * static_cast<double>(sequences)));
+    for (auto& batch : tables_.mini_batches) {
+      for (std::uint32_t i = 0; i < batch->sequences.size() && left > 0; ++i, --left) {
+        auto sample = std::make_unique<messages::SampleT>();
+        sample->sequence = i;
+        sample->temperature = 0;
+        batch->samples.push_back(std::move(sample));
+      }
+    }
+    tables_.iteration = iteration;
+    tables_.pool_epoch = pool_epoch;
+    return std::move(tables_);
+  }
+
+ private:
+  static messages::Where where(messages::Kind kind) {
+    return kind == messages::Kind::Kv ? messages::Where::LoadedKv : messages::Where::RegeneratedKv;
+  }
+  void add_sequences(messages::MiniBatchT& batch, const Blocks& blocks, std::int32_t n,
+                     std::int32_t wished, std::uint32_t& slot) {
+    const std::int32_t sequences = std::max(
+        std::min(n, wished), static_cast<std::int32_t>(ceil_div(n, context_blocks(sizes_.device))));
+    for (std::int32_t i = 0; i < sequences; ++i) {
+      const std::int32_t share = n * (i + 1) / sequences - n * i / sequences;
+      const auto count = static_cast<std::uint32_t>(share);
+      batch.sequences.emplace_back(next_request_++, count * kBlockTokens - 1, 1,
+                                   static_cast<std::uint32_t>(batch.tokens.size()),
+                                   static_cast<std::uint32_t>(batch.entries.size()));
+      batch.tokens.push_back(token());
+      for (std::uint32_t left = count; left > 0;) {
+        const std::uint32_t first = next_block_ % blocks.pool;
+        const std::uint32_t run = std::min(left, blocks.pool - first);
+        const bool last = run == left;
+        batch.loads.emplace_back(blocks.kind, blocks.place,
+                                 static_cast<std::uint16_t>(kBlockTokens - (last ? 1 : 0)), run,
+                                 first, slot);
+        for (std::uint32_t j = 0; j < run; ++j) {
+          batch.entries.emplace_back(where(blocks.kind), blocks.kind, blocks.place, 0, slot + j,
+                                     first + j);
+        }
+        slot += run;
+        next_block_ += run;
+        left -= run;
+      }
+    }
+  }
+
+  TokenId token() { return static_cast<TokenId>(next_token_++ % unsigned(shape_.vocab_size)); }
+  std::unique_ptr<messages::MiniBatchT> begin() const {
+    auto batch = std::make_unique<messages::MiniBatchT>();
+    batch->id = static_cast<std::uint32_t>(tables_.mini_batches.size());
+    return batch;
+  }
+  void end(std::unique_ptr<messages::MiniBatchT> batch) {
+    tables_.mini_batches.push_back(std::move(batch));
+  }
+
+  const ProfileSizes& sizes_;
+  const ModelShape& shape_;
+  messages::IterationT tables_;
+  std::uint32_t next_block_ = 0, next_request_ = 0, next_token_ = 0;
+};
+
+DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale) {
+  const std::int32_t positions = shape.max_position_embeddings / kBlockTokens * kBlockTokens;
+  DeviceLimits limits;
+  std::int64_t rows = 0;
+  for (const std::int32_t one : prompt_rows(scale.rows)) {
+    rows += one;
+  }
+  limits.max_context = std::max(std::min(positions, scale.blocks * kBlockTokens), kBlockTokens);
+  // Of blocks from two places, each place's are shared out among at least half of kSequences.
+  const std::int32_t sequences = std::max(
+      kSequences,
+      static_cast<std::int32_t>(ceil_div(scale.blocks, context_blocks(limits))) + kSequences / 2);
+  const std::int64_t prompts = ceil_div(scale.rows, std::min(kProfiledPrompt, limits.max_context));
+  limits.max_rows =
+      static_cast<std::int32_t>(std::max<std::int64_t>(rows, (kBusyRepeats + kSizes) * sequences));
+  limits.max_mini_batch_rows = std::max(scale.rows, sequences);
+  limits.max_sequences = std::max(sequences, static_cast<std::int32_t>(prompts));
+  limits.act_slots = limits.kv_slots = std::max(
+      scale.blocks, static_cast<std::int32_t>(ceil_div(scale.rows, kBlockTokens) + prompts));
+  limits.logits_rows = kProfiledLogits;
+  limits.gpu_act_blocks = kHereBlocks;
+  return limits;
+}
+
+}  // namespace
+
+ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale scale,
+                           Bytes host_bytes, Bytes overhead, Bytes cap) {
+  if (shape.max_position_embeddings < kBlockTokens) {
+    fail("a model of {} positions, fewer than a block has, is not measured",
+         shape.max_position_embeddings);
+  }
+  const BlockSizes blocks = block_sizes(shape, dtype);
+  const Bytes pair =
+      (blocks.block(BlockKind::kv) + blocks.block(BlockKind::act)) * shape.num_hidden_layers;
+  // Every mini-batch of prompts begins a block that it does not fill.
+  const std::int64_t wanted =
+      std::max<std::int64_t>(scale.rows / kBlockTokens, 4) + std::ssize(kPromptSizes);
+  const std::int64_t pool = std::clamp<std::int64_t>(host_bytes / pair, 2, wanted);
+  ProfileSizes sizes{.scale = scale, .host = {}, .device = limits_for(shape, scale)};
+  while (plan_device_memory(shape, dtype, sizes.device, overhead).total > cap &&
+         (sizes.scale.blocks > 1 || sizes.scale.rows > kSequences)) {
+    sizes.scale.blocks = std::max(1, sizes.scale.blocks / 2);
+    sizes.scale.rows = std::max(kSequences, sizes.scale.rows / 2);
+    sizes.device = limits_for(shape, sizes.scale);
+    sizes.device.logits_rows = std::min(kProfiledLogits, sizes.scale.rows);
+  }
+  sizes.host = {.act_blocks = static_cast<std::uint32_t>(pool),
+                .kv_blocks = static_cast<std::uint32_t>(pool),
+                .gpu_act_blocks = kHereBlocks};
+  // Layers that stay need not be streamed again and again; a few that are streamed tell the price:
+  // more than have a buffer, or none would be brought twice.
+  constexpr std::int32_t kStreamed = 4;
+  sizes.device = with_resident_layers(shape, dtype, sizes.device, overhead, cap);
+  sizes.device.resident_layers =
+      std::min(sizes.device.resident_layers, std::max(0, shape.num_hidden_layers - kStreamed));
+  return sizes;
+}
+
+messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& sizes,
+                                       const ModelShape& shape, std::uint64_t iteration,
+                                       std::uint64_t pool_epoch, int round, int rounds) {
+  using messages::Kind, messages::Place;
+  const Blocks kv{Kind::Kv, Place::Host, sizes.host.kv_blocks};
+  const Blocks act{Kind::Act, Place::Host, sizes.host.act_blocks};
+  const Blocks here{Kind::Act, Place::Gpu, sizes.host.gpu_act_blocks};
+  Tables tables(sizes, shape);
+  if (work == ProfileWork::context_busy) {
+    const auto add = [&](std::int32_t n) {
+      const auto crossing = static_cast<std::int32_t>(n * sizes.busy.from_host);
+      tables.add_context({{act, crossing}, {here, n - crossing}});
+    };
+    for (std::int32_t i = 0; i < sizes.busy.repeats; ++i) {
+      add(size_of_repeat(sizes.busy.blocks, i));
+    }
+    for (int step = kSizes; step >= 1; --step) {
+      add(size_of_step(sizes.scale.blocks, step));
+    }
+    return tables.finish(iteration, pool_epoch, 0);
+  }
+  if (work == ProfileWork::context_few) {
+    // A small cap may leave fewer slots.
+    tables.add_context(kv, round % 2 == 0 ? std::min(kSequences, sizes.device.kv_slots) : 1);
+    return tables.finish(iteration, pool_epoch, 1);
+  }
+  if (work == ProfileWork::context_apart || work == ProfileWork::context_together) {
+    for (int step = kSizes; step >= 1; --step) {
+      for (const Blocks& kind : {kv, act, here}) {
+        tables.add_context(kind, size_of_step(sizes.scale.blocks, step));
+        if (work == ProfileWork::context_apart) {
+          tables.add_context(kv, 1);
+        }
+      }
+    }
+    const int index = 2 * round + (work == ProfileWork::context_together ? 1 : 0);
+    return tables.finish(iteration, pool_epoch, (index + 1.0) / (2.0 * rounds));
+  }
+  const std::vector<std::int32_t> rows = prompt_rows(sizes.scale.rows);
+  if (work == ProfileWork::prompts_here) {
+    // By the largest mini-batches, each of which begins blocks of its own.
+    std::int32_t left = static_cast<std::int32_t>(here.pool) * kBlockTokens;
+    for (const std::int32_t one : rows) {
+      const std::int32_t stored = one == sizes.scale.rows ? std::min(one, left) : 0;
+      tables.add_prompts(here, one, stored);
+      left -= static_cast<std::int32_t>(round_up(stored, kBlockTokens));
+    }
+    return tables.finish(iteration, pool_epoch, 0);
+  }
+  const Blocks& kind = work == ProfileWork::prompts_kv ? kv : act;
+  double all = 0;
+  for (const std::int32_t one : rows) {
+    all += one;
+  }
+  const double room = (kind.pool - static_cast<double>(rows.size())) * kBlockTokens;
+  for (const std::int32_t one : rows) {
+    const auto stored = static_cast<std::int64_t>(std::clamp(room / all, 0.0, 1.0) * one);
+    // Whole blocks, for which `room` has left a block each.
+    tables.add_prompts(
+        kind, one,
+        static_cast<std::int32_t>(std::min<std::int64_t>(one, round_up(stored, kBlockTokens))));
+  }
+  return tables.finish(iteration, pool_epoch, 0);
+}
+
+bool measures(ProfileWork work, Line Profile::*line) {
+  const auto among = [&](std::initializer_list<Line Profile::*> lines) {
+    return std::ranges::find(lines, line) != lines.end();
+  };
+  if (among({&Profile::load_w, &Profile::forward, &Profile::qkv, &Profile::embed})) {
+    return true;
+  }
+  if (among({&Profile::store_kv})) {
+    return work == ProfileWork::prompts_kv;
+  }
+  if (among({&Profile::store_act})) {
+    return work == ProfileWork::prompts_act;
+  }
+  const bool prompts = work == ProfileWork::prompts_kv || work == ProfileWork::prompts_act;
+  return prompts == among({&Profile::prefill});
+}
+
+BusyWork busy_work(const Profile& profile, std::int32_t blocks, std::int32_t layers,
+                   std::int32_t streamed) {
+  constexpr double kNotQuite = 0.85;   // of the time that computing takes, the link's
+  constexpr double kBlocksPart = 0.4;  // of that time, for blocks where weights are brought, too
+  constexpr double kLongest = 2;       // seconds of an iteration
+  const double kv_gen = profile.kv_gen.b;
+  if (kv_gen <= 0 || profile.load_act.b <= 0) {
+    return {};
+  }
+  const double part = streamed > 0 ? kBlocksPart : kNotQuite;
+  double wanted = streamed > 0 ? profile.load_w(1).n / (kNotQuite - kBlocksPart) / kv_gen : 0;
+  wanted = std::min(wanted, kLongest / (layers * kv_gen));
+  return {.repeats = static_cast<std::int32_t>(
+              std::clamp(std::ceil(wanted / (kRepeat * blocks)), 0.0, double{kBusyRepeats})),
+          .blocks = blocks,
+          .from_host = std::clamp(part * kv_gen / profile.load_act.b, 0.0, 1.0)};
+}
+
+Seconds time_of(const BusyWork& busy, const Profile& profile, std::int32_t layers) {
+  const double sizes = kRepeat * busy.repeats + (kSizes + 1) / 2.0;  // of the largest
+  return {layers * sizes * profile.kv_gen(busy.blocks).n};
+}
+
+ProfileScale profile_scale(const Profile& first, std::int32_t layers, Seconds budget) {
+  constexpr double kContextSizes = (kSizes + 1) / 2.0;  // of the largest, all sizes of one kind
+  const double each = budget.n / layers;
+  const double block = kContextSizes * (std::max(first.load_kv.b, first.attention.b) +
+                                        std::max(first.load_act.b + first.load_here.b,
+                                                 2 * (first.kv_gen.b + first.attention.b)));
+  const double rows = std::accumulate(kPromptSizes.begin(), kPromptSizes.end(), 0.0) / kPromptParts;
+  const double row = rows * first.forward.b;
+  const auto scaled = [&](double cost, std::int32_t least, std::int32_t most) {
+    // Whole eighths, so that every size is another.
+    return static_cast<std::int32_t>(std::clamp(each / cost, double(least), double(most))) / 8 * 8;
+  };
+  return {.blocks = scaled(block, kFirstProfileScale.blocks, kLargestProfileScale.blocks),
+          .rows = scaled(row, kFirstProfileScale.rows, kLargestProfileScale.rows)};
+}
+
+std::vector<std::size_t> far_points(std::span<const Point> points) {
+  std::vector<std::size_t> far, left(points.size());
+  std::iota(left.begin(), left.end(), std::size_t{0});
+  // The furthest one first: it drags the line away from others, too.
+  while (left.size() > 2) {
+    std::size_t furthest = left.size();
+    double most = 0;
+    for (std::size_t i = 0; i < left.size(); ++i) {
+      std::vector<Point> others;
+      for (const std::size_t other : left) {
+        if (other != left[i]) {
+          others.push_back(points[other]);
+        }
+      }
+      const Line line = fit_line(others);
+      const auto distance = [&](const Point& point) {  // in proportion, up as far as down
+        return std::abs(std::log(std::max(point.time.n, kShortestTime) / line(point.n).n));
+      };
+      std::vector<double> distances;
+      std::ranges::transform(others, std::back_inserter(distances), distance);
+      std::ranges::sort(distances);
+      const Point& point = points[left[i]];
+      const double own = distance(point);
+      if (own > std::max({5 * distances[distances.size() / 2], 0.1, most}) &&
+          std::abs(point.time.n - line(point.n).n) > kLate) {
+        furthest = i;
+        most = own;
+      }
+    }
+    if (furthest == left.size()) {
+      break;
+    }
+    far.push_back(left[furthest]);
+    left.erase(left.begin() + static_cast<std::ptrdiff_t>(furthest));
+  }
+  std::ranges::sort(far);
+  return far;
+}
+
+}  // namespace poise

@@ -1,0 +1,335 @@
+#include "planner/record/log_check.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "common/device_memory.h"
+#include "common/json_file.h"
+#include "common/order_log.h"
+#include "common/trouble.h"
+#include "common/words.h"
+#include "planner/record/log_check_batch.h"
+
+namespace poise {
+
+void CheckedMemory::forget_device() {
+  std::erase_if(blocks_, [](const auto& one) { return one.first.place != messages::Place::Host; });
+}
+void CheckedMemory::forget_host() {
+  std::erase_if(blocks_, [](const auto& one) { return one.first.place == messages::Place::Host; });
+}
+const CheckedBlock* CheckedMemory::find(const CheckedBlockName& block) const {
+  const auto found = blocks_.find(block);
+  return found == blocks_.end() ? nullptr : &found->second;
+}
+
+std::string to_text(const CheckedBlockName& block) {
+  return fmt::format("{} block {}{}", block.kind == messages::Kind::Kv ? "KV" : "ACT", block.number,
+                     block.place == messages::Place::Host ? "" : " of the device");
+}
+
+LogCheck::LogCheck(std::int32_t layers, std::size_t pieces) : layers_(layers), pieces_(pieces) {}
+
+void LogCheck::violation(const std::string& where, const std::string& what) {
+  ++report_.violations;
+  if (report_.first.size() < kViolationsTold) {
+    report_.first.push_back(fmt::format("{}: {}", where, what));
+  }
+}
+
+void LogCheck::take(const messages::Message& message) {
+  const auto unpacked = [](const auto* table) {
+    return std::unique_ptr<std::remove_pointer_t<decltype(table->UnPack())>>(table->UnPack());
+  };
+  if (const auto* grant = message.body_as_PoolGrant()) {
+    grant_ = *unpacked(grant);
+  } else if (const auto* configure = message.body_as_Configure()) {
+    take(*unpacked(configure));
+  } else if (const auto* ready = message.body_as_Ready()) {
+    credits_ = ready->credits();
+  } else if (const auto* iteration = message.body_as_Iteration()) {
+    take(*unpacked(iteration), message.run_id() != nullptr ? message.run_id()->str() : "");
+  } else if (const auto* order = message.body_as_LayerOrder()) {
+    take(*unpacked(order));
+  } else if (message.body_as_LayerDone() != nullptr) {
+    if (undone_ == 0) {
+      violation(fmt::format("iteration {}", message.body_as_LayerDone()->iteration()),
+                "an order is reported done that was not sent");
+    }
+    undone_ -= undone_ > 0 ? 1 : 0;
+  } else if (const auto* done = message.body_as_IterationDone()) {
+    take(*unpacked(done));
+  } else if (const auto* rejected = message.body_as_Rejected()) {
+    violation(fmt::format("order {}", rejected->order()),
+              fmt::format("the executor refused it: {}",
+                          rejected->sentence() != nullptr ? rejected->sentence()->str() : ""));
+  }
+}
+
+void LogCheck::take(const messages::ConfigureT& configure) {
+  ++report_.starts;
+  if (!configure_ || configure_->gpu_act_blocks != configure.gpu_act_blocks ||
+      configure_->gpu_kv_blocks != configure.gpu_kv_blocks) {
+    memory_.forget_device();
+  }
+  configure_ = configure;
+  buffers_ = {};
+  order_.reset();
+  undone_ = 0;
+  for (const auto& [request, text] : texts_) {
+    reopened_.insert(request);
+  }
+}
+
+void LogCheck::take(const messages::IterationT& iteration, const std::string& run) {
+  const std::string where = fmt::format("iteration {}", iteration.iteration);
+  if (!configure_) {
+    violation(where, "it comes before any Configure");
+    configure_.emplace();
+  }
+  if (order_ && iteration.iteration <= order_->number) {
+    violation(where, fmt::format("it follows iteration {}", order_->number));
+  }
+  if (order_ && order_->next_stage < static_cast<std::uint32_t>(layers_) + 2) {
+    violation(where, fmt::format("iteration {} was ordered up to stage {} only", order_->number,
+                                 order_->next_stage));
+  }
+  const std::string pool = fmt::format("{} {}", run, iteration.pool_epoch);
+  if (pool != pool_) {
+    memory_.forget_host();
+    pool_ = pool;
+  }
+  order_ = Order{.number = iteration.iteration,
+                 .mini_batches = static_cast<std::uint32_t>(iteration.mini_batches.size())};
+  ++report_.iterations;
+  check_sharing(iteration);
+  std::size_t rows = 0;
+  for (std::size_t i = 0; i < iteration.mini_batches.size(); ++i) {
+    const messages::MiniBatchT& batch = *iteration.mini_batches[i];
+    if (batch.id != i) {
+      violation(where, fmt::format("mini-batch {} stands at place {}", batch.id, i));
+    }
+    rows += batch.tokens.size();
+    ++report_.mini_batches;
+    MiniBatchCheck(*this, batch, static_cast<std::uint32_t>(i)).run();
+  }
+  report_.rows += rows;
+  if (rows > static_cast<std::size_t>(configure_->max_rows)) {
+    violation(where, fmt::format("{} rows, {} are configured", rows, configure_->max_rows));
+  }
+}
+
+// A block is of one request.
+void LogCheck::check_sharing(const messages::IterationT& iteration) {
+  std::map<CheckedBlockName, std::uint32_t> owners;
+  for (const auto& batch : iteration.mini_batches) {
+    for (const messages::Sequence& sequence : batch->sequences) {
+      for (const messages::AttentionEntry& entry : entries_of(*batch, sequence)) {
+        const CheckedBlockName name = name_of(entry);
+        if (!is_kept(entry)) {
+          continue;
+        }
+        const auto [owner, fresh] = owners.emplace(name, sequence.request());
+        if (!fresh && owner->second != sequence.request()) {
+          violation(fmt::format("iteration {}, mini-batch {}", iteration.iteration, batch->id),
+                    fmt::format("{} is of request {} and of request {}", to_text(name),
+                                owner->second, sequence.request()));
+        }
+      }
+    }
+  }
+}
+
+void LogCheck::take(const messages::LayerOrderT& order) {
+  const std::string where =
+      fmt::format("iteration {}, order of stage {}", order.iteration, order.stage);
+  if (!order_ || order.iteration != order_->number) {
+    violation(where, "its iteration was not sent before it");
+    return;
+  }
+  if (order.stage != order_->next_stage || order.stage > static_cast<std::uint32_t>(layers_) + 1) {
+    violation(where,
+              fmt::format("stage {} of 0 to {} comes next", order_->next_stage, layers_ + 1));
+  }
+  order_->next_stage = order.stage + 1;
+  if (++undone_ > credits_) {
+    violation(where,
+              fmt::format("{} orders are under way, there are {} credits", undone_, credits_));
+  }
+  check_mini_batches(order, where);
+  check_weights(order, where);
+}
+
+void LogCheck::check_mini_batches(const messages::LayerOrderT& order, const std::string& where) {
+  std::map<std::uint32_t, std::size_t> places;
+  for (std::size_t i = 0; i < order.mini_batches.size(); ++i) {
+    if (order.mini_batches[i] >= order_->mini_batches ||
+        !places.emplace(order.mini_batches[i], i).second) {
+      violation(where, fmt::format("mini-batch {} is none, or comes twice", order.mini_batches[i]));
+    }
+  }
+  if (places.size() != order_->mini_batches) {
+    violation(where, fmt::format("{} mini-batches of {}", places.size(), order_->mini_batches));
+    return;
+  }
+  for (const auto& [first, second] : order_->before) {
+    if (places[first] > places[second]) {
+      violation(where, fmt::format("mini-batch {} loads what mini-batch {} stores, and comes first",
+                                   second, first));
+    }
+  }
+}
+
+bool LogCheck::streamed(std::uint32_t layer) const {
+  return !is_resident({.resident_layers = configure_->resident_layers}, LayerId{layer}, layers_);
+}
+
+LogCheck::LayerBuffer* LogCheck::find(std::uint32_t layer, LayerBuffer::State state) {
+  const auto found = std::ranges::find_if(buffers_, [&](const LayerBuffer& buffer) {
+    return buffer.layer == layer && buffer.state == state;
+  });
+  return found == buffers_.end() ? nullptr : &*found;
+}
+
+// The one that was computed from first; nothing where both are needed.
+LogCheck::LayerBuffer* LogCheck::take_idle(std::uint32_t layer, LayerBuffer::State state) {
+  LayerBuffer* oldest = nullptr;
+  for (LayerBuffer& buffer : buffers_) {
+    if (buffer.state == LayerBuffer::State::idle &&
+        (oldest == nullptr || buffer.used < oldest->used)) {
+      oldest = &buffer;
+    }
+  }
+  if (oldest != nullptr) {
+    *oldest = {.state = state, .layer = layer, .pieces = {}, .used = oldest->used};
+  }
+  return oldest;
+}
+
+void LogCheck::fetch(const messages::WeightFetch& fetch, const std::string& where) {
+  ++report_.pieces_fetched;
+  const std::uint32_t layer = fetch.layer();
+  if (layer >= static_cast<std::uint32_t>(layers_) || fetch.piece() >= pieces_ ||
+      !streamed(layer)) {
+    violation(where, fmt::format("fetches piece {} of layer {}, which is none that is streamed",
+                                 fetch.piece(), layer));
+    return;
+  }
+  LayerBuffer* buffer = find(layer, LayerBuffer::State::computes);
+  if (buffer == nullptr || buffer->pieces.size() == pieces_) {
+    buffer = find(layer, LayerBuffer::State::waits);
+  }
+  if (buffer == nullptr) {
+    buffer = take_idle(layer, LayerBuffer::State::waits);
+  }
+  if (buffer == nullptr) {
+    violation(where, fmt::format("fetches layer {} while both buffers hold others", layer));
+  } else if (!buffer->pieces.insert(fetch.piece()).second) {
+    violation(where, fmt::format("fetches piece {} of layer {} twice", fetch.piece(), layer));
+  }
+}
+
+void LogCheck::check_weights(const messages::LayerOrderT& order, const std::string& where) {
+  const bool layer = order.stage >= 1 && order.stage <= static_cast<std::uint32_t>(layers_);
+  LayerBuffer* used = nullptr;
+  if (layer && streamed(order.stage - 1)) {
+    used = find(order.stage - 1, LayerBuffer::State::waits);
+    used = used != nullptr ? used : find(order.stage - 1, LayerBuffer::State::idle);
+    used = used != nullptr ? used : take_idle(order.stage - 1, LayerBuffer::State::computes);
+    if (used != nullptr) {
+      used->state = LayerBuffer::State::computes;
+    }
+  }
+  for (const bool first : {true, false}) {  // the first mini-batch's are there when it is computed
+    for (const messages::WeightFetch& one : order.fetch) {
+      if (order.mini_batches.empty() ||
+          (one.after_mini_batch() == order.mini_batches.front()) != first) {
+        continue;
+      }
+      fetch(one, where);
+    }
+    if (first && layer && streamed(order.stage - 1) &&
+        (used == nullptr || used->pieces.size() < pieces_)) {
+      violation(where,
+                fmt::format("layer {} is computed with {} of its {} pieces of weights",
+                            order.stage - 1, used == nullptr ? 0 : used->pieces.size(), pieces_));
+    }
+  }
+  if (used != nullptr) {
+    used->state = LayerBuffer::State::idle;
+    used->used = ++uses_;
+  }
+}
+
+void LogCheck::take(const messages::IterationDoneT& done) {
+  const std::string where = fmt::format("iteration {}, results", done.iteration);
+  if (!order_ || done.iteration != order_->number) {
+    violation(where, "they are of no iteration under way");
+    return;
+  }
+  for (const auto& result : done.results) {
+    const auto sample = order_->samples.find(result->request);
+    if (sample == order_->samples.end()) {
+      violation(where, fmt::format("request {} has one that was not asked for", result->request));
+      continue;
+    }
+    if (sample->second && result->finite && result->token >= 0) {
+      CheckedText& text = texts_[result->request];
+      text.tokens.push_back(result->token);
+      text.sampled = true;
+    }
+    order_->samples.erase(sample);
+  }
+  for (const auto& [request, generates] : order_->samples) {
+    violation(where, fmt::format("request {} has none", request));
+  }
+  order_->samples.clear();
+}
+
+LogCheckReport check_log(const std::filesystem::path& path) {
+  OrderLogReader reader(path);
+  const std::string what = fmt::format("the header of {}", path.string());
+  const nlohmann::json json = parse_json(reader.header_json(), what);
+  const JsonObject header(json, what);
+  const auto layers = header.integer("layers", {.min = 1, .max = 1 << 20});
+  const auto pieces = header.integers("piece_bytes", {.min = 0, .max = INT64_MAX});
+  if (!layers || !pieces) {
+    header.refuse(layers ? "piece_bytes" : "layers", "is missing");
+  }
+  LogCheck check(static_cast<std::int32_t>(*layers), pieces->size());
+  while (const auto record = reader.next()) {
+    flatbuffers::Verifier verifier(reinterpret_cast<const std::uint8_t*>(record->bytes.data()),
+                                   record->bytes.size(), 64, 10'000'000);
+    if (!messages::VerifyMessageBuffer(verifier)) {
+      fail("record {} of the order log is no message of this version of poise", record->number);
+    }
+    check.take(*messages::GetMessage(record->bytes.data()));
+  }
+  LogCheckReport report = check.report();
+  report.torn = reader.torn_tail();
+  return report;
+}
+
+std::string to_text(const LogCheckReport& report) {
+  std::string text;
+  for (const std::string& line : report.first) {
+    text += line + "\n";
+  }
+  const std::string totals =
+      fmt::format("{}, {} in {}; {} loaded, {} of context read, {} stored, {} of weights fetched",
+                  counted(report.iterations, "iteration"), counted(report.rows, "row"),
+                  counted(report.mini_batches, "mini-batch"),
+                  counted(report.blocks_loaded, "block"), counted(report.rows_read, "row"),
+                  counted(report.rows_stored, "row"), counted(report.pieces_fetched, "piece"));
+  if (report.violations == 0) {
+    const std::string unread =
+        report.torn.n > 0 ? fmt::format("; {} torn off at the end", size_text(report.torn)) : "";
+    return totals + ": every order holds" + unread + "\n";
+  }
+  return text +
+         fmt::format("{}: {}{}\n", totals, counted(report.violations, "violation"),
+                     report.violations > report.first.size() ? ", the first ones above" : "");
+}
+
+}  // namespace poise

@@ -1,0 +1,197 @@
+#include "planner/record/log_check_batch.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+namespace poise {
+namespace {
+
+constexpr std::int64_t kNoBound = INT64_MAX;  // the log does not tell it
+
+}  // namespace
+
+bool is_kept(const messages::AttentionEntry& entry) {
+  return entry.place() == messages::Place::Host || entry.place() == messages::Place::Gpu;
+}
+
+std::span<const messages::AttentionEntry> entries_of(const messages::MiniBatchT& batch,
+                                                     const messages::Sequence& sequence) {
+  const std::size_t first = std::min<std::size_t>(sequence.first_entry(), batch.entries.size());
+  return {batch.entries.data() + first,
+          std::min<std::size_t>(blocks_of(sequence), batch.entries.size() - first)};
+}
+
+MiniBatchCheck::MiniBatchCheck(LogCheck& log, const messages::MiniBatchT& batch,
+                               std::uint32_t number)
+    : log_(log),
+      batch_(batch),
+      number_(number),
+      where_(fmt::format("iteration {}, mini-batch {}", log.order_->number, number)) {
+  slots_[0].resize(static_cast<std::size_t>(std::max(log.configure_->kv_slots, 0)));
+  slots_[1].resize(static_cast<std::size_t>(std::max(log.configure_->act_slots, 0)));
+}
+
+void MiniBatchCheck::run() {
+  check_sizes();
+  claim_slots();
+  load();
+  regenerate();
+  read_texts();
+  place_new_rows();
+  attend();
+  store();
+  check_samples();
+}
+
+std::string MiniBatchCheck::at(std::uint32_t sequence) const {
+  return fmt::format("{}, sequence {} (request {})", where_, sequence,
+                     batch_.sequences[sequence].request());
+}
+
+void MiniBatchCheck::check_sizes() {
+  const messages::ConfigureT& configure = *log_.configure_;
+  if (batch_.tokens.size() > static_cast<std::size_t>(configure.max_mini_batch_rows)) {
+    violation(fmt::format("{} rows, {} are configured", batch_.tokens.size(),
+                          configure.max_mini_batch_rows));
+  }
+  if (batch_.sequences.size() > static_cast<std::size_t>(configure.max_sequences)) {
+    violation(fmt::format("{} sequences, {} are configured", batch_.sequences.size(),
+                          configure.max_sequences));
+  }
+  std::vector<bool> used(batch_.entries.size());
+  std::size_t rows = 0;
+  for (std::uint32_t i = 0; i < batch_.sequences.size(); ++i) {
+    const messages::Sequence& sequence = batch_.sequences[i];
+    if (sequence.new_tokens() == 0 || sequence.first_row() != rows) {
+      log_.violation(at(i), fmt::format("{} rows from {}, the next row is {}",
+                                        sequence.new_tokens(), sequence.first_row(), rows));
+    }
+    rows += sequence.new_tokens();
+    sequence_of_row_.resize(rows, i);
+    if (end_of(sequence) > static_cast<std::uint32_t>(configure.max_context)) {
+      log_.violation(at(i), fmt::format("{} tokens, {} are configured", end_of(sequence),
+                                        configure.max_context));
+    }
+    const auto entries = entries_of(batch_, sequence);
+    if (entries.size() < blocks_of(sequence)) {
+      log_.violation(at(i), fmt::format("{} entries of {}", entries.size(), blocks_of(sequence)));
+    }
+    std::fill_n(used.begin() + std::min<std::ptrdiff_t>(sequence.first_entry(), std::ssize(used)),
+                entries.size(), true);
+  }
+  if (rows != batch_.tokens.size()) {
+    violation(fmt::format("its sequences have {} rows of {}", rows, batch_.tokens.size()));
+  }
+  if (const auto unused = std::ranges::find(used, false); unused != used.end()) {
+    violation(fmt::format("entry {} is of no sequence", unused - used.begin()));
+  }
+}
+
+std::int64_t MiniBatchCheck::blocks_in_pool(messages::Kind kind, messages::Place place) const {
+  if (place != messages::Place::Host) {
+    return kind == messages::Kind::Act ? log_.configure_->gpu_act_blocks
+                                       : log_.configure_->gpu_kv_blocks;
+  }
+  if (!log_.grant_) {
+    return kNoBound;
+  }
+  return kind == messages::Kind::Act ? log_.grant_->act_blocks : log_.grant_->kv_blocks;
+}
+
+// Where an entry's keys and values (or activations) stand; null where that is nowhere.
+MiniBatchCheck::Slot* MiniBatchCheck::slot_of(const messages::AttentionEntry& entry) {
+  if (entry.where() == messages::Where::HostInPlace) {
+    return nullptr;
+  }
+  auto& slots = slots_[entry.where() == messages::Where::LoadedKv ? 0 : 1];
+  return entry.slot() < slots.size() ? &slots[entry.slot()] : nullptr;
+}
+
+void MiniBatchCheck::claim_slots() {
+  for (std::size_t i = 0; i < batch_.entries.size(); ++i) {
+    const messages::AttentionEntry& entry = batch_.entries[i];
+    const bool kv =
+        entry.where() == messages::Where::LoadedKv || entry.where() == messages::Where::HostInPlace;
+    if (entry.kind() != (kv ? messages::Kind::Kv : messages::Kind::Act)) {
+      violation(fmt::format("entry {}: {} cannot be read as {}", i, to_text(name_of(entry)),
+                            messages::EnumNameWhere(entry.where())));
+    }
+    if (is_kept(entry) && entry.block() >= blocks_in_pool(entry.kind(), entry.place())) {
+      violation(fmt::format("entry {}: there are {} of {}", i,
+                            blocks_in_pool(entry.kind(), entry.place()), to_text(name_of(entry))));
+    }
+    if (entry.where() == messages::Where::HostInPlace) {
+      continue;
+    }
+    Slot* slot = slot_of(entry);
+    if (slot == nullptr) {
+      violation(fmt::format("entry {}: slot {} of {}", i, entry.slot(), slots_[kv ? 0 : 1].size()));
+    } else if (slot->entry >= 0) {
+      const messages::AttentionEntry& other = batch_.entries[static_cast<std::size_t>(slot->entry)];
+      violation(fmt::format("slot {} is of {} and of {}", entry.slot(), to_text(name_of(other)),
+                            to_text(name_of(entry))));
+    } else {
+      slot->entry = static_cast<std::int64_t>(i);
+    }
+  }
+}
+
+void MiniBatchCheck::load() {
+  for (const messages::BlockRun& run : batch_.loads) {
+    load(run);
+  }
+}
+
+void MiniBatchCheck::load(const messages::BlockRun& run) {
+  auto& slots = slots_[run.kind() == messages::Kind::Kv ? 0 : 1];
+  for (std::uint32_t i = 0; i < run.count(); ++i) {
+    const CheckedBlockName name{run.kind(), run.place(), run.first_block() + i};
+    const std::size_t to = std::size_t{run.first_slot()} + i;
+    ++log_.report_.blocks_loaded;
+    if (to >= slots.size() || slots[to].loaded) {
+      violation(fmt::format("{} is loaded to slot {} of {}{}", to_text(name), to, slots.size(),
+                            to < slots.size() ? ", which is loaded already" : ""));
+      continue;
+    }
+    if (name.number >= blocks_in_pool(name.kind, name.place)) {
+      violation(
+          fmt::format("loads {} of {}", to_text(name), blocks_in_pool(name.kind, name.place)));
+    }
+    Slot& slot = slots[to];
+    slot.loaded = name;
+    const CheckedBlock* block = log_.memory_.find(name);
+    const int tokens = i + 1 == run.count() ? run.tail_tokens() : kBlockTokens;
+    for (int token = 0; token < std::min(tokens, kBlockTokens); ++token) {
+      const auto row = static_cast<std::size_t>(token);
+      if (block == nullptr || (*block)[row].request == 0) {
+        violation(fmt::format("loads token {} of {}: nobody wrote it", token, to_text(name)));
+        break;
+      }
+      (run.kind() == messages::Kind::Kv ? slot.rows : slot.act)[row] = (*block)[row];
+    }
+    const auto stored = log_.order_->stored.find(name);
+    if (stored != log_.order_->stored.end() && stored->second != number_) {
+      log_.order_->before.emplace(stored->second, number_);
+    }
+  }
+}
+
+void MiniBatchCheck::regenerate() {
+  for (const messages::SlotRange& range : batch_.regenerate) {
+    for (std::size_t at = range.first_slot(); at < std::size_t{range.first_slot()} + range.count();
+         ++at) {
+      if (at >= slots_[1].size() || !slots_[1][at].loaded || slots_[1][at].made) {
+        violation(fmt::format("makes keys and values in slot {}, which {}", at,
+                              at < slots_[1].size() && slots_[1][at].made
+                                  ? "has them already"
+                                  : "nothing is loaded to"));
+        continue;
+      }
+      slots_[1][at].made = true;
+      slots_[1][at].rows = slots_[1][at].act;
+    }
+  }
+}
+
+}  // namespace poise

@@ -1,0 +1,74 @@
+#pragma once
+// One mini-batch of a log that is checked (planner/record/log_check.h): its tables played on rows that are
+// (request, position, token), in the order in which they depend on one another. As many layers there
+// are, each does the same.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "planner/record/log_check.h"
+
+namespace poise {
+
+template <typename Named>
+CheckedBlockName name_of(const Named& named) {
+  return {.kind = named.kind(), .place = named.place(), .number = named.block()};
+}
+// The tokens of a sequence once its new rows are there, and the blocks that they fill.
+inline std::uint32_t end_of(const messages::Sequence& sequence) {
+  return sequence.context() + sequence.new_tokens();
+}
+inline std::uint32_t blocks_of(const messages::Sequence& sequence) {
+  return static_cast<std::uint32_t>(ceil_div(end_of(sequence), kBlockTokens));
+}
+// False where an entry's rows are made anew each time and stored nowhere.
+bool is_kept(const messages::AttentionEntry& entry);
+// As many of a sequence's entries as there are.
+std::span<const messages::AttentionEntry> entries_of(const messages::MiniBatchT& batch,
+                                                     const messages::Sequence& sequence);
+
+class MiniBatchCheck {
+ public:
+  MiniBatchCheck(LogCheck& log, const messages::MiniBatchT& batch, std::uint32_t number);
+  void run();
+
+ private:
+  struct Slot {
+    std::int64_t entry = -1;  // whose it is
+    std::optional<CheckedBlockName> loaded;
+    bool made = false;    // keys and values from what was loaded
+    CheckedBlock act{};   // of the ACT buffer
+    CheckedBlock rows{};  // keys and values, loaded or made
+  };
+
+  void check_sizes();
+  void claim_slots();
+  void load();
+  void load(const messages::BlockRun& run);
+  void regenerate();
+  void read_texts();
+  void place_new_rows();
+  void attend();
+  void attend(const messages::Sequence& sequence, std::uint32_t index, std::uint32_t block);
+  void store();
+  void check_samples();
+
+  Slot* slot_of(const messages::AttentionEntry& entry);
+  // What attention reads through an entry; null where there is nothing.
+  const CheckedBlock* read_through(const messages::AttentionEntry& entry);
+  std::int64_t blocks_in_pool(messages::Kind kind, messages::Place place) const;
+  std::string at(std::uint32_t sequence) const;  // "iteration 1, mini-batch 2, sequence 3 (…)"
+  void violation(const std::string& what) { log_.violation(where_, what); }
+
+  LogCheck& log_;
+  const messages::MiniBatchT& batch_;
+  std::uint32_t number_;
+  std::string where_;
+  std::vector<Slot> slots_[2];       // KV buffer, ACT buffer
+  std::vector<CheckedText*> texts_;  // by sequence
+  std::vector<std::uint32_t> sequence_of_row_;
+};
+
+}  // namespace poise

@@ -1,0 +1,200 @@
+// MiniBatchCheck's second half: whose rows stand where, as sequences read, write, attend and store them.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "planner/record/log_check_batch.h"
+
+namespace poise {
+namespace {
+
+std::string told(const CheckedRow& row) {
+  return row.request == 0 ? "nobody wrote it"
+                          : fmt::format("it holds position {} of request {}, token {}",
+                                        row.position, row.request, row.token);
+}
+
+}  // namespace
+
+// Rows continue their request's text.
+void MiniBatchCheck::read_texts() {
+  for (std::uint32_t i = 0; i < batch_.sequences.size(); ++i) {
+    const messages::Sequence& sequence = batch_.sequences[i];
+    CheckedText& text = log_.texts_[sequence.request()];
+    texts_.push_back(&text);
+    if (sequence.context() > text.tokens.size()) {
+      log_.violation(at(i), fmt::format("{} tokens of context, {} are known", sequence.context(),
+                                        text.tokens.size()));
+      text.tokens.resize(sequence.context(), -1);
+    }
+    for (std::uint32_t j = 0; j < sequence.new_tokens(); ++j) {
+      const std::size_t position = std::size_t{sequence.context()} + j;
+      const std::size_t row = std::size_t{sequence.first_row()} + j;
+      const TokenId token = row < batch_.tokens.size() ? batch_.tokens[row] : -1;
+      if (position < text.tokens.size() && text.tokens[position] == token) {
+        continue;
+      }
+      const bool reopened = log_.reopened_.contains(sequence.request());
+      if (reopened || (position == text.tokens.size() && !text.sampled)) {
+        text.tokens.resize(position);
+        text.tokens.push_back(token);
+        continue;
+      }
+      log_.violation(at(i), position < text.tokens.size()
+                                ? fmt::format("position {} is token {}, it was {}", position, token,
+                                              text.tokens[position])
+                                : fmt::format("position {} is token {}, which nobody sampled",
+                                              position, token));
+      text.tokens.resize(std::max(text.tokens.size(), position + 1));
+      text.tokens[position] = token;
+    }
+  }
+}
+
+void MiniBatchCheck::place_new_rows() {
+  for (std::uint32_t i = 0; i < batch_.sequences.size(); ++i) {
+    const messages::Sequence& sequence = batch_.sequences[i];
+    const auto entries = entries_of(batch_, sequence);
+    for (std::uint32_t position = sequence.context(); position < end_of(sequence); ++position) {
+      const std::uint32_t block = position / kBlockTokens;
+      Slot* slot = block < entries.size() ? slot_of(entries[block]) : nullptr;
+      if (slot == nullptr) {
+        continue;
+      }
+      const bool act = entries[block].where() == messages::Where::Activation;
+      CheckedRow& row = (act ? slot->act : slot->rows)[position % kBlockTokens];
+      if (row.request != 0) {
+        log_.violation(at(i),
+                       fmt::format("its position {} goes to a row of slot {} that is taken: {}",
+                                   position, entries[block].slot(), told(row)));
+      }
+      row = {sequence.request(), position, texts_[i]->tokens[position]};
+    }
+  }
+}
+
+const CheckedBlock* MiniBatchCheck::read_through(const messages::AttentionEntry& entry) {
+  if (entry.where() == messages::Where::HostInPlace) {
+    return log_.memory_.find(name_of(entry));
+  }
+  const Slot* slot = slot_of(entry);
+  return slot == nullptr                                ? nullptr
+         : entry.where() == messages::Where::Activation ? &slot->act
+                                                        : &slot->rows;
+}
+
+void MiniBatchCheck::attend() {
+  for (std::uint32_t i = 0; i < batch_.sequences.size(); ++i) {
+    const messages::Sequence& sequence = batch_.sequences[i];
+    const auto entries = entries_of(batch_, sequence);
+    for (std::uint32_t block = 0; block < entries.size(); ++block) {
+      attend(sequence, i, block);
+    }
+    log_.report_.rows_read += end_of(sequence);
+  }
+}
+
+void MiniBatchCheck::attend(const messages::Sequence& sequence, std::uint32_t index,
+                            std::uint32_t block) {
+  const messages::AttentionEntry& entry = batch_.entries[sequence.first_entry() + block];
+  const auto name = [&] {
+    return is_kept(entry) ? to_text(name_of(entry)) : fmt::format("slot {}", entry.slot());
+  };
+  const std::uint32_t first = block * kBlockTokens;
+  const Slot* slot = slot_of(entry);
+  if (slot != nullptr && slot->loaded && is_kept(entry) && *slot->loaded != name_of(entry)) {
+    log_.violation(at(index), fmt::format("reads {} from slot {}, which {} is loaded to", name(),
+                                          entry.slot(), to_text(*slot->loaded)));
+    return;
+  }
+  const CheckedBlock* rows = read_through(entry);
+  const std::uint32_t end = std::min(end_of(sequence), first + kBlockTokens);
+  for (std::uint32_t position = first; position < end; ++position) {
+    if (entry.where() == messages::Where::HostInPlace && position >= sequence.context()) {
+      continue;  // its own rows are stored there by now
+    }
+    const CheckedRow wanted{sequence.request(), position, texts_[index]->tokens[position]};
+    const CheckedRow found = rows == nullptr ? CheckedRow{} : (*rows)[position - first];
+    if (found != wanted) {
+      log_.violation(at(index), fmt::format("reads position {} (token {}) from {}: {}", position,
+                                            wanted.token, name(), told(found)));
+      return;
+    }
+  }
+}
+
+void MiniBatchCheck::store() {
+  std::vector<bool> stored(batch_.tokens.size());
+  for (const messages::Store& store : batch_.stores) {
+    const CheckedBlockName name = name_of(store);
+    log_.order_->stored[name] = number_;
+    for (std::uint32_t i = 0; i < store.count(); ++i) {
+      const std::size_t row = std::size_t{store.row()} + i;
+      if (row >= sequence_of_row_.size() || row >= stored.size() || stored[row]) {
+        violation(fmt::format("row {} is stored to {}, {}", row, to_text(name),
+                              row < stored.size() ? "after it was stored" : "there is none"));
+        continue;
+      }
+      stored[row] = true;
+      const std::uint32_t index = sequence_of_row_[row];
+      const messages::Sequence& sequence = batch_.sequences[index];
+      const auto position =
+          static_cast<std::uint32_t>(sequence.context() + row - sequence.first_row());
+      const auto entries = entries_of(batch_, sequence);
+      const std::uint32_t token = store.token() + i;
+      const std::uint32_t block = position / kBlockTokens;
+      if (block >= entries.size() || name_of(entries[block]) != name ||
+          token != position % kBlockTokens) {
+        log_.violation(
+            at(index),
+            fmt::format("position {} is stored to token {} of {}, it belongs to token {} "
+                        "of {}",
+                        position, token, to_text(name), position % kBlockTokens,
+                        block < entries.size() ? to_text(name_of(entries[block])) : "no entry"));
+      }
+      if (token >= static_cast<std::uint32_t>(kBlockTokens)) {
+        continue;
+      }
+      log_.memory_.at(name)[token] = {sequence.request(), position,
+                                      texts_[index]->tokens[position]};
+      ++log_.report_.rows_stored;
+    }
+  }
+  for (std::size_t row = 0; row < std::min(stored.size(), sequence_of_row_.size()); ++row) {
+    const std::uint32_t index = sequence_of_row_[row];
+    const messages::Sequence& sequence = batch_.sequences[index];
+    const std::size_t position = sequence.context() + row - sequence.first_row();
+    const auto entries = entries_of(batch_, sequence);
+    const std::size_t block = position / static_cast<std::size_t>(kBlockTokens);
+    if (!stored[row] && block < entries.size() && is_kept(entries[block])) {
+      log_.violation(at(index), fmt::format("position {} is stored nowhere, it belongs to {}",
+                                            position, to_text(name_of(entries[block]))));
+    }
+  }
+}
+
+void MiniBatchCheck::check_samples() {
+  for (const auto& sample : batch_.samples) {
+    if (sample->sequence >= batch_.sequences.size()) {
+      violation(fmt::format("a sample is of sequence {} of {}", sample->sequence,
+                            batch_.sequences.size()));
+      continue;
+    }
+    const messages::Sequence& sequence = batch_.sequences[sample->sequence];
+    if (!log_.order_->samples.emplace(sequence.request(), sample->generate).second) {
+      log_.violation(at(sample->sequence), "it is sampled twice");
+    }
+    CheckedText& text = *texts_[sample->sequence];
+    if (sample->generate && log_.reopened_.erase(sequence.request()) != 0) {
+      text.tokens.resize(end_of(sequence));
+    }
+    const std::size_t known = text.tokens.size();
+    if (sample->generate && end_of(sequence) != known) {
+      log_.violation(at(sample->sequence),
+                     fmt::format("it is sampled behind token {} of {}", end_of(sequence), known));
+    }
+  }
+}
+
+}  // namespace poise

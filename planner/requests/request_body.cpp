@@ -1,0 +1,265 @@
+#include "planner/requests/request_body.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "common/trouble.h"
+#include "planner/tokenizer/tokenizer.h"
+
+namespace poise {
+namespace {
+
+// Bounds the work a single line can ask for at every token; far above what anybody uses.
+constexpr std::size_t kMaxStopStrings = 1024;
+constexpr std::size_t kMaxStopIds = 1 << 16;
+// Below this vLLM takes a temperature for 0: logits divided by it would leave float's range.
+constexpr double kGreedyBelow = 1e-5;
+
+// Runs a getter of JsonObject and keeps the name of the field that it refuses.
+template <typename Getter>
+auto named(std::string_view name, const Getter& getter) {
+  try {
+    return getter();
+  } catch (const Failure& failure) {
+    throw BadRequest{failure.what(), std::string(name), kInvalid};
+  }
+}
+
+std::vector<TokenId> ids_of(const RequestFields& body, const nlohmann::json& list,
+                            const RequestRules& rules) {
+  std::vector<TokenId> ids;
+  ids.reserve(list.size());
+  for (const nlohmann::json& element : list) {
+    const auto id = as_integer(element);
+    if (!id) {
+      body.refuse("prompt", fmt::format("must hold token ids, not {}, at place {}",
+                                        described(element), ids.size() + 1));
+    }
+    if (*id < 0 || *id >= rules.vocab_size) {
+      body.refuse("prompt", fmt::format("must hold token ids from 0 to {}, not {}, at place {}",
+                                        rules.vocab_size - 1, *id, ids.size() + 1));
+    }
+    ids.push_back(static_cast<TokenId>(*id));
+  }
+  if (ids.empty()) {
+    body.refuse("prompt", "must not be an empty list");
+  }
+  return ids;
+}
+
+// "text", [ids], ["text"] or [[ids]]; harnesses send the last two with one element.
+const nlohmann::json& only_prompt(const RequestFields& body) {
+  const nlohmann::json* prompt = body.find("prompt");
+  if (prompt == nullptr) {
+    throw BadRequest{"\"prompt\" is missing", "prompt", kMissing};
+  }
+  if (prompt->is_string()) {
+    return *prompt;
+  }
+  if (!prompt->is_array()) {
+    body.refuse("prompt",
+                fmt::format("must be a string or a list of token ids, not {}", described(*prompt)));
+  }
+  if (prompt->empty() || !(prompt->front().is_string() || prompt->front().is_array())) {
+    return *prompt;
+  }
+  if (prompt->size() > 1) {
+    body.refuse("prompt", fmt::format("holds {} prompts; only one on a line is answered for now",
+                                      prompt->size()));
+  }
+  return prompt->front();
+}
+
+void read_prompt(const RequestFields& body, const RequestRules& rules, Request& request) {
+  const nlohmann::json& prompt = only_prompt(body);
+  const auto add_special =
+      body.find("add_special_tokens") == nullptr || body.flag("add_special_tokens");
+  if (!prompt.is_string()) {
+    request.prompt = ids_of(body, prompt, rules);
+    if (request.sampling.echo && rules.tokenizer != nullptr) {
+      request.prompt_text = rules.tokenizer->decode(request.prompt);
+    }
+    return;
+  }
+  if (rules.tokenizer == nullptr) {
+    body.refuse("prompt", "must be token ids: the run has no tokenizer (--skip-tokenizer-init)");
+  }
+  const auto& text = prompt.get_ref<const std::string&>();
+  try {
+    request.prompt = rules.tokenizer->encode(text, add_special);
+  } catch (const Failure& failure) {
+    throw BadRequest{failure.what(), "prompt", kInvalid};
+  }
+  if (request.prompt.empty()) {
+    body.refuse("prompt", "must not be empty: this model's tokenizer adds no token of its own");
+  }
+  // A tokenizer may know more tokens than the model has rows.
+  const auto beyond = std::ranges::find_if(
+      request.prompt, [&](TokenId id) { return id < 0 || id >= rules.vocab_size; });
+  if (beyond != request.prompt.end()) {
+    body.refuse("prompt", fmt::format("holds a token with id {}; the model knows ids below {}",
+                                      *beyond, rules.vocab_size));
+  }
+  if (request.sampling.echo) {
+    request.prompt_text = text;
+  }
+}
+
+std::vector<std::string> read_stop(const RequestFields& body, const RequestRules& rules) {
+  const nlohmann::json* stop = body.find("stop");
+  if (stop == nullptr) {
+    return {};
+  }
+  std::vector<std::string> strings;
+  const auto take = [&](const nlohmann::json& value) {
+    if (!value.is_string()) {
+      body.refuse("stop", fmt::format("must be a string or a list of strings, not {}{}",
+                                      stop->is_array() ? "a list with " : "", described(value)));
+    }
+    if (value.get_ref<const std::string&>().empty()) {
+      body.refuse("stop", "must not hold an empty string");
+    }
+    strings.push_back(value.get<std::string>());
+  };
+  if (!stop->is_array()) {
+    take(*stop);
+  } else {
+    if (stop->size() > kMaxStopStrings) {
+      body.refuse("stop", fmt::format("must hold at most {} strings, not {}", kMaxStopStrings,
+                                      stop->size()));
+    }
+    std::ranges::for_each(*stop, take);
+  }
+  if (!strings.empty() && rules.tokenizer == nullptr) {
+    body.refuse("stop", "needs a tokenizer: the run has none (--skip-tokenizer-init)");
+  }
+  return strings;
+}
+
+std::vector<TokenId> read_stop_ids(const RequestFields& body) {
+  const nlohmann::json* list = body.find("stop_token_ids");
+  if (list == nullptr) {
+    return {};
+  }
+  if (!list->is_array()) {
+    body.refuse("stop_token_ids",
+                fmt::format("must be a list of token ids, not {}", described(*list)));
+  }
+  if (list->size() > kMaxStopIds) {
+    body.refuse("stop_token_ids",
+                fmt::format("must hold at most {} token ids, not {}", kMaxStopIds, list->size()));
+  }
+  std::vector<TokenId> ids;
+  for (const nlohmann::json& element : *list) {
+    const auto id = as_integer(element);
+    // An id beyond the model's rows is let stand, as in vLLM: it never comes.
+    if (!id || *id < 0 || *id > std::numeric_limits<TokenId>::max()) {
+      body.refuse("stop_token_ids", fmt::format("must hold token ids, not {}", described(element)));
+    }
+    ids.push_back(static_cast<TokenId>(*id));
+  }
+  std::ranges::sort(ids);
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
+
+SamplingParams read_sampling(const RequestFields& body, const RequestRules& rules) {
+  SamplingParams sampling;
+  const double temperature = body.number("temperature", 0, 2).value_or(1);
+  sampling.temperature = temperature < kGreedyBelow ? 0 : static_cast<float>(temperature);
+
+  const double top_p = body.number("top_p", 0, 1).value_or(1);
+  if (top_p <= 0) {
+    body.refuse("top_p", fmt::format("must be above 0 and at most 1, not {}", top_p));
+  }
+  sampling.top_p = std::max(static_cast<float>(top_p), std::numeric_limits<float>::min());
+
+  const std::int64_t top_k = body.integer("top_k", -1).value_or(0);
+  sampling.top_k = top_k <= 0 || top_k >= rules.vocab_size ? 0 : static_cast<std::int32_t>(top_k);
+
+  // Negative seeds are seeds too: the 64 bits count.
+  sampling.seed = static_cast<std::uint64_t>(
+      body.integer("seed", std::numeric_limits<std::int64_t>::min()).value_or(0));
+
+  sampling.logprobs = static_cast<std::int32_t>(body.integer("logprobs", 0, 20).value_or(-1));
+  sampling.echo = body.flag("echo");
+  sampling.ignore_eos = body.flag("ignore_eos");
+  sampling.return_token_ids = body.flag("return_token_ids");
+  sampling.tokens_as_ids = body.flag("return_tokens_as_token_ids");
+  sampling.stop = read_stop(body, rules);
+  sampling.stop_token_ids = read_stop_ids(body);
+  return sampling;
+}
+
+// What the context leaves of the tokens asked for.
+std::int32_t granted_tokens(std::int64_t asked, std::size_t prompt, const RequestRules& rules) {
+  const auto length = static_cast<std::int64_t>(prompt);
+  const std::int64_t room = rules.context - length;
+  if (room < 0) {
+    throw BadRequest{fmt::format("\"prompt\" is {} tokens long; the model's context holds {}",
+                                 length, rules.context),
+                     "prompt", "context_length_exceeded"};
+  }
+  if (room == 0 && asked > 0) {
+    throw BadRequest{
+        fmt::format("\"prompt\" is {} tokens long and leaves no room for an answer; the model's "
+                    "context holds {}",
+                    length, rules.context),
+        "prompt", "context_length_exceeded"};
+  }
+  return static_cast<std::int32_t>(std::min(asked, room));
+}
+
+}  // namespace
+
+std::optional<std::int64_t> RequestFields::integer(std::string_view name, std::int64_t min,
+                                                   std::int64_t max) const {
+  return named(name, [&] { return object_.integer(name, {min, max}); });
+}
+
+std::optional<double> RequestFields::number(std::string_view name, double min, double max) const {
+  return named(name, [&] { return object_.number(name, {min, max}); });
+}
+
+bool RequestFields::flag(std::string_view name) const {
+  return named(name, [&] { return object_.boolean(name); }).value_or(false);
+}
+
+std::optional<std::string> RequestFields::string(std::string_view name) const {
+  return named(name, [&] { return object_.string(name); });
+}
+
+void RequestFields::refuse(std::string_view name, const std::string& rule, const char* code) const {
+  throw BadRequest{fmt::format("\"{}\" {}", name, rule), std::string(name), code};
+}
+
+Request read_body(const RequestFields& body, const RequestRules& rules) {
+  // Which model runs was decided on the command line. Where it was given a name there, too, a request
+  // for another was meant for another run.
+  const auto model = body.string("model");
+  if (model && !rules.model.empty() && *model != rules.model) {
+    body.refuse("model",
+                fmt::format("must be \"{}\", the name this run serves, not {}", rules.model,
+                            described(*model)),
+                "model_not_found");
+  }
+  if (const auto n = body.integer("n", 1); n.value_or(1) != 1) {
+    body.refuse("n", fmt::format("must be 1 for now, not {}", *n), kUnsupported);
+  }
+  refuse_unsupported(body);
+
+  Request request;
+  request.sampling = read_sampling(body, rules);
+  const std::int64_t asked = body.integer("max_tokens", 0).value_or(16);
+  if (asked == 0 && !request.sampling.echo) {
+    body.refuse("max_tokens",
+                "must be at least 1; 0 only scores a prompt and needs \"echo\": true");
+  }
+  read_prompt(body, rules, request);
+  request.sampling.max_tokens = granted_tokens(asked, request.prompt.size(), rules);
+  return request;
+}
+
+}  // namespace poise

@@ -1,0 +1,55 @@
+#pragma once
+// The body of a /v1/completions request, field by field, with the defaults and ranges of vLLM.
+// What is wrong leaves as a BadRequest, which planner/requests/request_line.h turns into an error line; no
+// other exception leaves for anything a body can hold. Pure functions; any thread may call them.
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "common/json_file.h"
+#include "planner/requests/request_line.h"
+
+namespace poise {
+
+inline constexpr const char* kMissing = "missing_required_parameter";
+inline constexpr const char* kInvalid = "invalid_value";
+inline constexpr const char* kUnsupported = "unsupported_parameter";
+
+// Thrown and caught within this part of the planner only.
+struct BadRequest {
+  std::string message;
+  std::string param;
+  std::string code;
+};
+
+// common/json_file.h's strict getters, with the name of the field at fault kept for `param`.
+class RequestFields {
+ public:
+  // REQUIRES: `value` is an object; it outlives this.
+  explicit RequestFields(const nlohmann::json& value, const std::string& what = "")
+      : object_(value, what) {}
+
+  const nlohmann::json* find(std::string_view name) const { return object_.find(name); }
+  std::optional<std::int64_t> integer(
+      std::string_view name, std::int64_t min,
+      std::int64_t max = std::numeric_limits<std::int64_t>::max()) const;
+  std::optional<double> number(std::string_view name, double min, double max) const;
+  bool flag(std::string_view name) const;  // false where it is not said
+  std::optional<std::string> string(std::string_view name) const;
+  [[noreturn]] void refuse(std::string_view name, const std::string& rule,
+                           const char* code = kInvalid) const;
+
+ private:
+  JsonObject object_;
+};
+
+// Everything of the request but its id and custom_id; the seed is the user's or 0.
+Request read_body(const RequestFields& body, const RequestRules& rules);
+
+// Refuses fields that would change the answer and that poise does not follow.
+void refuse_unsupported(const RequestFields& body);
+
+}  // namespace poise

@@ -1,0 +1,29 @@
+#pragma once
+// The input file as a whole: every line that is not blank becomes a Request or a RequestError, in
+// the file's order. Lines are parsed, checked and tokenised on several threads; the outcome does not
+// depend on how many. Fails where the file itself cannot be used; a bad line never fails.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "planner/requests/request_line.h"
+
+namespace poise {
+
+struct RequestFile {
+  std::vector<Request> requests;
+  std::vector<RequestError> errors;
+  std::string digest;  // SHA-256 of the file's bytes, lower-case hex
+
+  std::size_t lines() const { return requests.size() + errors.size(); }
+  // The input lines that want a result, in order.
+  std::vector<RequestId> line_numbers() const;
+};
+
+// `threads` 0: as many as the machine has.
+RequestFile read_requests(const std::filesystem::path& path, const RequestRules& rules,
+                          int threads = 0);
+
+}  // namespace poise

@@ -1,0 +1,47 @@
+#pragma once
+// One input line turned into a Request or into the reason why it is none: an OpenAI batch line whose
+// body is a /v1/completions request, read as vLLM reads it. Every type and range is held; a field
+// that we do not implement is an error where ignoring it would change the answer, and ignored where
+// it would not. Messages name the field and the rule and are the same on each run. Pure functions;
+// any thread may call them.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "planner/requests/request.h"
+
+namespace poise {
+
+class Tokenizer;
+
+// Why a line has no answer; what an error line says (planner/results/result_line.h).
+struct RequestError {
+  RequestId line;
+  std::optional<std::string> custom_id;  // where it could be read
+  std::string message;
+  std::string param;  // the field at fault; empty where it is the line as a whole
+  std::string code;   // for programs: "invalid_value", "context_length_exceeded" …
+  int status = 400;
+};
+
+// What a line is held against.
+struct RequestRules {
+  std::int32_t context = 0;              // tokens of prompt and answer together
+  std::int32_t vocab_size = 0;           // rows of the model's embedding: ids lie below
+  const Tokenizer* tokenizer = nullptr;  // null with --skip-tokenizer-init
+  std::uint64_t run_seed = 0;
+  std::string model = "";  // the name it is served by; empty: any name will do
+};
+
+using ParsedLine = std::variant<Request, RequestError>;
+
+// `text` is one line without its newline, not blank.
+ParsedLine parse_request(RequestId line, std::string_view text, const RequestRules& rules);
+
+// The seed of a request that names none: the same in every run with the same seed.
+std::uint64_t derived_seed(std::uint64_t run_seed, RequestId line);
+
+}  // namespace poise

@@ -1,0 +1,95 @@
+// The fields of OpenAI's and vLLM's completion request that poise does not follow and that would
+// change the answer. A field that is neither here nor read in request_body.cpp is ignored, as vLLM
+// ignores it: it steers the service (`user`, `stream_options`, `priority`, `cache_salt` …), or is
+// unknown.
+
+#include <array>
+
+#include "common/trouble.h"
+#include "planner/requests/request_body.h"
+
+namespace poise {
+namespace {
+
+// The values that leave the answer as it is, beside null.
+enum class Harmless {
+  none,
+  zero,           // the number 0
+  one,            // the number 1
+  no,             // false
+  yes,            // true
+  nothing_in_it,  // an empty list or object
+  text_format,    // {"type": "text"}
+};
+
+struct Unsupported {
+  std::string_view name;
+  Harmless harmless;
+};
+
+constexpr std::array kUnsupportedFields{
+    Unsupported{"stream", Harmless::no},
+    Unsupported{"best_of", Harmless::one},
+    Unsupported{"suffix", Harmless::none},
+    Unsupported{"logit_bias", Harmless::nothing_in_it},
+    Unsupported{"presence_penalty", Harmless::zero},
+    Unsupported{"frequency_penalty", Harmless::zero},
+    Unsupported{"repetition_penalty", Harmless::one},
+    Unsupported{"repetition_detection", Harmless::none},
+    Unsupported{"min_p", Harmless::zero},
+    Unsupported{"min_tokens", Harmless::zero},
+    Unsupported{"use_beam_search", Harmless::no},
+    Unsupported{"watermarking", Harmless::no},
+    Unsupported{"include_stop_str_in_output", Harmless::no},
+    Unsupported{"skip_special_tokens", Harmless::yes},
+    Unsupported{"truncate_prompt_tokens", Harmless::none},
+    Unsupported{"allowed_token_ids", Harmless::none},
+    Unsupported{"bad_words", Harmless::nothing_in_it},
+    Unsupported{"logits_processors", Harmless::nothing_in_it},
+    Unsupported{"prompt_logprobs", Harmless::none},
+    Unsupported{"logprob_token_ids", Harmless::none},
+    Unsupported{"prompt_embeds", Harmless::nothing_in_it},
+    Unsupported{"response_format", Harmless::text_format},
+    Unsupported{"structured_outputs", Harmless::none},
+    Unsupported{"structural_tag", Harmless::none},
+    Unsupported{"guided_json", Harmless::none},
+    Unsupported{"guided_regex", Harmless::none},
+    Unsupported{"guided_choice", Harmless::none},
+    Unsupported{"guided_grammar", Harmless::none},
+};
+
+bool leaves_the_answer(const nlohmann::json& value, Harmless harmless) {
+  switch (harmless) {
+    case Harmless::none:
+      return false;
+    case Harmless::zero:
+      return value.is_number() && value.get<double>() == 0;
+    case Harmless::one:
+      return value.is_number() && value.get<double>() == 1;
+    case Harmless::no:
+      return value.is_boolean() && !value.get<bool>();
+    case Harmless::yes:
+      return value.is_boolean() && value.get<bool>();
+    case Harmless::nothing_in_it:
+      return (value.is_array() || value.is_object()) && value.empty();
+    case Harmless::text_format:
+      return value.is_object() && value.value("type", nlohmann::json()) == "text";
+  }
+  return false;
+}
+
+}  // namespace
+
+void refuse_unsupported(const RequestFields& body) {
+  for (const Unsupported& field : kUnsupportedFields) {
+    const nlohmann::json* value = body.find(field.name);
+    if (value != nullptr && !leaves_the_answer(*value, field.harmless)) {
+      body.refuse(
+          field.name,
+          fmt::format("is not supported and would change the answer: {}", described(*value)),
+          kUnsupported);
+    }
+  }
+}
+
+}  // namespace poise

@@ -1,0 +1,32 @@
+#pragma once
+// All that a run or `validate` reads from disk before any other process is needed: the model's
+// configuration and tokenizer, and every request. Whatever is wrong with these files is found here.
+
+#include <memory>
+#include <optional>
+
+#include "common/model_config.h"
+#include "planner/requests/request_file.h"
+#include "planner/tokenizer/tokenizer.h"
+
+namespace poise {
+
+// Where a run's answers come from; also all that `validate` needs.
+struct InputOptions {
+  std::filesystem::path model;
+  std::filesystem::path input;
+  std::optional<std::int32_t> max_model_len;  // tokens of prompt and answer together
+  std::string served_model_name;              // empty: the user gave the model no name
+  std::uint64_t seed = 0;
+  bool skip_tokenizer_init = false;
+};
+
+struct RunInput {
+  ModelConfig model;
+  std::unique_ptr<const Tokenizer> tokenizer;  // null with --skip-tokenizer-init
+  RequestFile requests;
+};
+
+RunInput read_run_input(const InputOptions& options);
+
+}  // namespace poise

@@ -1,0 +1,205 @@
+#include "planner/results/answer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "common/trouble.h"
+#include "planner/results/answer_logprobs.h"
+#include "planner/results/result_json.h"
+#include "planner/results/result_line.h"
+#include "planner/tokenizer/detokenizer.h"
+#include "planner/tokenizer/tokenizer.h"
+
+namespace poise {
+namespace {
+
+const char* name_of(FinishReason reason) {
+  check(reason != FinishReason::error, "an answer that was broken off has no finish reason");
+  return reason == FinishReason::stop ? "stop" : "length";
+}
+
+void append_ids(std::string& out, const std::vector<TokenId>& ids) {
+  out += '[';
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (i > 0) {
+      out += ',';
+    }
+    append_json_integer(out, ids[i]);
+  }
+  out += ']';
+}
+
+// What can be written: minus infinity can (an impossible token), the others are no probability.
+bool is_probability(float logprob) { return !std::isnan(logprob) && logprob < HUGE_VALF; }
+
+bool is_sound(const TokenValue& value) {
+  return is_probability(value.logprob) &&
+         std::ranges::all_of(value.top, is_probability, &std::pair<TokenId, float>::second);
+}
+
+bool holds(const std::vector<TokenId>& ids, TokenId id) {
+  return std::ranges::find(ids, id) != ids.end();
+}
+
+}  // namespace
+
+Answer::Answer(const Request& request, const Tokenizer* tokenizer, const std::vector<TokenId>& eos)
+    : request_(&request), tokenizer_(tokenizer), eos_(&eos) {
+  if (tokenizer_ != nullptr) {
+    detokenizer_ = std::make_unique<Detokenizer>(*tokenizer_);
+  }
+  check(tokenizer_ != nullptr || request.sampling.stop.empty(),
+        "stop strings without a tokenizer were refused");
+}
+
+Answer::Answer(Answer&&) noexcept = default;
+Answer& Answer::operator=(Answer&&) noexcept = default;
+Answer::~Answer() = default;
+
+void Answer::set_prompt_values(std::vector<TokenValue> values) {
+  check(request_->sampling.prompt_logprobs(), "prompt values are of a request that asked for them");
+  check(tokens_.empty() && prompt_values_.empty(), "prompt values come once, before any token");
+  check(values.size() + 1 == request_->prompt.size(),
+        "every prompt token but the first has a value");
+  prompt_values_ = std::move(values);
+  if (!std::ranges::all_of(prompt_values_, is_sound)) {
+    break_off();
+  }
+}
+
+std::vector<TokenValue> Answer::pushed() const {
+  if (!values_.empty()) {
+    return values_;
+  }
+  std::vector<TokenValue> values;
+  values.reserve(tokens_.size());
+  for (const TokenId token : tokens_) {
+    values.push_back({.token = token, .logprob = 0, .top = {}});
+  }
+  return values;
+}
+
+void Answer::push(TokenValue value) {
+  check(!finished(), "an answer that is finished takes no token");
+  const SamplingParams& sampling = request_->sampling;
+  check(static_cast<std::int32_t>(tokens_.size()) < sampling.max_tokens,
+        "an answer has at most max_tokens tokens");
+  const TokenId token = value.token;
+  const bool wants_values = sampling.logprobs >= 0;
+  if (wants_values && !is_sound(value)) {
+    break_off();
+    return;
+  }
+  tokens_.push_back(token);
+  if (wants_values) {
+    values_.push_back(std::move(value));
+  }
+
+  // As in vLLM: ids are asked before lengths, and the id that stops leaves no text.
+  const bool is_eos = !sampling.ignore_eos && holds(*eos_, token);
+  const bool is_stop_id = !is_eos && holds(sampling.stop_token_ids, token);
+  const bool stops = is_eos || is_stop_id;
+  const bool is_last = static_cast<std::int32_t>(tokens_.size()) == sampling.max_tokens;
+  if (is_stop_id) {
+    stop_id_ = token;
+  }
+
+  const std::size_t searched = text_.size();
+  if (detokenizer_) {
+    if (!stops) {
+      text_ += detokenizer_->push(token);
+    }
+    if (stops || is_last) {
+      text_ += detokenizer_->finish();
+    }
+  }
+  if (cut_at_stop_string(searched) || stops) {
+    finish(FinishReason::stop);
+  } else if (is_last) {
+    finish(FinishReason::length);
+  }
+}
+
+// Finds the stop string that begins first in text_, of which the first `searched` bytes hold none
+// whole, and ends the text before it.
+bool Answer::cut_at_stop_string(std::size_t searched) {
+  std::size_t first = std::string::npos;
+  for (const std::string& stop : request_->sampling.stop) {
+    const std::size_t from = searched - std::min(searched, stop.size() - 1);
+    const std::size_t at = text_.find(stop, from);
+    if (at < first) {
+      first = at;
+      stop_string_ = &stop;
+    }
+  }
+  if (first == std::string::npos) {
+    return false;
+  }
+  text_.resize(first);
+  stop_id_.reset();
+  return true;
+}
+
+void Answer::finish(FinishReason reason) {
+  reason_ = reason;
+  detokenizer_.reset();
+}
+
+void Answer::break_off() {
+  check(!finished(), "an answer that is finished cannot be broken off");
+  finish(FinishReason::error);
+}
+
+void Answer::finish_scoring() {
+  check(request_->sampling.max_tokens == 0 && !finished(), "this request only scores its prompt");
+  finish(FinishReason::length);
+}
+
+std::string Answer::body(const std::string& model_name, std::int64_t created) const {
+  const SamplingParams& sampling = request_->sampling;
+  std::string out = fmt::format("{{\"id\":\"{}\",\"object\":\"text_completion\",\"created\":{}",
+                                completion_id(request_->id), created);
+  out += ",\"model\":";
+  append_json_text(out, model_name);
+  out += ",\"choices\":[{\"index\":0,\"text\":";
+  append_json_text(out, sampling.echo ? request_->prompt_text + text_ : text_);
+  out += ",\"logprobs\":";
+  if (sampling.logprobs >= 0) {
+    append_logprobs(out, *request_, tokenizer_, prompt_values_, values_);
+  } else {
+    out += "null";
+  }
+  out += fmt::format(",\"finish_reason\":\"{}\",\"stop_reason\":", name_of(*reason_));
+  if (stop_string_ != nullptr) {
+    append_json_text(out, *stop_string_);
+  } else if (stop_id_) {
+    append_json_integer(out, *stop_id_);
+  } else {
+    out += "null";
+  }
+  if (sampling.return_token_ids) {
+    out += ",\"token_ids\":";
+    append_ids(out, tokens_);
+    out += ",\"prompt_token_ids\":";
+    append_ids(out, request_->prompt);
+  }
+  const std::size_t prompt = request_->prompt.size();
+  out += fmt::format(
+      "}}],\"usage\":{{\"prompt_tokens\":{},\"completion_tokens\":{},\"total_tokens\":{}}}}}",
+      prompt, tokens_.size(), prompt + tokens_.size());
+  return out;
+}
+
+std::string Answer::result_line(const std::string& model_name, std::int64_t created) const {
+  check(finished(), "a result line is of a finished answer");
+  if (*reason_ == FinishReason::error) {
+    return error_line({request_->id, request_->custom_id,
+                       "the model's output is not finite for this request, no token follows from "
+                       "it; its weights may be damaged",
+                       "", "not_finite", 500});
+  }
+  return answered_line(request_->id, request_->custom_id, body(model_name, created));
+}
+
+}  // namespace poise

@@ -1,0 +1,71 @@
+#pragma once
+// The answers under way: what an iteration brought is added to each, and those that are finished
+// leave as result lines. Between the executor's results and the scheduler's outcomes; pure
+// bookkeeping, one thread. Requests outlive the book.
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "common/messages_generated.h"
+#include "planner/results/answer.h"
+#include "planner/schedule/schedule.h"
+
+namespace poise {
+
+// A finished request.
+struct ResultLine {
+  RequestId request;
+  bool error;
+  std::string text;  // without its newline
+};
+
+class AnswerBook {
+ public:
+  // `tokenizer` may be null (--skip-tokenizer-init). All arguments outlive the book.
+  AnswerBook(const Tokenizer* tokenizer, const std::vector<TokenId>& eos,
+             const std::string& model_name);
+
+  struct Progress {
+    std::vector<Outcome> outcomes;   // for the scheduler
+    std::vector<ResultLine> lines;   // of requests that are finished
+    std::int64_t prompt_tokens = 0;  // of prompts that ran to their end for the first time
+    std::int64_t generated_tokens = 0;
+    std::int64_t saved_tokens = 0;  // of max_tokens, by requests that ended before
+  };
+  // `results`: one for each sample of the iteration whose parts these are. Fails (Exit::interrupted)
+  // where they are not. `created`: seconds since 1970, for the result lines.
+  Progress apply(std::span<const ScheduledChunk> chunks, const messages::IterationDone& results,
+                 std::int64_t created);
+
+  // What another book needs to go on where this one stands, in any order.
+  struct Snapshot {
+    RequestId request;
+    bool prompt_ran = false;
+    std::vector<TokenValue> prompt_values;
+    std::vector<TokenValue> tokens;
+  };
+  std::vector<Snapshot> snapshots() const;
+  // False where it cannot be so: the answer would be over already, or is not of this request.
+  bool restore(const Request& request, const Snapshot& begun);
+
+ private:
+  struct UnderWayAnswer {
+    Answer answer;
+    std::vector<TokenValue> prompt_values;  // until the prompt has run
+    bool prompt_ran = false;
+  };
+
+  void add(const ScheduledChunk& chunk, const messages::SampleResult* result,
+           UnderWayAnswer& running, Progress& progress);
+
+  const Tokenizer* tokenizer_;
+  const std::vector<TokenId>* eos_;
+  const std::string* model_name_;
+  std::unordered_map<std::uint32_t, UnderWayAnswer> answers_;  // by request
+};
+
+}  // namespace poise

@@ -1,0 +1,118 @@
+#include "planner/results/answer_logprobs.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "common/trouble.h"
+#include "planner/results/result_json.h"
+#include "planner/tokenizer/tokenizer.h"
+
+namespace poise {
+namespace {
+
+using Entry = std::pair<std::string, float>;
+
+class LogprobsWriter {
+ public:
+  LogprobsWriter(const SamplingParams& sampling, const Tokenizer* tokenizer)
+      : best_(static_cast<std::size_t>(sampling.logprobs)),
+        tokenizer_(sampling.tokens_as_ids ? nullptr : tokenizer) {}
+
+  // The first token of all: nothing foretells it.
+  void add_first(TokenId token) {
+    begin_entry(name_of(token));
+    values_ += "null";
+    top_ += "null";
+  }
+
+  void add(const TokenValue& value) {
+    begin_entry(name_of(value.token));
+    append_json_logprob(values_, value.logprob);
+    top_ += '{';
+    bool later = false;
+    for (const auto& [name, logprob] : entries_of(value)) {
+      if (std::exchange(later, true)) {
+        top_ += ',';
+      }
+      append_json_text(top_, name);
+      top_ += ':';
+      append_json_logprob(top_, logprob);
+    }
+    top_ += '}';
+  }
+
+  void append_to(std::string& out) const {
+    out += "{\"tokens\":[" + names_ + "],\"token_logprobs\":[" + values_ + "],\"top_logprobs\":[" +
+           top_ + "],\"text_offset\":[" + offsets_ + "]}";
+  }
+
+ private:
+  std::string name_of(TokenId token) const {
+    return tokenizer_ == nullptr ? fmt::format("token_id:{}", token)
+                                 : tokenizer_->token_text(token);
+  }
+
+  void begin_entry(const std::string& name) {
+    for (std::string* list : {&names_, &values_, &top_, &offsets_}) {
+      if (!names_empty_) {
+        *list += ',';
+      }
+    }
+    names_empty_ = false;
+    append_json_text(names_, name);
+    append_json_integer(offsets_, offset_);
+    // In characters, as Python counts them: all bytes but those that continue one.
+    offset_ += std::ranges::count_if(
+        name, [](char byte) { return (static_cast<unsigned char>(byte) & 0xc0) != 0x80; });
+  }
+
+  // The best k, best first, and the token itself; tokens of equal text share the higher value.
+  std::vector<Entry> entries_of(const TokenValue& value) const {
+    std::vector<Entry> entries;
+    const auto add = [&](TokenId token, float logprob) {
+      std::string name = name_of(token);
+      const auto same = std::ranges::find(entries, name, &Entry::first);
+      if (same == entries.end()) {
+        entries.emplace_back(std::move(name), logprob);
+      } else {
+        same->second = std::max(same->second, logprob);
+      }
+    };
+    const std::size_t count = std::min(best_, value.top.size());
+    bool chosen_stands = false;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto& [token, logprob] = value.top[i];
+      chosen_stands = chosen_stands || token == value.token;
+      add(token, logprob);
+    }
+    if (!chosen_stands) {
+      add(value.token, value.logprob);
+    }
+    return entries;
+  }
+
+  std::size_t best_;
+  const Tokenizer* tokenizer_;
+  std::string names_, values_, top_, offsets_;
+  bool names_empty_ = true;
+  std::int64_t offset_ = 0;
+};
+
+}  // namespace
+
+void append_logprobs(std::string& out, const Request& request, const Tokenizer* tokenizer,
+                     const std::vector<TokenValue>& prompt_values,
+                     const std::vector<TokenValue>& values) {
+  LogprobsWriter writer(request.sampling, tokenizer);
+  if (request.sampling.echo) {
+    check(prompt_values.size() + 1 == request.prompt.size(),
+          "the echoed prompt's values were set before the answer was written");
+    writer.add_first(request.prompt.front());
+    std::ranges::for_each(prompt_values, [&](const TokenValue& value) { writer.add(value); });
+  }
+  std::ranges::for_each(values, [&](const TokenValue& value) { writer.add(value); });
+  writer.append_to(out);
+}
+
+}  // namespace poise

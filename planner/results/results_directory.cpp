@@ -1,0 +1,142 @@
+#include "planner/results/results_directory.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "common/regular_file.h"
+#include "common/trouble.h"
+
+namespace poise {
+namespace {
+
+constexpr std::size_t kCopiedAtOnce = 1 << 20;
+constexpr Bytes kLongestPublication = kMiB;
+
+[[noreturn]] void fail_to_write(const std::filesystem::path& path, int error) {
+  fail(Exit::busy, "{} cannot be written: {}", shown(path.string(), 300), std::strerror(error));
+}
+
+}  // namespace
+
+OwnDescriptor::~OwnDescriptor() {
+  if (descriptor_ >= 0) {
+    ::close(descriptor_);
+  }
+}
+
+void sync_directory(const std::filesystem::path& directory) {
+  const OwnDescriptor opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // Some file systems do not sync directories and say EINVAL; they have nothing to promise.
+  if (opened.get() < 0 || (::fsync(opened.get()) != 0 && errno != EINVAL)) {
+    fail_to_write(directory, errno);
+  }
+}
+
+void replace_file(const std::filesystem::path& directory, const std::string& name,
+                  std::string_view content) {
+  const std::filesystem::path path = directory / name;
+  const std::filesystem::path fresh = directory / (name + ".new");
+  {
+    const OwnDescriptor opened(
+        ::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (opened.get() < 0) {
+      fail_to_write(path, errno);
+    }
+    while (!content.empty()) {
+      const ssize_t written = ::write(opened.get(), content.data(), content.size());
+      if (written < 0 && errno == EINTR) {
+        continue;
+      }
+      if (written <= 0) {
+        fail_to_write(path, written < 0 ? errno : ENOSPC);
+      }
+      content.remove_prefix(static_cast<std::size_t>(written));
+    }
+    if (::fsync(opened.get()) != 0) {
+      fail_to_write(path, errno);
+    }
+  }
+  if (::rename(fresh.c_str(), path.c_str()) != 0) {
+    fail_to_write(path, errno);
+  }
+  sync_directory(directory);
+}
+
+bool same_bytes(const std::filesystem::path& a, const std::filesystem::path& b) {
+  std::error_code none;
+  if (!std::filesystem::is_regular_file(a, none) || !std::filesystem::is_regular_file(b, none)) {
+    return false;
+  }
+  const RegularFile first(a), second(b);
+  if (first.size() != second.size()) {
+    return false;
+  }
+  std::vector<std::byte> one(kCopiedAtOnce), other(kCopiedAtOnce);
+  const auto size = static_cast<std::uint64_t>(first.size().n);
+  for (std::uint64_t offset = 0; offset < size; offset += kCopiedAtOnce) {
+    const std::size_t bytes = std::min<std::uint64_t>(kCopiedAtOnce, size - offset);
+    first.read_exactly(offset, {one.data(), bytes});
+    second.read_exactly(offset, {other.data(), bytes});
+    if (std::memcmp(one.data(), other.data(), bytes) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The size in decimal, a newline, then the path as it is: a path is bytes, not text.
+std::optional<Publication> read_publication(const std::filesystem::path& run_dir) {
+  const std::filesystem::path path = run_dir / kPublishedName;
+  std::error_code none;
+  if (!std::filesystem::exists(path, none)) {
+    return std::nullopt;
+  }
+  const std::string text = read_text_file(path, kLongestPublication);
+  Publication publication;
+  const char* end = text.data() + text.size();
+  const auto [newline, error] = std::from_chars(text.data(), end, publication.size.n);
+  if (error != std::errc() || newline == end || *newline != '\n' || newline + 1 == end) {
+    fail("{} is damaged; use another run directory", shown(path.string(), 300));
+  }
+  publication.output = std::string(newline + 1, end);
+  return publication;
+}
+
+void write_publication(const std::filesystem::path& run_dir, const Publication& publication) {
+  replace_file(run_dir, kPublishedName,
+               fmt::format("{}\n{}", publication.size.n, publication.output.string()));
+}
+
+void remove_publication(const std::filesystem::path& run_dir) {
+  if (::unlink((run_dir / kPublishedName).c_str()) == 0) {
+    sync_directory(run_dir);
+  } else if (errno != ENOENT) {
+    fail_to_write(run_dir / kPublishedName, errno);
+  }
+}
+
+RunState run_state(const std::filesystem::path& run_dir) {
+  std::error_code none;
+  const std::filesystem::path partial = run_dir / kPartialName;
+  const bool has_partial = std::filesystem::exists(std::filesystem::symlink_status(partial, none));
+  const auto publication = read_publication(run_dir);
+  if (!has_partial) {
+    return publication ? RunState::finished : RunState::fresh;
+  }
+  if (publication && same_bytes(partial, publication->output)) {
+    std::filesystem::remove(partial);
+    sync_directory(run_dir);
+    return RunState::finished;
+  }
+  return RunState::unfinished;
+}
+
+}  // namespace poise

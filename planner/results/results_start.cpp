@@ -1,0 +1,43 @@
+#include "planner/results/results_start.h"
+
+#include "common/regular_file.h"
+#include "common/trouble.h"
+#include "planner/results/results_directory.h"
+
+namespace poise {
+
+void check_run_directory(const std::filesystem::path& run_dir, bool resume) {
+  if (!resume && run_state(run_dir) == RunState::unfinished) {
+    fail(
+        "{} holds an unfinished run; go on with it (--resume), or use another directory "
+        "(--run-dir)",
+        shown(run_dir.string(), 300));
+  }
+}
+
+std::optional<ResultsFile> open_results(const std::filesystem::path& run_dir, bool resume,
+                                        const Manifest& manifest,
+                                        const std::vector<RequestId>& input_lines) {
+  check_run_directory(run_dir, resume);
+  const RunState state = run_state(run_dir);
+  if (resume && state != RunState::fresh) {
+    const auto then = read_manifest(run_dir);
+    if (!then) {
+      fail(Exit::foreign,
+           "{} holds results but no manifest.json that says of what; use another "
+           "run directory",
+           shown(run_dir.string(), 300));
+    }
+    check_same_run(run_dir, *then, manifest);
+    if (state == RunState::finished) {
+      return std::nullopt;
+    }
+    return ResultsFile::resume(run_dir, input_lines);
+  }
+  // The manifest comes first: results without one could not be resumed.
+  write_manifest(run_dir, manifest);
+  remove_publication(run_dir);
+  return ResultsFile::create(run_dir);
+}
+
+}  // namespace poise

@@ -1,0 +1,100 @@
+#pragma once
+// Where each request's context lies: CAPTURE's unified block table (section IV, Figure 6). Per
+// request a list of (kind, place, number) in position order, one entry for 16 tokens, taken when
+// the tokens come and not before. Pure bookkeeping, one thread. The pools are those of the loader's
+// partition; ids given back are taken again at once, so a request's blocks are given back only when
+// no order that reads or writes them is under way.
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "common/blocks.h"
+#include "common/units.h"
+#include "planner/schedule/block_pool.h"
+
+namespace poise {
+
+// Where a block's bytes lie between iterations. Nowhere: its tokens run again in each; such a block
+// is of kind KV, has no number, and stands before all others of its request.
+enum class Place : std::uint8_t { host = 0, gpu = 1, nowhere = 2 };
+
+struct BlockRef {
+  BlockKind kind;
+  Place place;
+  BlockId number;
+
+  friend bool operator==(const BlockRef&, const BlockRef&) = default;
+};
+
+// Which of the pools a block is of: KV and ACT on the host, KV and ACT on the device.
+inline constexpr std::size_t kPools = 4;
+constexpr std::size_t pool_index(BlockKind kind, Place place) {
+  return 2 * static_cast<std::size_t>(place) + static_cast<std::size_t>(kind);
+}
+
+// The free blocks of both kinds, wherever they lie.
+class BlockPools {
+ public:
+  BlockPools(std::uint32_t act_blocks, std::uint32_t kv_blocks, std::uint32_t gpu_act_blocks = 0,
+             std::uint32_t gpu_kv_blocks = 0);
+
+  // A block of the kind and place asked for; elsewhere, then of the other kind, where that is
+  // exhausted (a request's tokens do not depend on it, README section 8); nothing where all are.
+  std::optional<BlockRef> take(BlockKind wanted, Place place = Place::host);
+  void give_back(const BlockRef& block);
+  // This block; false where it is taken or is none.
+  bool take(const BlockRef& block);
+  // The host's pools have so many blocks from now on. REQUIRES: none beyond is taken.
+  void set_limits(std::uint32_t act_blocks, std::uint32_t kv_blocks);
+
+  const BlockPool& pool(BlockKind kind, Place place = Place::host) const {
+    return pools_[pool_index(kind, place)];
+  }
+  std::int64_t free() const;
+  std::int64_t total() const;
+
+ private:
+  std::array<BlockPool, kPools> pools_;
+};
+
+// One request's context. Owns its entries but not the pools: give_back_all() before it ends.
+class ContextBlocks {
+ public:
+  const std::vector<BlockRef>& blocks() const { return blocks_; }
+  // Blocks of the pools.
+  std::int32_t count(BlockKind kind) const {
+    return count(kind, Place::host) + count(kind, Place::gpu);
+  }
+  std::int32_t count(BlockKind kind, Place place) const { return counts_[pool_index(kind, place)]; }
+  std::int32_t on_gpu() const {
+    return count(BlockKind::kv, Place::gpu) + count(BlockKind::act, Place::gpu);
+  }
+  // Those that are kept nowhere.
+  std::int32_t token_blocks() const { return counts_[kPools]; }
+  std::int32_t size() const { return static_cast<std::int32_t>(blocks_.size()); }
+  // Tokens whose rows are in the blocks, in every layer.
+  std::int32_t stored() const { return stored_; }
+  // Tokens the blocks have room for.
+  std::int32_t room() const { return size() * kBlockTokens; }
+
+  // REQUIRES: a block that is kept nowhere comes before all others.
+  void append(const BlockRef& block);
+  // REQUIRES: stored() + tokens <= room().
+  void mark_stored(std::int32_t tokens);
+  void give_back_all(BlockPools& pools);
+  // Blocks in which nothing is stored.
+  void give_back_empty(BlockPools& pools);
+
+ private:
+  std::vector<BlockRef> blocks_;
+  std::array<std::int32_t, kPools + 1> counts_{};  // by pool_index
+  std::int32_t stored_ = 0;
+};
+
+constexpr std::int32_t blocks_for(std::int64_t tokens) {
+  return static_cast<std::int32_t>(ceil_div(tokens, kBlockTokens));
+}
+
+}  // namespace poise

@@ -1,0 +1,64 @@
+#pragma once
+// From a schedule to what is sent: the tables of an iteration (common/messages.fbs). A mini-batch's
+// KV buffer and ACT buffer are numbered in slots of one block. Each block of a sequence's context,
+// and each block its new rows go to, has one slot: in the KV buffer for a KV block, in the ACT
+// buffer and the same slot of the regenerated buffer for an ACT block. Blocks that hold rows are
+// loaded (only their filled part), and ACT ones made into K and V; new rows are put by the executor
+// into the slot of their position, and stored to the block behind it. Loaded blocks have the lowest
+// slots, in the order of their numbers, whosoever they are: so neighbours in the pool are neighbours
+// in the buffer and come in one copy, and what is regenerated is one range. A block that is kept
+// nowhere has a slot of the KV buffer, too; the rows that make it again are a sequence of their own,
+// before that of the request's new rows, and both read it through the same entries.
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/messages_generated.h"
+#include "planner/policies/policy.h"
+#include "planner/schedule/schedule.h"
+
+namespace poise {
+
+// What each part brings into a mini-batch.
+std::vector<PackItem> pack_items(std::span<const ScheduledChunk> chunks);
+
+// Builds an iteration's tables. What it says depends on the arguments of `build` alone; the object
+// holds room to work in, one entry for each block of the pool. One thread.
+class OrderTables {
+ public:
+  explicit OrderTables(const Allocation& host);
+
+  // `batches` are indices into `parts`, each in exactly one.
+  messages::IterationT build(std::uint64_t iteration, std::uint64_t pool_epoch,
+                             std::span<const ScheduledChunk> chunks,
+                             std::span<const PackItem> items,
+                             std::span<const MiniBatchItems> batches);
+
+ private:
+  friend class MiniBatchBuilder;
+
+  // Sorts the blocks of one kind that a mini-batch loads, without comparing them: a bit for each.
+  class LoadedBlocks {
+   public:
+    explicit LoadedBlocks(std::uint32_t blocks);
+    void add(BlockId block, std::uint32_t entry, std::int32_t tokens);
+    // Calls `take(block, entry, tokens)` for each, by rising number, and forgets them.
+    template <typename Take>
+    void take_all(const Take& take);
+
+   private:
+    struct Use {
+      std::uint32_t entry;   // of the mini-batch's attention entries
+      std::uint32_t tokens;  // that are loaded
+    };
+    std::vector<std::uint64_t> bits_;
+    std::vector<std::uint32_t> words_;  // of bits_ that are not zero
+    std::vector<Use> uses_;             // by block
+  };
+
+  std::array<LoadedBlocks, kPools> loaded_;  // by pool_index
+};
+
+}  // namespace poise

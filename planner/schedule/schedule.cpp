@@ -1,0 +1,292 @@
+#include "planner/schedule/schedule.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "common/trouble.h"
+
+namespace poise {
+
+Scheduler::Scheduler(const Policy& policy, const Allocation& host, const ScheduleLimits& limits)
+    : policy_(&policy),
+      host_(host),
+      limits_(limits),
+      blocks_(host.act_blocks, host.kv_blocks, host.gpu_act_blocks, host.gpu_kv_blocks) {
+  check(limits.max_num_seqs > 0 && limits.prefill_rows > 0 && limits.sequence_rows > 0,
+        "an iteration has room for a request");
+}
+
+void Scheduler::add(const Request& request) {
+  const RunningRequest alone(request, *policy_);
+  check(!request.prompt.empty() && alone.of_pools(alone.most_blocks) <= blocks_.total() &&
+            alone.token_blocks * kBlockTokens < limits_.sequence_rows,
+        "the pool holds the largest request");
+  fresh_.push_back(&request);
+}
+
+std::span<const ScheduledChunk> Scheduler::next() {
+  check(chunks_.empty(), "an iteration is completed before the next is made");
+  prefill_left_ = limits_.prefill_rows;
+  const std::int64_t preemptions_before = preemptions_;
+  bool all_went_on = true;
+  for (std::size_t i = 0; i < running_.size(); ++i) {  // preemption shortens it from its end
+    all_went_on = schedule(i) && all_went_on;
+  }
+  if (all_went_on && preemptions_ == preemptions_before) {
+    most_blocks_ = known_blocks_ = 0;
+    for (const auto& request : running_) {
+      most_blocks_ += request->of_pools(request->most_blocks);
+      known_blocks_ += request->of_pools(blocks_for(request->known()) + 1);
+    }
+    while (admit()) {
+      schedule(running_.size() - 1);
+    }
+  }
+  check(!chunks_.empty() || idle(), "the oldest request always goes on");
+  return chunks_;
+}
+
+bool Scheduler::schedule(std::size_t index) {
+  RunningRequest& request = *running_[index];
+  const std::int32_t stored = request.context.stored();
+  const std::int32_t left = request.known() - stored;
+  const std::int32_t recompute = std::min(stored, request.token_blocks * kBlockTokens);
+  // A single row, the rule while generating, is no prefill: every request has room for one.
+  std::int32_t rows = left;
+  if (left > 1) {
+    rows = std::min({left, prefill_left_, limits_.sequence_rows - recompute});
+    if (rows == 0) {
+      return true;  // no prefill rows are left; it waits for its turn, not for blocks
+    }
+  }
+  make_room(index, stored + rows);
+  rows = std::min(rows, request.context.room() - stored);
+  if (rows == 0) {
+    return false;
+  }
+  if (left > 1) {
+    prefill_left_ -= rows;
+  }
+  chunks_.push_back(
+      {.request = &request, .context = stored, .new_tokens = rows, .recompute_rows = recompute});
+  return true;
+}
+
+void Scheduler::make_room(std::size_t index, std::int32_t tokens) {
+  RunningRequest& request = *running_[index];
+  while (request.context.room() < tokens) {
+    if (const auto block = take_block(request)) {
+      request.context.append(*block);
+    } else if (index + 1 < running_.size()) {
+      preempt_youngest();
+    } else {
+      return;
+    }
+  }
+}
+
+std::optional<BlockRef> Scheduler::take_block(const RunningRequest& request) {
+  const ContextBlocks& context = request.context;
+  if (context.size() < request.token_blocks) {
+    return BlockRef{.kind = BlockKind::kv, .place = Place::nowhere, .number = {}};
+  }
+  const BlockKind kind =
+      policy_->next_block(host_, {.act_blocks = context.count(BlockKind::act),
+                                  .kv_blocks = context.count(BlockKind::kv),
+                                  .most_blocks = request.of_pools(request.most_blocks)});
+  return blocks_.take(kind, next_place(request, kind));
+}
+
+// Of the blocks that it may come to have, every request has the same share on the device, so that all
+// mini-batches leave the link as much to do; and they are its first ones, so that the device is in
+// use from the beginning.
+Place Scheduler::next_place(const RunningRequest& request, BlockKind kind) const {
+  const std::int64_t here = kind == BlockKind::act ? host_.gpu_act_blocks : host_.gpu_kv_blocks;
+  const std::int64_t all = host_.all_act_blocks() + host_.all_kv_blocks();
+  const std::int64_t most = request.of_pools(request.most_blocks);
+  // One more lies nearer to the share than none: (count + 1/2) / most <= here / all.
+  const bool room = (2 * request.context.count(kind, Place::gpu) + 1) * all <= 2 * here * most;
+  return here > 0 && room ? Place::gpu : Place::host;
+}
+
+void Scheduler::preempt_youngest() {
+  running_.back()->context.give_back_all(blocks_);
+  resumed_.push_front(std::move(running_.back()));
+  running_.pop_back();
+  ++preemptions_;
+}
+
+bool Scheduler::admit() {
+  if (running() >= limits_.max_num_seqs || waiting() == 0 || prefill_left_ == 0) {
+    return false;
+  }
+  if (resumed_.empty()) {
+    resumed_.push_back(std::make_unique<RunningRequest>(*fresh_.front(), *policy_));
+    fresh_.pop_front();
+  }
+  if (!may_begin(*resumed_.front())) {
+    return false;
+  }
+  const RunningRequest& request = *resumed_.front();
+  most_blocks_ += request.of_pools(request.most_blocks);
+  known_blocks_ += request.of_pools(blocks_for(request.known()) + 1);
+  running_.push_back(std::move(resumed_.front()));
+  resumed_.pop_front();
+  return true;
+}
+
+// Surely: all that run could grow to their ends beside it. Likely: there is room for what is known
+// of every request and one more block each; answers often end before max_tokens.
+bool Scheduler::may_begin(const RunningRequest& request) const {
+  return running_.empty() ||
+         most_blocks_ + request.of_pools(request.most_blocks) <= blocks_.total() ||
+         known_blocks_ + request.of_pools(blocks_for(request.known()) + 1) <= blocks_.total();
+}
+
+void Scheduler::complete(std::span<const Outcome> outcomes) {
+  std::unordered_map<std::uint32_t, const Outcome*> by_request;
+  by_request.reserve(outcomes.size());
+  for (const Outcome& outcome : outcomes) {
+    by_request.emplace(outcome.request.n, &outcome);
+  }
+  std::size_t used = 0, chunk = 0, kept = 0;
+  for (auto& running : running_) {
+    bool finished = false;
+    if (chunk < chunks_.size() && chunks_[chunk].request == running.get()) {
+      const auto found = by_request.find(running->request->id.n);
+      const Outcome* outcome = found == by_request.end() ? nullptr : found->second;
+      used += outcome != nullptr ? 1 : 0;
+      finished = outcome != nullptr && !outcome->token;
+      go_on(*running, chunks_[chunk++], outcome);
+    }
+    if (finished) {
+      running->context.give_back_all(blocks_);
+    } else {
+      std::swap(running_[kept++], running);
+    }
+  }
+  check(chunk == chunks_.size() && used == outcomes.size(), "outcomes are those of the iteration");
+  running_.resize(kept);
+  chunks_.clear();
+}
+
+void Scheduler::go_on(RunningRequest& request, const ScheduledChunk& ran, const Outcome* outcome) {
+  check(ran.complete() ? outcome != nullptr : outcome == nullptr || !outcome->token,
+        "a request that ran to its end has an outcome, another may only be finished");
+  request.context.mark_stored(ran.new_tokens);
+  request.prompt_values =
+      std::max(request.prompt_values, std::min(request.context.stored(), request.prompt_size()));
+  if (outcome != nullptr && outcome->token) {
+    request.tokens.push_back(*outcome->token);
+  }
+}
+
+void Scheduler::use(const Policy& policy, const Allocation& wished, const ScheduleLimits& limits) {
+  check(chunks_.empty(), "a policy changes between iterations");
+  policy_ = &policy;
+  host_ = wished;
+  limits_ = limits;
+  const auto follow = [&](RunningRequest& request) {
+    const std::int32_t token_blocks = policy.token_blocks(request.most_blocks);
+    if (request.token_blocks > 0 && request.token_blocks != token_blocks) {
+      request.context.give_back_all(blocks_);
+    }
+    if (request.context.size() == 0) {
+      request.token_blocks = token_blocks;
+    }
+  };
+  std::ranges::for_each(running_, follow,
+                        [](auto& request) -> RunningRequest& { return *request; });
+  std::ranges::for_each(resumed_, follow,
+                        [](auto& request) -> RunningRequest& { return *request; });
+}
+
+void Scheduler::move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks) {
+  check(chunks_.empty(), "a border moves between iterations");
+  blocks_.set_limits(act_blocks, kv_blocks);
+}
+
+void Scheduler::abandon(bool device_lost) {
+  chunks_.clear();
+  for (const auto& request : running_) {
+    if (device_lost && request->context.on_gpu() > 0) {
+      request->context.give_back_all(blocks_);
+    } else {
+      request->context.give_back_empty(blocks_);
+    }
+  }
+}
+
+std::vector<Scheduler::Snapshot> Scheduler::snapshots() const {
+  check(chunks_.empty(), "what has begun is told between iterations");
+  std::vector<Snapshot> all;
+  const auto snapshot = [&](const RunningRequest& request, bool running) {
+    all.push_back(
+        {.request = request.request->id,
+         .answered = {request.tokens.begin() + request.prompt_size(), request.tokens.end()},
+         .prompt_values = request.prompt_values,
+         .running = running,
+         .stored = request.context.stored(),
+         .token_blocks = request.token_blocks,
+         .blocks = request.context.blocks()});
+  };
+  for (const auto& request : running_) {
+    snapshot(*request, true);
+  }
+  for (const auto& request : resumed_) {
+    snapshot(*request, false);
+  }
+  return all;
+}
+
+bool Scheduler::restore(const Request& request, const Snapshot& begun) {
+  auto restored = std::make_unique<RunningRequest>(request, *policy_);
+  restored->tokens.insert(restored->tokens.end(), begun.answered.begin(), begun.answered.end());
+  restored->prompt_values = begun.prompt_values;
+  if (begun.stored < 0 || begun.stored >= restored->known() ||
+      blocks_for(begun.stored) != static_cast<std::int32_t>(begun.blocks.size()) ||
+      begun.prompt_values < 0 || begun.prompt_values > restored->prompt_size() ||
+      begun.token_blocks < 0 || (!begun.running && !begun.blocks.empty())) {
+    return false;
+  }
+  restored->token_blocks = begun.token_blocks;
+  if (restored->of_pools(restored->most_blocks) > blocks_.total()) {
+    return false;
+  }
+  if (!begun.running || running() >= limits_.max_num_seqs) {
+    resumed_.push_back(std::move(restored));
+    return true;
+  }
+  for (const BlockRef& block : begun.blocks) {
+    const bool nowhere = restored->context.size() < begun.token_blocks;
+    if (nowhere ? !(block == BlockRef{BlockKind::kv, Place::nowhere, {}}) : !blocks_.take(block)) {
+      return false;
+    }
+    restored->context.append(block);
+  }
+  restored->context.mark_stored(begun.stored);
+  running_.push_back(std::move(restored));
+  return true;
+}
+
+bool Scheduler::last_iteration() const {
+  return waiting() == 0 && chunks_.size() == running_.size() &&
+         std::ranges::all_of(chunks_, [](const ScheduledChunk& chunk) {
+           const std::int32_t answered = chunk.request->answered() + (chunk.generates() ? 1 : 0);
+           return chunk.complete() && answered >= chunk.request->request->sampling.max_tokens;
+         });
+}
+
+std::vector<Outcome> any_outcomes(std::span<const ScheduledChunk> chunks) {
+  std::vector<Outcome> outcomes;
+  for (const ScheduledChunk& chunk : chunks) {
+    if (chunk.complete()) {
+      const Request& request = *chunk.request->request;
+      const bool ends = chunk.request->answered() + 1 >= request.sampling.max_tokens;
+      outcomes.push_back({request.id, ends ? std::nullopt : std::optional(TokenId{0})});
+    }
+  }
+  return outcomes;
+}
+
+}  // namespace poise

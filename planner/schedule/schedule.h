@@ -1,0 +1,165 @@
+#pragma once
+// Which requests run in the next iteration, and how many of their tokens. Continuous batching, first
+// come first served: requests of any length run together, a finished one leaves at once and the next
+// waiting one takes its place. A prompt runs in chunks: at most `prefill_rows` prompt
+// tokens in an iteration beside one token of each request that generates. A request that finds no
+// free block waits with what it has; where an older one finds none, the youngest gives all its
+// blocks back and is recomputed later, prompt and answer so far as one prompt, its next token
+// sampled with the same seed and step. So the oldest always goes on, and every request ends.
+//
+// A function of the calls made: no clock, socket or log; one thread. Requests outlive the scheduler.
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "planner/policies/policy.h"
+#include "planner/requests/request.h"
+#include "planner/schedule/block_table.h"
+
+namespace poise {
+
+struct ScheduleLimits {
+  std::int32_t max_num_seqs = 0;   // requests under way
+  std::int32_t prefill_rows = 0;   // rows of prompts in an iteration
+  std::int32_t sequence_rows = 0;  // rows of one request in an iteration, those that run again
+                                   // included: it lies in one mini-batch
+};
+
+// A request that has begun: what is known of its text and where its context lies.
+struct RunningRequest {
+  RunningRequest(const Request& r, const Policy& policy)
+      : request(&r),
+        tokens(r.prompt),
+        most_blocks(blocks_for(r.most_context())),
+        token_blocks(policy.token_blocks(most_blocks)) {}
+
+  const Request* request;
+  std::vector<TokenId> tokens;  // the prompt, then the answer so far
+  ContextBlocks context;
+  std::int32_t most_blocks;   // it may come to have
+  std::int32_t token_blocks;  // of them, the first, that are kept as token ids alone
+  std::int32_t prompt_values =
+      0;  // prompt rows whose values were reported; they survive preemption
+
+  std::int32_t known() const { return static_cast<std::int32_t>(tokens.size()); }
+  std::int32_t prompt_size() const { return static_cast<std::int32_t>(request->prompt.size()); }
+  std::int32_t answered() const { return known() - prompt_size(); }
+  // Of its first `blocks` blocks, those that are taken from the pools.
+  std::int32_t of_pools(std::int32_t blocks) const { return std::max(0, blocks - token_blocks); }
+};
+
+// What one request runs in an iteration. Its blocks have room for context + new_tokens.
+struct ScheduledChunk {
+  const RunningRequest* request;
+  std::int32_t context;     // tokens in blocks when the iteration begins
+  std::int32_t new_tokens;  // rows: tokens[context .. context + new_tokens)
+  std::int32_t recompute_rows =
+      0;  // more rows: tokens[0 .. recompute_rows), whose keys and values are kept nowhere
+
+  // All that is known of the request will have run; what follows it may be sampled.
+  bool complete() const { return context + new_tokens == request->known(); }
+  bool generates() const { return complete() && request->request->sampling.max_tokens > 0; }
+};
+
+// What an iteration brought for a request that was `complete`; or that a request is finished before
+// it came so far, because something broke.
+struct Outcome {
+  RequestId request;
+  std::optional<TokenId> token;  // goes on with this one; nothing: the request is finished
+};
+
+class Scheduler {
+ public:
+  // `policy` outlives this.
+  Scheduler(const Policy& policy, const Allocation& host, const ScheduleLimits& limits);
+
+  // To the end of the queue. REQUIRES: alone it fits into the pool.
+  void add(const Request& request);
+
+  // The chunks of the next iteration, oldest request first; empty when no request is left. Valid
+  // until the next call. REQUIRES: the chunks before were completed.
+  std::span<const ScheduledChunk> next();
+  // The iteration ran: its rows are stored. One outcome for each chunk that was complete, in any
+  // order.
+  void complete(std::span<const Outcome> outcomes);
+
+  // What follows changes only the iterations to come. REQUIRES: no chunks are under way.
+  // Another policy, and the split it wishes; the pools stay as they are, and so do all blocks, unless
+  // tokens of a request are kept nowhere that this policy would keep: that one runs from its beginning
+  // again. `policy` outlives this.
+  void use(const Policy& policy, const Allocation& wished, const ScheduleLimits& limits);
+  // The host's pools are so large from now on. REQUIRES: no block beyond is taken, and together the
+  // pools hold the largest request.
+  void move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks);
+
+  // The iteration under way will bring nothing: its rows count as never run, and `next` plans them
+  // again. `device_lost`: so do all rows of requests that had a block on the device.
+  void abandon(bool device_lost);
+
+  // What another scheduler needs to go on where this one stands: the requests that have begun,
+  // oldest first; those without blocks wait. REQUIRES: no chunks are under way.
+  struct Snapshot {
+    RequestId request;
+    std::vector<TokenId> answered;
+    std::int32_t prompt_values = 0;
+    bool running = false;
+    std::int32_t stored = 0;
+    std::int32_t token_blocks = 0;
+    std::vector<BlockRef> blocks;
+  };
+  std::vector<Snapshot> snapshots() const;
+  // REQUIRES: called before `add`, in the order of snapshots(). False where it cannot be: a block that
+  // is taken or is none, more rows than blocks or text. Where fewer may run at a time than ran, the
+  // last ones wait, and their context is computed again.
+  bool restore(const Request& request, const Snapshot& begun);
+
+  // Whether no iteration follows the one under way, whatever it brings.
+  bool last_iteration() const;
+  bool idle() const { return running_.empty() && waiting() == 0; }
+  std::int64_t running() const { return static_cast<std::int64_t>(running_.size()); }
+  std::int64_t waiting() const {
+    return static_cast<std::int64_t>(resumed_.size() + fresh_.size());
+  }
+  std::int64_t preemptions() const { return preemptions_; }
+  const BlockPools& blocks() const { return blocks_; }
+
+ private:
+  // Takes the oldest waiting request in, if there is a place and there are blocks for it.
+  bool admit();
+  bool may_begin(const RunningRequest& request) const;
+  // Schedules request `index` for as many of its tokens as budget and blocks allow; false where it
+  // must wait for blocks.
+  bool schedule(std::size_t index);
+  void make_room(std::size_t index, std::int32_t tokens);
+  std::optional<BlockRef> take_block(const RunningRequest& request);
+  Place next_place(const RunningRequest& request, BlockKind kind) const;
+  void preempt_youngest();
+  static void go_on(RunningRequest& request, const ScheduledChunk& ran, const Outcome* outcome);
+
+  const Policy* policy_;
+  Allocation host_;
+  ScheduleLimits limits_;
+  BlockPools blocks_;
+  std::vector<std::unique_ptr<RunningRequest>> running_;  // oldest first; older than all that wait
+  std::deque<std::unique_ptr<RunningRequest>>
+      resumed_;  // gave their blocks back; older than `fresh_`
+  std::deque<const Request*> fresh_;
+  std::vector<ScheduledChunk> chunks_;
+  std::int32_t prefill_left_ = 0;  // of this iteration
+  // Blocks of all running requests, once they have grown to their ends, and once they have one more
+  // than what is known of them needs.
+  std::int64_t most_blocks_ = 0;
+  std::int64_t known_blocks_ = 0;
+  std::int64_t preemptions_ = 0;
+};
+
+// What an iteration brings in virtual time: some token for each chunk that is complete, and the end
+// where that is the request's last.
+std::vector<Outcome> any_outcomes(std::span<const ScheduledChunk> chunks);
+
+}  // namespace poise

@@ -1,0 +1,39 @@
+#pragma once
+// Predicted beside measured: every iteration that is sent is also played in virtual time, and what
+// both clocks say is kept, of decoding iterations by themselves and of the whole run. Costs
+// microseconds for each mini-batch and layer. One thread.
+
+#include <cstdint>
+
+#include "common/messages_generated.h"
+#include "planner/virtual_time/virtual_executor.h"
+
+namespace poise {
+
+class Prediction {
+ public:
+  struct Figures {
+    std::uint64_t decoding = 0;                 // iterations in which no prompt ran
+    Seconds decode_predicted, decode_measured;  // of these together
+    Seconds predicted, measured;                // of all
+  };
+
+  Prediction(const Profile& profile, const WeightLayout& layout, const DeviceLimits& limits)
+      : executor_(profile, layout, limits) {}
+
+  // An iteration is sent now; `last` as in ExecutorLink::begin.
+  void begin(const messages::IterationT& tables, bool last, Seconds now);
+  // Its results are there.
+  void done(Seconds now);
+
+  const Figures& figures() const { return figures_; }
+
+ private:
+  VirtualExecutor executor_;
+  Figures figures_;
+  Seconds since_{-1};  // the results of the iteration before, or the first one's begin
+  Seconds predicted_{};
+  bool decoding_ = false;
+};
+
+}  // namespace poise

@@ -1,0 +1,163 @@
+#include "planner/virtual_time/rehearsal.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "planner/schedule/orders.h"
+#include "planner/schedule/schedule.h"
+#include "planner/virtual_time/virtual_executor.h"
+
+namespace poise {
+namespace {
+
+constexpr TokenId kRehearsedToken = 0;
+
+// Of this many decoding iterations one is played.
+constexpr std::int64_t kStride = 4;
+
+// Requests that differ in their numbers alone, and stand for `represented` times as many.
+struct Stand {
+  std::vector<Request> requests;
+  double represented = 1;
+};
+
+Stand stand_for(const Rehearsal& rehearsal) {
+  const double sequences = std::max(rehearsal.sequences, 1);
+  const double most = std::max(static_cast<double>(rehearsal.most_blocks) / sequences, 1.0);
+  const double blocks =
+      static_cast<double>(rehearsal.host.all_act_blocks() + rehearsal.host.all_kv_blocks());
+  const double running = std::max(1.0, std::floor(std::min(sequences, blocks / most + 1e-9)));
+  const double played =
+      std::clamp(std::floor(static_cast<double>(kRehearsedBlocks) / most), 1.0, running);
+  const auto tokens = static_cast<std::int32_t>(most * kBlockTokens);
+  const auto prompt =
+      static_cast<std::int32_t>(static_cast<double>(rehearsal.prompt_rows) / sequences);
+  const std::int32_t middle = std::clamp((prompt + tokens) / 2, 1, std::max(tokens - 2, 1));
+  Stand stand{.requests = std::vector<Request>(static_cast<std::size_t>(played)),
+              .represented = running / played};
+  for (std::size_t i = 0; i < stand.requests.size(); ++i) {
+    stand.requests[i].id = {static_cast<std::uint32_t>(i + 1)};
+    stand.requests[i].prompt.assign(static_cast<std::size_t>(middle), kRehearsedToken);
+    stand.requests[i].sampling.max_tokens = std::max(tokens - middle, 2);
+  }
+  return stand;
+}
+
+Allocation part_of(const Allocation& blocks, double represented) {
+  Allocation chunk = blocks;
+  for (std::uint32_t* n :
+       {&chunk.act_blocks, &chunk.kv_blocks, &chunk.gpu_act_blocks, &chunk.gpu_kv_blocks}) {
+    *n = static_cast<std::uint32_t>(std::ceil(*n / represented));
+  }
+  return chunk;
+}
+
+// Of an iteration among others like it.
+Seconds time_of(const Profile& profile, const WeightLayout& layout, const DeviceLimits& device,
+                const messages::IterationT& iteration) {
+  VirtualExecutor executor(profile, layout, device);
+  executor.run(iteration, false);
+  const Seconds before =
+      executor.now();  // the second finds weights fetched ahead, as all later ones
+  executor.run(iteration, false);
+  return executor.now() - before;
+}
+
+}  // namespace
+
+Rehearsed rehearse(const Profile& profile, const Policy& policy, const WeightLayout& layout,
+                   const Rehearsal& rehearsal) {
+  const Stand stand = stand_for(rehearsal);
+  const auto count = static_cast<std::int32_t>(stand.requests.size());
+  const std::int32_t longest = stand.requests.front().most_context();
+  Allocation host = part_of(rehearsal.host, stand.represented);
+  // Rounded lengths may ask for a block more than there are.
+  std::uint32_t& spare = host.kv_blocks > 0 ? host.kv_blocks : host.act_blocks;
+  const std::int64_t wanted = std::int64_t{count} * blocks_for(longest);
+  spare += static_cast<std::uint32_t>(
+      std::max<std::int64_t>(wanted - host.all_act_blocks() - host.all_kv_blocks(), 0));
+  OrderTables tables(host);
+  const auto tables_of = [&](std::span<const ScheduledChunk> chunks) {
+    const auto items = pack_items(chunks);
+    return tables.build(1, 1, chunks, items, policy.pack(host, items, rehearsal.pack));
+  };
+
+  Scheduler prompts(policy, host,
+                    {.max_num_seqs = count,
+                     .prefill_rows = std::max(rehearsal.prefill_rows, 1),
+                     .sequence_rows = rehearsal.device.max_mini_batch_rows});
+  Scheduler answers(
+      policy, host,
+      {.max_num_seqs = count, .prefill_rows = count * longest, .sequence_rows = longest + 1});
+  std::vector<Outcome> outcomes;
+  for (const Request& request : stand.requests) {
+    prompts.add(request);
+    answers.add(request);
+    outcomes.push_back({.request = request.id, .token = kRehearsedToken});
+  }
+  const Seconds prefill = time_of(profile, layout, rehearsal.device, tables_of(prompts.next()));
+  answers.next();  // all prompts at once
+  answers.complete(outcomes);
+  Profile chunk = profile;
+  chunk.load_w = chunk.load_w * (1 / stand.represented);
+  const Seconds decoding = time_of(chunk, layout, rehearsal.device, tables_of(answers.next()));
+  return {.decoding = decoding * stand.represented, .prefill = prefill};
+}
+
+std::optional<Seconds> play(const Profile& profile, const Policy& policy,
+                            const WeightLayout& layout, const Rehearsal& rehearsal) {
+  const std::int64_t sequences = std::max(rehearsal.sequences, 1);
+  const std::int64_t all = std::max<std::int64_t>(rehearsal.requests, sequences);
+  const std::int64_t most = std::max<std::int64_t>(rehearsal.most_blocks / sequences, 1);
+  const std::int64_t tokens = most * kBlockTokens;
+  const std::int64_t prompt = std::clamp<std::int64_t>(rehearsal.prompt_rows / sequences, 1,
+                                                       std::max<std::int64_t>(tokens - 1, 1));
+  const std::int64_t answer = tokens - prompt + 1;
+  const std::int64_t blocks = rehearsal.host.all_act_blocks() + rehearsal.host.all_kv_blocks();
+  const std::int64_t together = std::clamp<std::int64_t>(blocks / most, 1, sequences);
+  if (blocks < most || sequences > kPlayedRequests ||
+      ceil_div(all, together) * answer > kPlayedIterations) {
+    return std::nullopt;
+  }
+  std::vector<Request> requests(static_cast<std::size_t>(all));
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    requests[i].id = {static_cast<std::uint32_t>(i + 1)};
+    requests[i].prompt.assign(static_cast<std::size_t>(prompt), kRehearsedToken);
+    requests[i].sampling.max_tokens = static_cast<std::int32_t>(answer);
+  }
+  Scheduler scheduler(policy, rehearsal.host,
+                      {.max_num_seqs = rehearsal.sequences,
+                       .prefill_rows = std::max(rehearsal.prefill_rows, 1),
+                       .sequence_rows = rehearsal.device.max_mini_batch_rows});
+  for (const Request& request : requests) {
+    scheduler.add(request);
+  }
+  OrderTables tables(rehearsal.host);
+  VirtualExecutor executor(profile, layout, rehearsal.device);
+  Seconds time{};
+  Seconds decoding{};         // the last of those that were played
+  std::int64_t unplayed = 0;  // behind it
+  std::uint64_t iteration = 0;
+  while (!scheduler.idle()) {
+    const std::span<const ScheduledChunk> chunks = scheduler.next();
+    const bool prompts = std::ranges::any_of(
+        chunks, [](const ScheduledChunk& chunk) { return chunk.new_tokens > 1; });
+    if (prompts || decoding.n == 0 || unplayed + 1 == kStride) {
+      const auto items = pack_items(chunks);
+      const Seconds before = executor.now();
+      executor.run(tables.build(++iteration, 1, chunks, items,
+                                policy.pack(rehearsal.host, items, rehearsal.pack)),
+                   scheduler.last_iteration());
+      const Seconds took = executor.now() - before;
+      decoding = prompts ? decoding : took;
+      time += took + decoding * static_cast<double>(unplayed);
+      unplayed = 0;
+    } else {
+      ++unplayed;
+    }
+    scheduler.complete(any_outcomes(chunks));
+  }
+  return time + decoding * static_cast<double>(unplayed);
+}
+
+}  // namespace poise

@@ -1,0 +1,425 @@
+// The planner process as one object, between its peers (fake_peers.h).
+
+#include "planner/process/planner.h"
+
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "common/trouble.h"
+#include "common/weight_layout.h"
+#include "planner/record/inspect.h"
+#include "tests/planner/links/fake_peers.h"
+
+namespace poise {
+namespace {
+
+using nlohmann::json;
+using testing_support::FakeExecutor;
+using testing_support::FakeLoader;
+using testing_support::kCredits;
+using testing_support::kModelContext;
+using testing_support::new_run_id;
+using testing_support::SealedModel;
+using testing_support::test_shape;
+
+struct InputLine {
+  std::vector<TokenId> prompt;
+  int max_tokens;
+  std::uint64_t seed;
+  bool echo;  // with logprobs
+};
+
+std::vector<TokenId> foretold(const InputLine& line) {
+  std::vector<TokenId> text = line.prompt, answer;
+  for (int step = 0; step < line.max_tokens; ++step) {
+    answer.push_back(symbolic_token(text, line.seed ^ static_cast<std::uint64_t>(step)));
+    text.push_back(answer.back());
+  }
+  return answer;
+}
+
+// What an attempt does otherwise than all others.
+struct Change {
+  std::function<void(RunOptions&)> options = [](RunOptions&) {};
+  std::function<void(FakeLoader&, FakeExecutor&)> peers = [](FakeLoader&, FakeExecutor&) {};
+};
+
+class PlannerProcess : public testing::Test {
+ protected:
+  PlannerProcess() {
+    std::filesystem::create_directory(at("model"));
+    std::filesystem::create_directory(at("run"));
+    testing_support::write_file(at("model") / "config.json",
+                                testing_support::config_json(test_shape(), "float32"));
+  }
+
+  std::filesystem::path at(const std::string& name) const { return folder_.path() / name; }
+
+  // Requests of all lengths, one line each; some echo their prompt with its logprobs, some of these
+  // want nothing else.
+  void write_requests(std::uint32_t seed, int count, int longest_answer = 30) {
+    std::mt19937 random(seed);
+    std::string text;
+    for (int i = 0; i < count; ++i) {
+      InputLine line{
+          .prompt = std::vector<TokenId>(1 + random() % 90),
+          .max_tokens = 1 + static_cast<int>(random() % static_cast<unsigned>(longest_answer)),
+          .seed = random(),
+          .echo = i % 5 == 0};
+      line.max_tokens = i % 10 == 5 ? 0 : line.max_tokens;
+      for (TokenId& token : line.prompt) {
+        token = static_cast<TokenId>(random() % kVocabulary);
+      }
+      json body{{"prompt", line.prompt},   {"max_tokens", line.max_tokens},
+                {"seed", line.seed},       {"temperature", 1},
+                {"ignore_eos", true},      {"echo", line.echo},
+                {"return_token_ids", true}};
+      if (line.echo) {
+        body["logprobs"] = 1;
+      }
+      const std::string id = fmt::format("r{}", i);
+      text += json{{"custom_id", id},
+                   {"method", "POST"},
+                   {"url", "/v1/completions"},
+                   {"body", std::move(body)}}
+                  .dump() +
+              "\n";
+      lines_[id] = std::move(line);
+    }
+    testing_support::write_file(at("in.jsonl"), text);
+  }
+
+  RunOptions options(const std::string& run_id) const {
+    RunOptions run;
+    run.input = {.model = at("model"),
+                 .input = at("in.jsonl"),
+                 .max_model_len = {},
+                 .seed = 0,
+                 .skip_tokenizer_init = true};
+    run.output = at("out.jsonl");
+    run.run_dir = at("run");
+    run.run_id = run_id;
+    run.loader_socket = at("loader.sock");
+    run.executor_socket = at("executor.sock");
+    run.served_model_name = "tiny";
+    return run;
+  }
+
+  // One attempt, from start to end; throws what the planner throws.
+  Exit attempt(const Change& change = {}) {
+    SealedModel model(new_run_id());
+    FakeLoader loader(at("loader.sock"), model.identity());
+    FakeExecutor executor(at("executor.sock"), model.identity(), loader);
+    RunOptions run = options(model.control().run_id());
+    change.options(run);
+    change.peers(loader, executor);
+    loader.start();
+    executor.start();
+    Planner planner(run);
+    while (planner.step()) {
+    }
+    EXPECT_TRUE(executor.iterations == 0 || executor.most_undone == kCredits);
+    EXPECT_GT(model.control()->progress[static_cast<int>(Process::planner)].steps.load(), 0u);
+    return planner.outcome();
+  }
+
+  std::map<std::string, json> output() const {
+    std::map<std::string, json> by_id;
+    std::ifstream file(at("out.jsonl"));
+    for (std::string line; std::getline(file, line);) {
+      json value = json::parse(line);
+      const std::string id = value["custom_id"].is_null() ? "" : value["custom_id"];
+      EXPECT_TRUE(by_id.emplace(id, value).second) << "two lines for " << id;
+    }
+    return by_id;
+  }
+
+  void expect_foretold(const std::map<std::string, json>& results) const {
+    for (const auto& [id, line] : lines_) {
+      const auto found = results.find(id);
+      ASSERT_NE(found, results.end()) << id;
+      EXPECT_EQ(found->second["response"]["status_code"], 200) << found->second.dump();
+      const json& choice = found->second["response"]["body"]["choices"][0];
+      EXPECT_EQ(choice["token_ids"].get<std::vector<TokenId>>(), foretold(line)) << id;
+      if (line.echo) {
+        json values = json::array({nullptr});
+        for (std::size_t position = 0; position + 1 < line.prompt.size(); ++position) {
+          values.push_back(-static_cast<double>(position));
+        }
+        values.insert(values.end(), static_cast<std::size_t>(line.max_tokens), -0.5);
+        EXPECT_EQ(choice["logprobs"]["token_logprobs"], values) << id;
+      }
+    }
+  }
+
+  testing_support::TempDirectory folder_;
+  std::map<std::string, InputLine> lines_;
+};
+
+TEST_F(PlannerProcess, AnswersEveryLineUnderEachPolicy) {
+  write_requests(1, 40);
+  for (const char* policy : {"kv-only", "act-only", "hybrid"}) {
+    SCOPED_TRACE(policy);
+    std::filesystem::remove_all(at("run"));
+    std::filesystem::create_directory(at("run"));
+    EXPECT_EQ(attempt({.options =
+                           [&](RunOptions& run) {
+                             run.policy = policy;
+                             run.overwrite = true;
+                             run.batch.max_num_seqs = 12;
+                             run.batch.mini_batch_tokens = 320;
+                             run.batch.prefill_tokens = 70;
+                           }}),
+              Exit::done);
+    const auto results = output();
+    EXPECT_EQ(results.size(), lines_.size());
+    expect_foretold(results);
+    const json status = json::parse(testing_support::read_file(at("run") / "status.json"));
+    EXPECT_EQ(status["state"], "done");
+    EXPECT_EQ(status["done"], 40);
+    EXPECT_EQ(status["requests"], 40);
+    EXPECT_GT(status["link_bytes"]["stores"], 0);
+  }
+}
+
+TEST_F(PlannerProcess, ASmallPoolChangesNoAnswer) {
+  write_requests(10, 30, 150);
+  const Bytes weights = weight_layout(test_shape(), DType::float32).total();
+  const Bytes block = block_sizes(test_shape(), DType::float32).block(BlockKind::kv);
+  EXPECT_EQ(attempt({.options =
+                         [&](RunOptions& run) {
+                           run.policy = "hybrid";
+                           run.host_memory = weights + block * test_shape().num_hidden_layers * 18;
+                           run.batch.prefill_tokens = 40;
+                         }}),
+            Exit::done);
+  expect_foretold(output());
+  const json status = json::parse(testing_support::read_file(at("run") / "status.json"));
+  EXPECT_GT(status["preemptions"], 0);
+}
+
+// On a device with room for the keys and values of some requests, behind a link that takes 10 ms a
+// block, as making them again would.
+TEST_F(PlannerProcess, OptimalHasFewRequestsUnderWayWhereTheLinkIsSlow) {
+  write_requests(3, 120, 2);  // nearly all of the context is there from the beginning
+  Profile profile = profile_of(machine_named("h200-pcie5"), test_shape(), DType::float32);
+  profile.load_kv.b = profile.load_act.b = profile.kv_gen.b = 0.01;
+  write_profile(at("costs.json"), profile);
+  const auto most_under_way = [&](const char* policy) {
+    std::filesystem::remove_all(at("run"));
+    std::filesystem::create_directory(at("run"));
+    int most = 0;
+    const Exit ended = attempt({.options =
+                                    [&](RunOptions& run) {
+                                      run.policy = policy;
+                                      run.profile = at("costs.json");
+                                      run.gpu_memory = kMiB * 10;
+                                      run.overwrite = true;
+                                    },
+                                .peers =
+                                    [&](FakeLoader&, FakeExecutor& executor) {
+                                      executor.device = "cuda: of symbols";
+                                      executor.told_most = &most;
+                                    }});
+    EXPECT_EQ(ended, Exit::done);
+    expect_foretold(output());
+    return most;
+  };
+  const int optimal = most_under_way("optimal"), kv_only = most_under_way("kv-only");
+  EXPECT_GT(optimal, 3);
+  EXPECT_LT(4 * optimal, 3 * kv_only);
+}
+
+TEST_F(PlannerProcess, ABadLineIsAnErrorLineAndTheOthersGoOn) {
+  write_requests(2, 6);
+  std::ofstream(at("in.jsonl"), std::ios::app)
+      << "this is no JSON\n"
+      << R"({"custom_id": "bad", "method": "POST", "url": "/v1/completions", "body": {}})"
+      << "\n";
+  EXPECT_EQ(attempt(), Exit::done);
+  const auto results = output();
+  EXPECT_EQ(results.size(), 8u);
+  expect_foretold(results);
+  EXPECT_EQ(results.at("bad")["response"]["status_code"], 400);
+  EXPECT_EQ(results.at("")["response"]["status_code"], 400);
+}
+
+TEST_F(PlannerProcess, OnlyBadLinesNeedNoExecutor) {
+  testing_support::write_file(at("in.jsonl"), "nothing here is a request\n");
+  EXPECT_EQ(attempt({.peers = [](FakeLoader& loader, FakeExecutor&) { loader.refuses = true; }}),
+            Exit::done);
+  EXPECT_EQ(output().size(), 1u);
+}
+
+TEST_F(PlannerProcess, EmptyInputGivesEmptyOutput) {
+  testing_support::write_file(at("in.jsonl"), "\n\n");
+  EXPECT_EQ(attempt(), Exit::done);
+  EXPECT_EQ(testing_support::read_file(at("out.jsonl")), "");
+}
+
+TEST_F(PlannerProcess, LogitsThatAreNotFiniteEndTheirRequestAlone) {
+  write_requests(3, 10);
+  EXPECT_EQ(attempt({.peers =
+                         [](FakeLoader&, FakeExecutor& executor) {
+                           executor.breaks_request = 4;  // line 4 is r3
+                         }}),
+            Exit::done);
+  auto results = output();
+  EXPECT_NE(results.at("r3")["response"]["status_code"], 200);
+  lines_.erase("r3");
+  expect_foretold(results);
+}
+
+TEST_F(PlannerProcess, WhatWasDoneBeforeAnEndIsNotDoneAgain) {
+  write_requests(4, 40);
+  const auto small = [](RunOptions& run) {
+    run.batch.max_num_seqs = 5;
+    run.policy = "hybrid";
+  };
+  try {
+    attempt({.options = small,
+             .peers = [](FakeLoader&, FakeExecutor& e) { e.refuses_iteration = 60; }});
+    FAIL() << "a refused order was passed over";
+  } catch (const Failure& failure) {
+    EXPECT_NE(std::string(failure.what()).find("it is not to be run"), std::string::npos);
+  }
+  EXPECT_FALSE(std::filesystem::exists(at("out.jsonl")));
+  std::ifstream partial(at("run") / "results.jsonl.partial");
+  const auto done = std::count(std::istreambuf_iterator<char>(partial), {}, '\n');
+  EXPECT_GT(done, 5);
+  EXPECT_LT(done, 40);
+
+  EXPECT_THROW(attempt({.options = small}), Failure) << "it begins anew without --resume";
+  EXPECT_EQ(attempt({.options =
+                         [&](RunOptions& run) {
+                           small(run);
+                           run.resume = true;
+                         }}),
+            Exit::done);
+  const auto results = output();
+  EXPECT_EQ(results.size(), lines_.size());
+  expect_foretold(results);
+  const json status = json::parse(testing_support::read_file(at("run") / "status.json"));
+  EXPECT_EQ(status["done"], 40);
+
+  // A finished run that is resumed leaves its output alone.
+  const std::string before = testing_support::read_file(at("out.jsonl"));
+  EXPECT_EQ(attempt({.options =
+                         [&](RunOptions& run) {
+                           small(run);
+                           run.resume = true;
+                         }}),
+            Exit::done);
+  EXPECT_EQ(testing_support::read_file(at("out.jsonl")), before);
+}
+
+TEST_F(PlannerProcess, AnInputThatChangedIsNotResumed) {
+  write_requests(5, 20);
+  EXPECT_THROW(attempt({.peers = [](FakeLoader&, FakeExecutor& e) { e.refuses_iteration = 10; }}),
+               Failure);
+  write_requests(6, 20);
+  try {
+    attempt({.options = [](RunOptions& run) { run.resume = true; }});
+    FAIL() << "it was resumed";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::foreign);
+  }
+}
+
+TEST_F(PlannerProcess, APoolThatIsRefusedEndsTheRunWithTheLoadersSentence) {
+  write_requests(7, 3);
+  try {
+    attempt({.peers = [](FakeLoader& loader, FakeExecutor&) { loader.refuses = true; }});
+    FAIL() << "it ran without a pool";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::cannot_start);
+    EXPECT_STREQ(failure.what(), "no room for a pool");
+  }
+}
+
+// Of a kept loader, say, whose last planner was killed: the memory is this run's now.
+TEST_F(PlannerProcess, APoolThatSomebodyLeftIsGivenBackBeforeAnythingIsSized) {
+  write_requests(7, 3);
+  SealedModel model(new_run_id());
+  model.control()->pool_epoch = 4;
+  model.control()->pool = {.region_bytes = 1 << 30, .act_blocks = 1, .kv_blocks = 1};
+  FakeLoader loader(at("loader.sock"), model.identity());
+  FakeExecutor executor(at("executor.sock"), model.identity(), loader);
+  loader.start();
+  executor.start();
+  RunOptions run = options(model.control().run_id());
+  run.host_memory = kMiB * 99;
+  Planner planner(run);
+  while (planner.step()) {
+    EXPECT_TRUE(loader.cap == 0 || loader.releases > 0);
+  }
+  EXPECT_EQ(planner.outcome(), Exit::done);
+  EXPECT_EQ(loader.releases, 2) << "that one and its own";
+  EXPECT_EQ(loader.cap, static_cast<std::uint64_t>((kMiB * 99).n));
+}
+
+TEST_F(PlannerProcess, ARequestLargerThanHostMemoryIsRefusedWithNumbers) {
+  write_requests(8, 3);
+  const Bytes weights = weight_layout(test_shape(), DType::float32).total();
+  EXPECT_THROW(attempt({.options = [&](RunOptions& run) { run.host_memory = weights + kKiB; }}),
+               Failure);
+}
+
+TEST_F(PlannerProcess, TheLogOfItsOrdersCanBeInspected) {
+  write_requests(9, 8);
+  EXPECT_EQ(attempt({.options = [](RunOptions& run) { run.policy = "hybrid"; }}), Exit::done);
+  struct stat status {};
+  ASSERT_EQ(stat((at("run") / "orders.log").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0600u);
+
+  std::FILE* out = std::tmpfile();
+  inspect({.log = at("run") / "orders.log", .json = true, .iteration = {}, .layer = {}}, out);
+  std::rewind(out);
+  std::map<std::string, int> types;
+  std::uint64_t last_iteration = 0, rows = 0;
+  for (char buffer[1 << 16]; std::fgets(buffer, sizeof buffer, out) != nullptr;) {
+    const json line = json::parse(buffer);
+    ++types[line.value("type", "header")];
+    if (line.value("type", "") == "iteration") {
+      EXPECT_GT(line["iteration"].get<std::uint64_t>(), last_iteration);
+      last_iteration = line["iteration"];
+      for (const json& batch : line["mini_batches"]) {
+        rows += batch["rows"].get<std::uint64_t>();
+      }
+    } else if (line.value("type", "") == "layer") {
+      EXPECT_TRUE(line.contains("done_s")) << "reports are in the log too";
+      EXPECT_EQ(line["link_bytes"]["act"], 3);
+    }
+  }
+  std::fclose(out);
+  EXPECT_EQ(types["header"], 1);
+  EXPECT_EQ(types["configure"], 1);
+  EXPECT_EQ(types["ready"], 1);
+  EXPECT_EQ(types["layer"], types["iteration"] * (test_shape().num_hidden_layers + 2));
+  std::uint64_t wanted = 0;  // each prompt once, each token but the last of an answer
+  for (const auto& [id, line] : lines_) {
+    wanted += line.prompt.size() + static_cast<std::uint64_t>(std::max(line.max_tokens - 1, 0));
+  }
+  EXPECT_EQ(rows, wanted);
+
+  out = std::tmpfile();
+  inspect({.log = at("run") / "orders.log", .json = false, .iteration = 2, .layer = 1}, out);
+  std::string text(static_cast<std::size_t>(std::ftell(out)), ' ');
+  std::rewind(out);
+  ASSERT_EQ(std::fread(text.data(), 1, text.size(), out), text.size());
+  std::fclose(out);
+  EXPECT_NE(text.find("iteration 2 at"), std::string::npos) << text;
+  EXPECT_NE(text.find("layer 1 "), std::string::npos) << text;
+  EXPECT_EQ(text.find("layer 0 "), std::string::npos) << text;
+  EXPECT_EQ(text.find("iteration 3 at"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace poise

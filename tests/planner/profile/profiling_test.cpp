@@ -1,0 +1,444 @@
+#include "planner/profile/profiling.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "common/trouble.h"
+#include "planner/costs/prefill_pairs.h"
+#include "planner/forecast/simulate_papers.h"
+
+namespace poise {
+namespace {
+
+using messages::SpanKind;
+
+ProfileSizes sizes_of(std::string_view model, ProfileScale scale = kLargestProfileScale) {
+  return profile_sizes(opt_shape(model), DType::float16, scale, kGiB * 2, kGiB, kGiB * 24);
+}
+
+TEST(ProfileSizes, FitUnderTheCap) {
+  for (const char* model : {"opt-1.3b", "opt-30b", "opt-175b"}) {
+    for (const std::int64_t gib : {12, 24, 80}) {
+      const ModelShape shape = opt_shape(model);
+      const ProfileSizes sizes =
+          profile_sizes(shape, DType::float16, kLargestProfileScale, kGiB * 2, kGiB, kGiB * gib);
+      EXPECT_LE(plan_device_memory(shape, DType::float16, sizes.device, kGiB).total, kGiB * gib);
+      EXPECT_LT(sizes.device.resident_layers, shape.num_hidden_layers) << "weights are streamed";
+    }
+  }
+  EXPECT_THROW(profile_sizes(opt_shape("opt-175b"), DType::float16, kLargestProfileScale, kGiB,
+                             kGiB, kGiB * 2),
+               Failure);
+}
+
+TEST(ProfileSizes, AreThoseOfAModelThatFillsABlock) {
+  ModelShape shape = opt_shape("opt-1.3b");
+  for (const std::int32_t positions : {16, 31, 32}) {
+    shape.max_position_embeddings = positions;
+    const ProfileSizes sizes =
+        profile_sizes(shape, DType::float16, kFirstProfileScale, kGiB, kGiB, kGiB * 24);
+    EXPECT_LE(sizes.device.max_context, positions);
+  }
+  shape.max_position_embeddings = 15;
+  EXPECT_THROW(profile_sizes(shape, DType::float16, kFirstProfileScale, kGiB, kGiB, kGiB * 24),
+               Failure);
+}
+
+TEST(BusyWork, HasAsManyBlocksOfTheHostAsTheLinkBrings) {
+  Profile profile;
+  profile.kv_gen = {.b = 1.4e-6};
+  profile.load_act = {.b = 2.4e-6};
+  profile.load_w = {.b = 7.3e-3};
+  EXPECT_NEAR(busy_work(profile, 512, 32, 0).from_host, 0.85 * 1.4 / 2.4, 1e-12);
+  EXPECT_EQ(busy_work(profile, 512, 32, 0).repeats, 0);
+  profile.kv_gen.b = 1;
+  EXPECT_EQ(busy_work(profile, 512, 32, 0).from_host, 1);
+}
+
+TEST(BusyWork, ComputesLongerThanTheLinkBringsALayersWeightsAndItsBlocks) {
+  Profile profile;
+  profile.kv_gen = {.b = 1.4e-6};
+  profile.load_act = {.b = 2.4e-6};
+  profile.load_w = {.b = 7.3e-3};
+  const BusyWork busy = busy_work(profile, 512, 32, 4);
+  const double blocks = 0.84 * 512 * busy.repeats, computes = blocks * 1.4e-6;
+  const double link = 7.3e-3 + blocks * busy.from_host * 2.4e-6;
+  EXPECT_LE(link, 0.85 * computes);
+  EXPECT_GE(link, 0.75 * computes) << "no more than it takes";
+  EXPECT_NEAR(time_of(busy, profile, 32).n, 32 * (blocks + 4.5 * 512) * 1.4e-6, 1e-9);
+  // A model whose weights take as long as ten thousands of blocks, on a GPU that is slow.
+  profile.kv_gen.b = 58e-6;
+  profile.load_w.b = 0.165;
+  EXPECT_LE(time_of(busy_work(profile, 512, 96, 90), profile, 96).n, 20.0);
+}
+
+TEST(ProfileIteration, KeepsADeviceBusyWithBlocksOfBothPlaces) {
+  ProfileSizes sizes = sizes_of("opt-6.7b", kLargestProfileScale);
+  for (const double share : {0.0, 0.5, 1.0}) {
+    sizes.busy = {.repeats = 3, .blocks = kLargestProfileScale.blocks, .from_host = share};
+    sizes.scale.blocks = kLargestProfileScale.blocks / 4;
+    const auto tables =
+        profile_iteration(ProfileWork::context_busy, sizes, opt_shape("opt-6.7b"), 1, 1, 0, 3);
+    EXPECT_EQ(tables.mini_batches.size(), 3u + 8u) << "the scale's sizes come behind the largest";
+    EXPECT_EQ(std::ssize(tables.mini_batches[3]->entries), sizes.scale.blocks);
+    const messages::MiniBatchT& largest = *tables.mini_batches.front();
+    std::int64_t host = 0, all = 0;
+    for (const auto& run : largest.loads) {
+      EXPECT_EQ(run.kind(), messages::Kind::Act);
+      host += run.place() == messages::Place::Host ? run.count() : 0;
+      all += run.count();
+    }
+    EXPECT_EQ(all, kLargestProfileScale.blocks);
+    EXPECT_EQ(host, std::llround(share * kLargestProfileScale.blocks));
+    ASSERT_EQ(largest.regenerate.size(), 1u);
+    EXPECT_EQ(largest.regenerate[0].count(), unsigned(kLargestProfileScale.blocks));
+    EXPECT_EQ(largest.entries.size(), unsigned(kLargestProfileScale.blocks));
+    EXPECT_EQ(largest.tokens.size(), largest.sequences.size());
+  }
+}
+
+// The fewer positions, the more sequences the blocks take.
+TEST(ProfileIteration, KeepsADeviceBusyWithNoMoreSequencesThanFit) {
+  for (const std::int32_t positions : {16, 320, 512, 1024, 2048, 8192}) {
+    ModelShape shape = opt_shape("opt-6.7b");
+    shape.max_position_embeddings = positions;
+    for (const std::int32_t blocks : {1, 8, 56, 512}) {
+      ProfileSizes sizes = profile_sizes(shape, DType::float16, {.blocks = blocks, .rows = 64},
+                                         kGiB, kGiB, kGiB * 24);
+      for (int percent = 0; percent <= 100; ++percent) {
+        sizes.busy = {.repeats = 48, .blocks = sizes.scale.blocks, .from_host = percent / 100.0};
+        const auto tables = profile_iteration(ProfileWork::context_busy, sizes, shape, 1, 1, 0, 3);
+        std::int64_t rows = 0;
+        for (const auto& batch : tables.mini_batches) {
+          rows += std::ssize(batch->tokens);
+          EXPECT_LE(std::ssize(batch->tokens), sizes.device.max_mini_batch_rows);
+          EXPECT_LE(std::ssize(batch->sequences), sizes.device.max_sequences)
+              << positions << " positions, " << blocks << " blocks, " << percent << " %";
+        }
+        EXPECT_LE(rows, sizes.device.max_rows);
+      }
+    }
+  }
+}
+
+TEST(ProfileIteration, StaysWithinTheBuffersAndThePool) {
+  for (const ProfileScale scale :
+       {kFirstProfileScale, ProfileScale{56, 136}, kLargestProfileScale}) {
+    const ProfileSizes sizes = sizes_of("opt-6.7b", scale);
+    std::vector<ProfileWork> works(kProfileWork.begin(), kProfileWork.end());
+    works.push_back(ProfileWork::prompts_here);
+    for (const ProfileWork work : works) {
+      const auto tables = profile_iteration(work, sizes, opt_shape("opt-6.7b"), 1, 1, 0, 3);
+      std::size_t rows = 0;
+      for (const auto& batch : tables.mini_batches) {
+        rows += batch->tokens.size();
+        EXPECT_LE(std::ssize(batch->tokens), sizes.device.max_mini_batch_rows);
+        EXPECT_LE(std::ssize(batch->sequences), sizes.device.max_sequences);
+        EXPECT_LE(std::ssize(batch->entries), sizes.device.max_entries());
+        for (const auto& run : batch->loads) {
+          const bool act = run.kind() == messages::Kind::Act;
+          EXPECT_LE(run.first_slot() + run.count(),
+                    unsigned(act ? sizes.device.act_slots : sizes.device.kv_slots));
+          EXPECT_LE(run.first_block() + run.count(), run.place() == messages::Place::Gpu
+                                                         ? sizes.host.gpu_act_blocks
+                                                     : act ? sizes.host.act_blocks
+                                                           : sizes.host.kv_blocks);
+        }
+      }
+      EXPECT_LE(std::int64_t(rows), sizes.device.max_rows);
+    }
+  }
+}
+
+// A small cap halves the scale again and again: below what a few rows load, and to sizes whose
+// neighbours do not fill their blocks.
+TEST(ProfileIteration, StaysWithinTheBuffersOfEveryScale) {
+  const ModelShape shape = opt_shape("opt-6.7b");
+  for (std::int32_t rows = 8; rows <= 300; ++rows) {
+    const ProfileScale scale{.blocks = 1 + rows % 9, .rows = rows};
+    const ProfileSizes sizes = sizes_of("opt-6.7b", scale);
+    std::vector<ProfileWork> works(kProfileWork.begin(), kProfileWork.end());
+    works.push_back(ProfileWork::prompts_here);
+    for (const ProfileWork work : works) {
+      const auto tables = profile_iteration(work, sizes, shape, 1, 1, 0, 3);
+      for (const auto& batch : tables.mini_batches) {
+        EXPECT_LE(std::ssize(batch->tokens), sizes.device.max_mini_batch_rows) << rows;
+        for (const auto& run : batch->loads) {
+          const bool act = run.kind() == messages::Kind::Act;
+          EXPECT_LE(run.first_slot() + run.count(),
+                    unsigned(act ? sizes.device.act_slots : sizes.device.kv_slots))
+              << rows;
+        }
+      }
+    }
+  }
+}
+
+TEST(ProfileIteration, OfAFewRowsHasNothingElse) {
+  const ProfileSizes sizes = sizes_of("opt-6.7b", kLargestProfileScale);
+  for (const int round : {0, 1, 2}) {
+    const auto tables =
+        profile_iteration(ProfileWork::context_few, sizes, opt_shape("opt-6.7b"), 1, 1, round, 3);
+    ASSERT_EQ(tables.mini_batches.size(), 1u);
+    EXPECT_EQ(tables.mini_batches[0]->tokens.size(), round == 1 ? 1u : 8u);
+  }
+}
+
+// What a GPU multiplies must be numbers as in runs, and no zeros.
+TEST(ProfileIteration, LoadsBlocksThatPromptsHaveWrittenBefore) {
+  // Of few rows fewer fill a block: then it is no GPU.
+  for (const auto& [scale, share] : {std::pair{ProfileScale{56, 136}, 0.6},
+                                     {ProfileScale{200, 200}, 0.7},
+                                     {kLargestProfileScale, 0.9}}) {
+    const ProfileSizes sizes = sizes_of("opt-6.7b", scale);
+    std::map<std::tuple<messages::Kind, messages::Place, std::uint32_t>, std::uint32_t> rows;
+    std::uint32_t loaded = 0, written = 0;
+    const auto visit = [&](ProfileWork work) {
+      const auto tables = profile_iteration(work, sizes, opt_shape("opt-6.7b"), 1, 1, 0, 3);
+      for (const auto& batch : tables.mini_batches) {
+        for (const auto& store : batch->stores) {
+          std::uint32_t& stored = rows[{store.kind(), store.place(), store.block()}];
+          EXPECT_EQ(store.token(), stored) << "a block is written once";
+          stored += store.count();
+          EXPECT_TRUE(store.place() != messages::Place::Gpu ||
+                      store.block() < sizes.host.gpu_act_blocks);
+        }
+        for (const auto& run : batch->loads) {
+          for (std::uint32_t i = 0; i < run.count(); ++i) {
+            loaded += kBlockTokens;
+            written += rows[{run.kind(), run.place(), run.first_block() + i}];
+          }
+        }
+      }
+    };
+    visit(ProfileWork::prompts_here);
+    for (const ProfileWork work : kProfileWork) {
+      visit(work);
+    }
+    EXPECT_GT(written, share * loaded) << scale.blocks << " blocks, " << scale.rows << " rows";
+  }
+}
+
+// A machine that takes exactly a + b · n for everything.
+struct Exact {
+  Profile costs;
+  double late = 1;  // of kv_gen with so many blocks:
+  std::uint32_t late_n = 0;
+
+  std::vector<ProfileTimes::StageSpan> spans(const messages::IterationT& tables,
+                                             const DeviceLimits& limits) const {
+    std::vector<ProfileTimes::StageSpan> spans;
+    std::int64_t now = 1000;
+    const auto add = [&](SpanKind kind, int stream, std::uint32_t batch, Seconds time) {
+      const auto ns = std::llround(time.n * 1e9);
+      spans.push_back({1, messages::Span(kind, static_cast<std::uint8_t>(stream), 0, batch, 0, 0,
+                                         now, now + ns)});
+      now += ns;
+    };
+    double rows = 0;
+    for (std::size_t i = 0; i < tables.mini_batches.size(); ++i) {
+      const auto& batch = *tables.mini_batches[i];
+      const auto id = static_cast<std::uint32_t>(i);
+      double blocks = 0, pairs = 0;
+      bool kv = false, here = false;
+      for (const auto& run : batch.loads) {
+        blocks += run.count() - 1 + run.tail_tokens() / 16.0;
+        kv = run.kind() == messages::Kind::Kv;
+        here = run.place() == messages::Place::Gpu;
+      }
+      if (blocks > 0) {
+        add(SpanKind::Load, here ? 2 : 0, id,
+            here ? costs.load_here(blocks)
+            : kv ? costs.load_kv(blocks)
+                 : costs.load_act(blocks));
+      }
+      for (const auto& range : batch.regenerate) {
+        add(SpanKind::KvGen, 1, id,
+            costs.kv_gen(range.count()) * (range.count() == late_n ? late : 1));
+      }
+      for (const auto& sequence : batch.sequences) {
+        pairs += prefill_pairs(sequence);
+      }
+      add(SpanKind::Attention, 1, id,
+          pairs > 0 ? costs.prefill(pairs) : costs.attention(double(batch.entries.size())));
+      rows += double(batch.tokens.size());
+      const bool ends =
+          i + 1 == tables.mini_batches.size() ||
+          rows + double(tables.mini_batches[i + 1]->tokens.size()) > limits.max_mini_batch_rows;
+      if (ends) {
+        add(SpanKind::Qkv, 1, id, costs.qkv(rows));
+        add(SpanKind::Fc2, 1, id, costs.forward(rows) - costs.qkv(rows));
+        rows = 0;
+      }
+    }
+    return spans;
+  }
+};
+
+struct Measuring {
+  ModelShape shape = opt_shape("opt-6.7b");
+  ProfileSizes sizes = sizes_of("opt-6.7b");
+  ProfileTimes times{weight_layout(shape, DType::float16), sizes.device};
+  std::uint64_t iteration = 0;
+
+  void go(const Exact& machine) {
+    for (const ProfileWork work : kProfileWork) {
+      const auto tables = profile_iteration(work, sizes, shape, ++iteration, 1, 0, 3);
+      times.add(work, tables, machine.spans(tables, sizes.device));
+    }
+  }
+};
+
+Exact some_machine() {
+  Exact machine{.costs =
+                    profile_of(machine_named("l4-pcie4"), opt_shape("opt-6.7b"), DType::float16)};
+  double a = 1e-6;
+  for (const ProfileLine& line : profile_lines()) {
+    (machine.costs.*line.line).a = a += 2e-6;
+  }
+  return machine;
+}
+
+TEST(ProfileTimes, GiveTheLinesBackThatTheyCameFrom) {
+  const Exact machine = some_machine();
+  Measuring measuring;
+  measuring.go(machine);
+  Profile found;
+  measuring.times.fit(found);
+  for (const auto line :
+       {&Profile::load_kv, &Profile::load_act, &Profile::load_here, &Profile::kv_gen,
+        &Profile::attention, &Profile::prefill, &Profile::forward, &Profile::qkv}) {
+    EXPECT_NEAR((found.*line).a, (machine.costs.*line).a, 1e-7);
+    EXPECT_NEAR((found.*line).b, (machine.costs.*line).b, 1e-3 * (machine.costs.*line).b);
+    EXPECT_GT((found.*line).r2, 0.999999);
+  }
+  EXPECT_TRUE(measuring.times.outliers().empty());
+  const auto& rows = found.forward.points;
+  EXPECT_EQ(rows.front().n, 8) << "not the single row between large prompts";
+  EXPECT_EQ(std::ranges::count_if(rows, [](const Point& point) { return point.n >= 1024; }), 9)
+      << "every 128 rows";
+  for (const MeasuredLine& line : found.measured) {
+    EXPECT_GE(line.points.size(), 6u) << line.name;
+  }
+}
+
+TEST(ProfileTimes, ThatLieFarOffAreForgottenAndMeasuredAgain) {
+  Exact machine = some_machine();
+  machine.late = 3;
+  machine.late_n = 144;
+  Measuring measuring;
+  measuring.go(machine);
+  const auto outliers = measuring.times.outliers();
+  ASSERT_EQ(outliers.size(), 1u);
+  EXPECT_EQ(outliers[0].first, &Profile::kv_gen);
+  EXPECT_EQ(outliers[0].second, 144);
+  EXPECT_TRUE(measures(ProfileWork::context_busy, outliers[0].first));
+  EXPECT_FALSE(measures(ProfileWork::prompts_kv, outliers[0].first));
+  measuring.times.forget(outliers);
+  machine.late = 1;
+  measuring.go(machine);
+  Profile found;
+  measuring.times.fit(found);
+  EXPECT_NEAR(found.kv_gen.b, machine.costs.kv_gen.b, 1e-3 * machine.costs.kv_gen.b);
+  EXPECT_TRUE(measuring.times.outliers().empty());
+  const auto line = std::ranges::find(found.measured, "kv_gen", &MeasuredLine::name);
+  ASSERT_NE(line, found.measured.end());
+  EXPECT_EQ(line->remeasured, 1);
+}
+
+TEST(ProfileTimes, BetweenIterationsIsTheRestInTheMiddle) {
+  ProfileTimes times({}, {});
+  for (const double rest : {7e-6, 9e-3, 5e-6}) {
+    times.add_between({rest});
+  }
+  Measuring measuring;
+  Profile found;
+  measuring.times.fit(found);
+  EXPECT_EQ(found.between.n, 0);
+  times.fit(found);
+  EXPECT_EQ(found.between.n, 7e-6);
+}
+
+// As on a device of set speeds, whose host was late once.
+TEST(ProfileTimes, CountWhatBeginsAtOnceBesideWhatBeginsLate) {
+  Measuring measuring;
+  const auto tables = profile_iteration(ProfileWork::context_together, measuring.sizes,
+                                        measuring.shape, 1, 1, 0, 3);
+  std::vector<ProfileTimes::StageSpan> spans{
+      {0, messages::Span(SpanKind::Tables, 0, 0, 0, 0, 0, 0, 50)}};
+  for (std::uint32_t batch = 0; batch < 4; ++batch) {
+    const std::uint64_t loaded = 1'000 * (batch + 1), begin = loaded + (batch == 2 ? 300 : 0);
+    spans.push_back({1, messages::Span(SpanKind::Load, 0, 0, batch, 0, 0, loaded - 500, loaded)});
+    spans.push_back(
+        {1, messages::Span(SpanKind::Attention, 1, 0, batch, 0, 0, begin, begin + 200)});
+  }
+  measuring.times.add(ProfileWork::context_together, tables, spans);
+  Profile found;
+  found.handover = {1};
+  measuring.times.fit(found);
+  EXPECT_EQ(found.handover.n, 0);
+}
+
+TEST(ProfileTimes, SayHowLateWhatWaitsForAnotherStreamBegins) {
+  Measuring measuring;
+  const auto tables = profile_iteration(ProfileWork::context_together, measuring.sizes,
+                                        measuring.shape, 1, 1, 0, 3);
+  const auto span = [](std::uint32_t stage, SpanKind kind, std::uint8_t stream, std::uint32_t batch,
+                       std::int64_t begin_us, std::int64_t end_us) {
+    return ProfileTimes::StageSpan{
+        stage, messages::Span(kind, stream, 0, batch, 0, 0, begin_us * 1'000, end_us * 1'000)};
+  };
+  measuring.times.add(
+      ProfileWork::context_together, tables,
+      {span(0, SpanKind::Tables, 0, 0, 0, 50), span(1, SpanKind::Load, 0, 0, 50, 200),
+       span(1, SpanKind::Qkv, 1, 0, 90, 120),
+       span(1, SpanKind::Attention, 1, 0, 203, 400),  // 3 behind its blocks
+       span(1, SpanKind::Load, 0, 1, 200, 300),
+       span(1, SpanKind::Attention, 1, 1, 450, 500),  // they were there
+       span(1, SpanKind::Load, 0, 2, 300, 600), span(1, SpanKind::Load, 2, 2, 300, 650),
+       span(1, SpanKind::KvGen, 1, 2, 655, 700),  // 5 behind the later ones
+       span(1, SpanKind::Attention, 1, 2, 800, 900), span(1, SpanKind::Load, 0, 3, 600, 1000),
+       span(1, SpanKind::Attention, 1, 3, 1005, 1100), span(33, SpanKind::Head, 1, 0, 1100, 1200),
+       span(33, SpanKind::Results, 2, 0, 1203, 1300)});
+  Profile found;
+  measuring.times.fit(found);
+  EXPECT_NEAR(found.handover.n, 5e-6, 1e-12) << "the median of 3, 5 and 5";
+  double rows = 0, samples = 0;
+  for (const auto& batch : tables.mini_batches) {
+    rows += static_cast<double>(batch->tokens.size());
+    samples += static_cast<double>(batch->samples.size());
+  }
+  EXPECT_NEAR(found.tables(rows).n, 50e-6, 1e-12);
+  EXPECT_NEAR(found.results(samples).n, 97e-6, 1e-12);
+}
+
+TEST(FarPoints, AreThoseFarFromTheLineOfAllOthers) {
+  std::vector<Point> points;
+  for (int n = 1; n <= 9; ++n) {
+    points.push_back({double(n), {n * 1e-3 * (n % 2 == 0 ? 1.01 : 0.99)}});
+  }
+  EXPECT_TRUE(far_points(points).empty());
+  points[6].time.n *= 1.5;
+  EXPECT_EQ(far_points(points), std::vector<std::size_t>{6});
+}
+
+TEST(ProfileScale, ShrinksForASlowMachine) {
+  Profile fast = profile_of(machine_named("h200-pcie5"), opt_shape("opt-1.3b"), DType::float16);
+  Profile slow = fast;
+  for (const ProfileLine& line : profile_lines()) {
+    (slow.*line.line).b *= 1e4;
+  }
+  const ProfileScale large = profile_scale(fast, 24, {1}), small = profile_scale(slow, 24, {1});
+  EXPECT_GT(large.blocks, small.blocks);
+  EXPECT_GT(large.rows, small.rows);
+  EXPECT_GE(small.blocks, kFirstProfileScale.blocks);
+  EXPECT_LE(large.rows, kLargestProfileScale.rows);
+}
+
+}  // namespace
+}  // namespace poise

@@ -1,0 +1,376 @@
+// Orders of the real scheduler, policies, tables and weight stream pass; with any one of them changed
+// they do not, and the complaint names what was changed.
+
+#include "planner/record/log_check.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <random>
+
+#include "common/weight_layout.h"
+#include "planner/schedule/orders.h"
+#include "planner/schedule/schedule.h"
+#include "planner/schedule/weight_stream.h"
+
+namespace poise {
+namespace {
+
+using testing::HasSubstr;
+using Messages = std::vector<std::unique_ptr<messages::MessageT>>;
+
+constexpr std::int32_t kLayers = 5;
+constexpr Allocation kHost{.act_blocks = 6, .kv_blocks = 9, .gpu_act_blocks = 3};
+
+ModelShape shape() {
+  return {.num_hidden_layers = kLayers,
+          .hidden_size = 64,
+          .ffn_dim = 256,
+          .num_attention_heads = 4,
+          .num_key_value_heads = 4,
+          .head_dim = 16,
+          .vocab_size = 100,
+          .max_position_embeddings = 128,
+          .word_embed_proj_dim = 64};
+}
+
+// What a planner and its executor would have logged: twelve requests that do not all fit at once.
+class Recorded {
+ public:
+  explicit Recorded(const char* policy_name = "hybrid", std::uint64_t pool = 1,
+                    std::uint32_t seed = 1)
+      : layout_(weight_layout(shape(), DType::float16)), random_(seed) {
+    for (std::uint32_t id = 1; id <= 12; ++id) {
+      Request request;
+      request.id = {id};
+      request.prompt.resize(5 + random_() % 30);
+      for (TokenId& token : request.prompt) {
+        token = static_cast<TokenId>(random_() % 100);
+      }
+      request.sampling.max_tokens = static_cast<std::int32_t>(20 + random_() % 60);
+      requests_.push_back(std::move(request));
+    }
+    begin();
+    const auto policy = make_policy(policy_name, {});
+    Scheduler scheduler(*policy, kHost,
+                        {.max_num_seqs = 8, .prefill_rows = 64, .sequence_rows = 38});
+    for (const Request& request : requests_) {
+      scheduler.add(request);
+    }
+    OrderTables tables(kHost);
+    WeightStream weights(layout_, {.resident_layers = 1});
+    const PackLimits limits{
+        .act_slots = 24, .kv_slots = 24, .tokens = 160, .rows = 40, .sequences = 4};
+    for (std::uint64_t number = 1; !scheduler.idle(); ++number) {
+      const auto parts = scheduler.next();
+      const auto items = pack_items(parts);
+      auto iteration = tables.build(number, pool, parts, items, policy->pack(kHost, items, limits));
+      const auto count = static_cast<std::uint32_t>(iteration.mini_batches.size());
+      add(std::move(iteration));
+      for (std::uint32_t stage = 0; stage < kLayers + 2; ++stage) {
+        messages::LayerOrderT order;
+        order.iteration = number;
+        order.stage = stage;
+        for (std::uint32_t i = 0; i < count; ++i) {
+          order.mini_batches.push_back(i);
+        }
+        order.fetch = weights.next(stage, count, scheduler.last_iteration());
+        add(std::move(order));
+        messages::LayerDoneT done;
+        done.iteration = number;
+        add(std::move(done));
+      }
+      complete(scheduler, parts, number);
+    }
+    preemptions = scheduler.preemptions();
+  }
+
+  LogCheckReport check() const {
+    LogCheck check(kLayers, layout_.layer.pieces.size());
+    check_into(check);
+    return check.report();
+  }
+  void check_into(LogCheck& check) const {
+    for (const auto& message : log) {
+      flatbuffers::FlatBufferBuilder builder;
+      messages::FinishMessageBuffer(builder, messages::Message::Pack(builder, message.get()));
+      check.take(*messages::GetMessage(builder.GetBufferPointer()));
+    }
+  }
+
+  messages::IterationT& iteration(std::uint64_t number) {
+    for (const auto& message : log) {
+      auto* iteration = message->body.AsIteration();
+      if (iteration != nullptr && iteration->iteration == number) {
+        return *iteration;
+      }
+    }
+    throw std::out_of_range("no such iteration");
+  }
+  messages::LayerOrderT& order(std::uint64_t iteration, std::uint32_t stage) {
+    for (const auto& message : log) {
+      auto* order = message->body.AsLayerOrder();
+      if (order != nullptr && order->iteration == iteration && order->stage == stage) {
+        return *order;
+      }
+    }
+    throw std::out_of_range("no such order");
+  }
+  // The first mini-batch from `iteration` on of which that holds.
+  messages::MiniBatchT& batch(std::uint64_t from,
+                              const std::function<bool(const messages::MiniBatchT&)>& wanted) {
+    for (std::uint64_t number = from;; ++number) {
+      for (auto& batch : iteration(number).mini_batches) {
+        if (wanted(*batch)) {
+          return *batch;
+        }
+      }
+    }
+  }
+  std::size_t pieces() const { return layout_.layer.pieces.size(); }
+
+  Messages log;
+  std::int64_t preemptions = 0;
+
+ private:
+  template <typename Table>
+  void add(Table&& table) {
+    auto message = std::make_unique<messages::MessageT>();
+    message->run_id = "run";
+    message->body.Set(std::forward<Table>(table));
+    log.push_back(std::move(message));
+  }
+  void begin() {
+    messages::PoolGrantT grant;
+    grant.granted = true;
+    grant.act_blocks = kHost.act_blocks;
+    grant.kv_blocks = kHost.kv_blocks;
+    add(std::move(grant));
+    messages::ConfigureT configure;
+    configure.resident_layers = 1;
+    configure.max_rows = 64 + 8 * 38;
+    configure.max_mini_batch_rows = 40;
+    configure.max_sequences = 4;
+    configure.act_slots = configure.kv_slots = 24;
+    configure.max_context = 128;
+    configure.gpu_act_blocks = kHost.gpu_act_blocks;
+    add(std::move(configure));
+    messages::ReadyT ready;
+    ready.credits = 2;
+    add(std::move(ready));
+  }
+  void complete(Scheduler& scheduler, std::span<const ScheduledChunk> parts, std::uint64_t number) {
+    messages::IterationDoneT done;
+    done.iteration = number;
+    std::vector<Outcome> outcomes;
+    for (const ScheduledChunk& part : parts) {
+      if (!part.complete()) {
+        continue;
+      }
+      const Request& request = *part.request->request;
+      auto result = std::make_unique<messages::SampleResultT>();
+      result->request = request.id.n;
+      result->token = static_cast<TokenId>((part.request->known() * 7 + request.id.n) % 100);
+      const bool ends = part.request->answered() + 1 >= request.sampling.max_tokens;
+      outcomes.push_back({request.id, ends ? std::nullopt : std::optional(result->token)});
+      done.results.push_back(std::move(result));
+    }
+    scheduler.complete(outcomes);
+    add(std::move(done));
+  }
+
+  WeightLayout layout_;
+  std::mt19937 random_;
+  std::vector<Request> requests_;
+};
+
+TEST(LogCheck, OrdersOfEveryPolicyHold) {
+  for (const PolicyEntry& policy : policies()) {
+    for (std::uint32_t seed = 1; seed <= 5; ++seed) {
+      const Recorded recorded(policy.name.data(), 1, seed);
+      const LogCheckReport report = recorded.check();
+      EXPECT_EQ(report.violations, 0u) << policy.name << " seed " << seed << '\n'
+                                       << to_text(report);
+      EXPECT_GT(report.iterations, 20u);
+      EXPECT_GT(report.rows_stored, 500u);
+      EXPECT_GT(report.pieces_fetched, report.iterations * recorded.pieces());
+    }
+  }
+  EXPECT_GT(Recorded("hybrid").preemptions, 0) << "too much room to test anything";
+}
+
+TEST(LogCheck, ALogThatGoesOnWithTheSameBlocksOrWithOthersHolds) {
+  for (const std::uint64_t pool : {1, 2}) {
+    Recorded first("hybrid"), second("kv-only", pool);
+    LogCheck check(kLayers, first.pieces());
+    first.log.resize(first.log.size() /
+                     2);  // it was killed; the next one begins with what it knows
+    first.check_into(check);
+    second.check_into(check);
+    EXPECT_EQ(check.report().violations, 0u) << to_text(check.report());
+    EXPECT_EQ(check.report().starts, 2u);
+  }
+}
+
+// Changes one thing and returns the first complaint.
+std::string complaint(const std::function<void(Recorded&)>& change, const char* policy = "hybrid") {
+  Recorded recorded(policy);
+  change(recorded);
+  const LogCheckReport report = recorded.check();
+  EXPECT_GT(report.violations, 0u) << "nothing was noticed";
+  return report.first.empty() ? "" : report.first.front();
+}
+
+bool decodes(const messages::MiniBatchT& batch) {
+  return batch.sequences.size() > 1 && batch.tokens.size() == batch.sequences.size();
+}
+template <typename Records>
+auto loads_of(const Records& loads, messages::Kind kind) {
+  return std::ranges::count_if(loads, [&](const auto& run) { return run.kind() == kind; });
+}
+
+TEST(LogCheck, AStoreThatMovedIsCaught) {
+  EXPECT_THAT(complaint([](Recorded& recorded) {
+                auto& store = recorded.batch(5, decodes).stores[0];
+                store = {store.kind(), store.place(),    store.token(), 1,
+                         store.row(),  store.block() + 1};
+              }),
+              HasSubstr("it belongs to token"));
+  EXPECT_THAT(complaint([](Recorded& recorded) {
+                auto& store = recorded.batch(5, decodes).stores[0];
+                const auto token = static_cast<std::uint16_t>((store.token() + 1) % kBlockTokens);
+                store = {store.kind(), store.place(), token, 1, store.row(), store.block()};
+              }),
+              HasSubstr("is stored to token"));
+  EXPECT_THAT(complaint([](Recorded& recorded) { recorded.batch(5, decodes).stores.pop_back(); }),
+              HasSubstr("is stored nowhere"));
+}
+
+TEST(LogCheck, SlotsThatChangedPlacesAreCaught) {
+  EXPECT_THAT(complaint([](Recorded& recorded) {
+                auto& batch = recorded.batch(5, [](const messages::MiniBatchT& one) {
+                  return loads_of(one.loads, messages::Kind::Kv) > 1;
+                });
+                messages::BlockRun *first = nullptr, *second = nullptr;
+                for (messages::BlockRun& run : batch.loads) {
+                  if (run.kind() == messages::Kind::Kv) {
+                    (first == nullptr ? first : second) = &run;
+                  }
+                }
+                const auto at = [](const messages::BlockRun& run, std::uint32_t slot) {
+                  return messages::BlockRun(run.kind(), run.place(), run.tail_tokens(), run.count(),
+                                            run.first_block(), slot);
+                };
+                const std::uint32_t one = first->first_slot(), two = second->first_slot();
+                *first = at(*first, two);
+                *second = at(*second, one);
+              }),
+              HasSubstr("slot"));
+  EXPECT_THAT(complaint([](Recorded& recorded) {
+                auto& entries = recorded.batch(5, decodes).entries;
+                entries[1] = {entries[0].where(), entries[0].kind(), entries[0].place(), 0,
+                              entries[0].slot(),  entries[1].block()};
+              }),
+              HasSubstr("slot"));
+}
+
+TEST(LogCheck, ALoadThatIsMissingIsCaught) {
+  for (const messages::Kind kind : {messages::Kind::Kv, messages::Kind::Act}) {
+    EXPECT_THAT(complaint([&](Recorded& recorded) {
+                  auto& loads = recorded
+                                    .batch(5,
+                                           [&](const messages::MiniBatchT& one) {
+                                             return loads_of(one.loads, kind) > 0;
+                                           })
+                                    .loads;
+                  std::erase_if(loads, [&](const auto& run) { return run.kind() == kind; });
+                }),
+                testing::AnyOf(HasSubstr("nobody wrote it"), HasSubstr("nothing is loaded to")));
+  }
+  EXPECT_THAT(complaint([](Recorded& recorded) {
+                auto& batch = recorded.batch(
+                    5, [](const messages::MiniBatchT& one) { return !one.regenerate.empty(); });
+                batch.regenerate.clear();
+              }),
+              HasSubstr("nobody wrote it"));
+}
+
+TEST(LogCheck, ABlockThatIsAnothersOrThatNobodyWroteIsCaught) {
+  EXPECT_THAT(complaint([](Recorded& recorded) {
+                auto& batch = recorded.batch(5, decodes);
+                const auto& own = batch.entries[batch.sequences[0].first_entry()];
+                auto& other = batch.entries[batch.sequences[1].first_entry()];
+                other = {own.where(), own.kind(), own.place(), 0, other.slot(), own.block()};
+              }),
+              HasSubstr("is of request"));
+  // The second iteration's blocks never came to be.
+  EXPECT_THAT(complaint([](Recorded& recorded) {
+                for (auto& batch : recorded.iteration(1).mini_batches) {
+                  batch->stores.clear();
+                }
+              }),
+              HasSubstr("is stored nowhere"));
+}
+
+TEST(LogCheck, ATokenThatNobodySampledIsCaught) {
+  EXPECT_THAT(complaint([](Recorded& recorded) {
+                auto& batch = recorded.batch(5, decodes);
+                batch.tokens[1] = (batch.tokens[1] + 1) % 100;
+              }),
+              HasSubstr("it was"));
+  EXPECT_THAT(complaint([](Recorded& recorded) {
+                for (const auto& message : recorded.log) {
+                  auto* done = message->body.AsIterationDone();
+                  if (done != nullptr && done->iteration > 5 && !done->results.empty()) {
+                    done->results.pop_back();
+                    return;
+                  }
+                }
+              }),
+              HasSubstr("has none"));
+}
+
+TEST(LogCheck, WeightsThatAreMissingOrComeTwiceAreCaught) {
+  const auto with_fetches = [](Recorded& recorded) -> messages::LayerOrderT& {
+    for (std::uint32_t stage = 1;; ++stage) {
+      if (!recorded.order(3, stage).fetch.empty()) {
+        return recorded.order(3, stage);
+      }
+    }
+  };
+  EXPECT_THAT(complaint([&](Recorded& recorded) { with_fetches(recorded).fetch.pop_back(); }),
+              HasSubstr("pieces of weights"));
+  EXPECT_THAT(complaint([&](Recorded& recorded) {
+                auto& fetch = with_fetches(recorded).fetch;
+                fetch.push_back(fetch.back());
+              }),
+              HasSubstr("twice"));
+}
+
+TEST(LogCheck, OrdersOutOfTurnAndBeyondTheirBoundsAreCaught) {
+  EXPECT_THAT(complaint([](Recorded& recorded) {
+                std::swap(recorded.order(3, 2).stage, recorded.order(3, 3).stage);
+              }),
+              HasSubstr("comes next"));
+  EXPECT_THAT(complaint([](Recorded& recorded) { recorded.order(3, 2).mini_batches.pop_back(); }),
+              HasSubstr("mini-batches of"));
+  const auto configured = [](auto change) {
+    return complaint([&](Recorded& recorded) { change(*recorded.log[1]->body.AsConfigure()); });
+  };
+  EXPECT_THAT(configured([](auto& configure) { configure.kv_slots = 2; }), HasSubstr("slot"));
+  EXPECT_THAT(configured([](auto& configure) { configure.max_rows = 30; }), HasSubstr("rows, 30"));
+  EXPECT_THAT(configured([](auto& configure) { configure.max_sequences = 1; }),
+              HasSubstr("sequences, 1"));
+  EXPECT_THAT(configured([](auto& configure) { configure.max_context = 40; }),
+              HasSubstr("tokens, 40"));
+  EXPECT_THAT(
+      complaint([](Recorded& recorded) { recorded.log[0]->body.AsPoolGrant()->kv_blocks = 1; }),
+      HasSubstr("KV block"));
+  EXPECT_THAT(complaint([](Recorded& recorded) { recorded.log[2]->body.AsReady()->credits = 0; }),
+              HasSubstr("credits"));
+}
+
+}  // namespace
+}  // namespace poise

@@ -1,0 +1,141 @@
+#include "planner/requests/request_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "common/sha256.h"
+#include "tests/planner/requests/request_support.h"
+
+namespace poise {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing_support::line_with;
+using testing_support::ScratchDirectory;
+
+class RequestFileTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { tokenizer_ = new Tokenizer(testing_support::byte_tokenizer()); }
+  static void TearDownTestSuite() { delete tokenizer_; }
+
+  static RequestFile read(const std::string& content, int threads = 2) {
+    const ScratchDirectory scratch;
+    return read_requests(scratch.write("in.jsonl", content),
+                         {64, testing_support::kRows, tokenizer_, 0}, threads);
+  }
+  static Tokenizer* tokenizer_;
+};
+Tokenizer* RequestFileTest::tokenizer_ = nullptr;
+
+TEST_F(RequestFileTest, EveryLineThatIsNotBlankHasOneOutcome) {
+  const RequestFile file =
+      read(line_with(R"({"prompt":"x"})", "a") + "\n\nnonsense\n" +
+           line_with(R"({"prompt":5})", "b") + "\r\n \n" + line_with(R"({"prompt":[5]})", "c"));
+  ASSERT_EQ(file.requests.size(), 2u);
+  EXPECT_EQ(file.requests[0].id, RequestId{1});
+  EXPECT_EQ(file.requests[1].id, RequestId{6});
+  EXPECT_EQ(file.requests[1].custom_id, "c");
+  ASSERT_EQ(file.errors.size(), 2u);
+  EXPECT_EQ(file.errors[0].line, RequestId{3});
+  EXPECT_THAT(file.errors[0].message, HasSubstr("line 3"));
+  EXPECT_EQ(file.errors[1].line, RequestId{4});
+  EXPECT_EQ(file.lines(), 4u);
+  EXPECT_THAT(file.line_numbers(),
+              ElementsAre(RequestId{1}, RequestId{3}, RequestId{4}, RequestId{6}));
+}
+
+TEST_F(RequestFileTest, AnEmptyFileHasNoLines) {
+  EXPECT_EQ(read("").lines(), 0u);
+  EXPECT_EQ(read("\n\n").lines(), 0u);
+}
+
+TEST_F(RequestFileTest, TheFirstOfDuplicatesRuns) {
+  const std::string line = line_with(R"({"prompt":"x"})", "same");
+  const RequestFile file = read(line + "\n" + line + "\n" + line + "\n");
+  ASSERT_EQ(file.requests.size(), 1u);
+  EXPECT_EQ(file.requests[0].id, RequestId{1});
+  ASSERT_EQ(file.errors.size(), 2u);
+  for (const RequestError& error : file.errors) {
+    EXPECT_EQ(error.code, "duplicate_custom_id");
+    EXPECT_EQ(error.param, "custom_id");
+    EXPECT_EQ(error.custom_id, "same");
+    EXPECT_THAT(error.message, HasSubstr("line 1"));
+  }
+}
+
+TEST_F(RequestFileTest, ALineInErrorKeepsItsCustomId) {
+  const RequestFile file =
+      read(line_with(R"({"prompt":5})", "same") + "\n" + line_with(R"({"prompt":"x"})", "same"));
+  EXPECT_TRUE(file.requests.empty());
+  ASSERT_EQ(file.errors.size(), 2u);
+  EXPECT_EQ(file.errors[0].param, "prompt");
+  EXPECT_EQ(file.errors[1].code, "duplicate_custom_id");
+}
+
+TEST_F(RequestFileTest, MissingAndEmptyCustomIdsAreNotDuplicatesOfEachOther) {
+  const std::string missing = R"({"method":"POST","url":"/v1/completions","body":{"prompt":"x"}})";
+  const RequestFile file =
+      read(missing + "\n" + missing + "\n" + line_with("{}", "") + "\n" + line_with("{}", ""));
+  ASSERT_EQ(file.errors.size(), 4u);
+  for (const RequestError& error : file.errors) {
+    EXPECT_EQ(error.param, "custom_id");
+    EXPECT_NE(error.code, "duplicate_custom_id");
+  }
+}
+
+TEST_F(RequestFileTest, ALineTooLongIsAnErrorAndTheRestRuns) {
+  const std::string huge(static_cast<std::size_t>(kMiB.n) * 64 + 1, 'x');
+  const RequestFile file = read(line_with(R"({"prompt":"x"})", "a") + "\n" + huge + "\n" +
+                                line_with(R"({"prompt":"x"})", "b") + "\n");
+  EXPECT_EQ(file.requests.size(), 2u);
+  ASSERT_EQ(file.errors.size(), 1u);
+  EXPECT_EQ(file.errors[0].code, "line_too_long");
+  EXPECT_THAT(file.errors[0].message, HasSubstr("line 2: longer than 64 MiB"));
+}
+
+TEST_F(RequestFileTest, LinesOfManyMebibytesAreRead) {
+  const std::string text(20 << 20, 'x');
+  const RequestFile file = read(line_with(fmt::format(R"({{"prompt":"y","user":"{}"}})", text)));
+  ASSERT_EQ(file.requests.size(), 1u);
+  EXPECT_EQ(file.requests[0].prompt.size(), 2u);
+}
+
+TEST_F(RequestFileTest, TheDigestIsOfTheFilesBytes) {
+  const std::string content = "\xef\xbb\xbf" + line_with(R"({"prompt":"x"})") + "\r\n\n";
+  EXPECT_EQ(read(content).digest,
+            to_hex(sha256(std::as_bytes(std::span(content.data(), content.size())))));
+  EXPECT_NE(read(content).digest, read(content + "\n").digest);
+}
+
+TEST_F(RequestFileTest, TheOutcomeDoesNotDependOnThreads) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE(fmt::format("seed {}", seed));
+  std::mt19937 random(seed);
+  const std::vector<std::string> bodies{R"({"prompt":"abc abc"})", R"({"prompt":[5,6,7]})",
+                                        R"({"prompt":5})", "nonsense",
+                                        R"({"prompt":"x","top_p":3})"};
+  std::string content;
+  for (int i = 0; i < 5000; ++i) {
+    content += line_with(bodies[random() % bodies.size()], std::to_string(random() % 4000));
+    content += random() % 10 == 0 ? "\n\n" : "\n";
+  }
+  const RequestFile one = read(content, 1), four = read(content, 4);
+  ASSERT_EQ(one.requests.size(), four.requests.size());
+  ASSERT_EQ(one.errors.size(), four.errors.size());
+  EXPECT_EQ(one.lines(), 5000u);
+  for (std::size_t i = 0; i < one.requests.size(); ++i) {
+    EXPECT_EQ(one.requests[i].id, four.requests[i].id);
+    EXPECT_EQ(one.requests[i].prompt, four.requests[i].prompt);
+    EXPECT_EQ(one.requests[i].sampling.seed, four.requests[i].sampling.seed);
+  }
+  for (std::size_t i = 0; i < one.errors.size(); ++i) {
+    EXPECT_EQ(one.errors[i].line, four.errors[i].line);
+    EXPECT_EQ(one.errors[i].message, four.errors[i].message);
+  }
+}
+
+}  // namespace
+}  // namespace poise

@@ -1,0 +1,425 @@
+#include "planner/requests/request_line.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "tests/planner/requests/request_support.h"
+
+namespace poise {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing_support::byte_id;
+using testing_support::kEos;
+using testing_support::line_with;
+
+constexpr std::int32_t kContext = 32;
+
+class RequestLine : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { tokenizer_ = new Tokenizer(testing_support::byte_tokenizer()); }
+  static void TearDownTestSuite() { delete tokenizer_; }
+
+  static RequestRules rules() { return {kContext, testing_support::kRows, tokenizer_, 0}; }
+  static ParsedLine parse(std::string_view text, const RequestRules& rules) {
+    return parse_request({7}, text, rules);
+  }
+  static Request request(std::string_view body, const RequestRules& with = rules()) {
+    const ParsedLine parsed = parse(line_with(body), with);
+    if (const auto* error = std::get_if<RequestError>(&parsed)) {
+      ADD_FAILURE() << body << ": " << error->message;
+      return {};
+    }
+    return std::get<Request>(parsed);
+  }
+  static RequestError error_of_line(std::string_view text, const RequestRules& with = rules()) {
+    const ParsedLine parsed = parse(text, with);
+    if (std::holds_alternative<Request>(parsed)) {
+      ADD_FAILURE() << "accepted: " << text;
+      return {};
+    }
+    return std::get<RequestError>(parsed);
+  }
+  static RequestError error(std::string_view body, const RequestRules& with = rules()) {
+    return error_of_line(line_with(body), with);
+  }
+
+  static Tokenizer* tokenizer_;
+};
+Tokenizer* RequestLine::tokenizer_ = nullptr;
+
+TEST_F(RequestLine, DefaultsAreThoseOfVllm) {
+  const Request made = request(R"({"prompt":"xy"})");
+  EXPECT_EQ(made.id, RequestId{7});
+  EXPECT_EQ(made.custom_id, "a");
+  EXPECT_THAT(made.prompt, ElementsAre(kEos, byte_id('x'), byte_id('y')));
+  EXPECT_EQ(made.prompt_text, "");
+  const SamplingParams& sampling = made.sampling;
+  EXPECT_EQ(sampling.temperature, 1);
+  EXPECT_EQ(sampling.top_p, 1);
+  EXPECT_EQ(sampling.top_k, 0);
+  EXPECT_EQ(sampling.max_tokens, 16);
+  EXPECT_EQ(sampling.logprobs, -1);
+  EXPECT_FALSE(sampling.echo);
+  EXPECT_FALSE(sampling.ignore_eos);
+  EXPECT_FALSE(sampling.return_token_ids);
+  EXPECT_FALSE(sampling.tokens_as_ids);
+  EXPECT_TRUE(sampling.stop.empty());
+  EXPECT_TRUE(sampling.stop_token_ids.empty());
+  EXPECT_EQ(sampling.seed, derived_seed(0, {7}));
+}
+
+TEST_F(RequestLine, NullMeansTheDefault) {
+  const Request plain = request(R"({"prompt":"xy"})");
+  const Request nulls = request(
+      R"({"prompt":"xy","max_tokens":null,"temperature":null,"top_p":null,"top_k":null,"n":null,
+      "seed":null,"stop":null,"stop_token_ids":null,"ignore_eos":null,"logprobs":null,"echo":null,
+      "return_token_ids":null,"model":null,"stream":null,"suffix":null,"logit_bias":null,
+      "presence_penalty":null,"best_of":null,"response_format":null,"add_special_tokens":null})");
+  EXPECT_EQ(nulls.prompt, plain.prompt);
+  EXPECT_EQ(nulls.sampling.max_tokens, plain.sampling.max_tokens);
+  EXPECT_EQ(nulls.sampling.temperature, plain.sampling.temperature);
+  EXPECT_EQ(nulls.sampling.seed, plain.sampling.seed);
+}
+
+TEST_F(RequestLine, EveryFieldArrives) {
+  const Request made = request(
+      R"({"prompt":"xy","max_tokens":5,"temperature":0.25,"top_p":0.5,"top_k":3,"seed":-3,
+      "stop":["a","b"],"stop_token_ids":[9,8,9],"ignore_eos":true,"logprobs":4,"echo":true,
+      "return_token_ids":true,"return_tokens_as_token_ids":true})");
+  const SamplingParams& sampling = made.sampling;
+  EXPECT_EQ(sampling.max_tokens, 5);
+  EXPECT_EQ(sampling.temperature, 0.25f);
+  EXPECT_EQ(sampling.top_p, 0.5f);
+  EXPECT_EQ(sampling.top_k, 3);
+  EXPECT_EQ(sampling.seed, static_cast<std::uint64_t>(-3));
+  EXPECT_THAT(sampling.stop, ElementsAre("a", "b"));
+  EXPECT_THAT(sampling.stop_token_ids, ElementsAre(8, 9));
+  EXPECT_TRUE(sampling.ignore_eos);
+  EXPECT_EQ(sampling.logprobs, 4);
+  EXPECT_TRUE(sampling.echo);
+  EXPECT_TRUE(sampling.return_token_ids);
+  EXPECT_TRUE(sampling.tokens_as_ids);
+  EXPECT_EQ(made.prompt_text, "xy");
+}
+
+TEST_F(RequestLine, WholeNumbersMayBeWrittenWithAPoint) {
+  const Request made = request(
+      R"({"prompt":[8.0,9],"max_tokens":8.0,"logprobs":2.0,"top_k":5e0,"seed":1e3,"n":1.0})");
+  EXPECT_THAT(made.prompt, ElementsAre(8, 9));
+  EXPECT_EQ(made.sampling.max_tokens, 8);
+  EXPECT_EQ(made.sampling.logprobs, 2);
+  EXPECT_EQ(made.sampling.top_k, 5);
+  EXPECT_EQ(made.sampling.seed, 1000u);
+}
+
+TEST_F(RequestLine, APromptComesInFourForms) {
+  const auto text = ElementsAre(kEos, byte_id('x'));
+  EXPECT_THAT(request(R"({"prompt":"x"})").prompt, text);
+  EXPECT_THAT(request(R"({"prompt":["x"]})").prompt, text);
+  EXPECT_THAT(request(R"({"prompt":[10,11]})").prompt, ElementsAre(10, 11));
+  EXPECT_THAT(request(R"({"prompt":[[10,11]]})").prompt, ElementsAre(10, 11));
+}
+
+TEST_F(RequestLine, BosIsAddedToTextOnlyAndOnlyIfWanted) {
+  EXPECT_THAT(request(R"({"prompt":"x","add_special_tokens":false})").prompt,
+              ElementsAre(byte_id('x')));
+  EXPECT_THAT(request(R"({"prompt":""})").prompt, ElementsAre(kEos));
+  EXPECT_THAT(request(R"({"prompt":"</s>x"})").prompt, ElementsAre(kEos, kEos, byte_id('x')));
+}
+
+TEST_F(RequestLine, AnEmptyPromptWithoutBosIsAnError) {
+  const Tokenizer without = testing_support::byte_tokenizer(/*add_bos=*/false);
+  const RequestRules rules{kContext, testing_support::kRows, &without, 0};
+  for (const char* body : {R"({"prompt":""})", R"({"prompt":[""]})"}) {
+    EXPECT_EQ(error(body, rules).param, "prompt") << body;
+  }
+  EXPECT_EQ(error(R"({"prompt":"","add_special_tokens":false})").param, "prompt");
+}
+
+TEST_F(RequestLine, EchoGivesBackTheTextOrDecodesTheIds) {
+  EXPECT_EQ(request(R"({"prompt":"x</s>é","echo":true})").prompt_text, "x</s>é");
+  EXPECT_EQ(request(R"({"prompt":[2,124,260],"echo":true})").prompt_text, "xab");
+}
+
+TEST_F(RequestLine, TokensAskedForAreCutToWhatTheContextLeaves) {
+  EXPECT_EQ(request(R"({"prompt":[5,6],"max_tokens":1000000})").sampling.max_tokens, 30);
+  EXPECT_EQ(request(R"({"prompt":[5,6],"max_tokens":1e10})").sampling.max_tokens, 30);
+  EXPECT_EQ(request(R"({"prompt":[5,6],"max_tokens":9223372036854775807})").sampling.max_tokens,
+            30);
+  EXPECT_EQ(request(R"({"prompt":[5,6],"max_tokens":30})").most_context(), 31);
+}
+
+std::string ids(int count) {
+  std::string list = "[5";
+  for (int i = 1; i < count; ++i) {
+    list += ",5";
+  }
+  return list + "]";
+}
+
+TEST_F(RequestLine, APromptBeyondTheContextIsAnErrorWithBothNumbers) {
+  const RequestError beyond = error(fmt::format(R"({{"prompt":{}}})", ids(kContext + 1)));
+  EXPECT_EQ(beyond.code, "context_length_exceeded");
+  EXPECT_EQ(beyond.param, "prompt");
+  EXPECT_THAT(beyond.message, HasSubstr("33"));
+  EXPECT_THAT(beyond.message, HasSubstr("32"));
+
+  const RequestError full = error(fmt::format(R"({{"prompt":{}}})", ids(kContext)));
+  EXPECT_EQ(full.code, "context_length_exceeded");
+  EXPECT_THAT(full.message, HasSubstr("no room"));
+
+  EXPECT_EQ(request(fmt::format(R"({{"prompt":{}}})", ids(kContext - 1))).sampling.max_tokens, 1);
+}
+
+TEST_F(RequestLine, APromptThatFillsTheContextMayStillBeScored) {
+  const Request scored =
+      request(fmt::format(R"({{"prompt":{},"max_tokens":0,"echo":true}})", ids(kContext)));
+  EXPECT_EQ(scored.sampling.max_tokens, 0);
+  EXPECT_EQ(scored.most_context(), kContext);
+  EXPECT_EQ(
+      error(fmt::format(R"({{"prompt":{},"max_tokens":0,"echo":true}})", ids(kContext + 1))).code,
+      "context_length_exceeded");
+}
+
+TEST_F(RequestLine, TinyTemperaturesAreGreedyAndTinyTopPStaysAboveZero) {
+  EXPECT_EQ(request(R"({"prompt":"x","temperature":0})").sampling.temperature, 0);
+  EXPECT_EQ(request(R"({"prompt":"x","temperature":-0.0})").sampling.temperature, 0);
+  EXPECT_EQ(request(R"({"prompt":"x","temperature":1e-6})").sampling.temperature, 0);
+  EXPECT_EQ(request(R"({"prompt":"x","temperature":2})").sampling.temperature, 2);
+  EXPECT_GT(request(R"({"prompt":"x","top_p":1e-300})").sampling.top_p, 0);
+}
+
+TEST_F(RequestLine, TopKOfNoneOrTheWholeVocabularyIsNoCut) {
+  for (const char* k : {"-1", "0", "300", "1e9"}) {
+    EXPECT_EQ(request(fmt::format(R"({{"prompt":"x","top_k":{}}})", k)).sampling.top_k, 0) << k;
+  }
+  EXPECT_EQ(request(R"({"prompt":"x","top_k":299})").sampling.top_k, 299);
+}
+
+TEST_F(RequestLine, SeedsOfLinesAndRunsDiffer) {
+  std::set<std::uint64_t> seeds;
+  for (std::uint32_t line = 1; line <= 1000; ++line) {
+    for (std::uint64_t run : {0, 1, 2}) {
+      seeds.insert(derived_seed(run, {line}));
+    }
+  }
+  EXPECT_EQ(seeds.size(), 3000u);
+  EXPECT_EQ(derived_seed(5, {9}), derived_seed(5, {9}));
+  RequestRules other = rules();
+  other.run_seed = 5;
+  EXPECT_EQ(request(R"({"prompt":"x"})", other).sampling.seed, derived_seed(5, {7}));
+  EXPECT_EQ(request(R"({"prompt":"x","seed":0})", other).sampling.seed, 0u);
+}
+
+TEST_F(RequestLine, WhatSteersOnlyTheServiceOrIsUnknownIsIgnored) {
+  for (const char* field :
+       {R"("user":"me")", R"("user":5)", R"("stream_options":{"include_usage":true})",
+        R"("priority":3)", R"("request_id":"x")", R"("cache_salt":"x")", R"("model":"any")",
+        R"("invented":[1,{"a":2}])", R"("metadata":{})", R"("length_penalty":2)",
+        R"("spaces_between_special_tokens":false)"}) {
+    EXPECT_EQ(request(fmt::format(R"({{"prompt":"x",{}}})", field)).prompt.size(), 2u) << field;
+  }
+}
+
+TEST_F(RequestLine, WhereTheModelHasANameARequestForAnotherIsAnError) {
+  RequestRules named = rules();
+  named.model = "facebook/opt-125m";
+  EXPECT_EQ(request(R"({"prompt":"x"})", named).prompt.size(), 2u);
+  EXPECT_EQ(request(R"({"prompt":"x","model":null})", named).prompt.size(), 2u);
+  EXPECT_EQ(request(R"({"prompt":"x","model":"facebook/opt-125m"})", named).prompt.size(), 2u);
+  const RequestError refused = error(R"({"prompt":"x","model":"another"})", named);
+  EXPECT_EQ(refused.param, "model");
+  EXPECT_EQ(refused.code, "model_not_found");
+  EXPECT_EQ(refused.message,
+            "\"model\" must be \"facebook/opt-125m\", the name this run serves, not \"another\"");
+}
+
+TEST_F(RequestLine, UnsupportedFieldsMayHoldTheValueThatChangesNothing) {
+  for (const char* field :
+       {R"("stream":false)", R"("best_of":1)", R"("logit_bias":{})", R"("presence_penalty":0)",
+        R"("frequency_penalty":0.0)", R"("repetition_penalty":1)", R"("min_p":0)",
+        R"("min_tokens":0)", R"("use_beam_search":false)", R"("include_stop_str_in_output":false)",
+        R"("skip_special_tokens":true)", R"("bad_words":[])",
+        R"("response_format":{"type":"text"})", R"("n":1)", R"("stop":[])"}) {
+    EXPECT_EQ(request(fmt::format(R"({{"prompt":"x",{}}})", field)).prompt.size(), 2u) << field;
+  }
+}
+
+TEST_F(RequestLine, WhatWouldChangeTheAnswerAndIsNotDoneIsAnError) {
+  for (const char* field : {R"("stream":true)",
+                            R"("best_of":2)",
+                            R"("suffix":"x")",
+                            R"("suffix":"")",
+                            R"("logit_bias":{"5":1})",
+                            R"("presence_penalty":0.5)",
+                            R"("frequency_penalty":-1)",
+                            R"("repetition_penalty":1.1)",
+                            R"("repetition_detection":{})",
+                            R"("min_p":0.1)",
+                            R"("min_tokens":1)",
+                            R"("use_beam_search":true)",
+                            R"("watermarking":true)",
+                            R"("include_stop_str_in_output":true)",
+                            R"("skip_special_tokens":false)",
+                            R"("truncate_prompt_tokens":5)",
+                            R"("allowed_token_ids":[1])",
+                            R"("allowed_token_ids":[])",
+                            R"("bad_words":["x"])",
+                            R"("logits_processors":["x"])",
+                            R"("prompt_logprobs":1)",
+                            R"("logprob_token_ids":[1])",
+                            R"("prompt_embeds":"x")",
+                            R"("response_format":{"type":"json_object"})",
+                            R"("response_format":"text")",
+                            R"("structured_outputs":{})",
+                            R"("structural_tag":"x")",
+                            R"("guided_json":{})",
+                            R"("guided_regex":"x")",
+                            R"("guided_choice":["x"])",
+                            R"("guided_grammar":"x")",
+                            R"("n":2)"}) {
+    const RequestError refused = error(fmt::format(R"({{"prompt":"x",{}}})", field));
+    const std::string_view name =
+        std::string_view(field).substr(1, std::string_view(field).find('"', 1) - 1);
+    EXPECT_EQ(refused.param, name);
+    EXPECT_EQ(refused.code, "unsupported_parameter") << field;
+    EXPECT_THAT(refused.message, HasSubstr(std::string(name)));
+    EXPECT_EQ(refused.status, 400);
+  }
+}
+
+TEST_F(RequestLine, TypesAndRangesAreStrictAndTheFieldIsNamed) {
+  struct Row {
+    const char* field;
+    std::vector<const char*> values;
+  };
+  const std::vector<Row> table{
+      {"max_tokens",
+       {"-1", "1.5", "\"5\"", "true", "[]", "{}", "1e300", "18446744073709551615", "0"}},
+      {"temperature", {"-0.1", "2.1", "\"1\"", "true", "[1]", "1e39"}},
+      {"top_p", {"0", "-0.5", "1.0001", "\"1\"", "false", "-0.0"}},
+      {"top_k", {"-2", "1.5", "\"1\"", "true"}},
+      {"seed", {"1.5", "\"1\"", "true", "9223372036854775808", "1e19"}},
+      {"logprobs", {"-1", "21", "1.5", "\"1\"", "true", "false"}},
+      {"n", {"0", "-1", "1.5", "\"1\"", "true"}},
+      {"echo", {"1", "0", "\"true\"", "[]"}},
+      {"ignore_eos", {"1", "\"true\""}},
+      {"return_token_ids", {"1", "\"yes\""}},
+      {"return_tokens_as_token_ids", {"1"}},
+      {"add_special_tokens", {"1", "\"no\""}},
+      {"model", {"5", "true", "[]"}},
+      {"stop", {"5", "true", "\"\"", "[\"a\",\"\"]", "[\"a\",5]", "[null]", "{}", "[[\"a\"]]"}},
+      {"stop_token_ids", {"5", "\"5\"", "[\"5\"]", "[1.5]", "[-1]", "[true]", "[null]", "[1e10]"}},
+      {"prompt", {"null",         "5",
+                  "true",         "{}",
+                  "[]",           "[[]]",
+                  "[null]",       "[true]",
+                  "[1.5]",        "[-1]",
+                  "[300]",        "[5,\"a\"]",
+                  "[5,[6]]",      "[\"a\",\"b\"]",
+                  "[[5],[6]]",    "[\"a\",5]",
+                  "[[\"a\"]]",    "[[[5]]]",
+                  "[{}]",         "[4294967301]",
+                  "[1e300]",      "[-4294967291]",
+                  "[\"a\",null]", "[18446744073709551621]"}},
+  };
+  for (const Row& row : table) {
+    for (const char* value : row.values) {
+      const std::string body = std::string_view(row.field) == "prompt"
+                                   ? fmt::format(R"({{"prompt":{}}})", value)
+                                   : fmt::format(R"({{"prompt":"x","{}":{}}})", row.field, value);
+      const RequestError refused = error(body);
+      EXPECT_EQ(refused.param, row.field) << body;
+      EXPECT_THAT(refused.message, HasSubstr(fmt::format("\"{}\"", row.field))) << body;
+      EXPECT_EQ(refused.custom_id, "a");
+      EXPECT_EQ(refused.message.find('\n'), std::string::npos);
+    }
+  }
+}
+
+TEST_F(RequestLine, TheEnvelopeIsHeldToo) {
+  struct Row {
+    const char* text;
+    const char* param;
+    std::optional<std::string> custom_id;
+  };
+  const std::vector<Row> table{
+      {R"({"method":"POST","url":"/v1/completions","body":{"prompt":"x"}})", "custom_id", {}},
+      {R"({"custom_id":null,"method":"POST","url":"/v1/completions","body":{}})", "custom_id", {}},
+      {R"({"custom_id":5,"method":"POST","url":"/v1/completions","body":{}})", "custom_id", {}},
+      {R"({"custom_id":"","method":"POST","url":"/v1/completions","body":{}})", "custom_id", ""},
+      {R"({"custom_id":"b","url":"/v1/completions","body":{"prompt":"x"}})", "method", "b"},
+      {R"({"custom_id":"b","method":"GET","url":"/v1/completions","body":{}})", "method", "b"},
+      {R"({"custom_id":"b","method":5,"url":"/v1/completions","body":{}})", "method", "b"},
+      {R"({"custom_id":"b","method":"POST","body":{"prompt":"x"}})", "url", "b"},
+      {R"({"custom_id":"b","method":"POST","url":"/v1/chat/completions","body":{}})", "url", "b"},
+      {R"({"custom_id":"b","method":"POST","url":["/v1/completions"],"body":{}})", "url", "b"},
+      {R"({"custom_id":"b","method":"POST","url":"/v1/completions"})", "body", "b"},
+      {R"({"custom_id":"b","method":"POST","url":"/v1/completions","body":null})", "body", "b"},
+      {R"({"custom_id":"b","method":"POST","url":"/v1/completions","body":"x"})", "body", "b"},
+      {R"({"custom_id":"b","method":"POST","url":"/v1/completions","body":[]})", "body", "b"},
+      {R"({"custom_id":"b","method":"POST","url":"/v1/completions","body":{}})", "prompt", "b"},
+  };
+  for (const Row& row : table) {
+    const RequestError refused = error_of_line(row.text);
+    EXPECT_EQ(refused.param, row.param) << row.text;
+    EXPECT_EQ(refused.custom_id, row.custom_id) << row.text;
+  }
+}
+
+TEST_F(RequestLine, ALineThatIsNotJsonSaysItsNumber) {
+  const std::string deep(100'000, '[');
+  for (const std::string& text :
+       {std::string("x"), std::string("{"), std::string("[1]"), std::string("5"),
+        std::string("null"), std::string("{} {}"), line_with("{}") + line_with("{}"), deep,
+        line_with(R"({"prompt":NaN})"), line_with("{\"prompt\":\"\xff\"}"),
+        line_with(R"({"prompt":"\ud800"})"), line_with(R"({"prompt":"x","prompt":"y"})"),
+        line_with(R"({"prompt":"x","temperature":1e999})"), std::string("{\"a\":\0}", 7)}) {
+    const RequestError refused = error_of_line(text);
+    EXPECT_EQ(refused.code, "invalid_json") << text.substr(0, 80);
+    EXPECT_EQ(refused.custom_id, std::nullopt);
+    EXPECT_THAT(refused.message, HasSubstr("line 7")) << text.substr(0, 80);
+    EXPECT_LT(refused.message.size(), 300u);
+  }
+}
+
+TEST_F(RequestLine, WithoutATokenizerOnlyIdsAreTaken) {
+  const RequestRules bare{kContext, testing_support::kRows, nullptr, 0};
+  const Request made = request(R"({"prompt":[[5,6]],"echo":true,"logprobs":1})", bare);
+  EXPECT_THAT(made.prompt, ElementsAre(5, 6));
+  EXPECT_EQ(made.prompt_text, "");
+  EXPECT_EQ(error(R"({"prompt":"x"})", bare).param, "prompt");
+  EXPECT_EQ(error(R"({"prompt":["x"]})", bare).param, "prompt");
+  EXPECT_EQ(error(R"({"prompt":[5],"stop":"x"})", bare).param, "stop");
+  EXPECT_TRUE(request(R"({"prompt":[5],"stop":[]})", bare).sampling.stop.empty());
+}
+
+TEST_F(RequestLine, ATokenizerLargerThanTheModelIsNotBelieved) {
+  RequestRules small = rules();
+  small.vocab_size = testing_support::kAb;
+  const RequestError refused = error(R"({"prompt":"xab"})", small);
+  EXPECT_EQ(refused.param, "prompt");
+  EXPECT_THAT(refused.message, HasSubstr("260"));
+  EXPECT_EQ(request(R"({"prompt":"xa"})", small).prompt.size(), 3u);
+}
+
+TEST_F(RequestLine, ManyStopStringsAreBounded) {
+  std::string list = "\"a\"";
+  for (int i = 0; i < 1024; ++i) {
+    list += ",\"a\"";
+  }
+  EXPECT_EQ(error(fmt::format(R"({{"prompt":"x","stop":[{}]}})", list)).param, "stop");
+}
+
+TEST_F(RequestLine, MessagesAreTheSameEachTime) {
+  for (const char* body : {R"({"prompt":[1e300]})", R"({"prompt":"x","stop":{}})", "{"}) {
+    EXPECT_EQ(error(body).message, error(body).message);
+  }
+}
+
+}  // namespace
+}  // namespace poise

@@ -1,0 +1,55 @@
+#pragma once
+// What the tests of answers share: a tokenizer, a request to answer, and the line that comes of
+// pushing tokens.
+
+#include <gtest/gtest.h>
+
+#include <string_view>
+#include <vector>
+
+#include "planner/results/answer.h"
+#include "tests/planner/requests/request_support.h"
+
+namespace poise::testing_support {
+
+inline const std::vector<TokenId> kEosList{kEos};
+
+class AnswerTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { tokenizer_ = new Tokenizer(testing_support::byte_tokenizer()); }
+  static void TearDownTestSuite() { delete tokenizer_; }
+
+  static Request request(std::int32_t max_tokens = 8) {
+    Request made{{12}, "a", {kEos, byte_id('p')}, "", {}};
+    made.sampling.max_tokens = max_tokens;
+    return made;
+  }
+  // Pushes until finished; returns the whole line.
+  static nlohmann::json answered(const Request& request, const std::vector<TokenId>& tokens) {
+    Answer answer(request, tokenizer_, kEosList);
+    for (const TokenId token : tokens) {
+      if (answer.finished()) {
+        ADD_FAILURE() << "finished before token " << token;
+        break;
+      }
+      answer.push({token, -1.0f, {}});
+    }
+    EXPECT_TRUE(answer.finished());
+    return answer.finished() ? nlohmann::json::parse(answer.result_line("model"))
+                             : nlohmann::json();
+  }
+  static nlohmann::json choice(const Request& request, const std::vector<TokenId>& tokens) {
+    return answered(request, tokens)["response"]["body"]["choices"][0];
+  }
+  static std::vector<TokenId> bytes(std::string_view text) {
+    std::vector<TokenId> ids;
+    for (const char c : text) {
+      ids.push_back(byte_id(static_cast<unsigned char>(c)));
+    }
+    return ids;
+  }
+
+  inline static Tokenizer* tokenizer_ = nullptr;
+};
+
+}  // namespace poise::testing_support

@@ -1,0 +1,298 @@
+#include "planner/results/answer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "tests/planner/results/answer_support.h"
+
+namespace poise {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+using testing_support::AnswerTest;
+using testing_support::byte_id;
+using testing_support::kAb;
+using testing_support::kAbc;
+using testing_support::kBeyond;
+using testing_support::kEos;
+using testing_support::kEosList;
+
+TEST_F(AnswerTest, TheLineHasTheShapeOfABatchResult) {
+  const Request asked = request(2);
+  const json line = answered(asked, bytes("xy"));
+  EXPECT_EQ(line, json::parse(R"({"id":"poise-12","custom_id":"a","response":{"status_code":200,
+      "request_id":"req-12","body":{"id":"cmpl-12","object":"text_completion","created":0,
+      "model":"model","choices":[{"index":0,"text":"xy","logprobs":null,"finish_reason":"length",
+      "stop_reason":null}],
+      "usage":{"prompt_tokens":2,"completion_tokens":2,"total_tokens":4}}},"error":null})"));
+}
+
+TEST_F(AnswerTest, TimeStandsWhereItIsAskedForAndNowhereElse) {
+  const Request asked = request(1);
+  Answer answer(asked, tokenizer_, kEosList);
+  answer.push({byte_id('x'), 0, {}});
+  json early = json::parse(answer.result_line("m", 1)),
+       late = json::parse(answer.result_line("m", 99));
+  EXPECT_EQ(late["response"]["body"]["created"], 99);
+  early["response"]["body"].erase("created");
+  late["response"]["body"].erase("created");
+  EXPECT_EQ(early, late);
+}
+
+TEST_F(AnswerTest, EosEndsItAndLeavesNoText) {
+  Request asked = request();
+  asked.sampling.return_token_ids = true;
+  const json line = answered(asked, {byte_id('x'), kEos});
+  const json& body = line["response"]["body"];
+  EXPECT_EQ(body["choices"][0]["text"], "x");
+  EXPECT_EQ(body["choices"][0]["finish_reason"], "stop");
+  EXPECT_EQ(body["choices"][0]["stop_reason"], nullptr);
+  EXPECT_EQ(body["choices"][0]["token_ids"], (json{byte_id('x'), kEos}));
+  EXPECT_EQ(body["choices"][0]["prompt_token_ids"], (json{kEos, byte_id('p')}));
+  EXPECT_EQ(body["usage"]["completion_tokens"], 2);
+}
+
+TEST_F(AnswerTest, EosAsTheLastTokenAllowedIsAStop) {
+  EXPECT_EQ(choice(request(2), {byte_id('x'), kEos})["finish_reason"], "stop");
+}
+
+TEST_F(AnswerTest, AnyOfSeveralEosEndsIt) {
+  const std::vector<TokenId> several{kEos, byte_id('!')};
+  const Request asked = request();
+  Answer answer(asked, tokenizer_, several);
+  answer.push({byte_id('x'), 0, {}});
+  answer.push({byte_id('!'), 0, {}});
+  ASSERT_TRUE(answer.finished());
+  EXPECT_EQ(answer.reason(), FinishReason::stop);
+  EXPECT_EQ(json::parse(answer.result_line("m"))["response"]["body"]["choices"][0]["text"], "x");
+}
+
+TEST_F(AnswerTest, IgnoredEosGoesOnAndIsStillNotText) {
+  Request asked = request(3);
+  asked.sampling.ignore_eos = true;
+  const json made = choice(asked, {byte_id('x'), kEos, byte_id('y')});
+  EXPECT_EQ(made["text"], "xy");
+  EXPECT_EQ(made["finish_reason"], "length");
+}
+
+TEST_F(AnswerTest, StopIdsActEvenWhereEosIsIgnored) {
+  Request asked = request();
+  asked.sampling.ignore_eos = true;
+  asked.sampling.stop_token_ids = {kEos, byte_id('q')};
+  EXPECT_EQ(choice(asked, {byte_id('x'), kEos})["stop_reason"], kEos);
+  const json made = choice(asked, {byte_id('x'), byte_id('q')});
+  EXPECT_EQ(made["text"], "x");
+  EXPECT_EQ(made["finish_reason"], "stop");
+  EXPECT_EQ(made["stop_reason"], byte_id('q'));
+}
+
+TEST_F(AnswerTest, EosThatIsAlsoAStopIdIsEos) {
+  Request asked = request();
+  asked.sampling.stop_token_ids = {kEos};
+  EXPECT_EQ(choice(asked, {kEos})["stop_reason"], nullptr);
+}
+
+TEST_F(AnswerTest, AStopStringIsNotPartOfTheText) {
+  struct Row {
+    const char* why;
+    std::vector<std::string> stop;
+    std::vector<TokenId> tokens;
+    const char* text;
+    const char* stop_reason;
+  };
+  const std::vector<Row> table{
+      {"within a token", {"b"}, {byte_id('x'), kAbc}, "xa", "b"},
+      {"over three tokens", {"xyz"}, bytes("wxyz"), "w", "xyz"},
+      {"over the border of tokens", {"ba"}, {kAb, kAb}, "a", "ba"},
+      {"at the very start", {"a"}, {kAbc}, "", "a"},
+      {"the earliest wins, whatever the order", {"c", "b"}, {kAbc}, "a", "b"},
+      {"at the same place the first named", {"b", "bc"}, {kAbc}, "a", "b"},
+      {"at the same place the first named, longer", {"bc", "b"}, {kAbc}, "a", "bc"},
+      {"the one that is complete first", {"xyz", "y"}, bytes("xy"), "x", "y"},
+      {"after a false start", {"aab"}, bytes("aaab"), "a", "aab"},
+      {"a newline", {"\n"}, bytes("hi\n"), "hi", "\n"},
+      {"of several bytes", {"é"}, bytes("xé"), "x", "é"},
+  };
+  for (const Row& row : table) {
+    Request asked = request();
+    asked.sampling.stop = row.stop;
+    asked.sampling.return_token_ids = true;
+    const json made = choice(asked, row.tokens);
+    EXPECT_EQ(made["text"], row.text) << row.why;
+    EXPECT_EQ(made["finish_reason"], "stop") << row.why;
+    EXPECT_EQ(made["stop_reason"], row.stop_reason) << row.why;
+    EXPECT_EQ(made["token_ids"], json(row.tokens)) << row.why;
+  }
+}
+
+TEST_F(AnswerTest, AStopStringBeatsLengthAndStopIds) {
+  Request asked = request(2);
+  asked.sampling.stop = {"y"};
+  EXPECT_EQ(choice(asked, bytes("xy"))["finish_reason"], "stop");
+  // The id's own text is never looked at, as in vLLM.
+  asked = request();
+  asked.sampling.stop = {"y"};
+  asked.sampling.stop_token_ids = {byte_id('y')};
+  EXPECT_EQ(choice(asked, bytes("xy"))["stop_reason"], byte_id('y'));
+}
+
+TEST_F(AnswerTest, PartsOfAStopStringStayInTheText) {
+  Request asked = request(3);
+  asked.sampling.stop = {"xyz!"};
+  const json made = choice(asked, bytes("xyz"));
+  EXPECT_EQ(made["text"], "xyz");
+  EXPECT_EQ(made["finish_reason"], "length");
+}
+
+TEST_F(AnswerTest, StopStringsDoNotLookIntoThePrompt) {
+  Request asked = request(2);
+  asked.sampling.echo = true;
+  asked.prompt_text = "xy";
+  asked.sampling.stop = {"yz", "x"};
+  EXPECT_EQ(choice(asked, bytes("zz"))["text"], "xyzz");
+}
+
+TEST_F(AnswerTest, AnIncompleteLastCharacterShowsAsReplacement) {
+  EXPECT_EQ(choice(request(2), bytes("x\xc3"))["text"], "x\ufffd");
+  EXPECT_EQ(choice(request(3), {byte_id('x'), byte_id(0xf0), kEos})["text"], "x\ufffd");
+  EXPECT_EQ(choice(request(3), bytes("x\xc3\xa9"))["text"], "xé");
+}
+
+TEST_F(AnswerTest, IdsWithoutATokenDecodeToNothing) {
+  EXPECT_EQ(choice(request(3), {byte_id('x'), kBeyond, byte_id('y')})["text"], "xy");
+}
+
+TEST_F(AnswerTest, EchoPutsThePromptFirst) {
+  Request asked = request(1);
+  asked.sampling.echo = true;
+  asked.sampling.return_token_ids = true;
+  asked.prompt_text = "the prompt ";
+  const json made = choice(asked, bytes("x"));
+  EXPECT_EQ(made["text"], "the prompt x");
+  EXPECT_EQ(made["token_ids"], json{byte_id('x')});
+}
+
+TEST_F(AnswerTest, ScoringAloneHasNoNewTokens) {
+  Request asked = request(0);
+  asked.sampling.echo = true;
+  asked.sampling.logprobs = 0;
+  asked.sampling.return_token_ids = true;
+  asked.prompt_text = "p";
+  Answer answer(asked, tokenizer_, kEosList);
+  answer.set_prompt_values({{byte_id('p'), -2, {}}});
+  EXPECT_FALSE(answer.finished());
+  answer.finish_scoring();
+  const json body = json::parse(answer.result_line("m"))["response"]["body"];
+  EXPECT_EQ(body["choices"][0]["text"], "p");
+  EXPECT_EQ(body["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(body["choices"][0]["token_ids"], json::array());
+  EXPECT_EQ(body["choices"][0]["logprobs"]["token_logprobs"], (json{nullptr, -2.0}));
+  EXPECT_EQ(body["usage"],
+            json::parse(R"({"prompt_tokens":2,"completion_tokens":0,"total_tokens":2})"));
+}
+
+TEST_F(AnswerTest, WhatIsNotFiniteBecomesAnErrorLine) {
+  const Request asked = request();
+  Answer answer(asked, tokenizer_, kEosList);
+  answer.push({byte_id('x'), 0, {}});
+  answer.break_off();
+  ASSERT_TRUE(answer.finished());
+  EXPECT_EQ(answer.reason(), FinishReason::error);
+  const json line = json::parse(answer.result_line("m", 5));
+  EXPECT_EQ(line["custom_id"], "a");
+  EXPECT_EQ(line["response"]["status_code"], 500);
+  EXPECT_EQ(line["response"]["body"]["error"]["code"], "not_finite");
+  EXPECT_EQ(line["response"]["body"]["error"]["type"], "server_error");
+}
+
+TEST_F(AnswerTest, ItsStateIsAFunctionOfWhatWasPushed) {
+  Request asked = request(6);
+  asked.sampling.stop = {"never"};
+  asked.sampling.logprobs = 0;
+  const std::vector<TokenId> tokens{kAb, byte_id(0xc3), byte_id(0xa9), kAbc, 3, byte_id('z')};
+  Answer whole(asked, tokenizer_, kEosList);
+  for (const TokenId token : tokens) {
+    whole.push({token, -1, {}});
+  }
+  for (std::size_t cut = 0; cut < tokens.size(); ++cut) {
+    Answer first(asked, tokenizer_, kEosList);
+    for (std::size_t i = 0; i < cut; ++i) {
+      first.push({tokens[i], -1, {}});
+    }
+    Answer moved = std::move(first);
+    for (std::size_t i = cut; i < tokens.size(); ++i) {
+      moved.push({tokens[i], -1, {}});
+    }
+    EXPECT_EQ(moved.result_line("m"), whole.result_line("m"));
+  }
+}
+
+TEST_F(AnswerTest, MisuseIsADefect) {
+  const Request asked = request(1);
+  Answer answer(asked, tokenizer_, kEosList);
+  EXPECT_THROW(answer.result_line("m"), Defect);
+  EXPECT_THROW(answer.finish_scoring(), Defect);
+  EXPECT_THROW(answer.set_prompt_values({{5, 0, {}}}), Defect);
+  answer.push({byte_id('x'), 0, {}});
+  EXPECT_THROW(answer.push({byte_id('x'), 0, {}}), Defect);
+  EXPECT_THROW(answer.break_off(), Defect);
+}
+
+// The oracle: all text decoded at once, the earliest stop string searched for in every prefix.
+TEST_F(AnswerTest, RandomAnswersAgreeWithDecodingEverythingAtOnce) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE(fmt::format("seed {}", seed));
+  std::mt19937 random(seed);
+  const std::vector<TokenId> pool{byte_id('a'),
+                                  byte_id('b'),
+                                  byte_id('c'),
+                                  byte_id(0xc3),
+                                  byte_id(0xa9),
+                                  kAb,
+                                  kAbc,
+                                  byte_id(0xf0),
+                                  byte_id(0x9f),
+                                  byte_id(0x98),
+                                  byte_id(0x80),
+                                  kBeyond,
+                                  1,
+                                  byte_id('\n')};
+  const std::vector<std::string> stops{"cab", "é", "abab", "bb", "ca", "😀", "\n\n", "abcabc"};
+  for (int round = 0; round < 3000; ++round) {
+    Request asked = request(12);
+    for (unsigned i = random() % 4; i > 0; --i) {
+      asked.sampling.stop.push_back(stops[random() % stops.size()]);
+    }
+    Answer answer(asked, tokenizer_, kEosList);
+    while (!answer.finished()) {
+      answer.push({pool[random() % pool.size()], 0, {}});
+    }
+    const std::vector<TokenId>& tokens = answer.tokens();
+    std::string expected = tokenizer_->decode(tokens);
+    std::size_t first = std::string::npos;
+    for (const std::string& stop : asked.sampling.stop) {
+      first = std::min(first, expected.find(stop));
+    }
+    const bool stopped = first != std::string::npos;
+    expected.resize(std::min(first, expected.size()));
+    const json made = json::parse(answer.result_line("m"))["response"]["body"]["choices"][0];
+    EXPECT_EQ(made["text"], expected);
+    EXPECT_EQ(made["finish_reason"], stopped ? "stop" : "length");
+    if (stopped) {  // not a token too late
+      const std::string before = tokenizer_->decode(std::span(tokens).first(tokens.size() - 1));
+      for (const std::string& stop : asked.sampling.stop) {
+        EXPECT_EQ(before.find(stop), std::string::npos);
+      }
+    } else {
+      EXPECT_EQ(tokens.size(), 12u);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace poise

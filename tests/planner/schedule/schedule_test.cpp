@@ -1,0 +1,574 @@
+// Scheduler, policies, packing and orders together, run on symbols: whatever the policy, the pool,
+// the chunks and the mini-batches, every request ends and its answer is that of a model that reads
+// its text undisturbed.
+
+#include "planner/schedule/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <random>
+
+#include "common/trouble.h"
+#include "planner/memory/policy_swap.h"
+#include "planner/policies/packing.h"
+#include "planner/schedule/orders.h"
+#include "tests/planner/schedule/symbolic_executor.h"
+
+namespace poise {
+namespace {
+
+constexpr TokenId kEnd = 7;  // as an EOS: the answer ends with it
+
+Request request(std::uint32_t id, std::vector<TokenId> prompt, std::int32_t max_tokens) {
+  Request r;
+  r.id = {id};
+  r.prompt = std::move(prompt);
+  r.sampling.max_tokens = max_tokens;
+  r.sampling.seed = id * 77;
+  return r;
+}
+
+std::vector<Request> random_requests(std::mt19937& random, std::size_t count, int longest_prompt,
+                                     int longest_answer) {
+  std::vector<Request> requests;
+  for (std::size_t i = 0; i < count; ++i) {
+    std::vector<TokenId> prompt(1 + random() % static_cast<unsigned>(longest_prompt));
+    for (TokenId& token : prompt) {
+      token = static_cast<TokenId>(random() % kVocabulary);
+    }
+    Request r =
+        request(static_cast<std::uint32_t>(i + 1), std::move(prompt),
+                static_cast<std::int32_t>(random() % static_cast<unsigned>(longest_answer + 1)));
+    r.sampling.echo = random() % 4 == 0 || r.sampling.max_tokens == 0;
+    r.sampling.logprobs = r.sampling.echo ? 0 : -1;
+    requests.push_back(std::move(r));
+  }
+  return requests;
+}
+
+std::vector<TokenId> undisturbed_answer(const Request& request) {
+  std::vector<TokenId> text = request.prompt, answer;
+  while (static_cast<std::int32_t>(answer.size()) < request.sampling.max_tokens &&
+         (answer.empty() || answer.back() != kEnd)) {
+    answer.push_back(symbolic_token(text, request.sampling.seed ^ answer.size()));
+    text.push_back(answer.back());
+  }
+  return answer;
+}
+
+struct Setting {
+  const char* policy = "kv-only";
+  std::optional<double> act_share, recompute_share;
+  Allocation host;
+  ScheduleLimits schedule{.max_num_seqs = 16, .prefill_rows = 64, .sequence_rows = 32};
+  PackLimits pack{.act_slots = 64, .kv_slots = 64, .tokens = 512, .rows = 48, .sequences = 8};
+  // Called between two iterations; may put another scheduler and policy in place.
+  std::function<void(std::unique_ptr<Policy>&, std::unique_ptr<Scheduler>&, Allocation& wished,
+                     const std::set<std::uint32_t>& finished)>
+      disturb;
+  // Whether the iteration comes to nothing, and the device's blocks are lost with it.
+  std::function<bool()> breaks;
+};
+
+struct Outcomes {
+  std::map<std::uint32_t, std::vector<TokenId>> answers;
+  std::map<std::uint32_t, std::vector<TokenId>> echoed;  // targets, by position
+  std::int64_t iterations = 0, preemptions = 0, most_running = 0, last_said = 0;
+};
+
+// Blocks of one size: the border between the kinds may be anywhere.
+Allocation most_of_each(const Allocation& host) {
+  Allocation most = host;
+  most.act_blocks = most.kv_blocks = host.act_blocks + host.kv_blocks;
+  return most;
+}
+
+Outcomes run(const std::vector<Request>& requests, const Setting& setting) {
+  auto policy = make_policy(
+      setting.policy, {.act_share = setting.act_share, .recompute_share = setting.recompute_share});
+  auto held = std::make_unique<Scheduler>(*policy, setting.host, setting.schedule);
+  Allocation wished = setting.host;
+  const Allocation most = setting.disturb ? most_of_each(setting.host) : setting.host;
+  OrderTables order_tables(most);
+  SymbolicExecutor executor(most, setting.pack,
+                            setting.schedule.prefill_rows +
+                                setting.schedule.max_num_seqs * setting.schedule.sequence_rows);
+  std::map<std::uint32_t, const Request*> by_id;
+  for (const Request& r : requests) {
+    held->add(r);
+    by_id[r.id.n] = &r;
+  }
+  Outcomes all;
+  std::set<std::uint32_t> finished;
+  while (!held->idle() && !testing::Test::HasFatalFailure()) {
+    if (setting.disturb) {
+      setting.disturb(policy, held, wished, finished);
+    }
+    Scheduler& scheduler = *held;
+    const auto chunks = scheduler.next();
+    EXPECT_TRUE(std::ranges::is_sorted(chunks, {}, [](const ScheduledChunk& chunk) {
+      return chunk.request->request->id;
+    })) << "a younger request was taken in before an older one";
+    const auto items = pack_items(chunks);
+    const auto batches = policy->pack(wished, items, setting.pack);
+    for (const MiniBatchItems& batch : batches) {
+      EXPECT_TRUE(within(setting.pack, items, batch));
+    }
+    const auto results = executor.run(order_tables.build(
+        static_cast<std::uint64_t>(++all.iterations), 1, chunks, items, batches));
+    if (setting.breaks && setting.breaks()) {
+      executor.lose_device();
+      scheduler.abandon(true);
+      continue;
+    }
+    std::vector<Outcome> outcomes;
+    for (const ScheduledChunk& chunk : chunks) {
+      const Request& r = *chunk.request->request;
+      const auto result = results.find(r.id.n);
+      if (result != results.end()) {
+        for (const auto& [position, target] : result->second.prompt_targets) {
+          auto& echoed = all.echoed[r.id.n];
+          EXPECT_EQ(echoed.size(), position) << "each prompt value comes once and in order";
+          echoed.push_back(target);
+        }
+      }
+      if (!chunk.complete()) {
+        continue;
+      }
+      Outcome outcome{.request = r.id, .token = std::nullopt};
+      if (chunk.generates()) {
+        auto& answer = all.answers[r.id.n];
+        answer.push_back(result->second.token.value());
+        if (answer.back() != kEnd &&
+            static_cast<std::int32_t>(answer.size()) < r.sampling.max_tokens) {
+          outcome.token = answer.back();
+        }
+      } else {
+        all.answers[r.id.n];
+      }
+      if (!outcome.token) {
+        finished.insert(r.id.n);
+      }
+      outcomes.push_back(outcome);
+    }
+    all.most_running = std::max(all.most_running, scheduler.running());
+    const bool last = scheduler.last_iteration();
+    std::ranges::reverse(outcomes);  // the executor's order is its own
+    scheduler.complete(outcomes);
+    EXPECT_TRUE(!last || scheduler.idle()) << "an iteration followed the last";
+    all.last_said += last ? 1 : 0;
+    if (all.iterations > 100'000) {
+      ADD_FAILURE() << "the requests do not end";
+      break;
+    }
+  }
+  EXPECT_EQ(held->blocks().free(), held->blocks().total()) << "blocks were kept";
+  all.preemptions = held->preemptions();
+  return all;
+}
+
+void expect_undisturbed(const std::vector<Request>& requests, const Outcomes& outcomes) {
+  for (const Request& r : requests) {
+    const auto answer = outcomes.answers.find(r.id.n);
+    ASSERT_NE(answer, outcomes.answers.end()) << "request " << r.id.n << " has no answer";
+    EXPECT_EQ(answer->second, undisturbed_answer(r)) << "request " << r.id.n;
+    const auto echoed = outcomes.echoed.find(r.id.n);
+    const std::vector<TokenId> targets =
+        echoed == outcomes.echoed.end() ? std::vector<TokenId>{} : echoed->second;
+    const std::vector<TokenId> wanted =
+        r.sampling.prompt_logprobs() ? std::vector<TokenId>(r.prompt.begin() + 1, r.prompt.end())
+                                     : std::vector<TokenId>{};
+    EXPECT_EQ(targets, wanted) << "request " << r.id.n;
+  }
+}
+
+std::int32_t largest(const std::vector<Request>& requests) {
+  std::int32_t blocks = 0;
+  for (const Request& r : requests) {
+    blocks = std::max(blocks, blocks_for(r.most_context()));
+  }
+  return blocks;
+}
+
+TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
+  std::int64_t preemptions = 0, hybrids = 0, recomputed = 0;
+  for (std::uint32_t seed = 1; seed <= 120; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937 random(seed);
+    const auto one_of = [&](std::uint32_t n) { return static_cast<std::int32_t>(random() % n); };
+    // Every other one: short prompts and long answers on a small pool, so that blocks run out.
+    const bool tight = seed % 2 == 0;
+    const auto requests = random_requests(random, 1 + random() % 30, 1 + one_of(tight ? 20 : 120),
+                                          tight ? 120 : one_of(60));
+    Setting setting;
+    const std::int32_t need = largest(requests);
+    const std::uint32_t pool = static_cast<std::uint32_t>(need + one_of(tight ? 10 : 40));
+    switch (one_of(5)) {
+      case 0:
+        setting.host = {.act_blocks = 0, .kv_blocks = pool};
+        break;
+      case 1:
+        setting.policy = "act-only";
+        setting.host = {.act_blocks = pool, .kv_blocks = 0};
+        break;
+      case 2:
+        ++recomputed;
+        setting.policy = "token-recompute";
+        setting.recompute_share = one_of(11) / 10.0;
+        setting.host = {.act_blocks = 0, .kv_blocks = pool};
+        break;
+      case 3: {
+        const char* names[] = {"optimal", "hybrid-static", "kvpr", "row-by-row"};
+        setting.policy = names[one_of(4)];
+        const auto act = static_cast<std::uint32_t>(one_of(static_cast<std::uint32_t>(pool)));
+        setting.host = {.act_blocks = act, .kv_blocks = pool - act};
+        break;
+      }
+      default: {
+        ++hybrids;
+        setting.policy = "hybrid";
+        setting.act_share = one_of(11) / 10.0;
+        const auto act = static_cast<std::uint32_t>(*setting.act_share * pool);
+        setting.host = {.act_blocks = act, .kv_blocks = pool - act};
+      }
+    }
+    if (setting.host.act_blocks > 0 && random() % 2 == 0) {  // some of them on the device
+      setting.host.gpu_act_blocks = static_cast<std::uint32_t>(random()) % setting.host.act_blocks;
+      setting.host.act_blocks -= setting.host.gpu_act_blocks;
+    }
+    if (setting.host.kv_blocks > 0 && random() % 2 == 0) {
+      setting.host.gpu_kv_blocks = static_cast<std::uint32_t>(random()) % setting.host.kv_blocks;
+      setting.host.kv_blocks -= setting.host.gpu_kv_blocks;
+    }
+    setting.schedule = {.max_num_seqs = 1 + one_of(20),
+                        .prefill_rows = 1 + one_of(150),
+                        .sequence_rows = 1 + one_of(60)};
+    if (setting.recompute_share) {  // their rows come in one mini-batch with the new ones
+      setting.schedule.sequence_rows += need * kBlockTokens;
+    }
+    setting.pack = {.act_slots = need + one_of(20),
+                    .kv_slots = need + one_of(20),
+                    .tokens = 16 + one_of(600),
+                    .rows = setting.schedule.sequence_rows + one_of(60),
+                    .sequences = 2 + one_of(10)};
+    const Outcomes outcomes = run(requests, setting);
+    expect_undisturbed(requests, outcomes);
+    preemptions += outcomes.preemptions;
+  }
+  // The cases above are worth nothing if they never come to the hard part.
+  EXPECT_GT(preemptions, 50);
+  EXPECT_GT(hybrids, 10);
+  EXPECT_GT(recomputed, 10);
+}
+
+// Between iterations policies are swapped and the border follows, another scheduler goes on from what
+// this one tells, and iterations come to nothing with the device they ran on.
+TEST(Schedule, AnswersDoNotDependOnSwapsHandOversOrLostDevices) {
+  std::int64_t swaps = 0, moves = 0, hand_overs = 0, breaks = 0, kept = 0, sent_back = 0;
+  const BlockSizes sizes{.kv_row = {1}, .act_row = {1}};
+  for (std::uint32_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937 random(seed);
+    const auto one_of = [&](int n) {
+      return static_cast<std::int32_t>(random() % static_cast<unsigned>(n));
+    };
+    const auto requests =
+        random_requests(random, static_cast<std::size_t>(1 + one_of(30)), 1 + one_of(60), 80);
+    const std::int32_t need = largest(requests);
+    const auto pool = static_cast<std::uint32_t>(need + one_of(30));
+    const auto here = static_cast<std::uint32_t>(one_of(3) * one_of(6));
+    const auto kv_here = static_cast<std::uint32_t>(one_of(3) * one_of(6));
+    PoolPartition border{
+        .region_bytes = std::uint64_t{pool} * kBlockTokens, .act_blocks = 0, .kv_blocks = pool};
+    Setting setting;
+    setting.host = {
+        .act_blocks = 0, .kv_blocks = pool, .gpu_act_blocks = here, .gpu_kv_blocks = kv_here};
+    setting.schedule = {.max_num_seqs = 1 + one_of(12),
+                        .prefill_rows = 1 + one_of(150),
+                        .sequence_rows = 1 + one_of(60)};
+    setting.pack = {.act_slots = need + one_of(20),
+                    .kv_slots = need + one_of(20),
+                    .tokens = 16 + one_of(600),
+                    .rows = setting.schedule.sequence_rows + one_of(60),
+                    .sequences = 1 + one_of(10)};
+    setting.breaks = [&] {
+      const bool breaks_now = one_of(12) == 0;
+      breaks += breaks_now ? 1 : 0;
+      return breaks_now;
+    };
+    setting.disturb = [&](std::unique_ptr<Policy>& policy, std::unique_ptr<Scheduler>& scheduler,
+                          Allocation& wished, const std::set<std::uint32_t>& finished) {
+      if (one_of(6) == 0) {
+        const char* names[] = {"kv-only", "act-only", "hybrid", "kvpr", "hybrid-static"};
+        const double share = one_of(5) / 4.0;
+        wished.act_blocks = static_cast<std::uint32_t>(share * pool);
+        wished.kv_blocks = pool - wished.act_blocks;
+        auto another = make_policy(names[one_of(5)], {});
+        scheduler->use(*another, wished, setting.schedule);
+        policy = std::move(another);
+        ++swaps;
+      }
+      const PoolPartition next = border_toward(border, wished, scheduler->blocks(), sizes, need);
+      if (next.act_blocks != border.act_blocks) {
+        scheduler->move_border(next.act_blocks, next.kv_blocks);
+        border = next;
+        ++moves;
+      }
+      if (one_of(10) == 0) {
+        if (one_of(3) == 0) {  // the next planner chooses another number
+          setting.schedule.max_num_seqs = 1 + one_of(12);
+        }
+        const std::int64_t most = setting.schedule.max_num_seqs;
+        const auto begun = scheduler->snapshots();
+        auto another = std::make_unique<Scheduler>(*policy,
+                                                   Allocation{.act_blocks = border.act_blocks,
+                                                              .kv_blocks = border.kv_blocks,
+                                                              .gpu_act_blocks = here,
+                                                              .gpu_kv_blocks = kv_here},
+                                                   setting.schedule);
+        another->use(*policy, wished, setting.schedule);
+        std::set<std::uint32_t> known = finished;
+        std::int64_t given_up = 0;
+        for (const Scheduler::Snapshot& one : begun) {
+          const Request& again = requests[one.request.n - 1];
+          const bool runs = one.running && another->running() < most;
+          ASSERT_TRUE(another->restore(again, one));
+          if (runs) {
+            EXPECT_TRUE(one.blocks.empty() || another->running() == most ||
+                        !another->restore(again, one))
+                << "blocks were taken twice";
+          }
+          known.insert(one.request.n);
+          kept += runs ? one.stored : 0;
+          given_up += runs ? 0 : std::ssize(one.blocks);
+        }
+        for (const Request& r : requests) {
+          if (!known.contains(r.id.n)) {
+            another->add(r);
+          }
+        }
+        const std::int64_t too_many = std::max<std::int64_t>(0, scheduler->running() - most);
+        EXPECT_EQ(another->running(), scheduler->running() - too_many);
+        EXPECT_EQ(another->waiting(), scheduler->waiting() + too_many);
+        EXPECT_EQ(another->blocks().free(), scheduler->blocks().free() + given_up);
+        sent_back += too_many;
+        scheduler = std::move(another);
+        ++hand_overs;
+      }
+    };
+    expect_undisturbed(requests, run(requests, setting));
+  }
+  EXPECT_GT(swaps, 100);
+  EXPECT_GT(moves, 100);
+  EXPECT_GT(breaks, 100);
+  EXPECT_GT(hand_overs, 100);
+  EXPECT_GT(kept, 1000) << "nothing was handed over";
+  EXPECT_GT(sent_back, 20);
+}
+
+TEST(Schedule, EveryRequestHasTheSameShareOfItsActBlocksOnTheDevice) {
+  const auto policy = make_policy("act-only", {});
+  const Allocation host{.act_blocks = 90, .kv_blocks = 0, .gpu_act_blocks = 30};
+  Scheduler scheduler(*policy, host,
+                      {.max_num_seqs = 4, .prefill_rows = 4000, .sequence_rows = 4000});
+  std::vector<Request> requests;
+  for (std::uint32_t id = 1; id <= 4; ++id) {
+    requests.push_back(request(id, std::vector<TokenId>(16 * 7 * id, 1), 8));
+  }
+  for (const Request& r : requests) {
+    scheduler.add(r);
+  }
+  const auto chunks = scheduler.next();
+  ASSERT_EQ(chunks.size(), 4u);
+  for (const ScheduledChunk& chunk : chunks) {
+    const ContextBlocks& context = chunk.request->context;
+    EXPECT_NEAR(context.count(BlockKind::act, Place::gpu), context.size() / 4.0, 1);
+  }
+}
+
+TEST(Schedule, ManyRequestsOnAPoolForOneAllEnd) {
+  std::mt19937 random(5);
+  const auto requests = random_requests(random, 60, 90, 40);
+  Setting setting;
+  setting.policy = "hybrid";
+  setting.host = {.act_blocks = 3, .kv_blocks = static_cast<std::uint32_t>(largest(requests)) - 3};
+  const Outcomes outcomes = run(requests, setting);
+  expect_undisturbed(requests, outcomes);
+}
+
+TEST(Schedule, WithRoomForAllNobodyIsPreempted) {
+  std::mt19937 random(6);
+  const auto requests = random_requests(random, 40, 90, 60);
+  Setting setting;
+  std::int64_t blocks = 0;
+  for (const Request& r : requests) {
+    blocks += blocks_for(r.most_context());
+  }
+  setting.host.kv_blocks = static_cast<std::uint32_t>(blocks);
+  setting.schedule.max_num_seqs = 40;
+  setting.schedule.prefill_rows = 4000;
+  setting.schedule.sequence_rows = setting.pack.rows = 200;
+  const Outcomes outcomes = run(requests, setting);
+  EXPECT_EQ(outcomes.preemptions, 0);
+  EXPECT_EQ(outcomes.most_running, 40);
+  expect_undisturbed(requests, outcomes);
+}
+
+TEST(Schedule, AFinishedRequestsPlaceIsTakenInTheNextIteration) {
+  std::vector<Request> requests;
+  for (std::uint32_t id = 1; id <= 3; ++id) {
+    requests.push_back(request(id, {1, 2, 3}, id == 1 ? 1 : 20));
+  }
+  const auto policy = make_policy("kv-only", {});
+  Scheduler scheduler(*policy, {.act_blocks = 0, .kv_blocks = 100},
+                      {.max_num_seqs = 2, .prefill_rows = 100, .sequence_rows = 100});
+  for (const Request& r : requests) {
+    scheduler.add(r);
+  }
+  ASSERT_EQ(scheduler.next().size(), 2u);
+  scheduler.complete(
+      std::vector<Outcome>{{.request = {1}, .token = std::nullopt}, {.request = {2}, .token = 4}});
+  const auto chunks = scheduler.next();
+  ASSERT_EQ(chunks.size(), 2u);
+  EXPECT_EQ(chunks[0].request->request->id, RequestId{2});
+  EXPECT_EQ(chunks[0].new_tokens, 1);
+  EXPECT_EQ(chunks[1].request->request->id, RequestId{3});
+  EXPECT_EQ(chunks[1].new_tokens, 3);
+}
+
+TEST(Schedule, APromptLongerThanAWaveRunsInChunksBesideThoseThatGenerate) {
+  std::vector<Request> requests{request(1, {1, 2, 3}, 10),
+                                request(2, std::vector<TokenId>(250, 5), 4)};
+  const auto policy = make_policy("kv-only", {});
+  Scheduler scheduler(*policy, {.act_blocks = 0, .kv_blocks = 100},
+                      {.max_num_seqs = 8, .prefill_rows = 100, .sequence_rows = 80});
+  for (const Request& r : requests) {
+    scheduler.add(r);
+  }
+  std::vector<std::int32_t> chunks;
+  for (int i = 0; i < 4; ++i) {
+    std::vector<Outcome> outcomes;
+    for (const ScheduledChunk& chunk : scheduler.next()) {
+      if (chunk.request->request->id == RequestId{2}) {
+        chunks.push_back(chunk.new_tokens);
+      } else {
+        EXPECT_EQ(chunk.new_tokens, i == 0 ? 3 : 1);
+      }
+      if (chunk.complete()) {
+        outcomes.push_back({.request = chunk.request->request->id, .token = 9});
+      }
+    }
+    scheduler.complete(outcomes);
+  }
+  EXPECT_EQ(chunks, (std::vector<std::int32_t>{80, 80, 80, 10}));
+}
+
+TEST(Schedule, TheYoungestGivesItsBlocksBackAndTheOldestGoesOn) {
+  // Two requests of 16 + 17 tokens on five blocks: both begin, only one can have three blocks.
+  std::vector<Request> requests;
+  for (std::uint32_t id = 1; id <= 2; ++id) {
+    requests.push_back(request(id, std::vector<TokenId>(16, 3), 33));
+  }
+  Setting setting;
+  setting.host.kv_blocks = 5;
+  const Outcomes outcomes = run(requests, setting);
+  EXPECT_EQ(outcomes.most_running, 2);
+  EXPECT_EQ(outcomes.preemptions, 0) << "who finds no block waits while an older one can go on";
+  setting.host.kv_blocks = 4;
+  const Outcomes tighter = run(requests, setting);
+  EXPECT_EQ(tighter.preemptions, 1);
+  expect_undisturbed(requests, outcomes);
+  expect_undisturbed(requests, tighter);
+}
+
+TEST(Schedule, ARequestThatFitsNoPoolIsADefect) {
+  const auto policy = make_policy("kv-only", {});
+  Scheduler scheduler(*policy, {.act_blocks = 0, .kv_blocks = 2},
+                      {.max_num_seqs = 8, .prefill_rows = 100, .sequence_rows = 80});
+  const Request r = request(1, std::vector<TokenId>(32, 1), 2);
+  EXPECT_THROW(scheduler.add(r), Defect);
+}
+
+TEST(Schedule, TheLastIterationIsKnownWhereNoStopTokenComes) {
+  std::vector<Request> requests{request(1, {1, 2}, 5), request(2, {4}, 3)};
+  Setting setting;
+  setting.host.kv_blocks = 10;
+  EXPECT_EQ(run(requests, setting).last_said, 1);
+}
+
+TEST(Orders, NeighbouringBlocksAreLoadedAsOneRun) {
+  std::vector<Request> requests{request(1, std::vector<TokenId>(100, 5), 4)};
+  const auto policy = make_policy("kv-only", {});
+  Scheduler scheduler(*policy, {.act_blocks = 0, .kv_blocks = 100},
+                      {.max_num_seqs = 8, .prefill_rows = 200, .sequence_rows = 200});
+  scheduler.add(requests[0]);
+  scheduler.next();
+  scheduler.complete(std::vector<Outcome>{{.request = {1}, .token = 9}});
+  const auto chunks = scheduler.next();
+  const auto tables =
+      OrderTables({.act_blocks = 0, .kv_blocks = 100})
+          .build(2, 1, chunks, pack_items(chunks), std::vector<MiniBatchItems>{{0}});
+  const auto& loads = tables.mini_batches.at(0)->loads;
+  ASSERT_EQ(loads.size(), 1u);
+  EXPECT_EQ(loads[0].count(), 7u);
+  EXPECT_EQ(loads[0].tail_tokens(), 4);
+  EXPECT_TRUE(tables.mini_batches[0]->regenerate.empty());
+}
+
+TEST(Orders, NeighboursAreOneRunWhosoeverTheyAre) {
+  // Each request's second block comes after all first ones: 0 1 2, then 3 4 5 beside one another.
+  std::vector<Request> requests;
+  std::vector<Outcome> outcomes;
+  for (std::uint32_t id = 1; id <= 3; ++id) {
+    requests.push_back(request(id, std::vector<TokenId>(16, 5), 40));
+    outcomes.push_back({.request = {id}, .token = 9});
+  }
+  const auto policy = make_policy("kv-only", {});
+  Scheduler scheduler(*policy, {.act_blocks = 0, .kv_blocks = 100},
+                      {.max_num_seqs = 8, .prefill_rows = 200, .sequence_rows = 200});
+  for (const Request& r : requests) {
+    scheduler.add(r);
+  }
+  for (int i = 0; i < 17; ++i) {
+    scheduler.next();
+    scheduler.complete(outcomes);
+  }
+  const auto chunks = scheduler.next();
+  const auto tables =
+      OrderTables({.act_blocks = 0, .kv_blocks = 100})
+          .build(2, 1, chunks, pack_items(chunks), std::vector<MiniBatchItems>{{2, 0, 1}});
+  const auto& loads = tables.mini_batches.at(0)->loads;
+  ASSERT_EQ(loads.size(), 1u);
+  EXPECT_EQ(loads[0].count(), 6u);
+}
+
+TEST(Orders, WhatIsRegeneratedIsOneRange) {
+  std::vector<Request> requests;
+  for (std::uint32_t id = 1; id <= 4; ++id) {
+    requests.push_back(request(id, std::vector<TokenId>(16 * id, 5), 4));
+  }
+  const auto policy = make_policy("act-only", {});
+  Scheduler scheduler(*policy, {.act_blocks = 100, .kv_blocks = 0},
+                      {.max_num_seqs = 8, .prefill_rows = 200, .sequence_rows = 200});
+  std::vector<Outcome> outcomes;
+  for (const Request& r : requests) {
+    scheduler.add(r);
+    outcomes.push_back({.request = r.id, .token = 9});
+  }
+  scheduler.next();
+  scheduler.complete(outcomes);
+  const auto chunks = scheduler.next();
+  const auto tables =
+      OrderTables({.act_blocks = 100, .kv_blocks = 0})
+          .build(2, 1, chunks, pack_items(chunks), std::vector<MiniBatchItems>{{0, 1, 2, 3}});
+  const auto& ranges = tables.mini_batches.at(0)->regenerate;
+  ASSERT_EQ(ranges.size(), 1u);
+  EXPECT_EQ(ranges[0].first_slot(), 0u);
+  EXPECT_EQ(ranges[0].count(), 10u);  // 1 + 2 + 3 + 4; the four new blocks hold nothing yet
+}
+
+}  // namespace
+}  // namespace poise

@@ -1,0 +1,298 @@
+#pragma once
+// Runs orders on symbols instead of numbers: a row of a block is (request, position, token), or
+// nothing where nobody wrote. It trusts no order and knows nothing of how orders are built: each
+// rule is stated here from common/messages.fbs. The "model" is a hash of all tokens a sequence's
+// attention reads, so an answer is right only if every row came from the right place; being a
+// function of the text alone, it must not depend on policy, chunks, preemption or mini-batches.
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "common/messages_generated.h"
+#include "planner/policies/policy.h"
+#include "planner/requests/request.h"
+
+namespace poise {
+
+inline constexpr int kVocabulary = 1000;
+
+// The next token of a text.
+inline TokenId symbolic_token(const std::vector<TokenId>& text, std::uint64_t seed) {
+  std::uint64_t hash = 0xcbf29ce484222325ull ^ seed;
+  for (const TokenId token : text) {
+    hash = (hash ^ static_cast<std::uint64_t>(token)) * 0x100000001b3ull;
+  }
+  return static_cast<TokenId>((hash >> 20) % kVocabulary);
+}
+
+struct SymbolicResult {
+  std::optional<TokenId> token;
+  std::vector<std::pair<std::uint32_t, TokenId>> prompt_targets;  // position, target
+};
+
+class SymbolicExecutor {
+ public:
+  SymbolicExecutor(const Allocation& host, const PackLimits& limits, std::int32_t max_rows)
+      : limits_(limits), max_rows_(max_rows) {
+    pools_[kAct].resize(host.act_blocks);
+    pools_[kKv].resize(host.kv_blocks);
+    pools_[kHere + kAct].resize(host.gpu_act_blocks);
+    pools_[kHere + kKv].resize(host.gpu_kv_blocks);
+  }
+
+  // One decoder layer stands for all: tables are the same for each. By request id.
+  std::map<std::uint32_t, SymbolicResult> run(const messages::IterationT& iteration) {
+    std::set<std::pair<int, std::uint32_t>> blocks;
+    std::set<std::uint32_t> requests;
+    std::map<std::uint32_t, SymbolicResult> results;
+    std::int64_t rows = 0;
+    for (std::size_t i = 0; i < iteration.mini_batches.size(); ++i) {
+      const messages::MiniBatchT& batch = *iteration.mini_batches[i];
+      EXPECT_EQ(batch.id, i);
+      rows += static_cast<std::int64_t>(batch.tokens.size());
+      for (const auto& entry : batch.entries) {
+        if (entry.place() == messages::Place::Nowhere) {
+          continue;
+        }
+        EXPECT_TRUE(blocks.emplace(pool_of(entry), entry.block()).second)
+            << "two sequences share block " << entry.block();
+      }
+      for (std::size_t j = 0; j < batch.sequences.size(); ++j) {
+        if (!runs_again(batch, j)) {
+          EXPECT_TRUE(requests.insert(batch.sequences[j].request()).second)
+              << "a request runs twice";
+        }
+      }
+      run(batch, results);
+    }
+    EXPECT_LE(rows, max_rows_);
+    return results;
+  }
+
+  // Another device, whose blocks nobody has written.
+  void lose_device() {
+    for (const int kind : {kKv, kAct}) {
+      pools_[kHere + kind].assign(pools_[kHere + kind].size(), {});
+    }
+  }
+
+  std::int64_t loaded_tokens() const { return loaded_tokens_; }
+  std::int64_t load_runs() const { return load_runs_; }
+
+ private:
+  struct Row {
+    std::uint32_t request = 0;
+    std::uint32_t position = 0;
+    TokenId token = -1;
+    friend auto operator<=>(const Row&, const Row&) = default;
+  };
+  using Block = std::array<std::optional<Row>, kBlockTokens>;
+  static constexpr int kKv = static_cast<int>(messages::Kind::Kv);
+  static constexpr int kAct = static_cast<int>(messages::Kind::Act);
+  static constexpr int kHere = 2;  // on the device
+
+  template <typename Named>
+  static int pool_of(const Named& named) {
+    EXPECT_NE(named.place(), messages::Place::Nowhere);
+    return static_cast<int>(named.kind()) + (named.place() == messages::Place::Gpu ? kHere : 0);
+  }
+
+  // Whether a sequence's rows make what is kept nowhere again, for the next, of the same request.
+  static bool runs_again(const messages::MiniBatchT& batch, std::size_t sequence) {
+    return sequence + 1 < batch.sequences.size() &&
+           batch.sequences[sequence + 1].request() == batch.sequences[sequence].request();
+  }
+
+  struct Buffers {
+    std::vector<Block> slots[2];  // loaded: KV buffer, ACT buffer
+    std::vector<Block> regenerated;
+    std::vector<bool> made;  // slots of `regenerated` that were regenerated
+    std::vector<bool> filled[2];
+  };
+
+  void run(const messages::MiniBatchT& batch, std::map<std::uint32_t, SymbolicResult>& results) {
+    EXPECT_FALSE(batch.sequences.empty());
+    EXPECT_LE(static_cast<std::int32_t>(batch.tokens.size()), limits_.rows);
+    EXPECT_LE(static_cast<std::int32_t>(batch.sequences.size()), limits_.sequences);
+    Buffers buffers = load(batch);
+    regenerate(batch, buffers);
+    place_new_rows(batch, buffers);
+    store(batch);
+    std::vector<std::vector<TokenId>> texts;
+    for (const auto& sequence : batch.sequences) {
+      texts.push_back(attend(batch, buffers, sequence));
+    }
+    sample(batch, texts, results);
+  }
+
+  Buffers load(const messages::MiniBatchT& batch) {
+    Buffers buffers;
+    const std::int32_t slots[2] = {limits_.kv_slots, limits_.act_slots};
+    for (const int kind : {kKv, kAct}) {
+      buffers.slots[kind].resize(static_cast<std::size_t>(slots[kind]));
+      buffers.filled[kind].resize(static_cast<std::size_t>(slots[kind]));
+    }
+    buffers.regenerated.resize(static_cast<std::size_t>(limits_.act_slots));
+    buffers.made.resize(static_cast<std::size_t>(limits_.act_slots));
+    for (const auto& run : batch.loads) {
+      const int kind = static_cast<int>(run.kind());
+      EXPECT_TRUE(run.count() > 0 && run.tail_tokens() >= 1 && run.tail_tokens() <= kBlockTokens);
+      ++load_runs_;
+      for (std::uint32_t i = 0; i < run.count(); ++i) {
+        const std::size_t slot = run.first_slot() + i;
+        const Block& from = pools_[pool_of(run)].at(run.first_block() + i);
+        EXPECT_FALSE(buffers.filled[kind].at(slot)) << "two loads into one slot";
+        buffers.filled[kind][slot] = true;
+        const std::uint32_t tokens = i + 1 == run.count() ? run.tail_tokens() : kBlockTokens;
+        for (std::uint32_t t = 0; t < tokens; ++t) {
+          EXPECT_TRUE(from[t].has_value()) << "a row is loaded that nobody wrote";
+          buffers.slots[kind][slot][t] = from[t];
+        }
+        loaded_tokens_ += tokens;
+      }
+    }
+    return buffers;
+  }
+
+  void regenerate(const messages::MiniBatchT& batch, Buffers& buffers) {
+    for (const auto& range : batch.regenerate) {
+      for (std::uint32_t i = 0; i < range.count(); ++i) {
+        const std::size_t slot = range.first_slot() + i;
+        EXPECT_TRUE(buffers.filled[kAct].at(slot)) << "an empty slot is regenerated";
+        EXPECT_FALSE(buffers.made[slot]) << "a slot is regenerated twice";
+        buffers.made[slot] = true;
+        buffers.regenerated[slot] = buffers.slots[kAct][slot];
+      }
+    }
+  }
+
+  // The row of a buffer where a position's key and value stand.
+  std::optional<Row>& at(const messages::MiniBatchT& batch, Buffers& buffers,
+                         const messages::Sequence& sequence, std::uint32_t position) {
+    const auto& entry = batch.entries.at(sequence.first_entry() + position / kBlockTokens);
+    const bool kv = entry.kind() == messages::Kind::Kv;
+    EXPECT_EQ(entry.where(), kv ? messages::Where::LoadedKv : messages::Where::RegeneratedKv);
+    auto& slots = kv ? buffers.slots[kKv] : buffers.regenerated;
+    return slots.at(entry.slot())[position % kBlockTokens];
+  }
+
+  void place_new_rows(const messages::MiniBatchT& batch, Buffers& buffers) {
+    std::vector<int> owners(batch.tokens.size(), 0);
+    std::set<std::pair<int, std::uint32_t>> slots;
+    std::size_t entries = 0;
+    for (std::size_t index = 0; index < batch.sequences.size(); ++index) {
+      const auto& sequence = batch.sequences[index];
+      const bool again = runs_again(batch, index);
+      const std::uint32_t end = sequence.context() + sequence.new_tokens();
+      EXPECT_GT(sequence.new_tokens(), 0u);
+      EXPECT_EQ(sequence.first_entry(), entries);
+      const std::size_t count = static_cast<std::size_t>(ceil_div(end, kBlockTokens));
+      for (std::size_t i = 0; i < count; ++i) {
+        const auto& entry = batch.entries.at(entries + i);
+        if (again) {  // the next sequence has the same entries
+          EXPECT_EQ(entry.place(), messages::Place::Nowhere);
+          continue;
+        }
+        EXPECT_TRUE(slots.emplace(static_cast<int>(entry.kind()), entry.slot()).second)
+            << "two blocks share a slot";
+      }
+      if (again) {
+        EXPECT_EQ(sequence.context(), 0u);
+      } else {
+        entries += count;
+      }
+      for (std::uint32_t i = 0; i < sequence.new_tokens(); ++i) {
+        const std::uint32_t row = sequence.first_row() + i;
+        ++owners.at(row);
+        auto& place = at(batch, buffers, sequence, sequence.context() + i);
+        EXPECT_FALSE(place.has_value()) << "a new row overwrites a loaded one";
+        place = Row{sequence.request(), sequence.context() + i, batch.tokens[row]};
+      }
+    }
+    EXPECT_EQ(entries, batch.entries.size());
+    EXPECT_TRUE(std::ranges::all_of(owners, [](int n) { return n == 1; }))
+        << "every row belongs to one sequence";
+  }
+
+  void store(const messages::MiniBatchT& batch) {
+    // Where each row must go, by its sequence's entries.
+    std::map<std::uint32_t, std::tuple<int, std::uint32_t, std::uint32_t, Row>> wanted;
+    for (const auto& sequence : batch.sequences) {
+      for (std::uint32_t i = 0; i < sequence.new_tokens(); ++i) {
+        const std::uint32_t position = sequence.context() + i;
+        const auto& entry = batch.entries.at(sequence.first_entry() + position / kBlockTokens);
+        const std::uint32_t row = sequence.first_row() + i;
+        if (entry.place() == messages::Place::Nowhere) {
+          continue;
+        }
+        wanted[row] = {pool_of(entry), entry.block(), position % kBlockTokens,
+                       Row{sequence.request(), position, batch.tokens.at(row)}};
+      }
+    }
+    for (const auto& store : batch.stores) {
+      EXPECT_TRUE(store.count() > 0 && store.token() + store.count() <= kBlockTokens);
+      for (std::uint32_t i = 0; i < store.count(); ++i) {
+        const auto found = wanted.find(store.row() + i);
+        if (found == wanted.end()) {
+          ADD_FAILURE() << "a row is stored twice, or is none";
+          continue;
+        }
+        const auto& [pool, block, token, row] = found->second;
+        EXPECT_EQ(pool, pool_of(store));
+        EXPECT_EQ(block, store.block());
+        EXPECT_EQ(token, store.token() + i);
+        pools_[pool].at(block)[token] = row;
+        wanted.erase(found);
+      }
+    }
+    EXPECT_TRUE(wanted.empty()) << "a new row is not stored";
+  }
+
+  std::vector<TokenId> attend(const messages::MiniBatchT& batch, Buffers& buffers,
+                              const messages::Sequence& sequence) {
+    std::vector<TokenId> text;
+    for (std::uint32_t p = 0; p < sequence.context() + sequence.new_tokens(); ++p) {
+      const auto& row = at(batch, buffers, sequence, p);
+      EXPECT_TRUE(row.has_value()) << "attention reads what nobody wrote, position " << p;
+      EXPECT_EQ(row.value_or(Row{}).request, sequence.request());
+      EXPECT_EQ(row.value_or(Row{}).position, p);
+      text.push_back(row.value_or(Row{}).token);
+    }
+    return text;
+  }
+
+  void sample(const messages::MiniBatchT& batch, const std::vector<std::vector<TokenId>>& texts,
+              std::map<std::uint32_t, SymbolicResult>& results) {
+    std::set<std::uint32_t> seen;
+    for (const auto& sample : batch.samples) {
+      EXPECT_TRUE(seen.insert(sample->sequence).second) << "a sequence is sampled twice";
+      const auto& sequence = batch.sequences.at(sample->sequence);
+      SymbolicResult& result = results[sequence.request()];
+      if (sample->generate) {
+        result.token = symbolic_token(texts.at(sample->sequence), sample->seed ^ sample->step);
+      }
+      EXPECT_EQ(sample->prompt_targets.size(), sample->prompt_logprobs ? sequence.new_tokens() : 0);
+      for (std::uint32_t i = 0; i < sample->prompt_targets.size(); ++i) {
+        if (sample->prompt_targets[i] >= 0) {
+          result.prompt_targets.emplace_back(sequence.context() + i, sample->prompt_targets[i]);
+        }
+      }
+    }
+  }
+
+  PackLimits limits_;
+  std::int32_t max_rows_;
+  std::vector<Block> pools_[4];
+  std::int64_t loaded_tokens_ = 0;
+  std::int64_t load_runs_ = 0;
+};
+
+}  // namespace poise
