@@ -8,8 +8,7 @@
 #include "common/trouble.h"
 #include "common/words.h"
 #include "planner/costs/costs.h"
-#include "planner/memory/concurrency.h"
-#include "planner/memory/memory_plan.h"
+#include "planner/memory/planning_problem.h"
 #include "planner/policies/default_policy.h"
 
 namespace poise {
@@ -68,8 +67,6 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
   PolicyOptions policy_options = options.policy_options;
   policy_options.profile = std::make_shared<const Profile>(made.profile);
   made.policy = make_policy(made.policy_name, policy_options);
-  made.batch = with_mini_batch(options.batch, &made.profile);
-  made.demand = demand_of(requests, options.batch.max_num_seqs);
   made.weights = weight_layout(made.shape, made.dtype).total();
   made.cap = capped("--gpu-memory", options.gpu_memory, made.profile.gpu_memory, made);
   made.host_allowed = capped("--host-memory", options.host_memory, made.profile.host_memory, made);
@@ -80,22 +77,26 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
              : fmt::format("{} has {}: take a machine that has more", made.profile.name,
                            size_text(made.host_allowed)));
   }
-  const BlockBudget budget{.weights = made.weights,
-                           .available = made.profile.host_memory - made.weights,
-                           .host_memory = options.host_memory};
-  const RunDevice device{.cap = made.cap,
-                         .overhead = made.profile.gpu_overhead,
-                         .is_host = device_is_host,
-                         .holds_blocks = !device_is_host || options.gpu_memory.has_value()};
-  made.demand = demand_of(
-      requests, choose_concurrency(*made.policy, made.profile, made.shape, made.dtype,
-                                   made.demand.sequences, requests, made.batch, budget, device));
-  const MemoryPlan arranged =
-      plan_memory(*made.policy, made.shape, made.dtype, made.demand, made.batch, budget, device);
-  made.placement = {arranged.host, arranged.device};
-  made.overhead = arranged.overhead;
+  const PlanningProblem problem{
+      .shape = made.shape,
+      .dtype = made.dtype,
+      .requests = {requests.begin(), requests.end()},
+      .batch = options.batch,
+      .budget = {.weights = made.weights,
+                 .available = made.profile.host_memory - made.weights,
+                 .host_memory = options.host_memory},
+      .device = {.cap = made.cap,
+                 .overhead = made.profile.gpu_overhead,
+                 .is_host = device_is_host,
+                 .holds_blocks = !device_is_host || options.gpu_memory.has_value()},
+      .profile = policy_options.profile};
+  const RunPlan plan = solve(*made.policy, problem);
+  made.batch = plan.batch;
+  made.demand = plan.demand;
+  made.placement = {plan.host, plan.device};
+  made.overhead = plan.overhead;
   made.weights =
-      made.weights - weight_layout(made.shape, made.dtype).layer.bytes * arranged.released_layers;
+      made.weights - weight_layout(made.shape, made.dtype).layer.bytes * plan.released_layers;
   return made;
 }
 

@@ -4,8 +4,7 @@
 #include <vector>
 
 #include "common/weight_layout.h"
-#include "planner/memory/concurrency.h"
-#include "planner/memory/memory_plan.h"
+#include "planner/memory/planning_problem.h"
 #include "planner/schedule/orders.h"
 #include "planner/schedule/schedule.h"
 #include "planner/virtual_time/virtual_executor.h"
@@ -44,21 +43,21 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
     all.push_back(&request);
   }
   const WeightLayout layout = weight_layout(work.shape, work.dtype);
-  Demand demand = demand_of(all, work.batch.max_num_seqs);
-  const BlockBudget budget{.weights = layout.total(),
-                           .available = profile.host_memory - layout.total(),
-                           .host_memory = {}};
+  PlanningProblem problem{.shape = work.shape,
+                          .dtype = work.dtype,
+                          .requests = sizes_of(all),
+                          .batch = work.batch,
+                          .budget = {.weights = layout.total(),
+                                     .available = profile.host_memory - layout.total(),
+                                     .host_memory = {}},
+                          .device = {.cap = profile.gpu_memory,
+                                     .overhead = kDeviceOverhead,
+                                     .holds_blocks = work.blocks_on_device},
+                          .profile = std::make_shared<const Profile>(profile)};
+  problem.fixed.placement.resident_layers = work.resident_layers;
+  const RunPlan made = solve(*policy, problem);
+  const Demand& demand = made.demand;
   SimulatedRun run;
-  const RunDevice device{.cap = profile.gpu_memory,
-                         .overhead = kDeviceOverhead,
-                         .holds_blocks = work.blocks_on_device};
-  if (!work.resident_layers) {
-    demand = demand_of(
-        all, choose_concurrency(*policy, profile, work.shape, work.dtype, demand.sequences,
-                                sizes_of(all), work.batch, budget, device));
-  }
-  const MemoryPlan made = plan_memory(*policy, work.shape, work.dtype, demand, work.batch, budget,
-                                      device, work.resident_layers);
   run.host = made.host;
   run.device = made.device;
   const PackLimits limits = pack_limits(work.batch, run.device);

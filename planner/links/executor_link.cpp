@@ -67,9 +67,9 @@ void ExecutorLink::begin(messages::IterationT tables, bool last) {
   check(ready() && !busy() && !results_, "one iteration is under way at a time");
   const Stopwatch stopwatch(message_time_);
   iteration_ =
-      RunningRequest{.number = tables.iteration,
-                     .mini_batches = static_cast<std::uint32_t>(tables.mini_batches.size()),
-                     .last = last};
+      RunningIteration{.number = tables.iteration,
+                       .mini_batches = static_cast<std::uint32_t>(tables.mini_batches.size()),
+                       .last = last};
   balance_.begin(kind_of(tables), monotonic_now());
   send_logged(std::move(tables));
 }

@@ -20,7 +20,7 @@
 
 namespace poise {
 
-// What the executor reported since it was configured.
+// What executors reported, over all that were configured in a run.
 struct ExecutorTotals {
   std::uint64_t layer_orders = 0;
   std::uint64_t weights = 0, kv = 0, act = 0, stores = 0;  // bytes over the link
@@ -78,13 +78,15 @@ class ExecutorLink {
   void stop(const std::string& reason);
 
   const ExecutorTotals& totals() const { return totals_; }
+  // Counted by a planner before this one.
+  void go_on_counting(const ExecutorTotals& before) { totals_ = before; }
   // Since the executor is there, or since it was begun anew.
   const Balance& balance() const { return balance_; }
   void begin_balance() { balance_ = Balance(balance_.sizes()); }
   Seconds message_time() const { return message_time_; }  // spent on messages, waiting aside
 
  private:
-  struct RunningRequest {
+  struct RunningIteration {
     std::uint64_t number;
     std::uint32_t mini_batches;
     bool last;
@@ -108,7 +110,7 @@ class ExecutorLink {
   bool returned_ = false;
   std::uint32_t credits_ = 0;
   std::optional<WeightStream> weights_;
-  std::optional<RunningRequest> iteration_;
+  std::optional<RunningIteration> iteration_;
   std::optional<Received> results_;
   std::function<void(const messages::LayerDone&)> watcher_;
   ExecutorTotals totals_;

@@ -28,7 +28,8 @@ void RunStatus::answer_wish() {
   policy_answers.push_back({.serial = policy_serial,
                             .policy = policy,
                             .since = policy_since,
-                            .refusal = policy_refusal});
+                            .refusal = policy_refusal,
+                            .held_back = policy_held_back});
   if (policy_answers.size() > kAnswers) {
     policy_answers.erase(policy_answers.begin());
   }
@@ -82,7 +83,8 @@ std::string to_json(const RunStatus& status) {
     json["policy_answers"].push_back({{"serial", answer.serial},
                                       {"policy", answer.policy},
                                       {"since", answer.since},
-                                      {"refusal", answer.refusal}});
+                                      {"refusal", answer.refusal},
+                                      {"held_back", answer.held_back}});
   }
   if (status.prediction) {
     const Prediction::Figures& both = *status.prediction;

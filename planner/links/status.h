@@ -22,6 +22,7 @@ struct PolicyAnswer {
   std::string policy;        // in force then: the one wished for, where nothing is refused
   std::uint64_t since = 1;
   std::string refusal;
+  std::string held_back;  // what it cannot have until pools are made anew
 };
 
 struct RunStatus {
@@ -36,8 +37,9 @@ struct RunStatus {
   std::string policy, device;
   std::uint64_t policy_since = 1;  // the first iteration it was used for
   std::uint64_t policy_serial =
-      0;                       // of the last wish for another one (planner/memory/policy_swap.h)
-  std::string policy_refusal;  // why that one is not in force; empty: it is
+      0;                         // of the last wish for another one (planner/memory/policy_swap.h)
+  std::string policy_refusal;    // why that one is not in force; empty: it is
+  std::string policy_held_back;  // what it cannot have until pools are made anew
   std::vector<PolicyAnswer> policy_answers;  // the last ones: several may ask at a time
   std::uint32_t act_blocks = 0, kv_blocks = 0;
   std::int64_t free_blocks = 0;

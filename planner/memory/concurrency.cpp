@@ -4,9 +4,11 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "common/trouble.h"
+#include "planner/memory/memory_plan.h"
 #include "planner/policies/work_time.h"
 #include "planner/virtual_time/rehearsal.h"
 
@@ -23,19 +25,11 @@ constexpr std::int32_t kEarly = 4;  // an answer that ends early is so much shor
 // whatever becomes of these.
 class Trial {
  public:
-  Trial(const Policy& policy, const Profile& profile, const ModelShape& shape, DType dtype,
-        std::span<const RequestSize> requests, const BatchOptions& options,
-        const BlockBudget& budget, const RunDevice& device)
+  Trial(const Policy& policy, const PlanningProblem& problem)
       : policy_(policy),
-        profile_(profile),
-        shape_(shape),
-        dtype_(dtype),
-        requests_(requests),
-        early_(requests.begin(), requests.end()),
-        options_(options),
-        budget_(budget),
-        device_(device),
-        layout_(weight_layout(shape, dtype)) {
+        problem_(problem),
+        early_(problem.requests),
+        layout_(weight_layout(problem.shape, problem.dtype)) {
     for (RequestSize& one : early_) {
       one.answer = (one.answer + kEarly - 1) / kEarly;
     }
@@ -44,12 +38,14 @@ class Trial {
   // Whether so few leave most weights on the device. Else every iteration streams so much that more
   // requests are always better.
   bool holds_most_weights(std::int32_t sequences) const {
-    const Demand demand = demand_of(requests_, sequences);
+    const Demand demand = demand_of(problem_.requests, sequences);
+    const RunDevice& device = problem_.device;
     const DeviceMemory memory{
-        .cap = device_.cap, .overhead = device_.overhead, .pins_host_memory = !device_.is_host};
-    const DeviceRoom room = device_room(shape_, dtype_, demand, options_, memory);
+        .cap = device.cap, .overhead = device.overhead, .pins_host_memory = !device.is_host};
+    const DeviceRoom room =
+        device_room(problem_.shape, problem_.dtype, demand, problem_.batch, memory);
     return room.left(demand.most_blocks, 0).n >
-           kMaxWeights * static_cast<double>(room.layer.n) * shape_.num_hidden_layers;
+           kMaxWeights * static_cast<double>(room.layer.n) * problem_.shape.num_hidden_layers;
   }
 
   // Of all the work, if answers come to their ends and if they end early; infinite where there is no room.
@@ -67,9 +63,10 @@ class Trial {
  private:
   Times tried(std::int32_t sequences) const {
     try {
-      const MemoryPlan made = plan_memory(policy_, shape_, dtype_, demand_of(requests_, sequences),
-                                          options_, budget_, device_);
-      return {.full = work(made, requests_, sequences), .early = work(made, early_, sequences)};
+      const MemoryPlan made =
+          plan_memory(policy_, problem_, demand_of(problem_.requests, sequences));
+      return {.full = work(made, problem_.requests, sequences),
+              .early = work(made, early_, sequences)};
     } catch (const Failure&) {
       constexpr double kNever = std::numeric_limits<double>::infinity();
       return {.full = kNever, .early = kNever};
@@ -81,37 +78,31 @@ class Trial {
     const Demand demand = demand_of(requests, sequences);
     Allocation blocks = made.host;
     blocks.resident_layers = made.device.resident_layers;
-    return work_time(profile_,
-                     allocation_inputs(shape_, dtype_, demand, options_, bytes_for_blocks(budget_)),
+    return work_time(*problem_.profile,
+                     allocation_inputs(problem_.shape, problem_.dtype, demand, problem_.batch,
+                                       bytes_for_blocks(problem_.budget)),
                      blocks,
-                     rehearse(profile_, policy_, layout_,
-                              rehearsal_of(demand, made.host, made.device, options_)));
+                     rehearse(*problem_.profile, policy_, layout_,
+                              rehearsal_of(demand, made.host, made.device, problem_.batch)));
   }
 
   const Policy& policy_;
-  const Profile& profile_;
-  const ModelShape& shape_;
-  const DType dtype_;
-  const std::span<const RequestSize> requests_;
+  const PlanningProblem& problem_;
   std::vector<RequestSize> early_;
-  const BatchOptions& options_;
-  const BlockBudget& budget_;
-  const RunDevice& device_;
   const WeightLayout layout_;
   std::map<std::int32_t, Times> seconds_;
 };
 
 }  // namespace
 
-std::int32_t choose_concurrency(const Policy& policy, const Profile& profile,
-                                const ModelShape& shape, DType dtype, std::int32_t most,
-                                std::span<const RequestSize> requests, const BatchOptions& options,
-                                const BlockBudget& budget, const RunDevice& device) {
-  const std::int32_t least = std::max(kFewest, options.min_num_seqs);
-  if (!policy.chooses_concurrency() || device.is_host || !device.holds_blocks || most <= least) {
+std::int32_t choose_concurrency(const Policy& policy, const PlanningProblem& problem) {
+  const std::int32_t most = demand_of(problem.requests, problem.batch.max_num_seqs).sequences;
+  const std::int32_t least = std::max({kFewest, problem.batch.min_num_seqs, problem.fixed.running});
+  if (!policy.chooses_concurrency() || problem.device.is_host || !problem.device.holds_blocks ||
+      most <= least) {
     return most;
   }
-  Trial trial(policy, profile, shape, dtype, requests, options, budget, device);
+  Trial trial(policy, problem);
   if (!trial.holds_most_weights(least)) {
     return most;
   }

@@ -4,20 +4,17 @@
 // their context there, too, and then next to nothing waits for the link.
 
 #include <cstdint>
-#include <span>
 
-#include "planner/memory/memory_plan.h"
+#include "planner/memory/planning_problem.h"
 
 namespace poise {
 
-// `most`, or the number below it, from --min-num-seqs on, with which the profile has all of the work
-// done soonest by a good part; only for a policy that leaves the number to us (Policy::chooses_concurrency).
-// Nobody knows how long answers will be, only how long they may: the number has to be better by that
-// part both where they come to their ends and where they end early, and the best by both together.
-// Pure; takes as long as ten to twenty memory plans.
-std::int32_t choose_concurrency(const Policy& policy, const Profile& profile,
-                                const ModelShape& shape, DType dtype, std::int32_t most,
-                                std::span<const RequestSize> requests, const BatchOptions& options,
-                                const BlockBudget& budget, const RunDevice& device);
+// As many as the user allows, or the number below it, from --min-num-seqs and the requests that run
+// already on, with which the profile has all of the work done soonest by a good part; only for a policy
+// that leaves the number to us (Policy::chooses_concurrency). It is not known how long answers will be,
+// only how long they may: the number has to be better by that part both where they come to their ends
+// and where they end early, and the best by both together. A part of planning_problem.h's `solve`.
+// Pure; takes as long as ten to twenty memory plans. REQUIRES: the problem has a profile.
+std::int32_t choose_concurrency(const Policy& policy, const PlanningProblem& problem);
 
 }  // namespace poise

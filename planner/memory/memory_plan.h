@@ -1,22 +1,14 @@
 #pragma once
-// Where everything of a run lies, decided in one place for runs and for `poise plan`: blocks on the
-// host and on the device, the device's buffers, and whether the host keeps the weights of layers that
-// stay on the device. Those are there twice; where requests find too few blocks, the host's copy goes
-// to blocks. Pure functions.
+// Where everything of a run lies, for so many requests at a time: blocks on the host and on the device,
+// the device's buffers, and whether the host keeps the weights of layers that stay on the device. Those
+// are there twice; where requests find too few blocks, the host's copy goes to blocks. A part of
+// planning_problem.h's `solve`. Pure functions.
 
 #include <cstdint>
-#include <optional>
 
-#include "planner/memory/sizes.h"
+#include "planner/memory/planning_problem.h"
 
 namespace poise {
-
-struct RunDevice {
-  Bytes cap;
-  Bytes overhead;  // of it, taken beside buffers, before host memory is pinned
-  bool is_host = false;
-  bool holds_blocks = true;  // false: host memory in two places would save nothing
-};
 
 struct MemoryPlan {
   Allocation host;
@@ -25,11 +17,7 @@ struct MemoryPlan {
   std::int32_t released_layers = 0;
 };
 
-// `resident_layers`: on the device already, and not on the host any more. Fails, with numbers, where
-// host or device are too small.
-MemoryPlan plan_memory(const Policy& policy, const ModelShape& shape, DType dtype,
-                       const Demand& demand, const BatchOptions& options, const BlockBudget& budget,
-                       const RunDevice& device,
-                       std::optional<std::int32_t> resident_layers = std::nullopt);
+// Of the problem's requests, `demand` counts. Fails, with numbers, where host or device are too small.
+MemoryPlan plan_memory(const Policy& policy, const PlanningProblem& problem, const Demand& demand);
 
 }  // namespace poise

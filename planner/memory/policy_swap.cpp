@@ -32,6 +32,7 @@ PolicyWish parse_policy_wish(const std::string& text, const std::string& what) {
   wish.act_share = object.number("act_share", {});
   wish.recompute_share = object.number("recompute_share", {});
   wish.machine = object.string("machine");
+  wish.rebuild = object.boolean("rebuild").value_or(false);
   const auto policy = object.string("policy");
   if (!policy) {
     object.refuse("policy", "is missing");
@@ -83,48 +84,6 @@ void PolicyWishes::put_in_force(const PolicyWish& wish) const {
   const std::string fresh = in_force_.string() + ".new";
   std::ofstream(fresh, std::ios::trunc) << json.dump() << "\n";
   std::rename(fresh.c_str(), in_force_.c_str());
-}
-
-SwapPlan plan_swap(const Policy& policy, const FixedResources& standing) {
-  const Demand& demand = standing.demand;
-  const AllocationInputs inputs = allocation_inputs(
-      standing.shape, standing.dtype, demand, standing.batch,
-      {static_cast<std::int64_t>(standing.pool.region_bytes) * standing.shape.num_hidden_layers});
-  SwapPlan plan{.wished = policy.allocate(inputs), .device = {}};
-  Allocation& wished = plan.wished;
-  wished.gpu_act_blocks = standing.gpu_act_blocks;
-  wished.gpu_kv_blocks = standing.gpu_kv_blocks;
-  // At once, and once the border has moved.
-  const std::int64_t now = std::int64_t{standing.pool.act_blocks} + standing.pool.kv_blocks +
-                           standing.gpu_act_blocks + standing.gpu_kv_blocks;
-  const std::int64_t blocks =
-      std::min(now, wished.all_act_blocks() + wished.all_kv_blocks()) + wished.token_blocks;
-  if (blocks < demand.largest_request) {
-    fail(
-        "the pool of this run has room for {} with that policy, and the largest request "
-        "(line {}) takes {}: start a run with it instead (--policy, --resume)",
-        counted(blocks, "block"), demand.largest.n, demand.largest_request);
-  }
-  // Until the border has moved there are blocks of both splits.
-  Allocation reach = wished;
-  reach.placed = true;
-  reach.act_blocks = std::max(reach.act_blocks, standing.pool.act_blocks);
-  reach.kv_blocks = std::max(reach.kv_blocks, standing.pool.kv_blocks);
-  if (standing.resident_layers) {
-    reach.resident_layers = standing.resident_layers;
-  }
-  plan.device = choose_device_limits(standing.shape, standing.dtype, demand, reach, standing.batch,
-                                     standing.overhead, standing.cap);
-  return plan;
-}
-
-bool suffices(const DeviceLimits& there, const DeviceLimits& wanted) {
-  DeviceLimits with_slots = wanted;
-  with_slots.act_slots = there.act_slots;
-  with_slots.kv_slots = there.kv_slots;
-  with_slots.resident_layers = there.resident_layers;
-  return there == with_slots && there.act_slots >= wanted.act_slots &&
-         there.kv_slots >= wanted.kv_slots;
 }
 
 PoolPartition border_toward(const PoolPartition& now, const Allocation& wished,

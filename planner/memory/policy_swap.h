@@ -27,6 +27,7 @@ struct PolicyWish {
   std::optional<double> act_share = std::nullopt;
   std::optional<double> recompute_share = std::nullopt;
   std::optional<std::string> machine = std::nullopt;
+  bool rebuild = false;  // pools made anew for it; requests under way are computed again
 };
 
 // Fails, with a sentence, where it is none.
@@ -49,31 +50,6 @@ class PolicyWishes {
   std::uint64_t inode_ = 0;
   std::int64_t changed_ns_ = 0;
 };
-
-// What is there: made once for a run, whatever the policy.
-struct FixedResources {
-  ModelShape shape;
-  DType dtype;
-  Demand demand;
-  BatchOptions batch;
-  PoolPartition pool;  // as it is now
-  // These stay as they are.
-  std::uint32_t gpu_act_blocks = 0;
-  std::uint32_t gpu_kv_blocks = 0;
-  Bytes overhead, cap;                                         // of the device
-  std::optional<std::int32_t> resident_layers = std::nullopt;  // where the host has no others
-};
-
-// What a policy would have of it.
-struct SwapPlan {
-  Allocation wished;    // where the border is to go; within the pool's bytes
-  DeviceLimits device;  // buffers for that, and for whatever lies in the pools until then
-};
-// Fails, with a sentence, where the pool or the device is too small for the policy.
-SwapPlan plan_swap(const Policy& policy, const FixedResources& standing);
-
-// Whether buffers made for `there` do for `wanted`, so that a device need not be set up anew.
-bool suffices(const DeviceLimits& there, const DeviceLimits& wanted);
 
 // The partition nearest to `wished` that loses no taken block of `pools` and holds `least_blocks`
 // all together; `now` where there is no nearer one.

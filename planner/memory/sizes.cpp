@@ -100,6 +100,24 @@ Bytes overhead_with(const DeviceMemory& memory, const ModelShape& shape, DType d
          (memory.pins_host_memory ? page_tables_of({region * shape.num_hidden_layers}) : Bytes{});
 }
 
+// A policy that places no block on the device has fewer on the host beside those that stand there.
+Allocation with_fixed(const Allocation& placed, const FixedPlacement& fixed) {
+  Allocation blocks = placed;
+  if (!fixed.fixes_blocks() || placed.gpu_act_blocks + placed.gpu_kv_blocks > 0) {
+    return blocks;
+  }
+  blocks.gpu_act_blocks = *fixed.gpu_act_blocks;
+  blocks.gpu_kv_blocks = *fixed.gpu_kv_blocks;
+  std::int64_t fewer = std::min(std::int64_t{blocks.gpu_act_blocks} + blocks.gpu_kv_blocks,
+                                std::int64_t{placed.act_blocks} + placed.kv_blocks - 1);
+  for (std::uint32_t* kind : {&blocks.act_blocks, &blocks.kv_blocks}) {
+    const std::int64_t taken = std::clamp<std::int64_t>(fewer, 0, *kind);
+    *kind -= static_cast<std::uint32_t>(taken);
+    fewer -= taken;
+  }
+  return blocks;
+}
+
 }  // namespace
 
 Demand demand_of(std::span<const Request* const> requests, std::int32_t max_num_seqs) {
@@ -181,10 +199,12 @@ Rehearsal rehearsal_of(const Demand& demand, const Allocation& blocks, const Dev
 
 Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dtype,
                          const Demand& demand, const BatchOptions& options,
-                         const BlockBudget& budget, const std::optional<DeviceMemory>& device) {
+                         const BlockBudget& budget, const std::optional<DeviceMemory>& device,
+                         const FixedPlacement& fixed) {
   AllocationInputs inputs =
       allocation_inputs(shape, dtype, demand, options, bytes_for_blocks(budget));
   inputs.layer_copy = budget.layer_copy;
+  inputs.fixed = fixed;
   if (device) {
     inputs.device = device_room(shape, dtype, demand, options, *device);
     const auto with = [&](const Allocation& blocks) -> std::optional<Rehearsal> {
@@ -207,10 +227,19 @@ Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dt
       return rehearsal ? play(profile, policy, *layout, *rehearsal) : std::nullopt;
     };
   }
-  const Allocation host = policy.allocate(inputs);
-  const std::int64_t blocks = host.all_act_blocks() + host.all_kv_blocks();
+  Allocation host = policy.allocate(inputs);
+  if (fixed.resident_layers) {
+    host.resident_layers = fixed.resident_layers;
+  }
+  std::int64_t blocks = host.all_act_blocks() + host.all_kv_blocks();
+  if (fixed.fixes_blocks() && host.gpu_act_blocks + host.gpu_kv_blocks == 0) {
+    blocks += std::int64_t{*fixed.gpu_act_blocks} + *fixed.gpu_kv_blocks;
+  }
   if (blocks + host.token_blocks >= demand.largest_request) {
     return host;
+  }
+  if (budget.pool) {
+    fail_for_pool(demand, blocks + host.token_blocks);
   }
   fail(
       "host memory: the context of the largest request (line {}, {}) takes {}, and the {} left for "
@@ -221,6 +250,13 @@ Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dt
       budget.host_memory ? "--host-memory " + size_text(*budget.host_memory)
                          : std::string("no --host-memory given"),
       size_text(budget.available), size_text(budget.weights));
+}
+
+void fail_for_pool(const Demand& demand, std::int64_t blocks) {
+  fail(
+      "the pool of this run has room for {} with that policy, and the largest request (line {}) "
+      "takes {}: have the pool made anew (--rebuild), or start a run with it (--policy, --resume)",
+      counted(blocks, "block"), demand.largest.n, demand.largest_request);
 }
 
 std::uint64_t region_bytes(const BlockSizes& sizes, const Allocation& host) {
@@ -242,10 +278,11 @@ DeviceLimits choose_device_limits(const ModelShape& shape, DType dtype, const De
 
 Placement place_blocks(const ModelShape& shape, DType dtype, const Demand& demand,
                        const Allocation& host, const BatchOptions& options, Bytes overhead,
-                       Bytes cap) {
+                       Bytes cap, const FixedPlacement& fixed) {
   if (host.placed) {
-    return {.host = host,
-            .device = choose_device_limits(shape, dtype, demand, host, options, overhead, cap)};
+    const Allocation blocks = with_fixed(host, fixed);
+    return {.host = blocks,
+            .device = choose_device_limits(shape, dtype, demand, blocks, options, overhead, cap)};
   }
   const std::int64_t all = std::int64_t{host.act_blocks} + host.kv_blocks;
   const std::int64_t most = host.token_blocks > 0 ? all : demand.most_blocks;
@@ -255,11 +292,19 @@ Placement place_blocks(const ModelShape& shape, DType dtype, const Demand& deman
   Allocation everywhere = host;
   everywhere.act_blocks = static_cast<std::uint32_t>(std::max<std::int64_t>(host.act_blocks, act));
   everywhere.kv_blocks = static_cast<std::uint32_t>(std::max<std::int64_t>(host.kv_blocks, kv));
+  if (fixed.fixes_blocks()) {
+    everywhere.placed = true;
+    everywhere.gpu_act_blocks = *fixed.gpu_act_blocks;
+    everywhere.gpu_kv_blocks = *fixed.gpu_kv_blocks;
+  }
   Placement placement{
       .host = host,
       .device = choose_device_limits(shape, dtype, demand, everywhere, options, overhead, cap)};
-  for (const auto& [kind, blocks] : {std::pair{BlockKind::act, act}, {BlockKind::kv, kv}}) {
-    placement.device = with_gpu_blocks(shape, dtype, placement.device, overhead, cap, kind, blocks);
+  if (!fixed.fixes_blocks()) {
+    for (const auto& [kind, blocks] : {std::pair{BlockKind::act, act}, {BlockKind::kv, kv}}) {
+      placement.device =
+          with_gpu_blocks(shape, dtype, placement.device, overhead, cap, kind, blocks);
+    }
   }
   placement.host.gpu_act_blocks = static_cast<std::uint32_t>(placement.device.gpu_act_blocks);
   placement.host.gpu_kv_blocks = static_cast<std::uint32_t>(placement.device.gpu_kv_blocks);
@@ -267,10 +312,18 @@ Placement place_blocks(const ModelShape& shape, DType dtype, const Demand& deman
     return static_cast<std::uint32_t>(
         std::min<std::int64_t>(blocks, std::max<std::int64_t>(most_of_kind - here, 0)));
   };
-  placement.host.act_blocks = left(host.act_blocks, act, placement.host.gpu_act_blocks);
-  placement.host.kv_blocks = left(host.kv_blocks, kv, placement.host.gpu_kv_blocks);
-  if (placement.host.act_blocks + placement.host.kv_blocks == 0) {  // a pool has a block
-    (host.act_blocks > 0 ? placement.host.act_blocks : placement.host.kv_blocks) = 1;
+  Allocation& placed = placement.host;
+  placed.act_blocks = left(host.act_blocks, act, placed.gpu_act_blocks);
+  placed.kv_blocks = left(host.kv_blocks, kv, placed.gpu_kv_blocks);
+  // Where more of a kind stand on the device than the policy wishes, they take the place of the other.
+  const std::int64_t more = placed.all_act_blocks() + placed.all_kv_blocks() - most;
+  if (fixed.fixes_blocks() && more > 0) {
+    std::uint32_t& other =
+        placed.act_blocks > placed.kv_blocks ? placed.act_blocks : placed.kv_blocks;
+    other -= static_cast<std::uint32_t>(std::min<std::int64_t>(more, other));
+  }
+  if (placed.act_blocks + placed.kv_blocks == 0) {  // a pool has a block
+    (host.act_blocks > 0 ? placed.act_blocks : placed.kv_blocks) = 1;
   }
   return placement;
 }

@@ -79,7 +79,10 @@ Rehearsal rehearsal_of(const Demand& demand, const Allocation& blocks, const Dev
 Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dtype,
                          const Demand& demand, const BatchOptions& options,
                          const BlockBudget& budget,
-                         const std::optional<DeviceMemory>& device = std::nullopt);
+                         const std::optional<DeviceMemory>& device = std::nullopt,
+                         const FixedPlacement& fixed = {});
+// Refuses a pool that stands and holds fewer blocks than the largest request takes.
+[[noreturn]] void fail_for_pool(const Demand& demand, std::int64_t blocks);
 // A layer's region of the blocks segment for that split.
 std::uint64_t region_bytes(const BlockSizes& sizes, const Allocation& host);
 
@@ -90,15 +93,16 @@ DeviceLimits choose_device_limits(const ModelShape& shape, DType dtype, const De
                                   const Allocation& host, const BatchOptions& options,
                                   Bytes overhead, Bytes cap);
 
-// What the device holds beside buffers and resident layers: what the policy placed there, or else
-// what the cap leaves goes to ACT blocks, then to KV blocks, and so many fewer stand on the host.
+// What the device holds beside buffers and resident layers: the blocks that stand there, or what the
+// policy placed there, or else what the cap leaves goes to ACT blocks, then to KV blocks. Of what the
+// requests can use, the host holds the rest.
 struct Placement {
   Allocation host;
   DeviceLimits device;
 };
 Placement place_blocks(const ModelShape& shape, DType dtype, const Demand& demand,
                        const Allocation& host, const BatchOptions& options, Bytes overhead,
-                       Bytes cap);
+                       Bytes cap, const FixedPlacement& fixed = {});
 
 // The limits of schedules and mini-batches that follow.
 ScheduleLimits schedule_limits(const Demand& demand, const Allocation& host,

@@ -68,7 +68,9 @@ class ActOnly final : public Policy {
 
   Allocation allocate(const AllocationInputs& inputs) const override {
     const Allocation all_act = split_host(inputs, 1);
-    return profile_ && inputs.device ? balanced_on_device(*profile_, inputs, all_act) : all_act;
+    return profile_ && inputs.device && !inputs.fixed.fixes_blocks()
+               ? balanced_on_device(*profile_, inputs, all_act)
+               : all_act;
   }
   BlockKind next_block(const Allocation& blocks, const RequestSplit& request) const override {
     return blocks.all_kv_blocks() > 0 ? keep_ratio(blocks, request) : BlockKind::act;

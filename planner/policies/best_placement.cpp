@@ -41,7 +41,16 @@ class Placing {
         act_(act),
         kv_(kv),
         act_size_(inputs.sizes.block(BlockKind::act).n),
-        kv_size_(inputs.sizes.block(BlockKind::kv).n) {}
+        kv_size_(inputs.sizes.block(BlockKind::kv).n) {
+    // Blocks that stand on the device are there whatever is wished, beside one on the host.
+    if (inputs.fixed.fixes_blocks()) {
+      act_ = std::max<std::int64_t>(act, *inputs.fixed.gpu_act_blocks);
+      kv_ = std::max<std::int64_t>(kv, *inputs.fixed.gpu_kv_blocks);
+      if (act_ + kv_ == std::int64_t{*inputs.fixed.gpu_act_blocks} + *inputs.fixed.gpu_kv_blocks) {
+        ++(act > 0 ? act_ : kv_);
+      }
+    }
+  }
 
   // `layers`: those alone that stay on the device; below 0: any number.
   std::optional<Allocation> run(std::int32_t only = -1) {
@@ -52,6 +61,12 @@ class Placing {
     };
     if (act_ + kv_ == 0) {
       return std::nullopt;
+    }
+    if (inputs_.fixed.resident_layers) {
+      if (only >= 0 && only != *inputs_.fixed.resident_layers) {
+        return std::nullopt;
+      }
+      only = *inputs_.fixed.resident_layers;
     }
     if (!inputs_.device) {
       try_on_device(0, 0, {.host = region(0), .device = 0}, std::nullopt);
@@ -74,6 +89,13 @@ class Placing {
   // More on the device is never worse. So one kind comes first, as many as there is room for or a few
   // less, where the other kind then fills the room better, and the other takes what is left.
   void try_layers(std::int32_t layers, const Room& room) {
+    if (inputs_.fixed.fixes_blocks()) {
+      const std::int64_t act = *inputs_.fixed.gpu_act_blocks, kv = *inputs_.fixed.gpu_kv_blocks;
+      if (act * act_size_ + kv * kv_size_ <= room.device) {
+        try_on_device(act, kv, room, layers);
+      }
+      return;
+    }
     const std::int64_t unit = std::gcd(act_size_, kv_size_);
     for (std::int64_t fewer = 0; fewer < std::max(act_size_, kv_size_) / unit; ++fewer) {
       const std::int64_t act = std::min({act_, room.device / act_size_, kMaxOfAKind}) - fewer;
@@ -112,7 +134,7 @@ class Placing {
 
   const Profile& profile_;
   const AllocationInputs& inputs_;
-  const std::int64_t act_, kv_;
+  std::int64_t act_, kv_;
   const std::int64_t act_size_, kv_size_;
   std::optional<Allocation> best_;
   double best_score_ = 0;

@@ -32,6 +32,16 @@ struct DeviceRoom {
 
 struct Allocation;
 
+// What stands already, or was asked for by the user, and is not the policy's to change.
+struct FixedPlacement {
+  std::optional<std::int32_t> resident_layers;  // nothing: as many as the policy likes
+  // Blocks of each kind on the device; both or neither.
+  std::optional<std::uint32_t> gpu_act_blocks, gpu_kv_blocks;
+
+  bool fixes_blocks() const { return gpu_act_blocks.has_value(); }
+  friend bool operator==(const FixedPlacement&, const FixedPlacement&) = default;
+};
+
 // How long iterations take.
 struct Rehearsed {
   Seconds decoding;  // in which as many requests as there are blocks for generate one token each
@@ -52,6 +62,7 @@ struct AllocationInputs {
   std::int64_t prompt_rows = 0;      // of the prompts of those
   std::int32_t prefill_rows = 0;     // of prompts in an iteration
   std::optional<DeviceRoom> device = std::nullopt;  // nothing: none, or not known
+  FixedPlacement fixed = {};
   // Iterations in virtual time (planner/virtual_time/rehearsal.h); nothing where the blocks do not fit.
   std::function<std::optional<Rehearsed>(const Profile& profile, const Allocation& blocks)>
       rehearse = nullptr;

@@ -19,7 +19,7 @@ namespace {
 using nlohmann::json;
 
 constexpr char kMagic[8] = {'P', 'O', 'I', 'S', 'E', 'J', 'N', 'L'};
-constexpr std::uint32_t kJournalVersion = 2;
+constexpr std::uint32_t kJournalVersion = 3;
 
 struct Head {
   char magic[8];
@@ -86,7 +86,7 @@ json to_json(const Scheduler::Snapshot& begun) {
     blocks.push_back(to_json(block));
   }
   return json::array({begun.request.n, begun.answered, begun.prompt_values, begun.running,
-                      begun.stored, begun.token_blocks, std::move(blocks)});
+                      begun.stored, begun.token_blocks, std::move(blocks), begun.lost});
 }
 
 Scheduler::Snapshot begun_request(const json& from) {
@@ -96,7 +96,8 @@ Scheduler::Snapshot begun_request(const json& from) {
                             .running = from.at(3).get<bool>(),
                             .stored = from.at(4).get<std::int32_t>(),
                             .token_blocks = from.at(5).get<std::int32_t>(),
-                            .blocks = {}};
+                            .blocks = {},
+                            .lost = from.at(7).get<std::vector<std::uint32_t>>()};
   for (const json& block : from.at(6)) {
     begun.blocks.push_back(block_ref(block));
   }
@@ -113,6 +114,37 @@ AnswerBook::Snapshot begun_answer(const json& from) {
           .prompt_ran = from.at(1).get<bool>(),
           .prompt_values = token_values(from.at(2)),
           .tokens = token_values(from.at(3))};
+}
+
+json to_json(const ExecutorTotals& totals) {
+  return json::array({totals.layer_orders, totals.weights, totals.kv, totals.act, totals.stores,
+                      totals.copy_in_busy_ns, totals.compute_busy_ns, totals.copy_out_busy_ns,
+                      totals.compute_wait_ns});
+}
+
+ExecutorTotals executor_totals(const json& from) {
+  return {.layer_orders = from.at(0),
+          .weights = from.at(1),
+          .kv = from.at(2),
+          .act = from.at(3),
+          .stores = from.at(4),
+          .copy_in_busy_ns = from.at(5),
+          .compute_busy_ns = from.at(6),
+          .copy_out_busy_ns = from.at(7),
+          .compute_wait_ns = from.at(8)};
+}
+
+json to_json(const Prediction::Figures& figures) {
+  return json::array({figures.decoding, figures.decode_predicted.n, figures.decode_measured.n,
+                      figures.predicted.n, figures.measured.n});
+}
+
+Prediction::Figures prediction_figures(const json& from) {
+  return {.decoding = from.at(0),
+          .decode_predicted = {from.at(1).get<double>()},
+          .decode_measured = {from.at(2).get<double>()},
+          .predicted = {from.at(3).get<double>()},
+          .measured = {from.at(4).get<double>()}};
 }
 
 json to_json(const Journal& journal) {
@@ -139,6 +171,8 @@ json to_json(const Journal& journal) {
           {"generated_tokens", journal.generated_tokens},
           {"preemptions", journal.preemptions},
           {"elapsed", journal.elapsed},
+          {"totals", to_json(journal.totals)},
+          {"predicted", to_json(journal.predicted)},
           {"requests", std::move(requests)},
           {"answers", std::move(answers)}};
 }
@@ -160,6 +194,8 @@ Journal journal_of(const json& from) {
                   .generated_tokens = from.at("generated_tokens"),
                   .preemptions = from.at("preemptions"),
                   .elapsed = from.at("elapsed"),
+                  .totals = executor_totals(from.at("totals")),
+                  .predicted = prediction_figures(from.at("predicted")),
                   .requests = {},
                   .answers = {}};
   for (const json& request : from.at("requests")) {
@@ -253,11 +289,17 @@ Journal take_journal(const std::filesystem::path& run_dir) {
 }
 
 void lose_blocks(Journal& journal, Lost lost) {
-  const auto on_device = [](const BlockRef& block) { return block.place == Place::gpu; };
   for (Scheduler::Snapshot& begun : journal.requests) {
-    if (lost == Lost::everything || std::ranges::any_of(begun.blocks, on_device)) {
+    if (lost == Lost::everything) {
       begun.blocks.clear();
+      begun.lost.clear();
       begun.stored = 0;
+      continue;
+    }
+    for (std::uint32_t i = 0; i < begun.blocks.size(); ++i) {
+      if (begun.blocks[i].place == Place::gpu && !std::ranges::binary_search(begun.lost, i)) {
+        begun.lost.insert(std::ranges::upper_bound(begun.lost, i), i);
+      }
     }
   }
 }

@@ -14,8 +14,10 @@
 #include <vector>
 
 #include "common/blocks.h"
+#include "planner/links/executor_link.h"
 #include "planner/results/answer_book.h"
 #include "planner/schedule/schedule.h"
+#include "planner/virtual_time/prediction.h"
 
 namespace poise {
 
@@ -30,6 +32,8 @@ struct Journal {
   std::uint64_t iteration = 0;
   std::int64_t prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
   double elapsed = 0;  // seconds
+  ExecutorTotals totals;
+  Prediction::Figures predicted;
   std::vector<Scheduler::Snapshot> requests;
   std::vector<AnswerBook::Snapshot> answers;
 };
@@ -39,8 +43,9 @@ void write_journal(const std::filesystem::path& run_dir, const Journal& journal)
 bool journal_exists(const std::filesystem::path& run_dir);
 // Removes the file, whatever it holds. Fails with a sentence where it is no whole journal.
 Journal take_journal(const std::filesystem::path& run_dir);
-// Where the device is gone, or with the host's pool every block, requests that had one there run from
-// their beginning again; what they answered stays.
+// Where the device is gone, the rows of its blocks are stored again; blocks on the host stay valid. With
+// the host's pool every block is gone, and requests run from their beginning again. What they answered
+// stays.
 enum class Lost { device, everything };
 void lose_blocks(Journal& journal, Lost lost);
 // Fails with a sentence where `journal` is not of what `now` is of (all up to the partition).

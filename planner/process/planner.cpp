@@ -2,15 +2,12 @@
 
 #include <fmt/core.h>
 #include <spdlog/spdlog.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <ctime>
 
 #include "common/process.h"
-#include "common/trouble.h"
 #include "common/words.h"
+#include "planner/links/announce.h"
 #include "planner/links/clock.h"
+#include "planner/links/stale_memory.h"
 #include "planner/results/results_directory.h"
 #include "planner/results/results_output.h"
 #include "planner/results/results_start.h"
@@ -35,67 +32,29 @@ RunOptions checked(RunOptions options) {
 }  // namespace
 
 Planner::Planner(RunOptions options)
-    : options_(checked(std::move(options))),
-      input_(read_run_input(options_.input)),
-      control_(Control::attach(options_.run_id)),
-      input_lines_(input_.requests.line_numbers()),
-      wishes_(options_.run_dir),
-      status_file_(options_.run_dir) {
-  if (control_->shape != input_.model.shape) {
-    fail(Exit::foreign, "the loader holds another model than {}", options_.input.model.string());
-  }
-  spdlog::info("{} and {} that {} none in {}", counted(input_.requests.requests.size(), "request"),
-               counted(input_.requests.errors.size(), "line"),
-               input_.requests.errors.size() == 1 ? "is" : "are", options_.input.input.string());
-  status_.state = "loading";
-  status_.planner_pid = getpid();
-  status_.requests = input_.requests.lines();
+    : run_(checked(std::move(options))),
+      hand_over_(run_),
+      change_(run_, in_force_),
+      preparation_(run_, in_force_, change_, hand_over_) {
   report(true);
 }
-
-Planner::~Planner() = default;
 
 bool Planner::step() {
   if (stop_requested() && give_up()) {
     interrupt();
     return false;
   }
-  if (hand_over_requested() && !scheduler_ && phase_ != Phase::over && phase_ != Phase::profiling) {
-    hand_over();  // there is nothing yet to leave behind
+  if (hand_over_requested() && !loop_ && phase_ != Phase::over && !preparation_.is_profiling()) {
+    hand_over();
     return false;
   }
   bool moved = false;
   switch (phase_) {
-    case Phase::loading:
-      moved = load();
-      break;
-    case Phase::greeting:
-      moved = greet();
-      break;
-    case Phase::profiling:
-      moved = measure();
-      break;
-    case Phase::claiming:
-      moved = loader_->step(kWait);
-      if (loader_->grant() && loader_->settled()) {
-        moved = configure();
-      }
+    case Phase::preparing:
+      moved = prepare();
       break;
     case Phase::configuring:
-      moved = step_executor(kWait);
-      if (executor_->returned()) {
-        go_on_with_executor();
-      } else if (executor_->ready() && layers_to_release_ > 0 && released_layers() == 0) {
-        release_weights();
-      } else if (executor_->ready()) {
-        begin_running();
-      }
-      break;
-    case Phase::releasing:
-      moved = loader_->step(kWait);
-      if (!loader_->asked_for_weights()) {
-        claim_pool();
-      }
+      moved = await_executor();
       break;
     case Phase::running:
       moved = run();
@@ -104,95 +63,171 @@ bool Planner::step() {
       break;
   }
   if (moved) {
-    control_->progress[static_cast<int>(Process::planner)].steps.fetch_add(
+    run_.control->progress[static_cast<int>(Process::planner)].steps.fetch_add(
         1, std::memory_order_release);
   }
   return phase_ != Phase::over;
 }
 
-// ---- iterations
+// ---- up to an executor that is ready
 
-bool Planner::run() {
-  if (executor_->returned()) {
-    go_on_with_executor();
-    return true;
-  }
-  bool moved = false;
-  if (!executor_->busy() && !executor_->gone()) {
-    if (!border_rests()) {
-      return true;
-    }
-    if (hand_over_requested()) {
-      hand_over();
-      return true;
-    }
-    if (!settle()) {
-      return true;
-    }
-    plan_iteration();
-    moved = true;
-  }
-  moved = step_executor(kWait) || moved;
-  if (const auto results = executor_->take_results()) {
-    take_results(*results);
-    moved = true;
-    if (scheduler_->idle()) {
+bool Planner::prepare() {
+  const bool moved = preparation_.step();
+  if (preparation_.is_answered()) {
+    if (run_.results) {
       finish();
-      return true;
+    } else {  // the run was finished before
+      run_.status.done = run_.status.requests;
+      outcome_ = Exit::done;
+      phase_ = Phase::over;
     }
+  } else if (preparation_.is_ready()) {
+    configure();
   }
-  results_->tick(monotonic_now());
   report();
   return moved;
 }
 
-// Without a supervisor nobody starts another executor.
-bool Planner::step_executor(Seconds wait) {
-  const bool moved = executor_->step(wait);
-  if (executor_->gone() && options_.death_descriptor < 0) {
-    fail(Exit::interrupted, "the gpu_executor is gone");
+bool Planner::configure() {
+  change_.log_pool();
+  run_.executor->configure(in_force_.device, run_.device_cap(), run_.layout(), run_.options.trace);
+  phase_ = Phase::configuring;
+  return true;
+}
+
+bool Planner::await_executor() {
+  const bool moved = run_.step_executor(kWait);
+  if (run_.executor->returned()) {
+    recover_executor();
+  } else if (run_.executor->ready()) {
+    begin_running();
   }
   return moved;
 }
 
-void Planner::plan_iteration() {
-  const Seconds begin = monotonic_now();
-  const auto chunks = scheduler_->next();
-  chunks_.assign(chunks.begin(), chunks.end());
-  const auto items = pack_items(chunks_);
-  const auto batches = policy_->pack(host_, items, pack_limits_);
-  messages::IterationT tables =
-      order_tables_->build(++iteration_, loader_->grant()->pool_epoch, chunks_, items, batches);
-  const bool last = scheduler_->last_iteration();
-  if (prediction_) {
-    prediction_->begin(tables, last, begin);
+void Planner::begin_running() {
+  if (!loop_) {
+    run_.executor->begin_balance();  // what was measured before is no part of the run
+    loop_.emplace(run_, in_force_, hand_over_.take());
+    if (run_.options.takes_over && !std::exchange(has_taken_over_, true)) {
+      const std::int64_t begun = loop_->begun();
+      announce(fmt::format(
+          "a planner took over before iteration {}: it goes on with {} and begins {}",
+          loop_->next_iteration(), counted(begun, "request"), std::ssize(run_.to_do) - begun));
+      run_.status.policy_since = loop_->next_iteration();
+      if (run_.status.policy_serial != 0) {
+        run_.status.answer_wish();
+      }
+    }
+    keep_plan(run_, in_force_, run_.loader->grant()->pool_epoch);
+    change_.log_policy(loop_->next_iteration());
   }
-  status_.planning_time += monotonic_now() - begin;
-  executor_->begin(std::move(tables), last);
+  loop_->configured();
+  run_.status.executor_pid = run_.executor->greeting()->pid;
+  run_.status.state = "running";
+  phase_ = Phase::running;
+  report(true);
 }
 
-void Planner::take_results(const Received& results) {
-  const Seconds begin = monotonic_now();
-  if (prediction_) {
-    prediction_->done(begin);
+// ---- iterations
+
+bool Planner::run() {
+  if (run_.executor->returned()) {
+    recover_executor();
+    return true;
   }
-  const AnswerBook::Progress progress =
-      answers_->apply(chunks_, *results->body_as_IterationDone(), std::time(nullptr));
-  write_lines(progress.lines);
-  const Seconds middle = monotonic_now();
-  scheduler_->complete(progress.outcomes);
-  chunks_.clear();
-  status_.answer_time += middle - begin;
-  status_.planning_time += monotonic_now() - middle;
-  status_.prompt_tokens += progress.prompt_tokens;
-  status_.generated_tokens += progress.generated_tokens;
-  status_.tokens_left -= progress.generated_tokens + progress.saved_tokens;
+  bool moved = false;
+  if (!run_.executor->busy() && !run_.executor->gone()) {
+    if (!between_iterations()) {
+      return true;
+    }
+    loop_->begin_iteration();
+    moved = true;
+  }
+  moved = run_.step_executor(kWait) || moved;
+  if (loop_->take_results()) {
+    moved = true;
+    if (loop_->idle()) {
+      finish();
+      return true;
+    }
+  }
+  run_.results->tick(monotonic_now());
+  report();
+  return moved;
 }
 
-void Planner::write_lines(const std::vector<ResultLine>& lines) {
-  for (const ResultLine& line : lines) {
-    results_->append(line.request, line.error, line.text, monotonic_now());
+// True where the next iteration may be planned.
+bool Planner::between_iterations() {
+  if (hand_over_requested() && run_.loader->settled()) {
+    hand_over();
+    return false;
   }
+  const std::uint64_t answered = run_.status.policy_serial;
+  const PolicyChange::Next next = change_.step(*loop_);
+  report(run_.status.policy_serial != answered);
+  switch (next) {
+    case PolicyChange::Next::go_on:
+      return true;
+    case PolicyChange::Next::wait:
+      break;
+    case PolicyChange::Next::configure:
+      configure();
+      break;
+    case PolicyChange::Next::rebuild:
+      prepare_again();
+      run_.loader->release();
+      break;
+  }
+  return false;
+}
+
+// Another executor, or one that lost sight of us: it knows of nothing that was under way, and blocks on
+// the device are lost. What they held is computed again, to the same bits.
+void Planner::recover_executor() {
+  if (find_stale_memory(*run_.control, *run_.executor->greeting(), true).lost_layers > 0) {
+    prepare_again();
+    return;
+  }
+  if (loop_) {
+    announce("the gpu_executor is back: the iteration under way is sent again");
+    loop_->executor_was_lost();
+  }
+  configure();
+}
+
+// From the greeting on, with all that was answered so far, but no block is left.
+void Planner::prepare_again() {
+  if (loop_) {
+    loop_->executor_was_lost();
+    hand_over_.keep(*loop_);
+    run_.to_do = loop_->unanswered();
+    loop_.reset();
+    run_.status.tokens_left = 0;
+    for (const Request* request : run_.to_do) {
+      run_.status.tokens_left += request->sampling.max_tokens;
+    }
+  }
+  preparation_.begin_again();
+  phase_ = Phase::preparing;
+  report(true);
+}
+
+// Loader and executor stay; so do the pool and all that lies in it.
+void Planner::hand_over() {
+  if (loop_) {
+    run_.results->sync();
+  }
+  hand_over_.write(loop_ ? &*loop_ : nullptr);
+  if (loop_) {
+    report(true);
+    spdlog::info("handed over before iteration {}", loop_->next_iteration());
+  }
+  if (run_.order_log) {
+    run_.order_log->flush();
+  }
+  outcome_ = Exit::handed_over;
+  phase_ = Phase::over;
 }
 
 // ---- the end
@@ -203,39 +238,40 @@ bool Planner::give_up() {
     stopping_since_ = monotonic_now();
   }
   const bool worth_waiting =
-      phase_ == Phase::running && executor_->busy() && !executor_->gone() && !orphaned();
+      phase_ == Phase::running && run_.executor->busy() && !run_.executor->gone() && !orphaned();
   return !worth_waiting || monotonic_now() - *stopping_since_ > kLastIteration;
 }
 
 void Planner::interrupt() {
-  if (results_) {
-    results_->sync();
+  if (run_.results) {
+    run_.results->sync();
   }
-  if (order_log_) {
-    order_log_->flush();
-  }
-  status_.state = "interrupted";
-  report(true);
+  end(Exit::interrupted, "interrupted");
   leave("interrupted");
-  outcome_ = Exit::interrupted;
-  phase_ = Phase::over;
 }
 
 void Planner::finish() {
-  results_->sync();
-  if (order_log_) {
-    order_log_->flush();
+  run_.results->sync();
+  if (run_.order_log) {
+    run_.order_log->flush();
   }
-  const ResultCounts counts = results_->counts();
-  publish(std::move(*results_), options_.run_dir, options_.output, options_.overwrite,
-          input_lines_);
-  results_.reset();  // from here on nothing fails: the output is there
-  status_.done = counts.lines();
-  status_.errors = counts.errors;
-  status_.state = "done";
-  report(true);
+  const ResultCounts counts = run_.results->counts();
+  publish(std::move(*run_.results), run_.options.run_dir, run_.options.output,
+          run_.options.overwrite, run_.input_lines);
+  run_.results.reset();  // from here on nothing fails: the output is there
+  run_.status.done = counts.lines();
+  run_.status.errors = counts.errors;
+  end(Exit::done, "done");
   leave("all requests are done");
-  outcome_ = Exit::done;
+}
+
+void Planner::end(Exit outcome, const char* state) {
+  if (run_.order_log) {
+    run_.order_log->flush();
+  }
+  run_.status.state = state;
+  report(true);
+  outcome_ = outcome;
   phase_ = Phase::over;
 }
 
@@ -244,63 +280,57 @@ void Planner::finish() {
 // its hand, once this process has ended.
 void Planner::leave(const std::string& reason) {
   try {
-    if (loader_) {
-      loader_->release();
-      if (released_layers() > 0) {
-        loader_->restore_weights();
-        loader_->release(true);  // whose answer says that all was heard
+    if (LoaderLink* const loader = run_.loader.get()) {
+      loader->release();
+      if (run_.released_layers() > 0) {
+        loader->restore_weights();
+        loader->release(true);  // whose answer says that all was heard
       }
       for (const Seconds end = monotonic_now() + kLastWords;
-           loader_->gives_back() && monotonic_now() < end;) {
-        loader_->step(kLastWordsStep);
+           loader->gives_back() && monotonic_now() < end;) {
+        loader->step(kLastWordsStep);
       }
     }
   } catch (const Failure& failure) {
     spdlog::warn("the loader was not taken leave of: {}", failure.what());
   }
-  if (executor_ && options_.death_descriptor < 0) {
-    executor_->stop(reason);
+  if (run_.executor && run_.options.death_descriptor < 0) {
+    run_.executor->stop(reason);
   }
 }
 
 void Planner::report(bool always) {
   const Seconds time = monotonic_now();
-  if (!always && !status_file_.due(time)) {
+  if (!always && !run_.status_file.due(time)) {
     return;
   }
-  if (results_) {
-    status_.done = results_->counts().lines();
-    status_.errors = results_->counts().errors;
+  RunStatus& status = run_.status;
+  if (run_.results) {
+    status.done = run_.results->counts().lines();
+    status.errors = run_.results->counts().errors;
   }
-  if (scheduler_) {
-    status_.running = scheduler_->running();
-    status_.waiting = scheduler_->waiting();
-    status_.preemptions = preemptions_before_ + scheduler_->preemptions();
-    status_.free_blocks = scheduler_->blocks().free();
+  if (loop_) {
+    loop_->report();
   }
-  if (executor_) {
-    status_.executor = executor_->totals();
-    status_.balance = executor_->balance();
-    status_.message_time = executor_->message_time();
+  if (run_.executor) {
+    status.executor = run_.executor->totals();
+    status.balance = run_.executor->balance();
+    status.message_time = run_.executor->message_time();
   }
-  if (order_log_) {
-    order_log_->flush();
+  if (run_.order_log) {
+    run_.order_log->flush();
   }
-  if (prediction_) {
-    status_.prediction = prediction_->figures();
-  }
-  status_.iteration = iteration_;
-  status_.elapsed = running_since_ ? time - *running_since_ : Seconds{0};
-  status_file_.write(status_, time, true);
+  run_.status_file.write(status, time, true);
 }
 
 std::string Planner::summary() const {
+  const RunStatus& status = run_.status;
   return fmt::format(
       "{}, {} of them errors; {} prompt and {} in {:.1f} s ({:.1f} tokens/s), {}, {}",
-      counted(status_.done, "result"), status_.errors, status_.prompt_tokens,
-      counted(status_.generated_tokens, "generated token"), status_.elapsed.n,
-      status_.elapsed.n > 0 ? static_cast<double>(status_.generated_tokens) / status_.elapsed.n : 0,
-      counted(status_.iteration, "iteration"), counted(status_.preemptions, "preemption"));
+      counted(status.done, "result"), status.errors, status.prompt_tokens,
+      counted(status.generated_tokens, "generated token"), status.elapsed.n,
+      status.elapsed.n > 0 ? static_cast<double>(status.generated_tokens) / status.elapsed.n : 0,
+      counted(status.iteration, "iteration"), counted(status.preemptions, "preemption"));
 }
 
 }  // namespace poise

@@ -47,13 +47,12 @@ AnswerBook::Progress AnswerBook::apply(std::span<const ScheduledChunk> chunks,
     const Request& request = *chunk.request->request;
     const auto result = by_request.find(request.id.n);
     const auto running = answers_.find(request.id.n);
-    UnderWayAnswer& entry =
+    RunningAnswer& entry =
         running != answers_.end()
             ? running->second
             : answers_
-                  .emplace(request.id.n,
-                           UnderWayAnswer{.answer = Answer(request, tokenizer_, *eos_),
-                                          .prompt_values = {}})
+                  .emplace(request.id.n, RunningAnswer{.answer = Answer(request, tokenizer_, *eos_),
+                                                       .prompt_values = {}})
                   .first->second;
     add(chunk, result == by_request.end() ? nullptr : result->second, entry, progress);
     if (entry.answer.finished()) {
@@ -82,9 +81,9 @@ std::vector<AnswerBook::Snapshot> AnswerBook::snapshots() const {
 }
 
 bool AnswerBook::restore(const Request& request, const Snapshot& begun) {
-  UnderWayAnswer running{.answer = Answer(request, tokenizer_, *eos_),
-                         .prompt_values = begun.prompt_values,
-                         .prompt_ran = begun.prompt_ran};
+  RunningAnswer running{.answer = Answer(request, tokenizer_, *eos_),
+                        .prompt_values = begun.prompt_values,
+                        .prompt_ran = begun.prompt_ran};
   if (begun.prompt_ran && request.sampling.prompt_logprobs()) {
     if (begun.prompt_values.size() + 1 != request.prompt.size()) {
       return false;
@@ -101,7 +100,7 @@ bool AnswerBook::restore(const Request& request, const Snapshot& begun) {
 }
 
 void AnswerBook::add(const ScheduledChunk& chunk, const messages::SampleResult* result,
-                     UnderWayAnswer& running, Progress& progress) {
+                     RunningAnswer& running, Progress& progress) {
   const Request& request = *chunk.request->request;
   Answer& answer = running.answer;
   if (chunk.generates() && result == nullptr) {

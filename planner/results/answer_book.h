@@ -53,19 +53,19 @@ class AnswerBook {
   bool restore(const Request& request, const Snapshot& begun);
 
  private:
-  struct UnderWayAnswer {
+  struct RunningAnswer {
     Answer answer;
     std::vector<TokenValue> prompt_values;  // until the prompt has run
     bool prompt_ran = false;
   };
 
   void add(const ScheduledChunk& chunk, const messages::SampleResult* result,
-           UnderWayAnswer& running, Progress& progress);
+           RunningAnswer& running, Progress& progress);
 
   const Tokenizer* tokenizer_;
   const std::vector<TokenId>* eos_;
   const std::string* model_name_;
-  std::unordered_map<std::uint32_t, UnderWayAnswer> answers_;  // by request
+  std::unordered_map<std::uint32_t, RunningAnswer> answers_;  // by request
 };
 
 }  // namespace poise

@@ -1,5 +1,8 @@
 #include "planner/schedule/block_table.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "common/trouble.h"
 
 namespace poise {
@@ -35,9 +38,9 @@ bool BlockPools::take(const BlockRef& block) {
          pools_[pool_index(block.kind, block.place)].take(block.number);
 }
 
-void BlockPools::set_limits(std::uint32_t act_blocks, std::uint32_t kv_blocks) {
-  const bool kept = pools_[pool_index(BlockKind::act, Place::host)].set_limit(act_blocks) &&
-                    pools_[pool_index(BlockKind::kv, Place::host)].set_limit(kv_blocks);
+void BlockPools::set_limits(std::uint32_t act_blocks, std::uint32_t kv_blocks, Place place) {
+  const bool kept = pools_[pool_index(BlockKind::act, place)].set_limit(act_blocks) &&
+                    pools_[pool_index(BlockKind::kv, place)].set_limit(kv_blocks);
   check(kept, "a border moves only past free blocks");
 }
 
@@ -66,12 +69,61 @@ void ContextBlocks::append(const BlockRef& block) {
 }
 
 void ContextBlocks::mark_stored(std::int32_t tokens) {
-  check(tokens >= 0 && stored_ + tokens <= room(), "tokens are stored in blocks that are there");
+  check(tokens >= 0 && stored_ + tokens <= room() && tokens <= gap().value_or(tokens),
+        "tokens are stored in blocks that are there and hold no others");
   stored_ += tokens;
+  skip_kept();
+}
+
+// Lost blocks that are whole again are not lost any more, and kept rows behind them count.
+void ContextBlocks::skip_kept() {
+  const auto whole = std::ranges::find_if(lost_, [&](std::uint32_t block) {
+    return stored_ < std::min(static_cast<std::int32_t>(block + 1) * kBlockTokens, kept_end_);
+  });
+  lost_.erase(lost_.begin(), whole);
+  if (stored_ < kept_end_) {
+    const std::int32_t next =
+        lost_.empty() ? kept_end_ : static_cast<std::int32_t>(lost_.front()) * kBlockTokens;
+    stored_ = std::max(stored_, std::min(next, kept_end_));
+  }
+}
+
+std::optional<std::int32_t> ContextBlocks::gap() const {
+  if (lost_.empty()) {
+    return std::nullopt;
+  }
+  std::uint32_t last = lost_.front();
+  for (const std::uint32_t block : lost_) {
+    last += block == last + 1 ? 1 : 0;
+  }
+  const std::int32_t end = static_cast<std::int32_t>(last + 1) * kBlockTokens;
+  return end < kept_end_ ? std::optional(end - stored_) : std::nullopt;
+}
+
+void ContextBlocks::lose_device() {
+  std::vector<std::uint32_t> lost;
+  const std::int32_t end = ever_stored();
+  for (std::int32_t i = 0; i < blocks_for(end); ++i) {
+    const bool on_device = blocks_[static_cast<std::size_t>(i)].place == Place::gpu;
+    if (on_device || std::ranges::binary_search(lost_, static_cast<std::uint32_t>(i))) {
+      lost.push_back(static_cast<std::uint32_t>(i));
+    }
+  }
+  stored_ = 0;
+  restore(end, std::move(lost));
+}
+
+void ContextBlocks::restore(std::int32_t tokens, std::vector<std::uint32_t> lost) {
+  check(stored_ == 0 && tokens <= room() && std::ranges::is_sorted(lost) &&
+            (lost.empty() || static_cast<std::int32_t>(lost.back()) < blocks_for(tokens)),
+        "lost blocks are among those that held tokens");
+  kept_end_ = tokens;
+  lost_ = std::move(lost);
+  skip_kept();
 }
 
 void ContextBlocks::give_back_empty(BlockPools& pools) {
-  while (size() > blocks_for(stored_)) {
+  while (size() > blocks_for(ever_stored())) {
     const BlockRef block = blocks_.back();
     blocks_.pop_back();
     --counts_[pool_index(block.kind, block.place)];
@@ -89,7 +141,8 @@ void ContextBlocks::give_back_all(BlockPools& pools) {
   }
   blocks_.clear();
   counts_ = {};
-  stored_ = 0;
+  stored_ = kept_end_ = 0;
+  lost_.clear();
 }
 
 }  // namespace poise

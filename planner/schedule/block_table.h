@@ -5,6 +5,7 @@
 // partition; ids given back are taken again at once, so a request's blocks are given back only when
 // no order that reads or writes them is under way.
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -46,8 +47,8 @@ class BlockPools {
   void give_back(const BlockRef& block);
   // This block; false where it is taken or is none.
   bool take(const BlockRef& block);
-  // The host's pools have so many blocks from now on. REQUIRES: none beyond is taken.
-  void set_limits(std::uint32_t act_blocks, std::uint32_t kv_blocks);
+  // The pools of that place have so many blocks from now on. REQUIRES: none beyond is taken.
+  void set_limits(std::uint32_t act_blocks, std::uint32_t kv_blocks, Place place = Place::host);
 
   const BlockPool& pool(BlockKind kind, Place place = Place::host) const {
     return pools_[pool_index(kind, place)];
@@ -74,23 +75,41 @@ class ContextBlocks {
   // Those that are kept nowhere.
   std::int32_t token_blocks() const { return counts_[kPools]; }
   std::int32_t size() const { return static_cast<std::int32_t>(blocks_.size()); }
-  // Tokens whose rows are in the blocks, in every layer.
+  // Tokens from the first on whose rows are in the blocks, in every layer.
   std::int32_t stored() const { return stored_; }
+  // Of the tokens behind those, how many are lost before one comes whose rows are kept; nothing where
+  // none comes.
+  std::optional<std::int32_t> gap() const;
+  // Tokens that are stored, or were before blocks were lost.
+  std::int32_t ever_stored() const { return std::max(stored_, kept_end_); }
+  // The blocks that lost rows, by their place in blocks().
+  const std::vector<std::uint32_t>& lost() const { return lost_; }
   // Tokens the blocks have room for.
   std::int32_t room() const { return size() * kBlockTokens; }
 
   // REQUIRES: a block that is kept nowhere comes before all others.
   void append(const BlockRef& block);
-  // REQUIRES: stored() + tokens <= room().
+  // Rows behind stored() are there now; kept rows that follow them count from then on, too.
+  // REQUIRES: stored() + tokens <= room(), and no more than gap().
   void mark_stored(std::int32_t tokens);
+  // The device's memory is gone: what its blocks held has to be stored again, into the same blocks.
+  // Blocks on the host keep theirs.
+  void lose_device();
+  // `tokens` were stored once, and then the rows in these blocks lost. REQUIRES: nothing is stored;
+  // rising, and of blocks that hold some of the tokens.
+  void restore(std::int32_t tokens, std::vector<std::uint32_t> lost);
   void give_back_all(BlockPools& pools);
   // Blocks in which nothing is stored.
   void give_back_empty(BlockPools& pools);
 
  private:
+  void skip_kept();
+
   std::vector<BlockRef> blocks_;
   std::array<std::int32_t, kPools + 1> counts_{};  // by pool_index
   std::int32_t stored_ = 0;
+  std::int32_t kept_end_ = 0;        // tokens that were stored when blocks were lost
+  std::vector<std::uint32_t> lost_;  // rising
 };
 
 constexpr std::int32_t blocks_for(std::int64_t tokens) {

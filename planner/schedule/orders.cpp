@@ -49,8 +49,7 @@ class MiniBatchBuilder {
   }
 
   void add(const ScheduledChunk& chunk) {
-    check(chunk.new_tokens > 0 &&
-              chunk.request->context.size() == blocks_for(chunk.context + chunk.new_tokens),
+    check(chunk.new_tokens > 0 && chunk.request->context.size() >= chunk.blocks(),
           "a chunk's blocks are those its rows need");
     const auto first_entry = count_of(tables_->entries);
     // Rows that run again make the keys and values of the first entries, which the others share.
@@ -89,7 +88,7 @@ class MiniBatchBuilder {
   void add_entries(const ScheduledChunk& chunk) {
     const auto& blocks = chunk.request->context.blocks();
     const std::int32_t loaded = blocks_for(chunk.context);
-    for (std::int32_t i = 0; i < static_cast<std::int32_t>(blocks.size()); ++i) {
+    for (std::int32_t i = 0; i < chunk.blocks(); ++i) {
       const BlockRef& block = blocks[static_cast<std::size_t>(i)];
       std::uint32_t slot = 0;  // of a loaded block: once all are known
       if (i < loaded && block.place != Place::nowhere) {
@@ -228,8 +227,12 @@ std::vector<PackItem> pack_items(std::span<const ScheduledChunk> chunks) {
                   .sequences = chunk.recompute_rows > 0 ? 2 : 1};
     for (std::int32_t i = blocks_for(chunk.context); i < context.size(); ++i) {
       const BlockRef& block = context.blocks()[static_cast<std::size_t>(i)];
+      const bool is_act = block.kind == BlockKind::act;
       if (block.place != Place::nowhere) {
-        --(block.kind == BlockKind::act ? item.act_loads : item.kv_loads);
+        --(is_act ? item.act_loads : item.kv_loads);
+      }
+      if (i >= chunk.blocks()) {  // behind its rows
+        --(is_act ? item.act_slots : item.kv_slots);
       }
     }
     items.push_back(item);

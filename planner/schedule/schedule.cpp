@@ -49,7 +49,8 @@ std::span<const ScheduledChunk> Scheduler::next() {
 bool Scheduler::schedule(std::size_t index) {
   RunningRequest& request = *running_[index];
   const std::int32_t stored = request.context.stored();
-  const std::int32_t left = request.known() - stored;
+  const std::int32_t unstored = request.known() - stored;
+  const std::int32_t left = std::min(unstored, request.context.gap().value_or(unstored));
   const std::int32_t recompute = std::min(stored, request.token_blocks * kBlockTokens);
   // A single row, the rule while generating, is no prefill: every request has room for one.
   std::int32_t rows = left;
@@ -186,6 +187,7 @@ void Scheduler::use(const Policy& policy, const Allocation& wished, const Schedu
   policy_ = &policy;
   host_ = wished;
   limits_ = limits;
+  blocks_.set_limits(wished.gpu_act_blocks, wished.gpu_kv_blocks, Place::gpu);
   const auto follow = [&](RunningRequest& request) {
     const std::int32_t token_blocks = policy.token_blocks(request.most_blocks);
     if (request.token_blocks > 0 && request.token_blocks != token_blocks) {
@@ -209,11 +211,10 @@ void Scheduler::move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks) {
 void Scheduler::abandon(bool device_lost) {
   chunks_.clear();
   for (const auto& request : running_) {
-    if (device_lost && request->context.on_gpu() > 0) {
-      request->context.give_back_all(blocks_);
-    } else {
-      request->context.give_back_empty(blocks_);
+    if (device_lost) {
+      request->context.lose_device();
     }
+    request->context.give_back_empty(blocks_);
   }
 }
 
@@ -226,9 +227,10 @@ std::vector<Scheduler::Snapshot> Scheduler::snapshots() const {
          .answered = {request.tokens.begin() + request.prompt_size(), request.tokens.end()},
          .prompt_values = request.prompt_values,
          .running = running,
-         .stored = request.context.stored(),
+         .stored = request.context.ever_stored(),
          .token_blocks = request.token_blocks,
-         .blocks = request.context.blocks()});
+         .blocks = request.context.blocks(),
+         .lost = request.context.lost()});
   };
   for (const auto& request : running_) {
     snapshot(*request, true);
@@ -264,7 +266,11 @@ bool Scheduler::restore(const Request& request, const Snapshot& begun) {
     }
     restored->context.append(block);
   }
-  restored->context.mark_stored(begun.stored);
+  if (!std::ranges::is_sorted(begun.lost) ||
+      (!begun.lost.empty() && begun.lost.back() >= begun.blocks.size())) {
+    return false;
+  }
+  restored->context.restore(begun.stored, begun.lost);
   running_.push_back(std::move(restored));
   return true;
 }

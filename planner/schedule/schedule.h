@@ -61,6 +61,8 @@ struct ScheduledChunk {
   std::int32_t recompute_rows =
       0;  // more rows: tokens[0 .. recompute_rows), whose keys and values are kept nowhere
 
+  // Those of its request that its rows read or are stored in, from the first on.
+  std::int32_t blocks() const { return blocks_for(context + new_tokens); }
   // All that is known of the request will have run; what follows it may be sampled.
   bool complete() const { return context + new_tokens == request->known(); }
   bool generates() const { return complete() && request->request->sampling.max_tokens > 0; }
@@ -89,16 +91,18 @@ class Scheduler {
   void complete(std::span<const Outcome> outcomes);
 
   // What follows changes only the iterations to come. REQUIRES: no chunks are under way.
-  // Another policy, and the split it wishes; the pools stay as they are, and so do all blocks, unless
-  // tokens of a request are kept nowhere that this policy would keep: that one runs from its beginning
-  // again. `policy` outlives this.
+  // Another policy, and the split it wishes; the host's pools stay as they are, and so do all blocks,
+  // unless tokens of a request are kept nowhere that this policy would keep: that one runs from its
+  // beginning again. `policy` outlives this. REQUIRES: where blocks on the device are taken, `wished`
+  // has as many of them as before.
   void use(const Policy& policy, const Allocation& wished, const ScheduleLimits& limits);
   // The host's pools are so large from now on. REQUIRES: no block beyond is taken, and together the
   // pools hold the largest request.
   void move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks);
 
   // The iteration under way will bring nothing: its rows count as never run, and `next` plans them
-  // again. `device_lost`: so do all rows of requests that had a block on the device.
+  // again. `device_lost`: so do the rows of all blocks on the device; a request's blocks on the host
+  // stay valid, before them and behind.
   void abandon(bool device_lost);
 
   // What another scheduler needs to go on where this one stands: the requests that have begun,
@@ -108,9 +112,10 @@ class Scheduler {
     std::vector<TokenId> answered;
     std::int32_t prompt_values = 0;
     bool running = false;
-    std::int32_t stored = 0;
+    std::int32_t stored = 0;  // lost rows among them included
     std::int32_t token_blocks = 0;
     std::vector<BlockRef> blocks;
+    std::vector<std::uint32_t> lost;  // blocks that lost their rows, by their place in `blocks`
   };
   std::vector<Snapshot> snapshots() const;
   // REQUIRES: called before `add`, in the order of snapshots(). False where it cannot be: a block that

@@ -18,8 +18,15 @@ class Prediction {
     Seconds predicted, measured;                // of all
   };
 
-  Prediction(const Profile& profile, const WeightLayout& layout, const DeviceLimits& limits)
-      : executor_(profile, layout, limits) {}
+  // `before`: of the same attempt, by a planner before this one.
+  Prediction(const Profile& profile, const WeightLayout& layout, const DeviceLimits& limits,
+             const Figures& before)
+      : executor_(profile, layout, limits), figures_(before) {}
+  // The executor has other buffers from now on; the time that took is in neither clock.
+  void reconfigure(const Profile& profile, const WeightLayout& layout, const DeviceLimits& limits) {
+    executor_ = VirtualExecutor(profile, layout, limits);
+    since_ = {-1};
+  }
 
   // An iteration is sent now; `last` as in ExecutorLink::begin.
   void begin(const messages::IterationT& tables, bool last, Seconds now);

@@ -43,13 +43,17 @@ TEST(Status, KeepsTheAnswersToTheLastWishesOfPolicies) {
     status.policy_since = refused ? status.policy_since : 10 * serial;
     status.policy_serial = serial;
     status.policy_refusal = refused ? "it is too large" : "";
+    status.policy_held_back = refused ? "" : "fewer at a time";
     status.answer_wish();
   }
   const json answers = json::parse(to_json(status))["policy_answers"];
   ASSERT_EQ(answers.size(), 16u);
   EXPECT_EQ(answers.front()["serial"], 5);
-  EXPECT_EQ(answers[14],
-            json({{"serial", 19}, {"policy", "hybrid"}, {"since", 190}, {"refusal", ""}}));
+  EXPECT_EQ(answers[14], json({{"serial", 19},
+                               {"policy", "hybrid"},
+                               {"since", 190},
+                               {"refusal", ""},
+                               {"held_back", "fewer at a time"}}));
   EXPECT_EQ(answers[15]["refusal"], "it is too large");
   EXPECT_EQ(answers[15]["since"], 190);
 }

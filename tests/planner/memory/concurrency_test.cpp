@@ -28,19 +28,23 @@ std::int32_t at_a_time(const char* policy_name, const Job& job, std::int32_t mos
   const ModelShape shape = opt_shape(job.model);
   const auto profile = profile_for(shape);
   const auto policy = make_policy(policy_name, {.profile = profile});
-  std::vector<RequestSize> requests;
+  PlanningProblem problem{.shape = shape,
+                          .dtype = DType::float16,
+                          .requests = {},
+                          .batch = {.max_num_seqs = most, .min_num_seqs = least},
+                          .budget = {.weights = weight_layout(shape, DType::float16).total(),
+                                     .available = kGiB * 100,
+                                     .host_memory = {}},
+                          .device = {.cap = kGiB * 24, .overhead = kGiB},
+                          .profile = profile};
   for (std::int32_t i = 0; i < job.requests; ++i) {
-    requests.push_back(
+    problem.requests.push_back(
         {.id = {static_cast<std::uint32_t>(i + 1)}, .prompt = job.prompt, .answer = job.answer});
   }
-  const Bytes weights = weight_layout(shape, DType::float16).total();
-  return choose_concurrency(*policy, *profile, shape, DType::float16, most, requests,
-                            {.min_num_seqs = least},
-                            {.weights = weights, .available = kGiB * 100, .host_memory = {}},
-                            {.cap = kGiB * 24, .overhead = kGiB});
+  return choose_concurrency(*policy, problem);
 }
 
-TEST(HowMany, FewWhereTheirContextStaysOnTheDeviceBesideAllWeights) {
+TEST(Concurrency, FewWhereTheirContextStaysOnTheDeviceBesideAllWeights) {
   const Job job{"opt-6.7b", 1000, 256, 256};
   const std::int32_t n = at_a_time("optimal", job, 256);
   // 10 GiB hold the keys and values of about 40 of them.
@@ -51,7 +55,7 @@ TEST(HowMany, FewWhereTheirContextStaysOnTheDeviceBesideAllWeights) {
 }
 
 // Answers that may be long and end early leave room for more than those that use it all.
-TEST(HowMany, MoreWhereAnswersMayEndEarly) {
+TEST(Concurrency, MoreWhereAnswersMayEndEarly) {
   const std::int32_t sure = at_a_time("optimal", {"opt-6.7b", 1000, 1000, 8}, 256);
   const std::int32_t unsure = at_a_time("optimal", {"opt-6.7b", 1000, 8, 1000}, 256);
   EXPECT_GT(unsure, sure) << "the same context at the end, most of it not there at the beginning";
@@ -59,7 +63,7 @@ TEST(HowMany, MoreWhereAnswersMayEndEarly) {
 
 // Where answers of a few tokens are done a little sooner by very few requests at a time, and long ones
 // take two thirds more.
-TEST(HowMany, BothCasesCount) {
+TEST(Concurrency, BothCasesCount) {
   const std::int32_t of_500 = at_a_time("optimal", {"opt-6.7b", 128, 500, 32}, 128);
   EXPECT_GE(of_500, 20);
   EXPECT_LE(of_500, 64);
@@ -68,11 +72,11 @@ TEST(HowMany, BothCasesCount) {
   EXPECT_LE(of_100, 200);
 }
 
-TEST(HowMany, AllThatMayBeWhereWeightsAreStreamed) {
+TEST(Concurrency, AllThatMayBeWhereWeightsAreStreamed) {
   EXPECT_EQ(at_a_time("optimal", {"opt-30b", 1000, 256, 256}, 256), 256);
 }
 
-TEST(HowMany, AsTheUserSaysUnderAPolicyThatIsHeldAgainstOthers) {
+TEST(Concurrency, AsTheUserSaysUnderAPolicyThatIsHeldAgainstOthers) {
   for (const PolicyEntry& policy : policies()) {
     if (policy.name != "optimal") {
       EXPECT_EQ(at_a_time(policy.name.data(), {"opt-6.7b", 1000, 256, 256}, 256), 256)
@@ -82,7 +86,7 @@ TEST(HowMany, AsTheUserSaysUnderAPolicyThatIsHeldAgainstOthers) {
 }
 
 // All of the work, played to its end.
-TEST(HowMany, HasTheWorkDoneSooner) {
+TEST(Concurrency, HasTheWorkDoneSooner) {
   const ModelShape shape = opt_shape("opt-6.7b");
   Profile profile = *profile_for(shape);
   profile.gpu_memory = kGiB * 24;

@@ -17,9 +17,15 @@ class Arranged : public testing::Test {
   MemoryPlan with(const char* policy, Bytes host_memory, const RunDevice& device,
                   std::optional<std::int32_t> resident = std::nullopt) const {
     const auto made = make_policy(policy, {.profile = profile_});
-    return plan_memory(*made, shape_, DType::float16, demand_, {},
-                       {.weights = weights_, .available = kGiB * 1000, .host_memory = host_memory},
-                       device, resident);
+    PlanningProblem problem{
+        .shape = shape_,
+        .dtype = DType::float16,
+        .requests = {},
+        .budget = {.weights = weights_, .available = kGiB * 1000, .host_memory = host_memory},
+        .device = device,
+        .profile = profile_};
+    problem.fixed.placement.resident_layers = resident;
+    return plan_memory(*made, problem, demand_);
   }
   Bytes pool(const MemoryPlan& made) const {
     return Bytes{static_cast<std::int64_t>(

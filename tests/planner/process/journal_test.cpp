@@ -28,6 +28,20 @@ Journal a_journal() {
                   .generated_tokens = 200,
                   .preemptions = 1,
                   .elapsed = 1.5,
+                  .totals = {.layer_orders = 1,
+                             .weights = 2,
+                             .kv = 3,
+                             .act = 4,
+                             .stores = 5,
+                             .copy_in_busy_ns = 6,
+                             .compute_busy_ns = 7,
+                             .copy_out_busy_ns = 8,
+                             .compute_wait_ns = 9},
+                  .predicted = {.decoding = 10,
+                                .decode_predicted = {11.5},
+                                .decode_measured = {12.5},
+                                .predicted = {13.5},
+                                .measured = {14.5}},
                   .requests = {},
                   .answers = {}};
   journal.requests.push_back({.request = {4},
@@ -39,7 +53,8 @@ Journal a_journal() {
                               .blocks = {{BlockKind::kv, Place::nowhere, BlockId{0}},
                                          {BlockKind::kv, Place::host, BlockId{8}},
                                          {BlockKind::act, Place::host, BlockId{0}},
-                                         {BlockKind::act, Place::gpu, BlockId{4'000'000'000}}}});
+                                         {BlockKind::act, Place::gpu, BlockId{4'000'000'000}}},
+                              .lost = {1}});
   journal.requests.push_back({.request = {9}, .answered = {}, .blocks = {}});
   const float infinity = std::numeric_limits<float>::infinity();
   journal.answers.push_back(
@@ -66,6 +81,10 @@ void expect_same(const Journal& got, const Journal& wanted) {
   EXPECT_EQ(got.generated_tokens, wanted.generated_tokens);
   EXPECT_EQ(got.preemptions, wanted.preemptions);
   EXPECT_EQ(got.elapsed, wanted.elapsed);
+  EXPECT_EQ(got.totals.kv, wanted.totals.kv);
+  EXPECT_EQ(got.totals.compute_wait_ns, wanted.totals.compute_wait_ns);
+  EXPECT_EQ(got.predicted.decoding, wanted.predicted.decoding);
+  EXPECT_EQ(got.predicted.measured.n, wanted.predicted.measured.n);
   ASSERT_EQ(got.requests.size(), wanted.requests.size());
   for (std::size_t i = 0; i < got.requests.size(); ++i) {
     EXPECT_EQ(got.requests[i].request, wanted.requests[i].request);
@@ -75,6 +94,7 @@ void expect_same(const Journal& got, const Journal& wanted) {
     EXPECT_EQ(got.requests[i].stored, wanted.requests[i].stored);
     EXPECT_EQ(got.requests[i].token_blocks, wanted.requests[i].token_blocks);
     EXPECT_EQ(got.requests[i].blocks, wanted.requests[i].blocks);
+    EXPECT_EQ(got.requests[i].lost, wanted.requests[i].lost);
   }
   ASSERT_EQ(got.answers.size(), wanted.answers.size());
   for (std::size_t i = 0; i < got.answers.size(); ++i) {
@@ -165,7 +185,7 @@ TEST_F(JournalFile, OfOtherWorkItIsRefusedWithWhatDiffers) {
   EXPECT_NE(refused([](Journal& j) { --j.partition.kv_blocks; }).find("KV"), std::string::npos);
 }
 
-TEST(LostBlocks, TakeWithThemAllThatTheirRequestsStoredAndNothingElse) {
+TEST(LostBlocks, CostTheirOwnRowsAndNoOthers) {
   Journal journal = a_journal();
   journal.requests.push_back({.request = {12},
                               .answered = {3},
@@ -173,14 +193,18 @@ TEST(LostBlocks, TakeWithThemAllThatTheirRequestsStoredAndNothingElse) {
                               .stored = 5,
                               .blocks = {{BlockKind::kv, Place::host, BlockId{2}}}});
   lose_blocks(journal, Lost::device);
-  EXPECT_TRUE(journal.requests[0].blocks.empty()) << "one of them lay on the device";
-  EXPECT_EQ(journal.requests[0].stored, 0);
+  EXPECT_EQ(journal.requests[0].lost, (std::vector<std::uint32_t>{1, 3})) << "it lay on the device";
+  EXPECT_EQ(journal.requests[0].blocks.size(), 4u);
+  EXPECT_EQ(journal.requests[0].stored, 60);
+  lose_blocks(journal, Lost::device);
+  EXPECT_EQ(journal.requests[0].lost.size(), 2u) << "it is lost once";
   EXPECT_EQ(journal.requests[0].answered, a_journal().requests[0].answered);
   EXPECT_TRUE(journal.requests[0].running);
   EXPECT_EQ(journal.requests[2].blocks.size(), 1u);
   EXPECT_EQ(journal.requests[2].stored, 5);
   lose_blocks(journal, Lost::everything);
   EXPECT_TRUE(journal.requests[2].blocks.empty());
+  EXPECT_TRUE(journal.requests[0].lost.empty());
   EXPECT_EQ(journal.requests[2].stored, 0);
 }
 

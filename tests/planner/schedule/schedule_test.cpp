@@ -369,6 +369,50 @@ TEST(Schedule, AnswersDoNotDependOnSwapsHandOversOrLostDevices) {
   EXPECT_GT(sent_back, 20);
 }
 
+// Of ten blocks every other one lies on the device. Once that is gone the rows of those run again, in the
+// blocks they were in; the others, before and behind them, stay.
+TEST(Schedule, ALostDeviceCostsTheRowsOfItsBlocksAlone) {
+  const auto policy = make_policy("hybrid", {});
+  const Allocation host{.act_blocks = 10, .kv_blocks = 10, .gpu_act_blocks = 10};
+  Scheduler scheduler(*policy, host,
+                      {.max_num_seqs = 1, .prefill_rows = 400, .sequence_rows = 400});
+  const Request one = request(1, std::vector<TokenId>(156, 1), 8);
+  scheduler.add(one);
+  const auto generates = std::vector<Outcome>{{.request = one.id, .token = 2}};
+  scheduler.next();
+  scheduler.complete(generates);
+  ASSERT_EQ(scheduler.next().front().context, 156);
+  scheduler.complete(generates);
+  const std::vector<BlockRef> blocks = scheduler.snapshots().front().blocks;
+  std::int32_t lost = 0;
+  for (const BlockRef& block : blocks) {
+    lost += block.place == Place::gpu ? 1 : 0;
+  }
+  ASSERT_GT(lost, 2);
+  ASSERT_LT(lost, 9);
+  scheduler.next();
+  scheduler.abandon(true);
+  EXPECT_EQ(scheduler.snapshots().front().lost.size(), static_cast<std::size_t>(lost));
+  std::int32_t rows = 0;
+  while (true) {
+    const ScheduledChunk chunk = scheduler.next().front();
+    if (chunk.context == 157) {
+      EXPECT_TRUE(chunk.complete());
+      break;
+    }
+    EXPECT_FALSE(chunk.complete()) << "no token is sampled twice";
+    for (std::int32_t at = chunk.context; at < chunk.context + chunk.new_tokens; ++at) {
+      EXPECT_EQ(blocks[static_cast<std::size_t>(at / kBlockTokens)].place, Place::gpu) << at;
+    }
+    rows += chunk.new_tokens;
+    scheduler.complete({});
+  }
+  EXPECT_EQ(rows, lost * kBlockTokens - (blocks.back().place == Place::gpu ? 3 : 0));
+  scheduler.complete(generates);
+  EXPECT_EQ(scheduler.snapshots().front().blocks, blocks);
+  EXPECT_TRUE(scheduler.snapshots().front().lost.empty());
+}
+
 TEST(Schedule, EveryRequestHasTheSameShareOfItsActBlocksOnTheDevice) {
   const auto policy = make_policy("act-only", {});
   const Allocation host{.act_blocks = 90, .kv_blocks = 0, .gpu_act_blocks = 30};

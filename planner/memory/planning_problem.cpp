@@ -1,0 +1,96 @@
+#include "planner/memory/planning_problem.h"
+
+#include <algorithm>
+
+#include "common/trouble.h"
+#include "common/words.h"
+#include "planner/memory/concurrency.h"
+#include "planner/memory/memory_plan.h"
+
+namespace poise {
+namespace {
+
+// More requests may run in a pool that stands than it has room for at their ends: answers end early.
+constexpr std::int64_t kEarlyEnds = 2;
+
+// Of `wanted` requests, as many as could ever run at once in the blocks that stand.
+std::int32_t with_room(const PlanningProblem& problem, std::int32_t wanted) {
+  if (!problem.fixed.pool) {
+    return wanted;
+  }
+  const BlockSizes sizes = block_sizes(problem.shape, problem.dtype);
+  const std::int64_t smaller =
+      std::min(sizes.block(BlockKind::act).n, sizes.block(BlockKind::kv).n);
+  const FixedPlacement& placed = problem.fixed.placement;
+  const std::int64_t blocks =
+      static_cast<std::int64_t>(problem.fixed.pool->region_bytes) / smaller +
+      placed.gpu_act_blocks.value_or(0) + placed.gpu_kv_blocks.value_or(0);
+  const Demand all = demand_of(problem.requests, wanted);
+  const std::int64_t room =
+      kEarlyEnds * ceil_div(all.sequences * blocks, std::max<std::int64_t>(all.most_blocks, 1));
+  return static_cast<std::int32_t>(
+      std::clamp<std::int64_t>(room, std::min(problem.fixed.running, wanted), wanted));
+}
+
+// The pool must hold the largest request at once, and once its border has moved.
+void check_room(const PlanningProblem& problem, const RunPlan& plan) {
+  const PoolPartition& pool = *problem.fixed.pool;
+  const std::int64_t now = std::int64_t{pool.act_blocks} + pool.kv_blocks +
+                           plan.host.gpu_act_blocks + plan.host.gpu_kv_blocks;
+  const std::int64_t blocks = std::min(now, plan.blocks()) + plan.host.token_blocks;
+  if (blocks < plan.demand.largest_request) {
+    fail_for_pool(plan.demand, blocks);
+  }
+}
+
+}  // namespace
+
+RunPlan solve(const Policy& policy, const PlanningProblem& given) {
+  PlanningProblem problem = given;
+  problem.batch = with_mini_batch(given.batch, given.profile.get());
+  if (const auto& pool = given.fixed.pool) {
+    problem.budget.pool = bytes_of(*pool, given.shape);
+  }
+  problem.batch.max_num_seqs =
+      with_room(problem, demand_of(problem.requests, problem.batch.max_num_seqs).sequences);
+  const std::int32_t sequences =
+      problem.profile ? choose_concurrency(policy, problem) : problem.batch.max_num_seqs;
+  RunPlan plan{.batch = problem.batch, .demand = demand_of(problem.requests, sequences)};
+  plan.batch.max_num_seqs = given.batch.max_num_seqs;
+  const MemoryPlan memory = plan_memory(policy, problem, plan.demand);
+  plan.host = memory.host;
+  plan.device = plan.device_meanwhile = memory.device;
+  plan.overhead = memory.overhead;
+  plan.released_layers = memory.released_layers;
+  if (problem.fixed.pool) {
+    check_room(problem, plan);
+    plan.device_meanwhile = limits_until_border_rests(problem, plan);
+  }
+  return plan;
+}
+
+DeviceLimits limits_until_border_rests(const PlanningProblem& problem, const RunPlan& plan) {
+  const PoolPartition& pool = *problem.fixed.pool;
+  Allocation reach = plan.host;
+  reach.placed = true;
+  reach.act_blocks = std::max(reach.act_blocks, pool.act_blocks);
+  reach.kv_blocks = std::max(reach.kv_blocks, pool.kv_blocks);
+  reach.resident_layers = problem.fixed.placement.resident_layers;
+  DeviceLimits limits = choose_device_limits(problem.shape, problem.dtype, plan.demand, reach,
+                                             plan.batch, plan.overhead, problem.device.cap);
+  if (!reach.resident_layers) {
+    limits.resident_layers = std::min(limits.resident_layers, plan.device.resident_layers);
+  }
+  return limits;
+}
+
+bool suffices(const DeviceLimits& there, const DeviceLimits& wanted) {
+  DeviceLimits with_slots = wanted;
+  with_slots.act_slots = there.act_slots;
+  with_slots.kv_slots = there.kv_slots;
+  with_slots.resident_layers = there.resident_layers;
+  return there == with_slots && there.act_slots >= wanted.act_slots &&
+         there.kv_slots >= wanted.kv_slots;
+}
+
+}  // namespace poise

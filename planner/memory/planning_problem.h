@@ -1,0 +1,71 @@
+#pragma once
+// The one planning problem: how many requests run at once, how blocks of context are split between the
+// kinds and the two memories, which weights stay on the device, and how large its buffers are. A start,
+// a policy swap, a planner that takes over, `poise plan` and simulations all solve it; they differ only
+// in what stands already (FixedResources). Pure functions.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "common/shared_layout.h"
+#include "planner/memory/sizes.h"
+
+namespace poise {
+
+// The device of a run.
+struct RunDevice {
+  Bytes cap;
+  Bytes overhead;  // of the cap, taken beside buffers, before host memory is pinned
+  bool is_host = false;
+  bool holds_blocks = true;  // false: host memory in two places would save nothing
+};
+
+// What stands already and stays as it is.
+struct FixedResources {
+  std::optional<PoolPartition> pool;  // the host's: its bytes stay, its border may move
+  FixedPlacement placement;           // on the device
+  std::int32_t running = 0;           // requests that have blocks
+};
+
+struct PlanningProblem {
+  ModelShape shape{};
+  DType dtype{};
+  std::vector<RequestSize> requests;  // not answered yet
+  BatchOptions batch;                 // as the user says
+  BlockBudget budget;
+  RunDevice device;
+  std::shared_ptr<const Profile> profile = nullptr;  // null: costs are not known
+  FixedResources fixed = {};
+};
+
+struct RunPlan {
+  BatchOptions batch;
+  Demand demand;
+  Allocation host;
+  DeviceLimits device;
+  // Buffers until the border of a pool that stands has arrived: blocks of both splits are in use.
+  DeviceLimits device_meanwhile;
+  Bytes overhead;                    // of the device, with the page tables of what is pinned
+  std::int32_t released_layers = 0;  // whose weights the device alone keeps
+
+  std::int64_t blocks() const { return host.all_act_blocks() + host.all_kv_blocks(); }
+};
+
+// Fails, with numbers, where host or device are too small.
+RunPlan solve(const Policy& policy, const PlanningProblem& problem);
+
+// Buffers of the plan for as long as the pool's border is not where the plan wants it.
+// REQUIRES: the problem has a pool.
+DeviceLimits limits_until_border_rests(const PlanningProblem& problem, const RunPlan& plan);
+
+// The host memory of a pool, all layers together.
+inline Bytes bytes_of(const PoolPartition& pool, const ModelShape& shape) {
+  return {static_cast<std::int64_t>(pool.region_bytes) * shape.num_hidden_layers};
+}
+
+// Whether buffers made for `there` do for `wanted`, so that a device need not be configured anew.
+bool suffices(const DeviceLimits& there, const DeviceLimits& wanted);
+
+}  // namespace poise

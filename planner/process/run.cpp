@@ -1,0 +1,61 @@
+#include "planner/process/run.h"
+
+#include <fmt/core.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "common/trouble.h"
+#include "common/words.h"
+#include "planner/links/clock.h"
+
+namespace poise {
+
+Run::Run(RunOptions asked)
+    : options(std::move(asked)),
+      input(read_run_input(options.input)),
+      control(Control::attach(options.run_id)),
+      input_lines(input.requests.line_numbers()),
+      status_file(options.run_dir) {
+  if (control->shape != input.model.shape) {
+    fail(Exit::foreign, "the loader holds another model than {}", options.input.model.string());
+  }
+  spdlog::info("{} and {} that {} none in {}", counted(input.requests.requests.size(), "request"),
+               counted(input.requests.errors.size(), "line"),
+               input.requests.errors.size() == 1 ? "is" : "are", options.input.input.string());
+  status.state = "loading";
+  status.planner_pid = getpid();
+  status.requests = input.requests.lines();
+}
+
+Bytes Run::device_cap() const {
+  const Bytes all = executor->greeting()->memory;
+  return std::min(all, options.gpu_memory.value_or(all));
+}
+
+std::int32_t Run::released_layers() const {
+  return static_cast<std::int32_t>(control->released_layers.load(std::memory_order_acquire));
+}
+
+void Run::write(const std::vector<ResultLine>& lines) {
+  for (const ResultLine& line : lines) {
+    results->append(line.request, line.error, line.text, monotonic_now());
+  }
+}
+
+bool Run::step_executor(Seconds wait) {
+  const bool moved = executor->step(wait);
+  if (executor->gone() && options.death_descriptor < 0) {
+    fail(Exit::interrupted, "the gpu_executor is gone");
+  }
+  return moved;
+}
+
+void Run::print(const std::string& text) const {
+  fmt::print("{}", text);
+  std::fflush(stdout);
+  spdlog::info("{}", text);
+}
+
+}  // namespace poise

@@ -1,0 +1,57 @@
+#pragma once
+// A run as all parts of the planner's process see it: what was asked for, the files it writes, the peers
+// it talks with, and how far it is. Every part holds a reference; the Planner owns it. Members below the
+// line are filled in the order of the phases (planner.h). One thread.
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "common/order_log.h"
+#include "common/shared_memory.h"
+#include "planner/links/executor_link.h"
+#include "planner/links/loader_link.h"
+#include "planner/links/status.h"
+#include "planner/process/run_options.h"
+#include "planner/requests/run_input.h"
+#include "planner/results/answer_book.h"
+#include "planner/results/results_file.h"
+
+namespace poise {
+
+struct Run {
+  // Fails where the model or the input are not what they must be. The loader's control segment must be
+  // there.
+  explicit Run(RunOptions options);
+
+  RunOptions options;
+  RunInput input;
+  Control control;
+  std::vector<RequestId> input_lines;
+  RunStatus status;
+  StatusFile status_file;
+  // ----
+  std::optional<ResultsFile> results;  // once the weights' fingerprint is known
+  std::vector<const Request*> to_do;   // requests without a result when this process began
+  std::unique_ptr<OrderLog> order_log;
+  std::unique_ptr<LoaderLink> loader;
+  std::unique_ptr<ExecutorLink> executor;
+
+  const ModelShape& shape() const { return control->shape; }
+  DType dtype() const { return control->dtype; }
+  WeightLayout layout() const { return weight_layout(shape(), dtype()); }
+  BlockSizes block_sizes() const { return poise::block_sizes(shape(), dtype()); }
+  // REQUIRES: the executor has greeted.
+  bool device_is_host() const { return executor->greeting()->device.starts_with("cpu"); }
+  Bytes device_cap() const;
+  // Layers whose weights the executor's device holds and the host does not.
+  std::int32_t released_layers() const;
+
+  void write(const std::vector<ResultLine>& lines);
+  // Without a supervisor no other executor is started: fails where this one is gone.
+  bool step_executor(Seconds wait);
+  // One line for the user, at once, and for the log.
+  void print(const std::string& text) const;
+};
+
+}  // namespace poise

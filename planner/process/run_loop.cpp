@@ -1,0 +1,213 @@
+#include "planner/process/run_loop.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <ctime>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "common/trouble.h"
+#include "common/words.h"
+#include "planner/links/announce.h"
+#include "planner/links/clock.h"
+
+namespace poise {
+
+RunLoop::RunLoop(Run& run, const PlanInForce& in_force, std::optional<Journal> journal)
+    : run_(run), in_force_(in_force), since_(monotonic_now()) {
+  begin_anew();
+  if (journal && journal->executor != run_.executor->greeting()->epoch) {
+    lose_blocks(*journal, Lost::device);
+  }
+  if (journal && !restore(*journal)) {
+    announce("the journal contradicts itself; what was under way is computed again");
+    journal.reset();
+    begin_anew();
+  }
+  use_plan();
+  std::unordered_set<std::uint32_t> begun;
+  if (journal) {
+    for (const Scheduler::Snapshot& one : journal->requests) {
+      begun.insert(one.request.n);
+    }
+  }
+  for (const Request* request : run_.to_do) {
+    if (!begun.contains(request->id.n)) {
+      scheduler_->add(*request);
+    }
+  }
+}
+
+void RunLoop::begin_anew() {
+  const PoolPartition& pool = run_.loader->grant()->partition;
+  Allocation blocks = in_force_.plan.host;
+  blocks.act_blocks = pool.act_blocks;
+  blocks.kv_blocks = pool.kv_blocks;
+  scheduler_ = std::make_unique<Scheduler>(*in_force_.policy, blocks, in_force_.schedule());
+  answers_ = std::make_unique<AnswerBook>(run_.input.tokenizer.get(), run_.input.model.eos,
+                                          run_.options.served_model_name);
+}
+
+// Requests that had begun, as the journal has them. False where it contradicts itself.
+bool RunLoop::restore(const Journal& journal) {
+  std::unordered_map<std::uint32_t, const Request*> by_line;
+  for (const Request* request : run_.to_do) {
+    by_line.emplace(request->id.n, request);
+  }
+  for (const Scheduler::Snapshot& begun : journal.requests) {
+    const auto found = by_line.find(begun.request.n);
+    if (found == by_line.end() || !scheduler_->restore(*found->second, begun)) {
+      return false;
+    }
+  }
+  std::unordered_map<std::uint32_t, std::size_t> answered;
+  std::int64_t tokens = 0;
+  for (const AnswerBook::Snapshot& begun : journal.answers) {
+    const auto found = by_line.find(begun.request.n);
+    if (found == by_line.end() || !answers_->restore(*found->second, begun)) {
+      return false;
+    }
+    answered[begun.request.n] = begun.tokens.size();
+    tokens += static_cast<std::int64_t>(begun.tokens.size());
+  }
+  for (const Scheduler::Snapshot& begun : journal.requests) {
+    if (answered[begun.request.n] != begun.answered.size()) {
+      return false;
+    }
+  }
+  run_.status.tokens_left -= tokens;
+  run_.status.prompt_tokens = journal.prompt_tokens;
+  run_.status.generated_tokens = journal.generated_tokens;
+  iteration_ = journal.iteration;
+  preemptions_before_ = journal.preemptions;
+  predicted_before_ = journal.predicted;
+  run_.executor->go_on_counting(journal.totals);
+  since_ = monotonic_now() - Seconds{journal.elapsed};
+  return true;
+}
+
+void RunLoop::configured() {
+  if (!in_force_.profile) {
+    return;
+  }
+  if (!prediction_) {
+    prediction_.emplace(*in_force_.profile, run_.layout(), in_force_.device, predicted_before_);
+  } else {
+    prediction_->reconfigure(*in_force_.profile, run_.layout(), in_force_.device);
+  }
+}
+
+void RunLoop::use_plan() {
+  const PoolPartition& pool = run_.loader->grant()->partition;
+  const BlockSizes sizes = run_.block_sizes();
+  // As many of each kind as there could be: the border moves.
+  const auto most = [&](BlockKind kind) {
+    return static_cast<std::uint32_t>(pool.region_bytes /
+                                      static_cast<std::uint64_t>(sizes.block(kind).n));
+  };
+  const Allocation& host = in_force_.plan.host;
+  tables_ = std::make_unique<OrderTables>(Allocation{.act_blocks = most(BlockKind::act),
+                                                     .kv_blocks = most(BlockKind::kv),
+                                                     .gpu_act_blocks = host.gpu_act_blocks,
+                                                     .gpu_kv_blocks = host.gpu_kv_blocks});
+  scheduler_->use(*in_force_.policy, host, in_force_.schedule());
+}
+
+void RunLoop::use_partition(const PoolPartition& pool) {
+  scheduler_->move_border(pool.act_blocks, pool.kv_blocks);
+}
+
+void RunLoop::executor_was_lost() {
+  chunks_.clear();
+  scheduler_->abandon(true);
+}
+
+void RunLoop::begin_iteration() {
+  const Seconds begin = monotonic_now();
+  const auto chunks = scheduler_->next();
+  chunks_.assign(chunks.begin(), chunks.end());
+  const auto items = pack_items(chunks_);
+  const auto batches = in_force_.policy->pack(in_force_.plan.host, items, in_force_.pack());
+  messages::IterationT tables =
+      tables_->build(++iteration_, run_.loader->grant()->pool_epoch, chunks_, items, batches);
+  const bool last = scheduler_->last_iteration();
+  if (prediction_) {
+    prediction_->begin(tables, last, begin);
+  }
+  run_.status.planning_time += monotonic_now() - begin;
+  run_.executor->begin(std::move(tables), last);
+}
+
+bool RunLoop::take_results() {
+  const auto results = run_.executor->take_results();
+  if (!results) {
+    return false;
+  }
+  const Seconds begin = monotonic_now();
+  if (prediction_) {
+    prediction_->done(begin);
+  }
+  const AnswerBook::Progress progress =
+      answers_->apply(chunks_, *(*results)->body_as_IterationDone(), std::time(nullptr));
+  run_.write(progress.lines);
+  const Seconds middle = monotonic_now();
+  scheduler_->complete(progress.outcomes);
+  chunks_.clear();
+  RunStatus& status = run_.status;
+  status.answer_time += middle - begin;
+  status.planning_time += monotonic_now() - middle;
+  status.prompt_tokens += progress.prompt_tokens;
+  status.generated_tokens += progress.generated_tokens;
+  status.tokens_left -= progress.generated_tokens + progress.saved_tokens;
+  return true;
+}
+
+FixedResources RunLoop::fixed_resources() const {
+  FixedResources fixed{.pool = run_.loader->grant()->partition,
+                       .running = static_cast<std::int32_t>(scheduler_->running())};
+  const bool used = blocks().pool(BlockKind::act, Place::gpu).taken() > 0 ||
+                    blocks().pool(BlockKind::kv, Place::gpu).taken() > 0;
+  if (used) {  // else the device's may be as many as are wished
+    fixed.placement.gpu_act_blocks = in_force_.plan.host.gpu_act_blocks;
+    fixed.placement.gpu_kv_blocks = in_force_.plan.host.gpu_kv_blocks;
+  }
+  return fixed;
+}
+
+std::vector<const Request*> RunLoop::unanswered() const {
+  std::vector<const Request*> all;
+  std::ranges::copy_if(run_.to_do, std::back_inserter(all),
+                       [&](const Request* one) { return !run_.results->is_done(one->id); });
+  return all;
+}
+
+void RunLoop::describe(Journal& journal) const {
+  journal.gpu_act_blocks = in_force_.plan.host.gpu_act_blocks;
+  journal.gpu_kv_blocks = in_force_.plan.host.gpu_kv_blocks;
+  journal.executor = run_.executor->greeting() ? run_.executor->greeting()->epoch : 0;
+  journal.iteration = iteration_;
+  journal.prompt_tokens = run_.status.prompt_tokens;
+  journal.generated_tokens = run_.status.generated_tokens;
+  journal.preemptions = preemptions_before_ + scheduler_->preemptions();
+  journal.elapsed = (monotonic_now() - since_).n;
+  journal.totals = run_.executor->totals();
+  journal.predicted = prediction_ ? prediction_->figures() : predicted_before_;
+  journal.requests = scheduler_->snapshots();
+  journal.answers = answers_->snapshots();
+}
+
+void RunLoop::report() {
+  RunStatus& status = run_.status;
+  status.running = scheduler_->running();
+  status.waiting = scheduler_->waiting();
+  status.preemptions = preemptions_before_ + scheduler_->preemptions();
+  status.free_blocks = scheduler_->blocks().free();
+  if (prediction_) {
+    status.prediction = prediction_->figures();
+  }
+  status.iteration = iteration_;
+  status.elapsed = monotonic_now() - since_;
+}
+
+}  // namespace poise

@@ -1,0 +1,71 @@
+#pragma once
+// The iterations of a run: which chunks run next, their orders, and what their results mean for requests
+// and answers. Between two iterations the plan may change, or the executor be another; the loop then goes
+// on with what is stored. Owns all that is known of requests under way. One thread.
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "planner/process/journal.h"
+#include "planner/process/plan_in_force.h"
+#include "planner/process/run.h"
+#include "planner/results/answer_book.h"
+#include "planner/schedule/orders.h"
+#include "planner/schedule/schedule.h"
+#include "planner/virtual_time/prediction.h"
+
+namespace poise {
+
+class RunLoop {
+ public:
+  // Goes on where `journal` says; what contradicts itself there is computed again. REQUIRES: the pool is
+  // granted.
+  RunLoop(Run& run, const PlanInForce& in_force, std::optional<Journal> journal);
+
+  // The executor is configured for the plan in force.
+  void configured();
+  // The plan in force is another. REQUIRES: no iteration is under way.
+  void use_plan();
+  // The loader's border has moved.
+  void use_partition(const PoolPartition& pool);
+  // The executor is another, or lost sight of us: the iteration under way is planned again. What lay on
+  // the device is stored again.
+  void executor_was_lost();
+
+  bool idle() const { return scheduler_->idle(); }
+  // Plans the next iteration and sends it. REQUIRES: none is under way, and the executor is ready.
+  void begin_iteration();
+  // False where no results have come.
+  bool take_results();
+
+  std::uint64_t next_iteration() const { return iteration_ + 1; }
+  const BlockPools& blocks() const { return scheduler_->blocks(); }
+  // Requests that have begun.
+  std::int64_t begun() const { return std::ssize(scheduler_->snapshots()); }
+  // What a plan must take as it is.
+  FixedResources fixed_resources() const;
+  // Requests without an answer.
+  std::vector<const Request*> unanswered() const;
+  // The journal's part on requests, answers and how far they are.
+  void describe(Journal& journal) const;
+  void report();
+
+ private:
+  void begin_anew();
+  bool restore(const Journal& journal);
+
+  Run& run_;
+  const PlanInForce& in_force_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<OrderTables> tables_;
+  std::unique_ptr<AnswerBook> answers_;
+  std::vector<ScheduledChunk> chunks_;  // of the iteration under way
+  std::uint64_t iteration_ = 0;
+  std::optional<Prediction> prediction_;  // where costs are known
+  Prediction::Figures predicted_before_;  // by a planner before this one
+  Seconds since_;                         // of this attempt, the time between planners left out
+  std::int64_t preemptions_before_ = 0;
+};
+
+}  // namespace poise
