@@ -22,7 +22,8 @@ import speed_table
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "launch"))
-from supervisor import build_facts, cublas, places  # noqa: E402
+from supervisor.lifecycle import cublas  # noqa: E402
+from supervisor.shared import build_facts, paths  # noqa: E402
 
 BUDGETS = {"tests": 300, "goldens": 180, "demo": 120, "sanitizer": 300, "restart": 240, "speed": 1500, "peers": 1500}
 
@@ -32,7 +33,7 @@ class Bench:
 
     def __init__(self, given):
         self.given = given
-        self.root, self.bin = ROOT, places.binary_folder()
+        self.root, self.bin = ROOT, paths.binary_folder()
         self.folder = Path(tempfile.mkdtemp(prefix="poise-gpu-check-"))
         self.results = Path(given.results).absolute()
         self.results.mkdir(parents=True, exist_ok=True)

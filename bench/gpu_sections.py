@@ -157,7 +157,7 @@ def _sanitized_run(bench, prefix):
             except subprocess.TimeoutExpired:
                 process.kill()
         said.close()
-        from supervisor import segments
+        from supervisor.lifecycle import segments
 
         segments.unlink_all(run_id)
 
@@ -249,7 +249,7 @@ def _peaks(bench):
 
 def peers(bench):
     """The same works, one system after the other, under the same cap on the GPU's memory."""
-    from supervisor import quantities
+    from supervisor.shared import quantities
 
     given, here = bench.given, bench.root / "bench" / "peers"
     cap, host = (quantities.size(bench.works[name]) for name in ("gpu_memory", "host_memory"))
@@ -277,7 +277,7 @@ def peers(bench):
 def _peer(bench, work, system, words, behind):
     output = bench.folder / "peer.json"
     output.unlink(missing_ok=True)
-    from supervisor.memory_watch import MemoryWatch
+    from supervisor.measure.memory_watch import MemoryWatch
 
     with MemoryWatch() as watch:
         code, text = bench.run([bench.given.peer_python, *words, "--json", output, *behind])

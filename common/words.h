@@ -1,5 +1,5 @@
 #pragma once
-// Numbers as people read them in a sentence. launch/supervisor/quantities.py says them the same way.
+// Numbers as people read them in a sentence. launch/supervisor/shared/quantities.py says them the same way.
 
 #include <concepts>
 #include <cstdint>

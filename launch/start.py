@@ -34,7 +34,7 @@ for number, name in enumerate(("stdin", "stdout", "stderr")):
 
 sys.path[0] = os.path.dirname(os.path.abspath(__file__))
 
-from supervisor.commands import main  # noqa: E402
+from supervisor.command_table import main  # noqa: E402
 
 try:
     code = main(sys.argv[1:])

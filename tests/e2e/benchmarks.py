@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import harness
 from harness import DEMO, DEMO_MODEL, expect, expect_equal, test
-from supervisor import bench_requests, link_gap
-from supervisor.record import STREAMS
+from supervisor.measure import bench_requests, link_gap
+from supervisor.measure.record import STREAMS
 
 SHAPE = {
     "architectures": ["OPTForCausalLM"], "model_type": "opt", "torch_dtype": "float32", "hidden_size": 128,

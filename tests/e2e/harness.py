@@ -29,14 +29,15 @@ PROGRAMS = ("poise-loader", "poise-planner", "poise-gpu-executor")
 SHM = Path("/dev/shm")
 
 sys.path.insert(0, str(ROOT / "launch"))
-from supervisor import places, processes, segments  # noqa: E402
+from supervisor.lifecycle import processes, segments  # noqa: E402
+from supervisor.shared import paths  # noqa: E402
 
 _tests = []
 
 
 def bin_folder():
     """Where the programs under test lie."""
-    return places.binary_folder()
+    return paths.binary_folder()
 
 
 def test(function):

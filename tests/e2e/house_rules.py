@@ -2,6 +2,7 @@
 """The rules of the house, read from the sources: who may include whom, and where one door leads to each danger."""
 
 import ast
+import graphlib
 import re
 import sys
 
@@ -25,6 +26,10 @@ ROOMS = (
     "tokenizer", "requests", "costs", "record", "policies", "schedule", "results", "virtual_time", "memory", "links", "profile",
     "forecast", "process",
 )  # fmt: skip
+# The supervisor's, in the same order.
+SUPERVISOR = ROOT / "launch" / "supervisor"
+SUPERVISOR_ROOMS = ("shared", "lifecycle", "measure", "development", "commands")
+MAX_SOURCES = 36
 MAX_PRIVATE = 25
 CUDA_HEADER = re.compile(r"(cuda|cublas|cub/|cutlass|cute/|nvtx|cupti|mma\.h|cooperative_groups)")
 
@@ -105,8 +110,8 @@ def no_lock_or_condition_lies_in_shared_memory(_):
 
 @test
 def the_supervisor_reads_the_control_segment_where_the_programs_write_it(_):
-    """The offsets in launch/supervisor/segments.py are those static_asserted in common/shared_layout.h."""
-    from supervisor import segments
+    """The offsets in launch/supervisor/lifecycle/segments.py are those static_asserted in common/shared_layout.h."""
+    from supervisor.lifecycle import segments
 
     text = (ROOT / "common" / "shared_layout.h").read_text()
 
@@ -131,15 +136,19 @@ def the_supervisor_reads_the_control_segment_where_the_programs_write_it(_):
 
 @test
 def python_in_launch_needs_the_standard_library_alone(_):
-    complaints = []
-    for path in sorted((ROOT / "launch" / "supervisor").glob("*.py")):
+    complaints, seen = [], 0
+    start = ROOT / "launch" / "start.py"
+    for path in [start, *sorted(SUPERVISOR.rglob("*.py"))]:
+        seen += 1
+        known = sys.stdlib_module_names | ({"supervisor"} if path == start else set())
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 names.append(node.module)
-            foreign = [name for name in names if name.split(".")[0] not in sys.stdlib_module_names]
+            foreign = [name for name in names if name.split(".")[0] not in known]
             complaints += [f"{path.relative_to(ROOT)} imports {name}" for name in foreign]
     nothing_wrong(complaints)
+    expect(seen > 40, f"only {seen} files found")
 
 
 @test
@@ -189,6 +198,75 @@ def rooms_of_the_planner_include_only_rooms_before_them(_):
     expect(seen > 100, f"only {seen} includes found")
     there = {path.name for path in (ROOT / "planner").iterdir() if path.is_dir()}
     expect(there == set(ROOMS), f"the rooms are {sorted(there)}")
+
+
+def relative_imports(text, package):
+    """What a module of `package` (a tuple: its folders below the supervisor's) imports of the supervisor: tuples of names."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = (*package[: len(package) - node.level + 1], *(node.module.split(".") if node.module else ()))
+            yield from ((*base, alias.name) for alias in node.names)
+
+
+def supervisor_modules():
+    """{names of a module: its text}."""
+    found = {}
+    for path in sorted(SUPERVISOR.rglob("*.py")):
+        names = path.relative_to(SUPERVISOR).with_suffix("").parts
+        found[names] = path.read_text(encoding="utf-8")
+    return found
+
+
+@test
+def rooms_of_the_supervisor_import_only_rooms_before_them(_):
+    """As in the planner. Only the table of commands stands above the rooms; it alone imports by a name that is computed."""
+    complaints, graph, texts = [], {}, supervisor_modules()
+    for module, text in texts.items():
+        place = SUPERVISOR_ROOMS.index(module[0]) if len(module) > 1 else len(SUPERVISOR_ROOMS)
+        if "importlib" in text and module != ("command_table",):
+            complaints.append(f"{'/'.join(module)}.py uses importlib")
+        graph[module] = set()
+        for names in relative_imports(text, module[:-1]):
+            target = next((names[:n] for n in (len(names), len(names) - 1) if names[:n] in texts), None)
+            if target is None:
+                complaints.append(f"{'/'.join(module)}.py imports {'.'.join(names)}, which is no module")
+                continue
+            graph[module].add(target)
+            behind = SUPERVISOR_ROOMS.index(target[0]) if len(target) > 1 else len(SUPERVISOR_ROOMS)
+            if behind > place:
+                complaints.append(f"{'/'.join(module)}.py imports {'/'.join(target)}.py: {target[0]} stands behind {module[0]}")
+    nothing_wrong(complaints)
+    expect(sum(map(len, graph.values())) > 100, "hardly any imports found")
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as circle:
+        raise harness.Failed(f"modules import one another in a circle: {circle.args[1]}") from None
+    there = {path.name for path in SUPERVISOR.iterdir() if any(path.glob("*.py"))}
+    expect(there == set(SUPERVISOR_ROOMS), f"the rooms are {sorted(there)}")
+    for room in (SUPERVISOR, *(SUPERVISOR / name for name in SUPERVISOR_ROOMS)):
+        count = len(list(room.glob("*.py")))
+        expect(count <= MAX_SOURCES, f"{room.relative_to(ROOT)} has {count} sources")
+
+
+@test
+def relative_imports_are_read_as_python_reads_them(_):
+    text = "import os\nfrom .a import B\nfrom . import c\ndef f():\n    from ..room.d import e\nfrom json import load\n"
+    got = set(relative_imports(text, ("here",)))
+    expect(got == {("here", "a", "B"), ("here", "c"), ("room", "d", "e")}, f"{got}")
+
+
+@test
+def every_command_has_its_function_where_the_table_says(_):
+    from supervisor.command_table import COMMANDS
+
+    texts, complaints = supervisor_modules(), []
+    for command, (module, function, _) in COMMANDS.items():
+        if module is None:
+            continue
+        tree = ast.parse(texts.get(tuple(module.split(".")), ""))
+        if function not in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}:
+            complaints.append(f"`poise {command}` is {module}.{function}, which is not there")
+    nothing_wrong(complaints)
 
 
 @test

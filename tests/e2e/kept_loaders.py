@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import harness
 from ends import SLOWLY, long_requests, wait_for_results
 from harness import DEMO, DEMO_MODEL, bin_folder, comparable, expect, expect_equal, test, wait_until
-from supervisor import loaders
+from supervisor.lifecycle import loaders
 
 
 def kept(workspace):

@@ -7,7 +7,8 @@ from unittest import mock
 
 import harness
 from harness import expect, expect_equal, test
-from supervisor import inputs, loaders, machine, progress, segments, status
+from supervisor.lifecycle import inputs, loaders, run_summary, segments
+from supervisor.shared import machine, progress
 
 
 def write(path, text):
@@ -140,9 +141,9 @@ def the_progress_line_tells_reserving_from_loading(_):
 
 @test
 def the_progress_line_tells_how_much_is_measured(_):
-    text = status.progress_text({"state": "measuring", "measured": 0.25, "requests": 8})
+    text = run_summary.progress_text({"state": "measuring", "measured": 0.25, "requests": 8})
     expect("measuring" in text and "[=====  " in text and "25%" in text, text)
-    expect_equal(status.progress_text({"state": "preparing", "measured": 1.0}), "preparing", "behind that")
+    expect_equal(run_summary.progress_text({"state": "preparing", "measured": 1.0}), "preparing", "behind that")
 
 
 if __name__ == "__main__":

@@ -14,10 +14,12 @@ from unittest import mock
 
 import harness
 from harness import expect, expect_equal, test, wait_until
-from supervisor import children, cublas, options, places, processes, profile, quantities, segments, steering, watchdog
-from supervisor.locks import Lock, is_held
-from supervisor.pipeline import Pipeline
-from supervisor.trouble import INTERRUPTED, OUTPUT, Refusal, brief, naming, of_system, shown
+from supervisor.commands import profile
+from supervisor.lifecycle import children, cublas, live_changes, processes, segments, watchdog
+from supervisor.lifecycle.locks import Lock, is_held
+from supervisor.lifecycle.supervision import Supervision
+from supervisor.shared import options, paths, quantities
+from supervisor.shared.trouble import INTERRUPTED, OUTPUT, Refusal, brief, naming, of_system, shown
 
 
 def refuses(function, *arguments, error=Refusal):
@@ -36,18 +38,18 @@ def each_wish_for_a_policy_has_the_answer_that_is_its_own(_):
     status = {"policy": "hybrid", "policy_answers": [granted, refused, later]}
     stays, replaced = "it is too large; kvpr stays in force", "a later wish took the place of this one; hybrid is in force"
     for serial, wanted in {3: (granted, ""), 5: (None, stays), 7: (None, replaced), 9: (later, ""), 11: (None, "")}.items():
-        expect_equal(steering.answer_to(serial, status), wanted, f"the answer to {serial}")
-    expect_equal(steering.answer_to(1, {}), (None, ""), "the answer of a planner that has just begun")
+        expect_equal(live_changes.answer_to(serial, status), wanted, f"the answer to {serial}")
+    expect_equal(live_changes.answer_to(1, {}), (None, ""), "the answer of a planner that has just begun")
 
 
 @test
 def a_wish_does_not_wait_without_end_for_whoever_holds_the_lock(workspace):
     run = mock.Mock(path=workspace)
-    with mock.patch.object(steering, "_WAIT", 0.1):
-        with mock.patch.object(steering, "read_json", return_value={"serial": 2**62}):
-            expect(steering._wish(run, "kvpr", {}) > 2**62, "a serial not above those before")
+    with mock.patch.object(live_changes, "WAIT", 0.1):
+        with mock.patch.object(live_changes, "read_json", return_value={"serial": 2**62}):
+            expect(live_changes.wish_for_policy(run, "kvpr", {}) > 2**62, "a serial not above those before")
         held = Lock.take(workspace / "policy.lock")
-        message = refuses(steering._wish, run, "kvpr", {})
+        message = refuses(live_changes.wish_for_policy, run, "kvpr", {})
         held.give_back()
     expect("policy.lock is held" in message, message)
 
@@ -80,9 +82,9 @@ def a_user_without_a_home_has_a_place_for_profiles_all_the_same(workspace):
     for home in ("~", "relative"):
         with mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": str(private), "XDG_CACHE_HOME": ""}):
             with mock.patch("os.path.expanduser", return_value=home):
-                expect_equal(places.profile_folder(), private / "poise" / "profiles", f"home {home}")
+                expect_equal(paths.profile_folder(), private / "poise" / "profiles", f"home {home}")
     with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(workspace / "cache")}):
-        expect_equal(places.profile_folder(), workspace / "cache" / "poise" / "profiles", "with XDG_CACHE_HOME")
+        expect_equal(paths.profile_folder(), workspace / "cache" / "poise" / "profiles", "with XDG_CACHE_HOME")
 
 
 @test
@@ -277,24 +279,24 @@ def a_segment_loses_its_name_only_while_nobody_can_attach_to_it(workspace):
 
 @test
 def a_private_folder_is_nobody_elses(workspace):
-    expect_equal((places.make_private(workspace / "new").stat().st_mode & 0o777), 0o700, "mode")
+    expect_equal((paths.make_private(workspace / "new").stat().st_mode & 0o777), 0o700, "mode")
     (workspace / "open").mkdir()
     os.chmod(workspace / "open", 0o755)
     os.symlink(workspace / "new", workspace / "link")
     (workspace / "file").write_text("")
     for name in ("open", "link", "file"):
-        refuses(places.make_private, workspace / name)
+        refuses(paths.make_private, workspace / name)
     if os.geteuid() == 0:
         (workspace / "others").mkdir(mode=0o700)
         os.chown(workspace / "others", 65534, 65534)
-        refuses(places.make_private, workspace / "others")
+        refuses(paths.make_private, workspace / "others")
 
 
 class _Ended:
     """A child that has ended."""
 
     def __init__(self, name, code, said=""):
-        self.name, self.plain_name, self._code, self._said = name, places.PLAIN_NAMES[name], code, said
+        self.name, self.plain_name, self._code, self._said = name, paths.PLAIN_NAMES[name], code, said
 
     def returncode(self):
         return self._code
@@ -305,16 +307,16 @@ class _Ended:
 
 @test
 def the_root_of_a_failure_is_told_not_what_followed(_):
-    lost = _Ended(places.PLANNER, 75, "poise-planner: the executor is gone\n")
-    killed = _Ended(places.EXECUTOR, -9)
-    refused = _Ended(places.LOADER, 2, "poise-loader: warning: odd\npoise-loader: model.safetensors: torn\n")
-    crashed = _Ended(places.EXECUTOR, -11)
-    defect = _Ended(places.PLANNER, 70, "poise-planner: broken invariant: x\n")
+    lost = _Ended(paths.PLANNER, 75, "poise-planner: the executor is gone\n")
+    killed = _Ended(paths.EXECUTOR, -9)
+    refused = _Ended(paths.LOADER, 2, "poise-loader: warning: odd\npoise-loader: model.safetensors: torn\n")
+    crashed = _Ended(paths.EXECUTOR, -11)
+    defect = _Ended(paths.PLANNER, 70, "poise-planner: broken invariant: x\n")
 
     def cause(*ended):
-        pipeline = Pipeline.__new__(Pipeline)
-        pipeline._oom_kills = 1 << 60
-        return pipeline._root_cause(list(ended))
+        supervision = Supervision.__new__(Supervision)
+        supervision._oom_kills = 1 << 60
+        return supervision._root_cause(list(ended))
 
     expect_equal(cause(lost, killed), (INTERRUPTED, "gpu_executor was killed"), "killed")
     expect_equal(cause(lost, refused), (2, "model.safetensors: torn"), "refused")
@@ -328,12 +330,12 @@ def the_root_of_a_failure_is_told_not_what_followed(_):
 def a_run_whose_output_is_written_is_done_whoever_else_failed(_):
     """The executor is killed while the planner writes the output; the planner ends with 0 before it must."""
     descriptors = [os.open("/dev/null", os.O_RDONLY) for _ in range(2)]
-    planner, executor = _Ended(places.PLANNER, None), _Ended(places.EXECUTOR, -9)
+    planner, executor = _Ended(paths.PLANNER, None), _Ended(paths.EXECUTOR, -9)
     for child, descriptor in zip((planner, executor), descriptors):
         child.pid, child.descriptor, child.asked_to_end = 1, descriptor, False
         child.new_lines = list
         child.close = mock.Mock()
-    plan = mock.Mock(stall_timeout=30, run_id="nobodys", restarts=0)
+    arguments = mock.Mock(stall_timeout=30, run_id="nobodys", restarts=0)
     line = mock.Mock()
     line.wait.return_value, line.due.return_value = 0.01, False
 
@@ -343,11 +345,11 @@ def a_run_whose_output_is_written_is_done_whoever_else_failed(_):
 
         planner.signal = asked
         planner._code = None
-        pipeline = Pipeline(plan, mock.Mock(count=0, descriptor=descriptors[0]), line)
-        with mock.patch.object(pipeline, "_start"):
-            pipeline._kept = None
-            pipeline._children = [planner, executor]
-            return pipeline.run()
+        supervision = Supervision(arguments, mock.Mock(count=0, descriptor=descriptors[0]), line)
+        with mock.patch.object(supervision, "_start"):
+            supervision._kept = None
+            supervision._children = [planner, executor]
+            return supervision.run()
 
     expect_equal(ended_as_asked(0).code, 0, "exit code")
     outcome = ended_as_asked(75)
@@ -360,29 +362,29 @@ def a_run_whose_output_is_written_is_done_whoever_else_failed(_):
 def a_planner_does_not_wait_for_an_executor_that_has_ended_with_it(_):
     """Both are asked to end at once: what the executor leaves undone, the planner would else wait for."""
     descriptors = [os.open("/dev/null", os.O_RDONLY) for _ in range(3)]
-    loader, planner, executor = (_Ended(name, None) for name in (places.LOADER, places.PLANNER, places.EXECUTOR))
+    loader, planner, executor = (_Ended(name, None) for name in (paths.LOADER, paths.PLANNER, paths.EXECUTOR))
     asked = []
     for child, descriptor in zip((loader, planner, executor), descriptors):
         child.pid, child.descriptor, child.asked_to_end = 1, descriptor, False
         child.new_lines, child.close, child.signal = list, mock.Mock(), asked.append
     loader._code = -9
-    plan = mock.Mock(stall_timeout=30, run_id="nobodys", restarts=0)
+    arguments = mock.Mock(stall_timeout=30, run_id="nobodys", restarts=0)
     line = mock.Mock()
     line.wait.return_value, line.due.return_value = 0.01, False
-    pipeline = Pipeline(plan, mock.Mock(count=0, descriptor=descriptors[0]), line)
+    supervision = Supervision(arguments, mock.Mock(count=0, descriptor=descriptors[0]), line)
     looks = iter([None, None])  # it ends some time after the signal
     executor.returncode = lambda: next(looks, INTERRUPTED) if asked else None
 
     def planners_end():
-        if asked and planner._code is None and select.select([pipeline._death_pipe.read_end], [], [], 0)[0]:
+        if asked and planner._code is None and select.select([supervision._death_pipe.read_end], [], [], 0)[0]:
             planner._code = INTERRUPTED
         return planner._code
 
     planner.returncode = planners_end
-    with mock.patch.object(pipeline, "_start"):
-        pipeline._children = [loader, planner, executor]
+    with mock.patch.object(supervision, "_start"):
+        supervision._children = [loader, planner, executor]
         began = time.monotonic()
-        outcome = pipeline.run()
+        outcome = supervision.run()
     expect_equal((outcome.code, outcome.sentence), (INTERRUPTED, "loader was killed"), "why")
     expect(time.monotonic() - began < 4, "did not end in seconds")
     expect(signal.SIGKILL not in asked, "the planner was killed before it had put its answers away")

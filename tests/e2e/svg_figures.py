@@ -4,7 +4,7 @@
 import xml.etree.ElementTree as xml
 
 from harness import expect, expect_equal, main, test
-from supervisor.svg import Figure, page
+from supervisor.measure.svg import Figure, page
 
 SVG = "{http://www.w3.org/2000/svg}"
 

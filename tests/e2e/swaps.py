@@ -13,7 +13,8 @@ import time
 import harness
 from harness import DEMO_MODEL, comparable, expect, expect_equal, kill_together, request, test, wait_until
 from mixed_requests import good_request
-from supervisor import steering
+from supervisor.commands import policy as policy_command
+from supervisor.commands import restart as restart_command
 
 # Paced, so that there is time to disturb a run of a few seconds whatever the machine.
 SLOWLY = ("--max-num-seqs", "6", "--compute-gflops", "4")
@@ -121,11 +122,11 @@ def policies_are_swapped_and_planners_killed_while_the_run_goes_on(workspace):
         if random.random() < 0.25:
             kill = random.random() < 0.5
             planner = run.pid("planner")
-            said = run.ask(steering.restart, "planner", "--policy", name, *share, *(["--kill"] if kill else []))
+            said = run.ask(restart_command.restart, "planner", "--policy", name, *share, *(["--kill"] if kill else []))
             expect(name in said and run.pid("planner") != planner, said)
             kills, hand_overs = kills + kill, hand_overs + (not kill)
         else:
-            said = run.ask(steering.policy, name, *share, "--json")
+            said = run.ask(policy_command.policy, name, *share, "--json")
             expect_equal(json.loads(said)["policy"], name, "the policy in force")
         swaps += 1
         blocks = run.status()["blocks"]
@@ -158,11 +159,11 @@ def executors_are_restarted_while_the_run_goes_on(workspace):
         time.sleep(random.uniform(0, 0.15))
         executor, planner = run.pid("gpu_executor"), run.pid("planner")
         kill = ["--kill"] if number % 2 else []
-        run.ask(steering.restart, "gpu_executor", *kill)
+        run.ask(restart_command.restart, "gpu_executor", *kill)
         expect(run.pid("gpu_executor") not in (executor, None), "it is the same executor")
         expect_equal(run.pid("planner"), planner, "the planner's pid")
         name, share = policy_words(random)
-        run.ask(steering.policy, name, *share)
+        run.ask(policy_command.policy, name, *share)
         run.check_loader()
     expect(run.lives(), "the run was over before it was disturbed enough")
     said = run.finish(oracle).err

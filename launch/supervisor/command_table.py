@@ -1,0 +1,109 @@
+"""The table of commands, and how each of them ends: one line and an exit code, never a traceback."""
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+
+from .shared.paths import command_name
+from .shared.trouble import CANNOT_START, DONE, INTERNAL, INTERRUPTED, Refusal, of_system, say, shown, tell
+
+# Command, where it is, and what it does. Imported when called: `run` starts fast.
+COMMANDS = {
+    "demo": ("commands.demo", "demo", "sets up, builds, answers prompts with the bundled tiny model"),
+    "test": ("development.tests", "test", "sets up, builds, runs every test"),
+    "setup": ("development.setup", "setup", "installs what is missing and builds"),
+    "run": ("commands.run", "run", "answers every line of a file of requests"),
+    "bench": ("commands.bench", "bench", "makes requests, runs them, and tells the speed beside what the link allows"),
+    "plan": ("commands.plan_command", "plan", "what a run would do and how fast: memory, speed, bytes; no GPU, no weights"),
+    "profile": ("commands.profile", "profile", "measures what everything costs on this machine, and keeps it"),
+    "load": ("commands.load", "load", "loads a model and keeps it in memory for the runs to come"),
+    "status": ("commands.status", "status", "how far a run is; without RUN: what is running"),
+    "policy": ("commands.policy", "policy", "another policy for a run that goes on; without NAME: the one in force"),
+    "restart": ("commands.restart", "restart", "another planner or gpu_executor for a run that goes on"),
+    "stop": ("commands.stop", "stop", "ends a run; without RUN: the kept loaders"),
+    "bundle": ("development.bundle", "bundle", "makes a directory of programs and libraries that runs on another machine"),
+    "inspect": ("commands.inspect", "inspect", "shows the orders of a run, as a table or as JSON"),
+    "policies": ("commands.policies", "policies", "lists the ways to keep context, each with its source"),
+    "simulate": ("commands.simulate", "simulate", "plays the papers' experiments in virtual time, without a GPU"),
+    "doctor": ("commands.doctor", "doctor", "looks at the machine, removes leftovers; with --model: what it would take"),
+    "version": ("commands.version", "version", "prints the version"),
+    "help": (None, None, "explains a command"),
+}
+_OTHER_NAMES = {"build": "setup", "--help": "help", "-h": "help", "--version": "version", "-V": "version"}
+
+
+def main(words):
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except Refusal as refusal:
+        say(refusal.sentence)
+        return refusal.code
+    except SystemExit as end:  # argparse, after --help
+        return end.code or DONE
+    except KeyboardInterrupt:
+        say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has seen enough
+        _forget_stdout()
+        return DONE
+    except OSError as problem:
+        _forget_stdout()
+        refusal = of_system(problem)
+        _trace()
+        say(refusal.sentence)
+        return refusal.code
+    except Exception as problem:  # pylint: disable=broad-except
+        _trace()
+        say(f"a defect of poise: {type(problem).__name__}: {shown(problem)} (POISE_TRACE=1 shows where)")
+        return INTERNAL
+
+
+def _forget_stdout():
+    """What could not be written there is not tried again when Python ends, which would spoil the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _trace():
+    if os.environ.get("POISE_TRACE"):
+        traceback.print_exc()
+
+
+def _dispatch(words):
+    if not words:
+        say(f"which command? {_list()}")
+        return CANNOT_START
+    name = _OTHER_NAMES.get(words[0], words[0])
+    if name == "help":
+        return _help(words[1:])
+    if name not in COMMANDS:
+        raise Refusal(f"there is no command '{shown(words[0])}'; there are: {_list()}")
+    module, function, _ = COMMANDS[name]
+    return getattr(importlib.import_module("." + module, __package__), function)(words[1:])
+
+
+def _list():
+    return ", ".join(COMMANDS)
+
+
+def _help(words):
+    if words:
+        name = _OTHER_NAMES.get(words[0], words[0])
+        if name not in COMMANDS:
+            raise Refusal(f"there is no command '{shown(words[0])}'; there are: {_list()}")
+        if name != "help":
+            return _dispatch([name, "--help"])
+    width = max(len(name) for name in COMMANDS)
+    lines = [f"  {name:{width}}  {meaning}" for name, (_, _, meaning) in COMMANDS.items()]
+    tell(
+        "poise: offline LLM inference on one GPU too small for the model\n\n"
+        + "\n".join(lines)
+        + f"\n\n{command_name()} help COMMAND lists its options; behaviour and exit codes: launch/README.md"
+    )
+    return DONE

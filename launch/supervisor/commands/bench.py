@@ -1,0 +1,255 @@
+"""`poise bench`: makes requests, runs them as `poise run` does, and reads the speed from the record of the run.
+
+Flags and JSON keys are those of vLLM's throughput benchmark where the meaning is the same. Figures: measure/figures.py.
+"""
+
+import datetime
+import json
+import os
+import platform
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from ..lifecycle import inputs
+from ..measure import bench_table, figures
+from ..measure.bench_options import bench_parser, run_words
+from ..measure.bench_requests import make_requests, write_requests
+from ..measure.memory_watch import MemoryWatch
+from ..measure.record import read_record
+from ..shared import build_facts, machine
+from ..shared.files import read_json
+from ..shared.options import normalised
+from ..shared.paths import ROOT
+from ..shared.quantities import counted
+from ..shared.trouble import DONE, INTERRUPTED, Refusal, brief, naming, nothing_kept, say, shown, tell
+
+_TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"))
+
+
+def bench(words):
+    given = bench_parser().parse_args(normalised(words))
+    given.output_len_given = given.output_len is not None
+    given.output_len = given.output_len or 128
+    for option, path in (("--output-json", given.output_json), ("--trace", given.trace)):
+        if path:
+            inputs.check_written(option, path)
+    folder = Path(tempfile.mkdtemp(prefix="poise-bench-"))
+    try:
+        _choose_model(given, folder)
+        requests = make_requests(given, *_sizes_of(given))
+        where = _where_runs_go(given, folder)
+        write_requests(folder / "requests.jsonl", requests)
+        runs = []
+        for number in range(given.runs):
+            run = _Run(given, folder / "requests.jsonl", requests, where / f"run-{number + 1}")
+            code = run.go(folder / f"results-{number + 1}.jsonl", last=number + 1 == given.runs)
+            if code != DONE:
+                if given.run_dir is None:
+                    nothing_kept("bench")
+                return code
+            runs.append(run.figures())
+            tell(bench_table.throughput_line(runs[-1]))
+        _conclude(given, requests, runs)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return DONE
+
+
+def _choose_model(given, folder):
+    """--config FILE stands for a model of that shape without weights."""
+    if given.config is not None:
+        made = folder / "model"
+        made.mkdir()
+        if not os.path.isfile(given.config):
+            raise Refusal(f"--config {shown(given.config)}: no such file")
+        shutil.copyfile(given.config, made / "config.json")
+        given.model_name = given.served_model_name or Path(given.config).stem
+        given.model, given.load_format = str(made), "dummy"
+    else:
+        given.model_name = given.served_model_name or given.model
+    inputs.check_model(given.model)
+    there = set(os.listdir(given.model))
+    if not any(there.issuperset(files) for files in _TOKENIZERS):
+        given.skip_tokenizer_init = True
+
+
+def _sizes_of(given):
+    """(tokens of the vocabulary, positions)."""
+    config = read_json(Path(given.model) / "config.json")
+    try:
+        vocabulary, positions = int(config["vocab_size"]), int(config["max_position_embeddings"])
+    except (KeyError, TypeError, ValueError):
+        name = shown(given.config or Path(given.model) / "config.json")
+        raise Refusal(f"{name}: no JSON object, or vocab_size and max_position_embeddings are missing in it") from None
+    return vocabulary, min(positions, given.max_model_len or positions)
+
+
+def _matrix_entries(model):
+    """Of all layers' weights: Q, K, V and output projections, and the two of the MLP."""
+    config = read_json(Path(model) / "config.json")
+    hidden, ffn = config["hidden_size"], config.get("ffn_dim", 4 * config["hidden_size"])
+    heads = config["num_attention_heads"]
+    shared = config.get("num_key_value_heads", heads) / heads
+    return int(config["num_hidden_layers"] * (hidden * hidden * (2 + 2 * shared) + 2 * hidden * ffn))
+
+
+def _where_runs_go(given, folder):
+    if given.run_dir is None:
+        return folder
+    os.makedirs(given.run_dir, exist_ok=True)
+    return Path(os.path.abspath(given.run_dir))
+
+
+class _Run:
+    """One run of the requests, and what it left on record."""
+
+    def __init__(self, given, requests_file, requests, directory):
+        self._given, self._requests = given, requests
+        self._file, self._directory = requests_file, directory
+        self._watch = MemoryWatch(directory)
+
+    def go(self, output, last):
+        given = self._given
+        command = [sys.executable, "-s", str(ROOT / "launch" / "start.py"), "run"]
+        command += run_words(given, given.model, self._file, output, self._directory, self._trace_file(last))
+        with self._watch, subprocess.Popen(command) as process:
+            before = signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGTERM))
+            try:
+                code = process.wait()
+            except KeyboardInterrupt:  # the run has it, too, and ends in its own way
+                process.wait()
+                return INTERRUPTED
+            finally:
+                signal.signal(signal.SIGTERM, before)
+        if code != DONE:
+            return code
+        self._status = read_json(self._directory / "status.json")
+        self._record = read_record(self._directory / "orders.log")
+        return DONE
+
+    def _trace_file(self, last):
+        """Every run is traced, so that they are alike; the last one's timeline is the one that is wanted."""
+        if self._given.trace is None:
+            return None
+        if last and self._given.trace:
+            return self._given.trace
+        return "trace.json.gz" if last and self._given.run_dir is None else self._directory / "trace.json"
+
+    def figures(self):
+        status, record, watch = self._status, self._record, self._watch
+        wanted = sum(answer for _, answer in self._requests)
+        if status.get("errors") or status.get("generated_tokens") != wanted:
+            raise Refusal(
+                f"the run is no measure: {counted(status.get('errors'), 'error')}, "
+                f"{counted(status.get('generated_tokens'), 'token')} generated of {wanted}",
+                INTERRUPTED,
+            )
+        seconds, total = status["elapsed_seconds"], status["generated_tokens"] + sum(len(p) for p, _ in self._requests)
+        peak, source = self._link_peak()
+        return {
+            "elapsed_time": seconds,
+            "num_requests": len(self._requests),
+            "total_num_tokens": total,
+            "requests_per_second": len(self._requests) / seconds,
+            "tokens_per_second": total / seconds,
+            "output_tokens": wanted,
+            "output_tokens_per_second": wanted / seconds,
+            "prompt_tokens": sum(len(prompt) for prompt, _ in self._requests),
+            "preemptions": status["preemptions"],
+            "policy": status["policy"],
+            "device": status["device"],
+            "layers": status["layers"],
+            "resident_layers": status["resident_layers"],
+            "blocks": status["blocks"],
+            "link_peak_bytes_per_second": peak,
+            "link_peak_source": source,
+            "compute_peak_flops_per_second": self._given.compute_peak and self._given.compute_peak * 1e12,
+            "phases": figures.phases(record, peak, _matrix_entries(self._given.model)),
+            "planner_shares": status["planner"],
+            **{name: status.get(name) for name in ("predicted", "measured")},  # by a profile, where there is one
+            "device_memory_bytes": record.ready.get("device_bytes"),
+            "device_memory_cap_bytes": record.configure.get("gpu_memory"),
+            "device_memory_peak_by_driver_bytes": watch.device,
+            "host_memory_peak_bytes": watch.host,
+            "host_pool_bytes": status["host_pool_bytes"],
+        }
+
+    def _link_peak(self):
+        """Bytes/s, and whose word that is."""
+        if self._given.link_peak is not None:
+            return self._given.link_peak * 1e9, "--link-peak"
+        told = self._record.link_bytes_per_s
+        if told and self._given.link_gbps is not None:
+            return told, "--link-gbps"
+        return (told, "measured by the device") if told else (None, "unknown")
+
+
+def _conclude(given, requests, runs):
+    """The run in the middle stands for all of them; the others are listed behind it."""
+    middle = sorted(runs, key=lambda run: run["elapsed_time"])[(len(runs) - 1) // 2]
+    result = {
+        **middle,
+        "work": _work(given, requests),
+        "machine": _machine(),
+        "runs": [_brief(run) for run in runs],
+    }
+    if len(runs) > 1:
+        rates = [run["output_tokens_per_second"] for run in runs]
+        result["output_tokens_per_second_spread"] = (max(rates) - min(rates)) / statistics.median(rates)
+    tell(bench_table.table(result))
+    if given.output_json:
+        with naming(given.output_json), open(given.output_json, "w", encoding="utf-8") as file:
+            json.dump(result, file, indent=2)
+            file.write("\n")
+        say(f"{brief(given.output_json)} is written")
+
+
+def _brief(run):
+    decode = run["phases"]["decode"] or {}
+    return {
+        "elapsed_time": run["elapsed_time"],
+        "output_tokens_per_second": run["output_tokens_per_second"],
+        "decode_tokens_per_second": decode.get("sampled_tokens_per_second"),
+        "decode_efficiency": decode.get("efficiency"),
+    }
+
+
+def _work(given, requests):
+    prompts, answers = [len(prompt) for prompt, _ in requests], [answer for _, answer in requests]
+    asked = ("dtype", "load_format", "seed", "max_num_seqs", "min_num_seqs", "mini_batch_tokens", "prefill_tokens", "act_share")
+    return {
+        "model": given.model_name,
+        "dataset": given.dataset_name,
+        "num_prompts": len(requests),
+        "input_len": [min(prompts), statistics.mean(prompts), max(prompts)],
+        "output_len": [min(answers), statistics.mean(answers), max(answers)],
+        "gpu_memory": given.gpu_memory,
+        "host_memory": given.host_memory,
+        **{name: getattr(given, name) for name in (*asked, "recompute_share", "machine", "profile")},
+    }
+
+
+def _machine():
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": build_facts.commit(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": machine.cores(),
+        "memory_bytes": machine.total_memory(),
+        "gpus": machine.gpus(),
+    }
+
+
+def _processor():
+    try:
+        with open("/proc/cpuinfo") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.machine()

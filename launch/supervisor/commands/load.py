@@ -1,0 +1,81 @@
+"""`poise load`: a loader that stays until `poise stop`."""
+
+import time
+
+from ..lifecycle import inputs, loaders, segments
+from ..lifecycle.children import reason
+from ..lifecycle.interrupts import Interrupts
+from ..shared.options import add_loading, add_model, normalised, parser
+from ..shared.paths import command_line
+from ..shared.progress import LoadingRate, ProgressLine
+from ..shared.quantities import bytes_text, duration
+from ..shared.trouble import DONE, INTERRUPTED, Refusal, say, shown
+
+
+def load(words):
+    made = parser("load", "Loads a model and keeps it in memory for the runs to come; `poise stop` ends it.")
+    add_model(made)
+    add_loading(made)
+    given = made.parse_args(normalised(words))
+    inputs.check_limits()
+    inputs.check_model(given.model)
+    segments.reap()
+    loaders.sweep()
+    home = loaders.Home.of(given)
+    stale = home.why_stale(given)
+    if home.lives() and stale is None:
+        say(f"{shown(given.model)} is loaded already; end it with: {command_line('stop')}")
+        return DONE
+    if home.lives():
+        if home.in_use():
+            raise Refusal(f"{stale}, but a run still uses it: wait for it")
+        home.stop()
+    given.gpu_memory = None
+    inputs.clip_memory(given)
+    return _load(loaders.Home.of(given, make=True), given)
+
+
+def _load(home, given):
+    interrupts, line, rate = Interrupts(), ProgressLine(), LoadingRate()
+    lock = home.take()
+    if lock is None:
+        raise Refusal("another run is starting a kept loader of this model: try again")
+    began = time.monotonic()
+    loader = home.start(given)
+    control = segments.ControlView(home.run_id)
+    sealed = False
+    try:
+        while not (sealed := loader.may_stay(control)):
+            if loader.returncode() is not None:
+                line.clear()
+                code, sentence = reason(loader)
+                say(sentence)
+                return code
+            if interrupts.count:
+                line.clear()
+                say("interrupted; nothing is kept")
+                return INTERRUPTED
+            _relay(loader, line)
+            if line.due():
+                line.show(rate.text(control.loaded_bytes, *segments.reserved(home.run_id, "weights")))
+            time.sleep(0.02)
+        _relay(loader, line)
+        line.clear()
+        seconds = time.monotonic() - began
+        size = segments.weights_bytes(home.run_id)
+        say(
+            f"{shown(given.model)}: {bytes_text(size)} in {duration(seconds)} ({size / seconds / 1e9:.2f} GB/s); "
+            f"kept until: {command_line('stop')}"
+        )
+        return DONE
+    finally:
+        if not sealed:
+            home.stop()
+        lock.give_back()
+
+
+def _relay(loader, line):
+    """What it warns of, such as tensors that nobody needs."""
+    for text in loader.new_lines():
+        line.clear()
+        say(text)

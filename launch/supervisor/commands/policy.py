@@ -1,0 +1,73 @@
+"""`poise policy`: another policy for a run that goes on, or which one is in force."""
+
+import json
+import time
+from pathlib import Path
+
+from ..lifecycle import live_changes
+from ..lifecycle.run_directory import RunDirectory
+from ..shared.options import normalised, parser
+from ..shared.quantities import counted
+from ..shared.trouble import DONE, Refusal, brief, say, shown, tell
+
+
+def policy(words):
+    made = parser(
+        "policy",
+        "Another policy for a run that goes on, from its next iteration; without NAME, the one in force.\n\n"
+        "What is stored stays valid; nothing is loaded again; the tokens do not change.",
+    )
+    made.add_argument("words", nargs="+", metavar="[NAME] RUN", help="a policy (see policies), a run directory")
+    made.add_argument("--json", action="store_true", help="as one JSON object")
+    live_changes.add_policy_options(made)
+    made.usage = "poise policy [-h] [--json] [--act-share 0..1] [--recompute-share 0..1] [--machine NAME] [NAME] RUN"
+    given = made.parse_mixed(normalised(words))
+    if len(given.words) > 2:
+        made.error(f"there is no argument {shown(given.words[2])}")
+    directory = RunDirectory(Path(given.words[-1]))
+    directory.require_a_run()
+    if len(given.words) == 1:
+        if live_changes.policy_options(given):
+            made.error("--act-share and the like go with the NAME of a policy")
+        return _tell(directory.status(), given.json)
+    serial = live_changes.wish_for_policy(live_changes.require_living(directory), given.words[0], live_changes.policy_options(given))
+    return _answer_to_wish(directory, serial, given)
+
+
+def _answer_to_wish(directory, serial, given):
+    until = time.monotonic() + live_changes.WAIT
+    while time.monotonic() < until:
+        status = directory.status()
+        granted, why_not = live_changes.answer_to(serial, status)
+        if why_not:
+            raise Refusal(why_not)
+        if granted:
+            return _tell(status, given.json, granted)
+        if not directory.lives():
+            raise Refusal(f"the run in {shown(directory.path)} ended before its next iteration")
+        time.sleep(live_changes.LOOK)
+    status = directory.status()
+    say(
+        f"{given.words[0]} takes effect at the next iteration boundary; iteration {status.get('iteration', 0)} has been "
+        f"under way for long ({brief(directory.path)}: {status.get('state', 'starting')})"
+    )
+    return DONE
+
+
+def _tell(status, as_json, granted=None):
+    """The policy in force; or the one that was `granted`, which another may have followed by now."""
+    now = {"policy": status.get("policy"), "since": status.get("policy_since")}
+    told = {name: granted[name] for name in now} if granted else now
+    name = told["policy"]
+    facts = {**told, "iteration": status.get("iteration")}
+    facts["blocks"] = status.get("blocks", {})
+    if as_json:
+        tell(json.dumps(facts))
+    elif name:
+        blocks = facts["blocks"]
+        on_host = f"{blocks.get('act', 0)} ACT and {counted(blocks.get('kv', 0), 'KV block')}"
+        followed = f" ({now['policy']} followed, from iteration {now['since']} on)" if told != now else ""
+        tell(f"{name}, from iteration {facts['since']} on{followed}; the host's pool has {on_host} now, and follows as blocks free up")
+    else:
+        tell("no policy yet: the run is being prepared")
+    return DONE

@@ -1,0 +1,39 @@
+"""`poise simulate`: a paper's experiment, played by the planner, drawn here."""
+
+import json
+
+from ..lifecycle import inputs
+from ..lifecycle.ask_planner import ask, become_planner
+from ..measure.paper_figures import DRAWN, NOT_DRAWN, draw
+from ..shared.options import normalised, parser
+from ..shared.trouble import DONE, Refusal, naming, of_system, tell
+
+
+def simulate(words):
+    made = parser(
+        "simulate",
+        "Plays the planner's own decisions in virtual time, with no GPU and no weights: the papers' experiments by name.",
+    )
+    made.add_argument("name", metavar="NAME", help=f"one of {', '.join((*DRAWN, *NOT_DRAWN))}; the last takes a minute and has no picture")
+    made.add_argument("--json", action="store_true", help="one JSON object")
+    made.add_argument("--svg", metavar="FILE", help="draw it, too, as the paper does")
+    given = made.parse_args(normalised(words))
+    if not given.name:
+        made.error("missing: NAME")
+    if given.svg is None:
+        return become_planner("simulate", *(["--json"] if given.json else []), "--", given.name)
+    if given.name in NOT_DRAWN:
+        raise Refusal(f"there is no picture of {given.name}; there are pictures of {', '.join(DRAWN)}")
+    inputs.check_written("--svg", given.svg)
+    table, _, played = ask("simulate", "--json", "--table", "--", given.name).rstrip("\n").rpartition("\n")
+    _write(given.svg, draw(given.name, json.loads(played)))
+    tell(played if given.json else table)
+    return DONE
+
+
+def _write(path, text):
+    try:
+        with naming(path), open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as problem:
+        raise of_system(problem) from None

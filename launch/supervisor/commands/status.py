@@ -1,0 +1,85 @@
+"""`poise status`: how far a run is, and what this user runs."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+from ..lifecycle import loaders, processes
+from ..lifecycle.run_directory import FINISHED, UNFINISHED, RunDirectory
+from ..lifecycle.run_summary import finished_lines, progress_text, safe_text
+from ..shared.options import normalised, parser
+from ..shared.paths import PLANNER
+from ..shared.quantities import bytes_text, counted
+from ..shared.trouble import DONE, shown, tell
+
+
+def status(words):
+    made = parser("status", "How far the run in RUN is; without RUN, which runs and kept loaders live.")
+    made.add_argument("run", nargs="?", metavar="RUN", help="a run directory")
+    made.add_argument("--json", action="store_true", help="as one JSON object")
+    given = made.parse_args(normalised(words))
+    return _of_run(given) if given.run is not None else _of_user(given)
+
+
+def _of_run(given):
+    directory = RunDirectory(Path(given.run))
+    directory.require_a_run()
+    facts = {**directory.status(), "state": "running" if directory.lives() else directory.state()}
+    results = facts.get("done", 0) if facts["state"] == FINISHED else finished_lines(directory)
+    facts |= {"run_dir": str(directory.path), "results": results, "output": directory.published()}
+    if given.json:
+        tell(json.dumps(facts))
+        return DONE
+    record = directory.record()
+    tell(f"{shown(given.run)}: {facts['state']}")
+    for name in ("model", "input", "output"):
+        if record.get(name):
+            tell(f"  {name:7} {shown(record[name])}")
+    if directory.lives():
+        since = directory.owner().get("since")
+        tell(f"  {progress_text(facts)}{f', since {since}' if since else ''}")
+    elif facts["state"] == UNFINISHED:
+        tell(f"  {safe_text(directory)}; go on with: {_resume_text(record)}")
+    elif facts["state"] == FINISHED:
+        tell(f"  {counted(facts.get('done', 0), 'result')}, {facts.get('errors', 0)} of them errors")
+    _tell_balance(facts.get("balance") or {})
+    return DONE
+
+
+def _resume_text(record):
+    """The command, and where it was typed if that is elsewhere: its paths may be relative."""
+    command, folder = record.get("resume") or "`run … --resume`", record.get("folder")
+    elsewhere = folder and os.path.realpath(folder) != os.getcwd()
+    return f"{f'(in {shown(folder)}) ' if elsewhere else ''}{shown(command)}"
+
+
+def _tell_balance(balance):
+    """In words, then the last iterations: what either side took, and what it stood still for."""
+    if balance.get("words"):
+        tell(f"  {balance['words']}")
+    if balance.get("last"):
+        tell("  iteration  T_PCIe ms  T_compute ms  wall ms  waits for weights, blocks, rows; buffers ms    F_b")
+    for one in balance.get("last", ()):
+        waits = one["compute_waits"]
+        told = ", ".join(f"{waits[name] * 1e3:.2f}" for name in ("weights", "blocks", "rows"))
+        told += f"; {one['link_waits']['buffers'] * 1e3:.2f}"
+        times = f"{one['t_pcie'] * 1e3:11.2f}{one['t_compute'] * 1e3:14.2f}{one.get('seconds', 0) * 1e3:9.2f}"
+        tell(f"  {one['iteration']:9}{times}  {told:>42}{one['f_b']:7.2f}")
+
+
+def _of_user(given):
+    planners = [process for process in processes.running() if process.program == PLANNER]
+    runs = [shown(process.option("--run-dir")) for process in planners]
+    kept = [home.describe() for home in loaders.Home.all() if home.lives()]
+    if given.json:
+        tell(json.dumps({"runs": runs, "kept_loaders": kept, "time": time.time()}))
+        return DONE
+    for run in runs:
+        tell(f"run           {run}")
+    for loader in kept:
+        use = "in use" if loader["in_use"] else "idle"
+        tell(f"kept loader   {shown(loader['model'])} ({loader['dtype']}, {bytes_text(loader['weights_bytes'])}, {use})")
+    if not runs and not kept:
+        tell("nothing is running")
+    return DONE

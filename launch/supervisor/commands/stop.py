@@ -1,0 +1,56 @@
+"""`poise stop`: ends a run in order, or the kept loaders."""
+
+import signal
+from pathlib import Path
+
+from ..lifecycle import loaders, processes
+from ..lifecycle.leftovers import clean_up
+from ..lifecycle.run_directory import RunDirectory
+from ..shared.options import parser
+from ..shared.trouble import DONE, INTERRUPTED, Refusal, say, shown
+
+_END = 40  # seconds; a run has 30 to end in order
+
+
+def stop(words):
+    made = parser("stop", "Ends the run in RUN in order (it can be resumed); without RUN, ends the kept loaders.")
+    made.add_argument("run", nargs="?", metavar="RUN", help="a run directory")
+    given = made.parse_args(words)
+    code = _stop_run(RunDirectory(Path(given.run))) if given.run is not None else _stop_loaders()
+    clean_up()
+    return code
+
+
+def _stop_run(directory):
+    directory.require_a_run()
+    if not directory.lives():
+        say(f"nothing runs in {shown(directory.path)}")
+        return DONE
+    owner = directory.owner()
+    descriptor = None
+    if isinstance(owner.get("pid"), int):
+        descriptor = processes.open_verified(owner["pid"], owner.get("started"))
+    if descriptor is None:
+        raise Refusal(f"{shown(directory.path)} is in use, but not by a process that can be seen from here")
+    processes.send(descriptor, signal.SIGTERM)
+    if processes.wait_gone([descriptor], _END):
+        processes.send(descriptor, signal.SIGINT)  # the second one: at once
+        if processes.wait_gone([descriptor], 10):
+            say(f"the run in {shown(directory.path)} does not end (process {owner['pid']})")
+            return INTERRUPTED
+    say(f"the run in {shown(directory.path)} has ended")
+    return DONE
+
+
+def _stop_loaders():
+    stopped = 0
+    for home in loaders.Home.all():
+        model = home.record.get("model") or home.folder
+        if home.lives() and home.in_use():
+            say(f"the kept loader of {shown(model)} is in use by a run: stop that first")
+        elif home.stop():
+            say(f"ended the loader of {shown(model)}")
+            stopped += 1
+    if not stopped:
+        say("no loader was kept")
+    return DONE

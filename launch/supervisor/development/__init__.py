@@ -1,0 +1,1 @@
+"""What needs a checkout of the sources: building, testing, bundling."""

@@ -1,0 +1,85 @@
+"""`poise setup`: configures and builds. What Debian must bring was installed by the shell part before."""
+
+import collections
+import os
+import re
+import subprocess
+import time
+
+from ..shared import machine
+from ..shared.options import normalised, parser
+from ..shared.paths import PROGRAMS, ROOT, command_line, is_bundle
+from ..shared.progress import ProgressLine
+from ..shared.quantities import duration
+from ..shared.trouble import DONE, Refusal, say, shown
+
+_MEMORY_PER_JOB = 3 << 29  # 1.5 GiB: the largest sources of this project under a sanitizer
+_TAIL = 30
+
+
+def add_install_option(to):
+    # Obeyed by the shell part, which has run before.
+    to.add_argument("--no-install", action="store_true", help="install nothing; say what is missing")
+
+
+def setup(words):
+    made = parser("setup", "Installs what is missing (Debian packages), configures and builds.")
+    add_install_option(made)
+    made.parse_args(normalised(words))
+    build_programs()
+    say(f"built: try {command_line('demo')}")
+    return DONE
+
+
+def jobs():
+    return max(1, min(machine.cores(), machine.available_memory() // _MEMORY_PER_JOB))
+
+
+def build_programs():
+    """What a user runs; the tests are built by `poise test`."""
+    build("release", PROGRAMS)
+
+
+def build(preset, targets=()):
+    """Configures `preset` where that was not done, and builds it; refuses with the compiler's words if it fails."""
+    if is_bundle():
+        raise Refusal("this is a bundle: its programs are built already; `setup` and `test` are for a checkout of the sources")
+    folder = ROOT / "build" / preset
+    os.makedirs(folder, exist_ok=True)
+    began = time.monotonic()
+    log = folder / "setup.log"
+    with open(log, "w") as file:
+        if not (folder / "build.ninja").exists():
+            command = ["cmake", "--preset", preset]
+            if _execute(command, file, preset) and _execute([*command, "--fresh"], file, preset):
+                raise Refusal(f"configuring failed: the lines above say why (all of it: {shown(log)})")
+        if _execute(["ninja", "-C", str(folder), f"-j{jobs()}", *targets], file, preset):
+            raise Refusal(f"building failed: the lines above say why (all of it: {shown(log)})")
+    seconds = time.monotonic() - began
+    if seconds > 5:
+        say(f"built {preset} in {duration(seconds)}")
+
+
+def _execute(command, log, preset):
+    """Runs a tool, showing ninja's [done/all] as one line; its last lines are printed where it fails."""
+    line, tail = ProgressLine(), collections.deque(maxlen=_TAIL)
+    try:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace",
+        )
+    except FileNotFoundError:
+        raise Refusal(f"{command[0]} is missing: run {command_line('setup')} without --no-install") from None
+    with process:
+        for text in process.stdout:
+            log.write(text)
+            step = re.match(r"\[(\d+)/(\d+)\]", text)
+            if not step or "FAILED" in text:
+                tail.append(text)
+            elif line.due():
+                line.show(f"building {preset}: {step.group(1)} of {step.group(2)}")
+    line.clear()
+    if process.returncode and ("--preset" not in command or "--fresh" in command):
+        for text in filter(str.strip, tail):
+            say(text.rstrip())
+    return process.returncode

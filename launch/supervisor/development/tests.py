@@ -1,0 +1,227 @@
+"""`poise test`: set-up, builds, and every test there is, with a plain count at the end."""
+
+import concurrent.futures
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from ..shared.options import normalised, parser
+from ..shared.paths import PROGRAMS, ROOT, is_bundle
+from ..shared.quantities import duration
+from ..shared.trouble import DONE, Refusal, say, tell
+from . import setup
+
+_E2E = ROOT / "tests" / "e2e"
+_VENV = ROOT / "build" / "venv"
+_PARTS = ("unit", "e2e", "asan", "tsan")
+_PRESETS = {"unit": "release", "e2e": "release", "asan": "dev", "tsan": "tsan"}
+# The planner decides in one thread; those that read requests and watch the supervisor run in e2e/sanitized.py.
+_TARGETS = {
+    "e2e": (*PROGRAMS, "poise-tokenizer-tool"),
+    "tsan": (*PROGRAMS, "poise_common_tests", "poise_kernels_tests", "poise_loader_tests", "poise_gpu_executor_tests"),
+}
+# End-to-end scripts that also run on the sanitizers' programs: the whole path, a kill, and a resume.
+_SANITIZED = "sanitized.py"
+_NOT_SCRIPTS = {"harness.py", "mixed_requests.py", _SANITIZED}
+_LONG_ONES = ["tokenizer_equality.py", "swaps.py", "kills.py", "sameness.py", "profiles.py", "hostile_requests.py"]
+_LONGEST_SCRIPT = 900  # seconds
+# Many tests wait for something to happen in time, and a machine may be busy. What fails is tried once more and, if it
+# passes then, named at the end; not under ThreadSanitizer, whose findings are real however seldom they come.
+_TRIES = {"unit": 2, "e2e": 2, "asan": 2, "tsan": 1}
+
+
+def test(words):
+    made = parser("test", "Sets up, builds, and runs the tests: unit tests, end to end, and both under sanitizers.")
+    setup.add_install_option(made)
+    made.add_argument("--only", action="append", choices=_PARTS, help="a part of them; may be given more than once")
+    given = made.parse_args(normalised(words))
+    if is_bundle():
+        raise Refusal("this is a bundle: tests are for a checkout of the sources; bench/gpu_check.sh checks a bundle")
+    parts = [part for part in _PARTS if not given.only or part in given.only]
+    count = _Count()
+    began = time.monotonic()
+    try:
+        for part in parts:
+            since = time.monotonic()
+            try:
+                _run_part(part, count, given.no_install)
+            except Refusal as refusal:
+                count.broke(f"{part}: {refusal.sentence}")
+            say(f"--- {part}: {duration(time.monotonic() - since)}")
+    finally:
+        _interrupt(list(_scripts))  # after an interrupt: they are sessions of their own
+    say(f"{', '.join(parts)}: {duration(time.monotonic() - began)}")
+    for name in count.second_tries:
+        say(f"passed only at the second try: {name}")
+    for name in count.names:
+        say(f"failed: {name}")
+    tell(f"{count.passed} passed, {count.failed} failed")
+    return 1 if count.failed or not count.passed else DONE
+
+
+class _Count:
+    def __init__(self):
+        self.passed = self.failed = 0
+        self.names, self.second_tries = [], []
+        self._lock = threading.Lock()
+
+    def add(self, passed, failed, name):
+        with self._lock:
+            self.passed += passed
+            self.failed += failed
+            if failed:
+                self.names.append(f"{name} ({failed})")
+
+    def broke(self, name):
+        say(name)
+        with self._lock:
+            self.failed += 1
+            self.names.append(name)
+
+
+def _run_part(part, count, no_install):
+    preset = _PRESETS[part]
+    setup.build(preset, _TARGETS.get(part, ()))
+    if part == "e2e":
+        _end_to_end(count, no_install)
+        return
+    _ctest(preset, count, _TRIES[part])
+    if part != "unit":
+        folder = ROOT / "build" / preset / "bin"
+        command = [sys.executable, str(_E2E / _SANITIZED)]
+        _script(command, f"{part} e2e/{_SANITIZED}", count, {"POISE_BIN": str(folder), **sanitizer_options()})
+
+
+def _end_to_end(count, no_install):
+    """All scripts, two at a time: they wait more than they compute. The longest come first."""
+    scripts = [path.name for path in _E2E.glob("*.py") if path.name not in _NOT_SCRIPTS]
+    scripts.sort(key=lambda name: (_LONG_ONES.index(name) if name in _LONG_ONES else len(_LONG_ONES), name))
+
+    def run(script):
+        if script == "tokenizer_equality.py":
+            _tokenizer_equality(count, no_install)
+        else:
+            _script([sys.executable, str(_E2E / script), "--tries", str(_TRIES["e2e"])], f"e2e/{script}", count)
+
+    pool = concurrent.futures.ThreadPoolExecutor(2)
+    try:
+        list(pool.map(run, scripts))
+    finally:  # after an interrupt no other script begins, and who called ends those that run
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def sanitizer_options():
+    suppressions = ROOT / "tests" / "support" / "tsan.supp"
+    return {
+        "TSAN_OPTIONS": f"suppressions={suppressions}:halt_on_error=1:exitcode=66",
+        "ASAN_OPTIONS": "detect_leaks=1:exitcode=66",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+
+
+def _ctest(preset, count, tries):
+    """The unit tests; ctest shows one line each, we show those that fail and a sign of life."""
+    command = ["ctest", "--preset", preset, f"-j{setup.jobs()}", "--no-tests=error", "-E", "_NOT_BUILT$"]
+    command += ["--repeat", f"until-pass:{tries}"] if tries > 1 else []
+    environment = {**os.environ, **sanitizer_options()}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+    totals, life, kept, stumbled = None, time.monotonic(), [], set()
+    with process:
+        for line in process.stdout:
+            step = re.match(r"\s*(\d+)?/?(\d+)? *Test +#\d+: (.+?) \.\.+ *(\S+)", line)
+            totals = re.search(r"(\d+) tests failed out of (\d+)", line) or totals
+            if step and step.group(4) == "Passed":
+                if step.group(3) in stumbled:
+                    count.second_tries.append(f"{preset} {step.group(3)}")
+                if step.group(1) and time.monotonic() - life > 5:
+                    life = time.monotonic()
+                    tell(f"{preset}: {step.group(1)} of {step.group(2)} tests")
+                continue
+            if step and step.group(4).strip("*") not in ("Skipped", "Not"):
+                stumbled.add(step.group(3))
+            if not re.match(r"\s*Start +\d+:", line):
+                kept.append(line)
+    if totals is None:
+        tell("".join(kept[-30:]).rstrip())
+        count.broke(f"{preset} unit tests: ctest came to no end")
+        return
+    failed, total = int(totals.group(1)), int(totals.group(2))
+    if failed:
+        tell("".join(kept).rstrip())
+    tell(f"{preset}: {total - failed} unit tests passed, {failed} failed")
+    count.add(total - failed, failed, f"{preset} unit tests")
+
+
+_scripts = set()  # that run
+
+
+def _end(process):
+    """Of a script, and of whatever it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _interrupt(scripts, patience=20):
+    """Those that run end what they have started, or are ended."""
+    for process in scripts:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+    until = time.monotonic() + patience
+    while time.monotonic() < until and any(process.poll() is None for process in scripts):
+        time.sleep(0.05)
+    for process in scripts:
+        _end(process)
+
+
+def _script(command, name, count, extra=None):
+    """A script of tests. Its last line is `N passed, N failed`; one that counts nothing is one test."""
+    tell(f"{name}")
+    process = subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, **(extra or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, errors="replace", start_new_session=True,
+    )
+    totals = None
+    _scripts.add(process)
+    alarm = threading.Timer(_LONGEST_SCRIPT, _end, (process,))
+    alarm.daemon = True
+    alarm.start()
+    with process:
+        for line in process.stdout:
+            tell("  " + line.rstrip())
+            if line.startswith("again "):
+                count.second_tries.append(line.removeprefix("again ").strip())
+            totals = re.fullmatch(r"(\d+) passed, (\d+) failed\s*", line) or totals
+    alarm.cancel()
+    _scripts.discard(process)
+    if totals is None:
+        count.add(process.returncode == 0, process.returncode != 0, name)
+    else:
+        passed, failed = int(totals.group(1)), int(totals.group(2))
+        count.add(passed, max(failed, int(process.returncode != 0)), name)
+
+
+def _tokenizer_equality(count, no_install):
+    tool = ROOT / "build" / "release" / "bin" / "poise-tokenizer-tool"
+    python = _VENV / "bin" / "python"
+    if not python.exists() or subprocess.run([python, "-c", "import tokenizers"], capture_output=True).returncode:
+        if no_install:
+            count.broke("e2e/tokenizer_equality.py: build/venv lacks the package tokenizers, and --no-install forbids it")
+            return
+        say("installing HuggingFace's tokenizers into build/venv, to compare with")
+        for command in (
+            [sys.executable, "-m", "venv", str(_VENV)],
+            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "tokenizers"],
+        ):
+            made = subprocess.run(command, capture_output=True, text=True, errors="replace")
+            if made.returncode:
+                tell((made.stdout + made.stderr).rstrip())
+                count.broke(f"e2e/tokenizer_equality.py: `{' '.join(command)}` failed")
+                return
+    _script([str(python), str(_E2E / "tokenizer_equality.py"), str(tool)], "e2e/tokenizer_equality.py", count)

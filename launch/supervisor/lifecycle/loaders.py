@@ -1,0 +1,185 @@
+"""Kept loaders: loaders that outlive runs, so that the next run of the same model finds its weights in memory.
+
+Each has a home in this user's private folder, named by what it was started with. `lock` there is inherited by the
+loader: held while it lives, whatever becomes of everybody else. `attached.lock` is held by the run that uses it.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import signal
+import time
+
+from ..shared.files import read_json, remove_tree
+from ..shared.options import loader_arguments
+from ..shared.paths import LOADER, fits_a_socket, make_private, private_folder, private_folder_path, program
+from ..shared.trouble import Refusal, shown
+from . import processes, segments
+from .children import Adopted, Child
+from .locks import Lock, is_held
+
+_END = 15  # seconds
+
+
+def model_files(model, load_format, tokenizer=False):
+    """What tells that a model's files are still the same: names, sizes, times of change, inodes."""
+    files = []
+    for entry in sorted(os.listdir(model)):
+        weights = entry.endswith((".safetensors", ".safetensors.index.json"))
+        texts = tokenizer and entry.endswith((".json", ".txt", ".model")) and not weights
+        if entry == "config.json" or texts or (weights and load_format != "dummy"):
+            try:
+                status = os.stat(os.path.join(model, entry))
+            except OSError:
+                continue
+            files.append([entry, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino])
+    return files
+
+
+def _identity(given):
+    identity = {"model": os.path.realpath(given.model), "dtype": given.dtype, "load_format": given.load_format}
+    if given.load_format == "dummy":
+        identity["seed"] = given.seed
+    return identity
+
+
+def _program_facts():
+    """What tells one build of the loader from another: all programs of a run must be of one."""
+    status = os.stat(program(LOADER))
+    return [status.st_size, status.st_mtime_ns]
+
+
+class Home:
+    def __init__(self, folder):
+        self.folder = folder
+        self.socket = folder / "loader.sock"
+
+    @classmethod
+    def of(cls, given, make=False):
+        digest = hashlib.sha256(json.dumps(_identity(given), sort_keys=True).encode()).hexdigest()[:16]
+        if make:
+            return cls(make_private(make_private(private_folder() / "loaders") / digest))
+        return cls(private_folder_path() / "loaders" / digest)
+
+    @classmethod
+    def all(cls):
+        folder = private_folder_path() / "loaders"
+        try:
+            return [cls(folder / name) for name in sorted(os.listdir(folder))]
+        except OSError:
+            return []
+
+    @property
+    def record(self):
+        return read_json(self.folder / "kept.json")
+
+    @property
+    def run_id(self):
+        return self.record.get("run_id", "")
+
+    def lives(self):
+        return is_held(self.folder / "lock")
+
+    def in_use(self):
+        return is_held(self.folder / "attached.lock")
+
+    def take(self):
+        """The right to use this loader, or None while a run has it."""
+        return Lock.take(self.folder / "attached.lock")
+
+    def start(self, given):
+        """A loader to be kept: without a death pipe, holding its home's lock itself."""
+        if not fits_a_socket(self.socket):
+            raise Refusal(f"{shown(self.folder)} is too long a path for sockets: set XDG_RUNTIME_DIR to a shorter one")
+        lock = Lock.take(self.folder / "lock")
+        if lock is None:
+            raise Refusal(f"a loader of {shown(given.model)} is being started or ended just now: try again")
+        os.set_inheritable(lock.descriptor, True)
+        run_id = secrets.token_hex(8)
+        words = loader_arguments(given) + ["--home", self.folder, "--run-id", run_id]
+        words += ["--log", self.folder / "loader.log"]
+        record = {**_identity(given), "files": model_files(given.model, given.load_format), "run_id": run_id}
+        record["program"] = _program_facts()
+        child = Child(LOADER, words, inherited=[lock.descriptor])
+        lock.give_back()  # the loader's own copy stays
+        record |= {"pid": child.pid, "started": processes.start_time(child.pid)}
+        try:
+            (self.folder / "kept.json").write_text(json.dumps(record))
+        except OSError:  # a full disk: nobody would find it again
+            child.close()
+            self.stop()
+            raise
+        return child
+
+    def adopt(self):
+        """The living loader, or None."""
+        record = self.record
+        if not self.lives() or "pid" not in record:
+            return None
+        descriptor = processes.open_verified(record["pid"], record.get("started"))
+        return Adopted(record["pid"], descriptor) if descriptor is not None else None
+
+    def _unrecorded(self):
+        """The living loader of this home where no record is of it: whoever started it could not write one. (loader, run id)"""
+        found = (p for p in processes.running() if p.program == LOADER and p.option("--home") == str(self.folder))
+        for process in found:
+            descriptor = processes.open_verified(process.pid, processes.start_time(process.pid))
+            if descriptor is not None:
+                return Adopted(process.pid, descriptor), process.run_id
+        return None, ""
+
+    def why_stale(self, given):
+        """Why this loader is not what a new one would be; None where it is."""
+        if self.record.get("program") != _program_facts():
+            return "the kept loader is of another build"
+        if self.record.get("files") != model_files(given.model, given.load_format):
+            return "the model's files changed since the kept loader read them"
+        return None
+
+    def stop(self):
+        """Ends the loader, if it lives, and removes all it left. True if there was one."""
+        loader, run_id = self.adopt(), self.run_id
+        if loader is None and self.lives():
+            loader, run_id = self._unrecorded()
+        if loader:
+            loader.signal(signal.SIGTERM)
+            if processes.wait_gone([loader.descriptor], _END):
+                loader.signal(signal.SIGKILL)
+                processes.wait_gone([loader.descriptor], _END)
+            loader.close()
+        deadline = time.monotonic() + 1
+        while self.lives() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if not self.lives():
+            if run_id:
+                segments.unlink_all(run_id)
+            remove_tree(self.folder)
+        return loader is not None
+
+    def held_bytes(self):
+        """Of host memory: weights as far as they are there, and a pool that a killed run left, which the next one has."""
+        kinds = ("weights", "blocks") if self.run_id else ()
+        return sum(segments.reserved(self.run_id, kind)[0] for kind in kinds)
+
+    def weights_bytes(self):
+        return segments.weights_bytes(self.run_id) if self.run_id else 0
+
+    def describe(self):
+        record = self.record
+        return {
+            "model": record.get("model", ""),
+            "dtype": record.get("dtype", ""),
+            "load_format": record.get("load_format", ""),
+            "pid": record.get("pid"),
+            "weights_bytes": self.weights_bytes(),
+            "in_use": self.in_use(),
+        }
+
+
+def sweep():
+    """Removes homes whose loader is gone."""
+    for home in Home.all():
+        if not home.lives() and not home.in_use():
+            home.stop()
+

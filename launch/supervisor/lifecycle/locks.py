@@ -1,0 +1,62 @@
+"""Locks the kernel keeps: `flock` on a file, let go when the last holder is gone, however it went."""
+
+import errno
+import fcntl
+import os
+import stat
+
+from ..shared.trouble import Refusal, naming, shown
+
+
+class Lock:
+    """An exclusive flock on `path` (made with mode 0600). Close-on-exec unless `share_with` a child."""
+
+    def __init__(self, path, descriptor):
+        self.path = path
+        self.descriptor = descriptor
+
+    @classmethod
+    def take(cls, path):
+        """The lock, or None while somebody else holds it."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(path, flags, 0o600)
+        except OSError as problem:
+            if problem.errno == errno.ELOOP:
+                raise Refusal(f"{shown(path)} is a link, not a lock file: remove it") from None
+            raise
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise Refusal(f"{shown(path)} is not a lock file: remove it")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return cls(path, descriptor)
+
+    def write(self, text):
+        """What a refused second owner is told about the first."""
+        with naming(self.path):
+            os.ftruncate(self.descriptor, 0)
+            os.pwrite(self.descriptor, text.encode("utf-8", "surrogateescape"), 0)
+
+    def give_back(self):
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def is_held(path):
+    """Whether some living process holds the lock at `path`."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)

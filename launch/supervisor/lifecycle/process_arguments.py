@@ -1,0 +1,172 @@
+"""What the supervision asks of a run: which loader, where the sockets are, what each program is told."""
+
+import hashlib
+import json
+import os
+import time
+
+from ..shared.files import read_json, remove_tree
+from ..shared.options import executor_arguments, loader_arguments, planner_arguments
+from ..shared.paths import fits_a_socket, make_private, private_folder, profile_folder
+from ..shared.progress import LoadingRate, reserving_text
+from ..shared.trouble import Refusal, say
+from . import loaders, segments
+from .run_summary import progress_text
+
+
+def what_answers_hang_on(given):
+    """Everything about a run that could change its answers, as far as can be told without reading the weights."""
+    facts = {name: getattr(given, name) for name in ("dtype", "load_format", "seed", "max_model_len")}
+    facts |= {"served_model_name": given.served_model_name or given.model, "skip": given.skip_tokenizer_init}
+    return facts | {"files": loaders.model_files(given.model, given.load_format, tokenizer=True)}
+
+
+def finished_as_it_stands(directory, given):
+    """Whether a finished run was of exactly this model, input and options, so that no loader need say so."""
+    then = directory.record().get("answers_hang_on")
+    if then != json.loads(json.dumps(what_answers_hang_on(given))):
+        return False
+    with open(given.input, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return read_json(directory.path / "manifest.json").get("input") == digest
+
+
+class ProcessArguments:
+    """One run's. `begin` once the loader is chosen, `end` however it goes."""
+
+    def __init__(self, directory, given, resume=""):
+        """`resume`: the command that goes on with it, for a later `status` to tell."""
+        self.directory = directory
+        self.given = given
+        self._resume = resume
+        self.stall_timeout = given.stall_timeout
+        self.restarts = getattr(given, "restarts", 0)
+        self.run_id = ""
+        self._rate = LoadingRate()
+        self._attached = None
+        self._short_folder = None
+        self._home = None
+
+    # ---- before
+
+    def choose_loader(self):
+        """A kept loader of these files that is free; a new one to be kept; or None: the run's own."""
+        home = loaders.Home.of(self.given)
+        loader = None
+        if home.lives():
+            self._attached = home.take()
+            if self._attached is None:
+                say("the kept loader of this model is in use by another run; loading again for this one")
+                return None
+            loader = self._adopt(home)
+        if loader is None and self.given.keep_loader:
+            home = loaders.Home.of(self.given, make=True)
+            self._attached = home.take()
+            if self._attached is None:
+                raise Refusal("another run is starting a kept loader of this model: try again")
+            loader = home.start(self.given)
+        if loader:
+            self._home = home.folder
+            self.run_id = home.run_id
+        return loader
+
+    def _adopt(self, home):
+        """The loader that lives in `home`, or None, with the home gone, if its model or build has changed."""
+        stale = home.why_stale(self.given)
+        loader = home.adopt() if stale is None else None
+        if loader:
+            say("using the kept loader of this model")
+            return loader
+        say(f"{stale or 'the kept loader has just ended'}; loading again")
+        self._attached.give_back()
+        self._attached = None
+        home.stop()
+        return None
+
+    def record(self):
+        """What `status` and a later --resume want to know of the run."""
+        record = {name: getattr(self.given, name) for name in ("model", "input", "output", "device", "policy", "dtype")}
+        return record | {"answers_hang_on": what_answers_hang_on(self.given)}
+
+    def begin(self):
+        record = self.record() | {"folder": os.getcwd(), "resume": self._resume, "began": time.time()}
+        if self.run_id:
+            record["run_id"] = self.run_id
+        run_id = self.directory.begin(record)
+        self.run_id = self.run_id or run_id
+        self._home = self._home or self.directory.path / "loader"
+        if not (fits_a_socket(self._home / "loader.sock") and fits_a_socket(self.directory.path / "executor.sock")):
+            self._short_folder = make_private(private_folder() / f"run-{self.run_id}")
+            if self._attached is None:
+                self._home = self._short_folder
+
+    def inherited_locks(self):
+        return [self.directory.children_lock.descriptor]
+
+    # ---- what the supervision starts
+
+    def _logs(self, name):
+        return ["--log", self.directory.path / "logs" / f"{name}.log"]
+
+    @property
+    def loader_socket(self):
+        return self._home / "loader.sock"
+
+    @property
+    def executor_socket(self):
+        return (self._short_folder or self.directory.path) / "executor.sock"
+
+    def loader_arguments(self):
+        return [*loader_arguments(self.given), "--home", self._home, "--run-id", self.run_id, *self._logs("loader")]
+
+    def planner_links(self):
+        """Where the planner finds the others."""
+        words = ["--run-dir", self.directory.path, "--run-id", self.run_id]
+        words += ["--loader-socket", self.loader_socket, "--executor-socket", self.executor_socket]
+        return words + self._logs("planner")
+
+    def planner_arguments(self, takes_over=False):
+        """`takes_over`: from a planner of this run that has ended."""
+        given = self.given
+        words = self.planner_links()
+        words += ["--model", given.model, "-i", given.input, "-o", given.output, *planner_arguments(given)]
+        words += ["--profile-dir", profile_folder()]
+        words += ["--resume"] if given.resume or takes_over else []
+        words += ["--overwrite"] if given.overwrite else []
+        words += ["--takes-over"] if takes_over else []
+        return words + (["--trace"] if given.trace is not None else [])
+
+    def executor_arguments(self):
+        words = ["--run-id", self.run_id, "--planner-socket", self.executor_socket]
+        return words + executor_arguments(self.given) + self._logs("gpu_executor")
+
+    def loader_answers(self):
+        return os.path.exists(self.loader_socket)
+
+    def progress_text(self, control):
+        status = self.directory.status()
+        if control.loader_state < segments.SEALED:
+            return self._rate.text(control.loaded_bytes, *segments.reserved(self.run_id, "weights"))
+        reserved, wanted = segments.reserved(self.run_id, "blocks")
+        if reserved < wanted:
+            return reserving_text(reserved, wanted)
+        return progress_text(status)
+
+    def keep_words(self, child):
+        """What a process said beyond its one sentence (a sanitizer's report, say) goes to the logs."""
+        text = child.said()
+        if text:
+            try:
+                with open(self.directory.path / "logs" / f"{child.plain_name}.stderr", "w") as file:
+                    file.write(text)
+            except OSError:
+                pass
+
+    # ---- after
+
+    def end(self):
+        self.directory.remove_sockets()
+        if self._short_folder:
+            remove_tree(self._short_folder)
+        if self._attached:
+            self._attached.give_back()

@@ -1,0 +1,104 @@
+"""A planner or gpu_executor of a living run, ended and started again in place. The supervisor's side.
+
+`poise restart` (commands/restart.py) writes a RUN/restart.SERIAL.json of its own and sends SIGUSR1; what came of it goes to
+RUN/restarted.json, where the answers before stand, too: several may ask at once, and each finds its own. A
+planner is asked to hand over (SIGUSR1) and leaves at the next iteration boundary, with a journal from which the next
+one goes on; with `kill` it is killed, and what was unfinished is computed again. An executor finishes the orders it
+has. The loader stays: weights and context lie there.
+"""
+
+import json
+import signal
+import time
+
+from ..shared.files import read_json, remove
+from ..shared.paths import EXECUTOR, PLAIN_NAMES, PLANNER
+from ..shared.trouble import HANDED_OVER, INTERRUPTED
+
+ASKED, ANSWER = "restart.{}.json", "restarted.json"
+_ANSWERS = 16  # that are kept for whoever has not read them yet
+_PATIENCE = 10.0  # seconds for an executor to finish what it has
+_PROGRAMS = {PLAIN_NAMES[name]: name for name in (PLANNER, EXECUTOR)}
+
+
+class Restarts:
+    """`spare`: how many of those that die unasked are replaced, too."""
+
+    def __init__(self, directory, spare=0):
+        self._directory = directory
+        self._spare = spare
+        self._child = None  # that is to be replaced
+        self._serials = []  # of those who asked for it
+        self._answers = {}
+        self._pids = {}  # by what they are: all that took another's place
+        self._since = 0.0
+        self._killed = False
+
+    def begin(self, children):
+        """Does what is asked for, where that can be done."""
+        for path in sorted(self._directory.path.glob(ASKED.format("*"))):
+            asked = read_json(path)
+            remove(path)
+            self._begin(asked, asked.get("serial"), children)
+
+    def _begin(self, asked, serial, children):
+        name = _PROGRAMS.get(asked.get("what"))
+        child = next((child for child in children if child.name == name), None)
+        if child is None:
+            self._answer([serial], refused=f"the run has no {asked.get('what')} yet: ask again in a moment")
+            return
+        if self._child is not None and self._child is not child:
+            self._answer([serial], refused=f"the {self._child.plain_name} is being restarted just now: ask again after that")
+            return
+        if self._child is None:
+            self._child, self._since = child, time.monotonic()
+        self._serials.append(serial)
+        if asked.get("kill"):
+            self._kill()
+        else:
+            child.signal(signal.SIGUSR1 if name == PLANNER else signal.SIGTERM)
+
+    def hurry(self):
+        """An executor that does not end by itself is ended. A planner may take its time: an iteration can be long."""
+        late = time.monotonic() - self._since > _PATIENCE
+        if self._child and self._child.name == EXECUTOR and late and not self._killed:
+            self._kill()
+
+    def _kill(self):
+        self._killed = True
+        self._child.signal(signal.SIGKILL)
+
+    def pending(self):
+        return self._child is not None
+
+    def happened(self):
+        return bool(self._pids)
+
+    def replaceable(self, ended):
+        """Those that ended, where others shall replace all of them; nobody where the run is over."""
+        unasked = [child for child in ended if child is not self._child]
+        if len(unasked) > self._spare or not all(self._may_be_replaced(child) for child in ended):
+            return []
+        self._spare -= len(unasked)
+        return ended
+
+    def _may_be_replaced(self, child):
+        code = child.returncode()
+        if child is self._child:
+            return code < 0 or code in ((HANDED_OVER,) if child.name == PLANNER else (0, INTERRUPTED))
+        return code < 0 and child.name in (PLANNER, EXECUTOR)
+
+    def replaced(self, old, new):
+        """True where that was asked for."""
+        self._pids.setdefault(new.plain_name, []).append(new.pid)
+        if old is not self._child:
+            self._answer([])
+            return False
+        self._answer(self._serials, pid=new.pid, seconds=time.monotonic() - self._since, killed=self._killed)
+        self._child, self._serials, self._killed = None, [], False
+        return True
+
+    def _answer(self, serials, **facts):
+        self._answers |= {str(serial): facts for serial in serials}
+        self._answers = dict(list(self._answers.items())[-_ANSWERS:])
+        self._directory.write(ANSWER, json.dumps({**facts, "answers": self._answers, "pids": self._pids}))

@@ -1,0 +1,199 @@
+"""A run directory: whose it is, who lives in it, how far its run came.
+
+Ours in it: run.lock (held while a supervisor lives), children.lock (inherited by every process of the run, so held
+until the last of them is gone), run.json (what was started), logs/, loader/ (home of the run's own loader). The
+planner's: manifest.json, results.jsonl.partial, results.jsonl.published, orders.log, status.json.
+"""
+
+import errno
+import json
+import os
+import secrets
+import stat
+import time
+
+from ..shared.files import is_socket, read_json, remove, remove_tree
+from ..shared.paths import command_line
+from ..shared.trouble import LOCKED, OUTPUT, Refusal, naming, of_system, shown
+from . import processes
+from .locks import Lock, is_held
+
+FRESH, UNFINISHED, FINISHED = "fresh", "unfinished", "finished"
+_ORPHANS_END = 15  # seconds
+
+_OURS = {"run.lock", "children.lock", "run.json", "run.json.new", "logs", "loader"}
+_PLANNERS = {"manifest.json", "results.jsonl.partial", "results.jsonl.published", "orders.log", "status.json"}
+# What others ask of a run that lives, and the answer: live_changes.py, restarts.py.
+_REQUESTS = ("policy.json", "policy.lock", "policy.in_force.json", "restart.*.json", "restarted.json")
+
+
+class RunDirectory:
+    def __init__(self, path):
+        self.path = path
+        self.lock = None
+        self.children_lock = None
+        self.made_here = False
+
+    # ---- looking, without entering
+
+    def exists(self):
+        return os.path.isdir(self.path)
+
+    def holds_a_run(self):
+        return any(os.path.lexists(self.path / name) for name in _OURS | _PLANNERS)
+
+    def keeps(self, name):
+        return name in _OURS | _PLANNERS | {"profile.json", "journal"}
+
+    def require_a_run(self):
+        if not self.exists():
+            raise Refusal(f"{shown(self.path)}: no such directory, so no run")
+        if not self.holds_a_run():
+            raise Refusal(f"{shown(self.path)} holds no run: name the directory that `run` printed (OUTPUT.poise)")
+
+    def state(self):
+        """As planner/results/results_directory.h tells it."""
+        if os.path.lexists(self.path / "results.jsonl.partial"):
+            return UNFINISHED
+        return FINISHED if self.published() else FRESH
+
+    def published(self):
+        """The output this run was, or was about to be, written to; None before that."""
+        try:
+            text = (self.path / "results.jsonl.published").read_bytes()
+        except OSError:
+            return None
+        return os.fsdecode(text.partition(b"\n")[2]) or None
+
+    def lives(self):
+        return is_held(self.path / "run.lock")
+
+    def owner(self):
+        """What the lock's holder wrote: pid, started, since, run_id."""
+        return read_json(self.path / "run.lock")
+
+    def status(self):
+        return read_json(self.path / "status.json")
+
+    def record(self):
+        return read_json(self.path / "run.json")
+
+    # ---- entering
+
+    def enter(self):
+        """Makes the directory and takes its lock; refuses while another run lives in it."""
+        self._make()
+        self.lock = Lock.take(self.path / "run.lock")
+        if self.lock is None:
+            owner = self.owner()
+            since = f" since {owner['since']}" if "since" in owner else ""
+            raise Refusal(
+                f"{shown(self.path)} is in use by another run (process {owner.get('pid', 'unknown')}{since}): wait for "
+                f"it, end it ({command_line('stop', self.path)}), or name another directory with --run-dir",
+                LOCKED,
+            )
+        owner = {"pid": os.getpid(), "started": processes.start_time(os.getpid()), "takes_requests": True}
+        self.lock.write(json.dumps({**owner, "since": time.strftime("%Y-%m-%d %H:%M:%S")}))
+        self._end_orphans()
+
+    def _make(self):
+        try:
+            os.mkdir(self.path, 0o700)
+            self.made_here = True
+            return
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            raise Refusal(f"{shown(self.path.parent)}: the run directory's parent is not there; make it first") from None
+        except OSError as problem:
+            if problem.errno in (errno.EACCES, errno.EPERM):
+                raise Refusal(
+                    f"the run directory {shown(self.path)} cannot be made: {problem.strerror}; name one with --run-dir",
+                    OUTPUT,
+                ) from None
+            raise of_system(problem) from None
+        status = os.lstat(self.path)
+        if not stat.S_ISDIR(status.st_mode):
+            raise Refusal(f"{shown(self.path)} is not a directory: name another one with --run-dir")
+        if status.st_uid != os.geteuid():
+            raise Refusal(f"{shown(self.path)} belongs to user {status.st_uid}, not to you: name another with --run-dir")
+        if not self.holds_a_run() and os.listdir(self.path):
+            raise Refusal(
+                f"{shown(self.path)} holds other files and no run: name an empty or new directory with --run-dir"
+            )
+        os.chmod(self.path, 0o700)
+
+    def _end_orphans(self):
+        """Whoever is left of a run whose supervisor was killed must be gone before a new one writes here."""
+        deadline = time.monotonic() + _ORPHANS_END
+        while (lock := Lock.take(self.path / "children.lock")) is None:
+            run_id = self.record().get("run_id")
+            orphans = [p for p in processes.running() if p.run_id == run_id and p.orphaned]
+            processes.end(orphans, patience=0)
+            if time.monotonic() > deadline:
+                raise Refusal(
+                    f"processes of an earlier run in {shown(self.path)} do not end: see `ps`, or name another "
+                    "directory with --run-dir",
+                    LOCKED,
+                )
+            time.sleep(0.05)
+        self.children_lock = lock
+
+    def begin(self, record):
+        """Notes what is started, under a new run id, which is returned."""
+        run_id = secrets.token_hex(8)
+        self.make_folder("logs")
+        self.make_folder("loader")
+        self.remove_sockets()
+        for pattern in _REQUESTS:  # were for the attempt before
+            for path in self.path.glob(pattern):
+                remove(path)
+        self.note({"version": 1, "run_id": run_id, **record})
+        return run_id
+
+    def note(self, record):
+        self.write("run.json", json.dumps(record, indent=2) + "\n")
+
+    def make_folder(self, name):
+        try:
+            os.mkdir(self.path / name, 0o700)
+        except FileExistsError:
+            pass
+        return self.path / name
+
+    def write(self, name, text):
+        """Whole, or not at all."""
+        fresh = self.path / f"{name}.new"
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with naming(fresh), os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+        os.replace(fresh, self.path / name)
+
+    # ---- leaving
+
+    def remove_sockets(self):
+        for folder in (self.path, self.path / "loader"):
+            try:
+                entries = [entry.path for entry in os.scandir(folder)]
+            except OSError:
+                continue
+            for path in entries:
+                if is_socket(path):
+                    remove(path)
+
+    def forget_what_did_not_start(self):
+        """Results that were only opened, so that a corrected command need not speak of resuming them."""
+        status = self.status()
+        ended_before = status.get("state") == "interrupted" and status.get("iteration") == 0
+        if ended_before or status.get("state") in ("starting", "loading", "preparing", "measuring"):
+            for name in ("results.jsonl.partial", "manifest.json", "status.json"):
+                remove(self.path / name)
+
+    def leave(self, forget=False):
+        """Gives the lock back. `forget`: nothing started, so a directory made for it goes again."""
+        if self.children_lock:
+            self.children_lock.give_back()
+        if forget and self.lock and self.made_here and self.state() == FRESH:
+            remove_tree(self.path)
+        if self.lock:
+            self.lock.give_back()

@@ -1,0 +1,251 @@
+"""The three processes of a run: started in order, watched, and ended with their shared memory whatever dies.
+
+One thread. It sleeps in poll(2) on pidfds and signals; everything the processes must learn of our death they learn
+from a pipe whose write end only this process holds.
+"""
+
+import os
+import select
+import signal
+import time
+
+from ..shared import machine
+from ..shared.paths import EXECUTOR, LOADER, PLANNER
+from ..shared.trouble import CANNOT_START, DONE, INTERRUPTED, say
+from . import processes, segments
+from .children import Child, reason
+from .restarts import Restarts
+from .watchdog import Watchdog
+
+_LOOK = 0.01  # between two looks whether the loader can be spoken to
+_GATHER = 0.5  # seconds in which the others may say why they end, too
+_FINISH = 27.0  # from the first SIGINT or SIGTERM: "end within 30 s"
+_PLANNER_FOLLOWS = 20.0  # seconds after its executor: the output may have to be copied
+_POLITE_END = 5.0  # for the others, once the planner has ended
+
+
+class DeathPipe:
+    """Children hold the read end; its end of file tells them that the supervisor is gone."""
+
+    def __init__(self):
+        self.read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
+
+    def tell(self):
+        """From now on the children take us for gone: they wait for nobody."""
+        if self._write_end >= 0:
+            os.close(self._write_end)
+            self._write_end = -1
+
+    def close(self):
+        self.tell()
+        os.close(self.read_end)
+
+
+class Outcome:
+    def __init__(self, code, sentence=""):
+        self.code = code
+        self.sentence = sentence
+
+
+class Supervision:
+    """`arguments` gives those of each program, and the paths; `loader` is one that outlives the run, or None."""
+
+    def __init__(self, arguments, interrupts, line, loader=None):
+        self._arguments = arguments
+        self._interrupts = interrupts
+        self._line = line
+        self._death_pipe = DeathPipe()
+        self._kept = loader
+        self._children = []
+        self._control = segments.ControlView(arguments.run_id)
+        self._watchdog = Watchdog(arguments.stall_timeout)
+        self._restarts = Restarts(arguments.directory, arguments.restarts)
+        self._oom_kills = machine.oom_kills()
+        self._deadline = None
+        self._alone_since = None
+        self._killed_at_once = False
+
+    # ---- the run
+
+    def run(self):
+        """Until the planner has ended, or anything else has; returns why."""
+        try:
+            outcome = self._run()
+        finally:
+            self._end_all()
+        # A planner that was about to write the output when another process ended has done so, and that is what counts.
+        return Outcome(DONE) if self._output_is_written(self._children) else outcome
+
+    @staticmethod
+    def _output_is_written(children):
+        return any(child.name == PLANNER and child.returncode() == 0 for child in children)
+
+    def _run(self):
+        if self._kept:
+            self._children.append(self._kept)
+        else:
+            self._start(LOADER, self._arguments.loader_arguments())
+        while True:
+            self._sleep(self._line.wait() if len(self._children) > 1 else _LOOK)
+            ended = self._ended()
+            self._relay()
+            if ended and not self._replaced(ended):
+                return self._conclude(ended)
+            outcome = self._obey_interrupts()
+            if outcome:
+                return outcome
+            if len(self._children) == 1 and self._loader_is_ready():
+                self._start(PLANNER, self._arguments.planner_arguments())
+                self._start(EXECUTOR, self._arguments.executor_arguments())
+            if self._interrupts.asked() and not self._deadline:
+                self._restarts.begin(self._children)
+            self._restarts.hurry()
+            if self._line.due() and not self._deadline:
+                self._line.show(self._arguments.progress_text(self._control))
+            sentence = self._watchdog.look(self._words(), self._children)
+            if sentence:
+                return Outcome(INTERRUPTED, sentence)
+
+    def _start(self, name, arguments):
+        self._children.append(self._child(name, arguments))
+
+    def _child(self, name, arguments):
+        return Child(name, arguments, self._death_pipe.read_end, inherited=self._arguments.inherited_locks())
+
+    def _replaced(self, ended):
+        """Whether all that ended were to be, or may be, replaced by others; which then have begun."""
+        old = [] if self._deadline else self._restarts.replaceable(ended)
+        for child in old:
+            self._replace(child)
+        return bool(old)
+
+    def _replace(self, old):
+        if old.name == PLANNER:
+            new = self._child(PLANNER, self._arguments.planner_arguments(takes_over=True))
+        else:
+            new = self._child(EXECUTOR, self._arguments.executor_arguments())
+        self._children[self._children.index(old)] = new
+        if not self._restarts.replaced(old, new):
+            self._line.clear()
+            say(f"{reason(old)[1]}; another one goes on")
+        self._arguments.keep_words(old)
+        old.close()
+
+    def _loader_is_ready(self):
+        return self._control.loader_state in (segments.LOADING, segments.SEALED) and self._arguments.loader_answers()
+
+    def _relay(self):
+        """What a process tells the user, such as the memory it will take."""
+        for child in self._children:
+            for text in child.new_lines():
+                self._line.clear()
+                say(text)
+
+    def _words(self):
+        return (self._control.loader_state, self._control.loaded_bytes, *self._control.progress, len(self._children))
+
+    def _sleep(self, seconds):
+        poll = select.poll()
+        poll.register(self._interrupts.descriptor, select.POLLIN)
+        for child in self._children:
+            if child.returncode() is None:
+                poll.register(child.descriptor, select.POLLIN)
+        poll.poll(seconds * 1000)
+        self._interrupts.drain()
+
+    def _ended(self):
+        """Who has ended, unless it is an executor in peace: the planner, which let it go, is about to follow."""
+        ended = [child for child in self._children if child.returncode() is not None]
+        if self._restarts.pending():
+            return ended
+        if [(child.name, child.returncode()) for child in ended] == [(EXECUTOR, 0)]:
+            self._alone_since = self._alone_since or time.monotonic()
+            return ended if time.monotonic() - self._alone_since > _PLANNER_FOLLOWS else []
+        return ended
+
+    # ---- signals
+
+    def _obey_interrupts(self):
+        """The first asks the planner to finish what it writes; the second ends everything at once."""
+        now = time.monotonic()
+        if self._interrupts.count >= 2 or (self._deadline and now > self._deadline):
+            self._killed_at_once = self._interrupts.count >= 2
+            return Outcome(INTERRUPTED, "interrupted")
+        if self._interrupts.count == 1 and not self._deadline:
+            planners = [child for child in self._children if child.name == PLANNER]
+            if not planners:
+                return Outcome(INTERRUPTED, "interrupted before any work began")
+            self._line.clear()
+            say("stopping: what is finished is being written (interrupt again to end at once)")
+            self._deadline = now + _FINISH
+            planners[0].signal(signal.SIGTERM)
+        return None
+
+    # ---- the end
+
+    def _conclude(self, ended):
+        if self._output_is_written(ended):
+            return Outcome(DONE)
+        # Give the others the moment they need to say why, then believe the one nearest to the root.
+        until = time.monotonic() + _GATHER
+        while time.monotonic() < until and len(ended) < len(self._children):
+            time.sleep(0.02)
+            ended = [child for child in self._children if child.returncode() is not None]
+        code, sentence = self._root_cause(ended)
+        if self._deadline and code == INTERRUPTED:
+            return Outcome(INTERRUPTED, "interrupted")
+        return Outcome(INTERRUPTED if code == CANNOT_START and self._has_begun() else code, sentence)
+
+    def _has_begun(self):
+        """Whether there may be answers: who cannot start from now on took the place of one who could."""
+        return self._restarts.happened() or self._arguments.directory.status().get("iteration", 0) > 0
+
+    def _root_cause(self, ended):
+        """A kill or crash explains what others say; a refusal explains who merely lost its peer; then by time."""
+
+        def depth(child):
+            code = child.returncode()
+            if code < 0:
+                return 0
+            return 2 if code in (0, INTERRUPTED) else 1
+
+        culprit = min(ended, key=depth)
+        code, sentence = reason(culprit)
+        if culprit.returncode() == -signal.SIGKILL and machine.oom_kills() > self._oom_kills:
+            sentence += " by the kernel, because memory ran out (a smaller --host-memory leaves more to others)"
+        return code, sentence
+
+    def _end_all(self):
+        """Every process of ours, then the shared memory. Safe to call at any moment, whatever has happened."""
+        stays = self._kept if self._kept and self._kept.may_stay(self._control) else None
+        own = [child for child in self._children if child is not stays]
+        for child in own:
+            if child.returncode() is None:
+                child.signal(signal.SIGKILL if self._killed_at_once else signal.SIGTERM)
+        self._await(own, _POLITE_END)
+        for child in own:
+            if child.returncode() is None:
+                child.signal(signal.SIGKILL)
+        self._await(own, 30)
+        for child in own:
+            if child.returncode() is None:
+                say(f"process {child.pid} ({child.plain_name}) does not end: the kernel holds it; its memory stays taken")
+            self._arguments.keep_words(child)
+        if not stays:
+            segments.unlink_all(self._arguments.run_id)
+        self._control.close()
+        for child in self._children:
+            child.close()
+        self._death_pipe.close()
+
+    def _await(self, children, seconds):
+        until = time.monotonic() + seconds
+        living = [child for child in children if child.returncode() is None]
+        while living and time.monotonic() < until:
+            if any(child.name == EXECUTOR and child.returncode() is not None for child in children):
+                self._death_pipe.tell()  # a planner would else wait for the iteration under way
+            if self._interrupts.count >= 2:
+                for child in living:
+                    child.signal(signal.SIGKILL)
+            processes.wait_gone([child.descriptor for child in living], 0.1)
+            living = [child for child in living if child.returncode() is None]

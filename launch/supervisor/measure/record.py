@@ -1,0 +1,120 @@
+"""What a run left on record: its order log as `poise-planner inspect --json` tells it, in Python's types."""
+
+import json
+import subprocess
+from dataclasses import dataclass, field
+
+from ..shared.paths import PLANNER, program
+from ..shared.trouble import Refusal, shown
+
+STREAMS = ("copy_in", "compute", "copy_out")
+CLASSES = ("weights", "kv", "act", "stores")
+
+
+@dataclass
+class Order:
+    """A layer order: when it was sent and done, and what the executor reported of it. Seconds of the log."""
+
+    name: str
+    stage: int
+    sent: float
+    done: float
+    busy: dict  # seconds by stream
+    wait: dict
+    rested: float  # of an iteration's first: how long the device had nothing to do before it
+    link: dict  # bytes by class
+    spans: list  # of a traced run: dicts with kind, stream, mini_batch, begin_s, end_s
+
+
+@dataclass
+class Iteration:
+    number: int
+    sent: float
+    done: float
+    sequences: int
+    rows: int
+    context: int  # tokens already in blocks
+    samples: int
+    decode: bool  # every sequence generates: none is in its prompt (rows kept nowhere are computed again)
+    orders: list = field(default_factory=list)
+
+    def total(self, what, name):
+        return sum(getattr(order, what).get(name, 0) for order in self.orders)
+
+
+@dataclass
+class Record:
+    header: dict
+    configure: dict
+    ready: dict
+    iterations: list  # those that were finished
+
+    @property
+    def link_bytes_per_s(self):
+        """What the device says its link carries; 0 where it does not know."""
+        return self.ready.get("link_bytes_per_s", 0)
+
+    @property
+    def traced(self):
+        return any(order.spans for iteration in self.iterations for order in iteration.orders)
+
+
+def read_record(log):
+    """The record in `log`, an orders.log. Iterations of an attempt that ended in between are left out."""
+    command = [str(program(PLANNER)), "inspect", str(log), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        record = read_lines(process.stdout)
+        complaint = process.stderr.read().strip()
+    if process.returncode:
+        raise Refusal(f"{shown(log)} cannot be read: {complaint or process.returncode}")
+    return record
+
+
+def read_lines(lines):
+    """From the lines of JSON that inspect prints."""
+    record = Record({}, {}, {}, [])
+    for text in lines:
+        line = json.loads(text)
+        kind = line.get("type")
+        if kind is None:
+            record.header = line
+        elif kind == "configure":
+            record.configure = line
+        elif kind == "ready":
+            record.ready = line
+        elif kind == "iteration":
+            record.iterations.append(_iteration(line))
+        elif kind == "layer" and "done_s" in line:
+            record.iterations[-1].orders.append(_order(line))
+    record.iterations = [one for one in record.iterations if one.done is not None]
+    return record
+
+
+def _iteration(line):
+    batches = line["mini_batches"]
+    sequences = [sequence for batch in batches for sequence in batch["sequences"]]
+    return Iteration(
+        number=line["iteration"],
+        sent=line["sent_s"],
+        done=line.get("done_s"),
+        sequences=len(sequences),
+        rows=sum(batch["rows"] for batch in batches),
+        context=sum(sequence["context"] for sequence in sequences),
+        samples=sum(batch["samples"] for batch in batches),
+        decode=line["generates_only"],
+    )
+
+
+def _order(line):
+    reports = {name: line.get(name) or {} for name in STREAMS}
+    return Order(
+        name=line["name"],
+        stage=line["stage"],
+        sent=line["sent_s"],
+        done=line["done_s"],
+        busy={name: report.get("busy_ms", 0) * 1e-3 for name, report in reports.items()},
+        wait={name: report.get("wait_ms", 0) * 1e-3 for name, report in reports.items()},
+        rested=line.get("rested_ms", 0) * 1e-3,
+        link=line.get("link_bytes") or {},
+        spans=line.get("spans", []),
+    )

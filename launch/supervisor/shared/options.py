@@ -1,0 +1,175 @@
+"""Options, each defined once: name, meaning, check. `_` may stand for `-`, `--name=value` for `--name value`."""
+
+import argparse
+import difflib
+
+from . import quantities
+from .paths import command_name
+from .trouble import Refusal, shown, tell
+
+_OF_THE_PLANNER = (
+    *("policy", "act_share", "recompute_share", "machine", "profile"),
+    *("max_num_seqs", "min_num_seqs", "mini_batch_tokens", "prefill_tokens"),
+    *("max_model_len", "served_model_name", "gpu_memory", "host_memory"),
+)
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but an error is one sentence and exit code 2, and help that cannot be written is one, too."""
+
+    def print_help(self, file=None):
+        tell(self.format_help().rstrip("\n"))
+
+    def error(self, message):
+        message = message.replace("unrecognized arguments: ", "there is no option or argument ")
+        message = message.replace("the following arguments are required: ", "missing: ")
+        raise Refusal(f"{self.topic}: {message} (options: {command_name()} help {self.topic})")
+
+    def parse_args(self, words):
+        """An option that is not there is named before one that is missing."""
+        self._check_options(words)
+        return super().parse_args(words)
+
+    def parse_mixed(self, words):
+        """As parse_args, and arguments may stand on both sides of an option."""
+        self._check_options(words)
+        return self.parse_intermixed_args(words)
+
+    def _check_options(self, words):
+        known = self._option_string_actions
+        for word in words[: words.index("--")] if "--" in words else words:
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                self.error(f"there is no option {shown(name)}{f'; did you mean {near[0]}?' if near else ''}")
+
+
+def parser(command, description):
+    made = _Parser(
+        prog=f"poise {command}", description=description, allow_abbrev=False, formatter_class=_Formatter
+    )
+    made.topic = command
+    return made
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog):
+        super().__init__(prog, max_help_position=34, width=110)
+
+
+def normalised(arguments):
+    """vLLM's users write --host_memory as well as --host-memory."""
+    result = []
+    for index, argument in enumerate(arguments):
+        if argument == "--":
+            return result + arguments[index:]
+        if argument.startswith("--"):
+            name, equals, value = argument.partition("=")
+            argument = name.replace("_", "-") + equals + value
+        result.append(argument)
+    return result
+
+
+def add_model(to, required=True):
+    to.add_argument("--model", required=required, metavar="DIR", help="a HuggingFace model directory")
+
+
+def add_loading(to):
+    to.add_argument("--dtype", choices=DTYPES, default="auto", help="how weights and context are kept (auto: as stored)")
+    to.add_argument(
+        "--load-format", choices=("auto", "dummy"), default="auto", help="dummy: seeded random weights, only config.json"
+    )
+    to.add_argument("--seed", type=quantities.seed, default=0, metavar="N", help="of sampling and of dummy weights")
+    to.add_argument("--host-memory", type=quantities.size, metavar="SIZE", help="cap on host memory: 100GiB, 64GB")
+
+
+def add_device(to):
+    to.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one")
+    to.add_argument("--gpu-memory", type=quantities.size, metavar="SIZE", help="cap on the device's memory: 24GiB")
+    to.add_argument("--threads", type=quantities.count, metavar="N", help="threads of the CPU device")
+    to.add_argument("--link-gbps", type=quantities.positive, metavar="X", help="rehearse a link: GB/s of the CPU device")
+    to.add_argument("--compute-gflops", type=quantities.positive, metavar="X", help="and its speed of computing")
+
+
+def add_planning(to):
+    add_device(to)
+    to.add_argument("--policy", metavar="NAME", help="how context is kept, one of `poise policies` (default: optimal, by costs that are measured once; of the CPU device kv-only)")
+    to.add_argument("--act-share", type=quantities.share, metavar="0..1", help="share of ACT blocks, for hybrid and kvpr")
+    to.add_argument(
+        "--recompute-share", type=quantities.share, metavar="0..1", help="share of context kept as ids alone, for token-recompute"
+    )
+    to.add_argument("--machine", metavar="NAME", help="whose costs optimal, hybrid and kvpr decide by: h200-pcie5, rtx4090-pcie4, …")
+    to.add_argument("--profile", metavar="FILE", help="costs measured by `poise profile` (default: those it kept)")
+    to.add_argument("--max-num-seqs", type=quantities.count, metavar="N", help="requests worked on at a time, at most")
+    to.add_argument("--min-num-seqs", type=quantities.count, metavar="N", help="at least, where `optimal` would take fewer")
+    to.add_argument("--mini-batch-tokens", type=quantities.count, metavar="N", help="context of a mini-batch at most")
+    to.add_argument("--prefill-tokens", type=quantities.count, metavar="N", help="rows of prompts in an iteration at most")
+    to.add_argument("--max-model-len", type=quantities.count, metavar="N", help="prompt and answer together at most")
+    to.add_argument("--served-model-name", metavar="NAME", help="`model` in results (default: as --model says); requests for others are errors")
+    to.add_argument("--skip-tokenizer-init", action="store_true", help="prompts are token ids; `text` stays empty")
+
+
+def add_files(to, output_required=True):
+    to.add_argument("-i", "--input-file", dest="input", required=True, metavar="FILE", help="OpenAI batch lines")
+    to.add_argument("-o", "--output-file", dest="output", required=output_required, metavar="FILE", help="one result line for each")
+    to.add_argument("--run-dir", metavar="DIR", help="state, logs, partial results (default: OUTPUT.poise)")
+    to.add_argument("--resume", action="store_true", help="do only what is missing")
+    to.add_argument("--overwrite", action="store_true", help="replace an existing output")
+
+
+def run_parser():
+    made = parser(
+        "run",
+        "Answers every line of a file of requests.\n\nExit codes: 0 every line has its result; 2 nothing could start; "
+        "73 the output cannot be written;\n74 another run holds the directory; 75 interrupted, go on with --resume; "
+        "76 the directory is of another run.",
+    )
+    add_model(made)
+    add_files(made)
+    add_planning(made)
+    add_loading(made)
+    add_running(made)
+    return made
+
+
+def add_running(to):
+    to.add_argument(
+        "--restarts", type=quantities.count, default=0, metavar="N", help="planners and executors replaced if they die"
+    )
+    to.add_argument("--keep-loader", action="store_true", help="keep the model in memory for later runs")
+    to.add_argument(
+        "--stall-timeout", type=quantities.positive, default=30.0, metavar="SECONDS", help="without progress: give up"
+    )
+    to.add_argument(
+        "--trace", nargs="?", const="", metavar="FILE", help="a timeline for ui.perfetto.dev (default: trace.json in RUN)"
+    )
+
+
+def planner_arguments(given):
+    """Those that pass to the planner as they are."""
+    words = ["--seed", str(given.seed)]
+    for name in _OF_THE_PLANNER:
+        value = getattr(given, name)
+        if value is not None:
+            words += ["--" + name.replace("_", "-"), str(value)]
+    if given.skip_tokenizer_init:
+        words.append("--skip-tokenizer-init")
+    return words
+
+
+def loader_arguments(given):
+    words = ["--model", given.model, "--dtype", given.dtype, "--load-format", given.load_format]
+    words += ["--seed", str(given.seed)]
+    if given.host_memory is not None:
+        words += ["--host-memory", str(given.host_memory)]
+    return words
+
+
+def executor_arguments(given):
+    words = ["--device", given.device]
+    for name in ("gpu_memory", "threads", "link_gbps", "compute_gflops"):
+        value = getattr(given, name)
+        if value is not None:
+            words += ["--" + name.replace("_", "-"), str(value)]
+    return words
