@@ -43,6 +43,24 @@ def each_wish_for_a_policy_has_the_answer_that_is_its_own(_):
 
 
 @test
+def what_is_held_back_is_that_of_the_last_wish_that_was_granted(workspace):
+    granted = {"serial": 3, "policy": "kvpr", "since": 7, "refusal": "", "held_back": "fewer blocks"}
+    refused = {**granted, "serial": 5, "refusal": "it is too large", "held_back": ""}
+    for answers, wanted in (([], ""), ([granted], "fewer blocks"), ([granted, refused], "fewer blocks"), ([granted, {**granted, "held_back": ""}], "")):
+        expect_equal(live_changes.held_back_now({"policy_answers": answers}), wanted, f"held back by {answers}")
+    expect_equal(live_changes.held_back_now({}), "", "of a planner that has just begun")
+    run = mock.Mock(path=workspace / "a run")
+    run.path.mkdir()
+    with mock.patch.dict(os.environ, {"POISE_COMMAND": "poise"}):
+        told = f"poise policy kvpr '{run.path}' --rebuild"
+        expect_equal(live_changes.rebuild_command(run, "kvpr"), told, "as the command line said")
+        (run.path / "policy.in_force.json").write_text('{"serial": 3, "policy": "kvpr", "act_share": 0.25, "rebuild": true}')
+        expect_equal(live_changes.rebuild_command(run, "hybrid"), told.replace("kvpr", "hybrid"), "another's options")
+        told = told.replace(" --rebuild", " --act-share 0.25 --rebuild")
+        expect_equal(live_changes.rebuild_command(run, "kvpr"), told, "with its options")
+
+
+@test
 def a_wish_does_not_wait_without_end_for_whoever_holds_the_lock(workspace):
     run = mock.Mock(path=workspace)
     with mock.patch.object(live_changes, "WAIT", 0.1):

@@ -410,6 +410,32 @@ def what_cannot_be_is_refused_and_the_run_goes_on(workspace):
 
 
 @test
+def what_a_swap_cannot_change_is_said_and_a_rebuild_changes_it(workspace):
+    # Pools that `optimal` fills with ACT blocks hold half as many KV blocks.
+    requests = workspace.write_requests(
+        "requests.jsonl", [request(i, "Rosa lives in", max_tokens=150, ignore_eos=True) for i in range(18)]
+    )
+    oracle = undisturbed(workspace, requests)
+    run = Disturbed(workspace, requests, *SLOWLY, "--policy", "optimal", "--machine", "rtx4090-pcie4")
+    pool = run.status()["host_pool_bytes"]
+    line, command = "until its pools are made anew (--rebuild) this run has ", "poise policy hybrid out.jsonl.poise --act-share 0.1 --rebuild"
+    for words in (("hybrid", "--act-share", "0.1"), ()):  # the swap, then the policy in force
+        told = run.poise("policy", *words).expect(0).out
+        expect(line in told and " blocks of context instead of " in told and command in told, f"policy {words}: {told}")
+    run.poise("policy", "--rebuild").expect(2, "--rebuild", "go with the NAME")
+    expect_equal(run.status()["host_pool_bytes"], pool, "the pool after a swap")
+    told = run.poise("policy", "hybrid", "--act-share", "0.1", "--rebuild").expect(0).out
+    expect("the pools are made anew" in told and line not in told, told)
+    wait_until(lambda: run.status().get("host_pool_bytes") != pool and run.status().get("state") == "running", "new pools")
+    expect(run.status()["host_pool_bytes"] > pool, "the new pool is no larger")
+    expect_equal(json.loads(run.poise("policy", "--json").expect(0).out)["held_back"], "", "held back after the rebuild")
+    expect(run.lives(), "the run was over before it was disturbed enough")
+    expect_equal(run.pid("loader"), run.loader, "the loader's pid")
+    run.finish(oracle)
+    workspace.poise("inspect", "--check", run.run).expect(0)
+
+
+@test
 def a_stop_ends_a_run_between_planners(workspace):
     requests = work(workspace, 12)
     oracle = undisturbed(workspace, requests)
