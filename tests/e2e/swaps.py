@@ -387,7 +387,7 @@ def what_cannot_be_is_refused_and_the_run_goes_on(workspace):
         "requests.jsonl", [request(i, "Rosa lives in", max_tokens=150, ignore_eos=True) for i in range(7)]
     )
     oracle = undisturbed(workspace, requests)
-    run = Disturbed(workspace, requests, "--max-num-seqs", "1", "--compute-gflops", "12", "--policy", "act-only")
+    run = Disturbed(workspace, requests, "--max-num-seqs", "1", "--compute-gflops", "4", "--policy", "act-only")
     in_force = "act-only stays in force"
     run.poise("policy", "no-such-policy").expect(2, "there is no such policy", in_force)
     run.poise("policy", "kv-only", "--act-share", "0.5").expect(2, "takes no share", in_force)
@@ -398,6 +398,7 @@ def what_cannot_be_is_refused_and_the_run_goes_on(workspace):
     run.poise("restart", "gpu").expect(2, "there is no process gpu")
     run.poise("restart", "gpu_executor", "--policy", "kv-only").expect(2, "--policy goes with planner")
     run.poise("policy", "--act-share", "0.5").expect(2, "go with the NAME")
+    expect(run.lives(), "the run was over before it was disturbed enough")
     (workspace / "out.jsonl.poise" / "policy.json").write_text("{torn")
     wait_until(lambda: "policy.json" in run.status().get("policy_refusal", ""), "the torn wish to be refused")
     expect("act-only, from iteration" in run.poise("policy").expect(0).out, "another policy is in force")
