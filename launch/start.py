@@ -1,4 +1,4 @@
-"""Where the shell part of `poise` hands over. Written so that an old Python can still say that it is too old."""
+"""The shell part of `poise` ends by running this file. It avoids new syntax, so that an old Python can report that it is too old."""
 
 import os
 import signal
@@ -11,8 +11,8 @@ def interrupted(*_):
     os._exit(75)
 
 
-# Until a command has begun, Ctrl-C ends us with a sentence and the code of an interruption; then it is an exception, so
-# that what was begun is cleaned up, or what the command makes of it.
+# Until a command has begun, Ctrl-C prints one sentence and exits with the code of an interruption. From then on it raises
+# KeyboardInterrupt, so that the command can clean up; `run`, `load` and `profile` install handlers of their own.
 signal.signal(signal.SIGINT, interrupted)
 
 if sys.version_info < (3, 11):
@@ -22,7 +22,8 @@ if sys.version_info < (3, 11):
     )
     sys.exit(2)
 
-# A closed stdin, stdout or stderr must not become somebody's file, nor that of a program we turn into.
+# If stdin, stdout or stderr is closed, the next file opened would take its number. Open /dev/null there, for us and for the
+# programs we start.
 for number, name in enumerate(("stdin", "stdout", "stderr")):
     if getattr(sys, name) is None:
         descriptor = os.open(os.devnull, os.O_RDWR)
@@ -38,7 +39,7 @@ from supervisor.command_table import main  # noqa: E402
 
 try:
     code = main(sys.argv[1:])
-except KeyboardInterrupt:  # another one, while the first was seen to
+except KeyboardInterrupt:  # a second Ctrl-C while the first is being handled
     interrupted()
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 sys.exit(code)

@@ -1,1 +1,1 @@
-"""The supervisor behind `launch/poise`: one small file per thing. Python's standard library only."""
+"""The supervisor behind `launch/poise`: rooms of small files (launch/README.md). Python's standard library only."""

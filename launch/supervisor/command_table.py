@@ -1,4 +1,4 @@
-"""The table of commands, and how each of them ends: one line and an exit code, never a traceback."""
+"""The table of commands. Every command ends with one line and an exit code, never with a traceback."""
 
 import importlib
 import os
@@ -9,15 +9,15 @@ import traceback
 from .shared.paths import command_name
 from .shared.trouble import CANNOT_START, DONE, INTERNAL, INTERRUPTED, Refusal, of_system, say, shown, tell
 
-# Command, where it is, and what it does. Imported when called: `run` starts fast.
+# Command: (module, function, what it does). A module is imported only when its command is called, so that `run` starts fast.
 COMMANDS = {
     "demo": ("commands.demo", "demo", "sets up, builds, answers prompts with the bundled tiny model"),
     "test": ("development.tests", "test", "sets up, builds, runs every test"),
     "setup": ("development.setup", "setup", "installs what is missing and builds"),
     "run": ("commands.run", "run", "answers every line of a file of requests"),
-    "bench": ("commands.bench", "bench", "makes requests, runs them, and tells the speed beside what the link allows"),
+    "bench": ("commands.bench", "bench", "makes requests, runs them, and reports the speed beside the link's limit"),
     "plan": ("commands.plan_command", "plan", "what a run would do and how fast: memory, speed, bytes; no GPU, no weights"),
-    "profile": ("commands.profile", "profile", "measures what everything costs on this machine, and keeps it"),
+    "profile": ("commands.profile", "profile", "measures what loading, computing and storing cost on this machine, and keeps it"),
     "load": ("commands.load", "load", "loads a model and keeps it in memory for the runs to come"),
     "status": ("commands.status", "status", "how far a run is; without RUN: what is running"),
     "policy": ("commands.policy", "policy", "another policy for a run that goes on; without NAME: the one in force"),
@@ -27,7 +27,7 @@ COMMANDS = {
     "inspect": ("commands.inspect", "inspect", "shows the orders of a run, as a table or as JSON"),
     "policies": ("commands.policies", "policies", "lists the ways to keep context, each with its source"),
     "simulate": ("commands.simulate", "simulate", "plays the papers' experiments in virtual time, without a GPU"),
-    "doctor": ("commands.doctor", "doctor", "looks at the machine, removes leftovers; with --model: what it would take"),
+    "doctor": ("commands.doctor", "doctor", "checks the machine, removes leftovers; with --model: what the model needs"),
     "version": ("commands.version", "version", "prints the version"),
     "help": (None, None, "explains a command"),
 }
@@ -50,7 +50,7 @@ def main(words):
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output (`| head`) has closed it
         _forget_stdout()
         return DONE
     except OSError as problem:
@@ -66,7 +66,7 @@ def main(words):
 
 
 def _forget_stdout():
-    """What could not be written there is not tried again when Python ends, which would spoil the exit code."""
+    """Points stdout to /dev/null: Python would try to write the rest again at exit, fail, and change the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

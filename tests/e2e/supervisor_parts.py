@@ -36,7 +36,7 @@ def each_wish_for_a_policy_has_the_answer_that_is_its_own(_):
     refused = {"serial": 5, "policy": "kvpr", "since": 7, "refusal": "it is too large"}
     later = {"serial": 9, "policy": "hybrid", "since": 8, "refusal": ""}
     status = {"policy": "hybrid", "policy_answers": [granted, refused, later]}
-    stays, replaced = "it is too large; kvpr stays in force", "a later wish took the place of this one; hybrid is in force"
+    stays, replaced = "it is too large; kvpr stays in force", "a later request replaced this one; hybrid is in force"
     for serial, wanted in {3: (granted, ""), 5: (None, stays), 7: (None, replaced), 9: (later, ""), 11: (None, "")}.items():
         expect_equal(live_changes.answer_to(serial, status), wanted, f"the answer to {serial}")
     expect_equal(live_changes.answer_to(1, {}), (None, ""), "the answer of a planner that has just begun")

@@ -329,7 +329,7 @@ def each_of_several_who_wish_for_a_policy_is_told_of_its_own(workspace):
     os.kill(planner, signal.SIGCONT)
     ends = {name: workspace.finish(process) for name, process in asked.items()}
     for name in ("no-such-policy", "act-only"):
-        ends[name].expect(2, "a later wish took the place of this one; hybrid is in force")
+        ends[name].expect(2, "a later request replaced this one; hybrid is in force")
     expect("hybrid, from iteration" in ends["hybrid"].expect(0).out, ends["hybrid"].out)
     # All at once, as it happens: each is granted, refused or replaced by itself.
     names = ["no-such-policy", "act-only", "hybrid", "hybrid-static", "kvpr"]
@@ -342,7 +342,7 @@ def each_of_several_who_wish_for_a_policy_is_told_of_its_own(workspace):
         elif name == "no-such-policy" and "a later wish" not in end.err:
             end.expect(2, "there is no such policy", "stays in force")
         else:
-            end.expect(2, "a later wish took the place of this one; ")
+            end.expect(2, "a later request replaced this one; ")
     expect_equal(ends[run.status()["policy"]].code, 0, "the end of who has its wish")
     expect(run.lives(), "the run was over before it was disturbed enough")
     run.finish(oracle)

@@ -1,4 +1,4 @@
-"""`poise bench`: makes requests, runs them as `poise run` does, and reads the speed from the record of the run.
+"""`poise bench`: makes requests, runs them as `poise run` does, and reads the speed from the run's record.
 
 Flags and JSON keys are those of vLLM's throughput benchmark where the meaning is the same. Figures: measure/figures.py.
 """
@@ -61,7 +61,7 @@ def bench(words):
 
 
 def _choose_model(given, folder):
-    """--config FILE stands for a model of that shape without weights."""
+    """--config FILE: a model of that shape, with dummy weights."""
     if given.config is not None:
         made = folder / "model"
         made.mkdir()
@@ -90,7 +90,7 @@ def _sizes_of(given):
 
 
 def _matrix_entries(model):
-    """Of all layers' weights: Q, K, V and output projections, and the two of the MLP."""
+    """Entries of all layers' matrices: Q, K, V and output projections, and the two of the MLP."""
     config = read_json(Path(model) / "config.json")
     hidden, ffn = config["hidden_size"], config.get("ffn_dim", 4 * config["hidden_size"])
     heads = config["num_attention_heads"]
@@ -106,7 +106,7 @@ def _where_runs_go(given, folder):
 
 
 class _Run:
-    """One run of the requests, and what it left on record."""
+    """One run of the requests, and its record."""
 
     def __init__(self, given, requests_file, requests, directory):
         self._given, self._requests = given, requests
@@ -121,7 +121,7 @@ class _Run:
             before = signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGTERM))
             try:
                 code = process.wait()
-            except KeyboardInterrupt:  # the run has it, too, and ends in its own way
+            except KeyboardInterrupt:  # the run got the signal, too, and ends in order
                 process.wait()
                 return INTERRUPTED
             finally:
@@ -133,7 +133,7 @@ class _Run:
         return DONE
 
     def _trace_file(self, last):
-        """Every run is traced, so that they are alike; the last one's timeline is the one that is wanted."""
+        """Every run is traced, so that all are measured alike; the last one's timeline goes to --trace FILE."""
         if self._given.trace is None:
             return None
         if last and self._given.trace:
@@ -145,7 +145,7 @@ class _Run:
         wanted = sum(answer for _, answer in self._requests)
         if status.get("errors") or status.get("generated_tokens") != wanted:
             raise Refusal(
-                f"the run is no measure: {counted(status.get('errors'), 'error')}, "
+                f"the run cannot be used as a measurement: {counted(status.get('errors'), 'error')}, "
                 f"{counted(status.get('generated_tokens'), 'token')} generated of {wanted}",
                 INTERRUPTED,
             )
@@ -171,7 +171,7 @@ class _Run:
             "compute_peak_flops_per_second": self._given.compute_peak and self._given.compute_peak * 1e12,
             "phases": figures.phases(record, peak, _matrix_entries(self._given.model)),
             "planner_shares": status["planner"],
-            **{name: status.get(name) for name in ("predicted", "measured")},  # by a profile, where there is one
+            **{name: status.get(name) for name in ("predicted", "measured")},  # if there is a profile
             "device_memory_bytes": record.ready.get("device_bytes"),
             "device_memory_cap_bytes": record.configure.get("gpu_memory"),
             "device_memory_peak_by_driver_bytes": watch.device,
@@ -180,7 +180,7 @@ class _Run:
         }
 
     def _link_peak(self):
-        """Bytes/s, and whose word that is."""
+        """(bytes/s, where the figure comes from)."""
         if self._given.link_peak is not None:
             return self._given.link_peak * 1e9, "--link-peak"
         told = self._record.link_bytes_per_s
@@ -190,7 +190,7 @@ class _Run:
 
 
 def _conclude(given, requests, runs):
-    """The run in the middle stands for all of them; the others are listed behind it."""
+    """Reports the median run; the others are listed after it."""
     middle = sorted(runs, key=lambda run: run["elapsed_time"])[(len(runs) - 1) // 2]
     result = {
         **middle,

@@ -1,4 +1,4 @@
-"""`poise doctor`: the machine, leftovers of dead runs, and what a model would take."""
+"""`poise doctor`: checks the machine, removes leftovers of dead runs, tells what a model needs."""
 
 import os
 import re
@@ -29,7 +29,7 @@ class _Findings:
 
 
 def doctor(words):
-    made = parser("doctor", "Looks at the machine, removes what dead runs left; with --model: what it would take.")
+    made = parser("doctor", "Checks the machine, removes what dead runs left; with --model: what the model needs.")
     add_model(made, required=False)
     add_loading(made)
     given = made.parse_args(normalised(words))
@@ -44,7 +44,7 @@ def doctor(words):
     if given.model is not None:
         inputs.check_model(given.model)
         _model(findings, given)
-    tell("all well" if not findings.bad else f"{findings.bad} found wrong: the lines marked !")
+    tell("all well" if not findings.bad else f"{findings.bad} found wrong: see the lines marked !")
     return CANNOT_START if findings.bad else DONE
 
 
@@ -96,7 +96,7 @@ def _programs(findings):
 
 
 def _session(findings):
-    """systemd-logind removes a user's shared memory at logout, unless told otherwise."""
+    """systemd-logind removes a user's shared memory at logout, unless it is configured not to."""
     user = os.geteuid()
     try:
         text = Path("/etc/systemd/logind.conf").read_text()

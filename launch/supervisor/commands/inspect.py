@@ -1,4 +1,4 @@
-"""`poise inspect`: the orders of a run. The planner reads its own log; here we find the log."""
+"""`poise inspect`: the orders of a run. We find the log; poise-planner reads and prints it."""
 
 from pathlib import Path
 

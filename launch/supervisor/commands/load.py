@@ -75,7 +75,7 @@ def _load(home, given):
 
 
 def _relay(loader, line):
-    """What it warns of, such as tensors that nobody needs."""
+    """Prints the loader's warnings, such as tensors that the model does not use."""
     for text in loader.new_lines():
         line.clear()
         say(text)

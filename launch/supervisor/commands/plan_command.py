@@ -1,4 +1,4 @@
-"""`poise plan`: what a run of the same arguments would do, told as a table. The planner reckons; here it is read."""
+"""`poise plan`: what a run with the same arguments would do. poise-planner computes it; we print it as a table."""
 
 import json
 
@@ -42,7 +42,7 @@ def text(found):
     ]
     if found["refused_lines"]:
         become = "becomes an error" if found["refused_lines"] == 1 else "become errors"
-        lines.insert(1, f"{counted(found['refused_lines'], 'line')} {become}, as far as that was looked at")
+        lines.insert(1, f"{counted(found['refused_lines'], 'line')} {become} (of those that were checked)")
     lines += found["notes"]
     host, gpu = memory["host"], memory["gpu"]
     lines += _table("host memory", [
@@ -53,7 +53,7 @@ def text(found):
     lines += _table("GPU memory", [(one["name"], one["bytes"], one["what"]) for one in gpu["lines"]], gpu["allowed"])
     each, whole = found["decode_iteration_bytes"], found["bytes"]
     lines.append("predicted")
-    if found["at_a_time"]:  # else every answer is one token, which its prompt brings
+    if found["at_a_time"]:  # else every answer is one token, which the prefill computes
         lines.append(
             f"  {'decoding iteration':22} {rate_text(found['decode_iteration_seconds'] * 1e3):>10} ms, {counted(found['at_a_time'], 'request')} at a "
             f"time: {rate_text(found['decode_tokens_per_second'])} tokens/s; over the link {_bytes(each)}"

@@ -1,4 +1,4 @@
-"""`poise policies`: the planner lists them itself."""
+"""`poise policies`: poise-planner prints the list."""
 
 from ..lifecycle.ask_planner import become_planner
 from ..shared.options import normalised, parser

@@ -14,7 +14,7 @@ from ..shared.trouble import DONE, Refusal, brief, say, shown, tell
 def policy(words):
     made = parser(
         "policy",
-        "Another policy for a run that goes on, from its next iteration; without NAME, the one in force.\n\n"
+        "Another policy for a living run, from its next iteration; without NAME, the one in force.\n\n"
         "What is stored stays valid; nothing is loaded again; the tokens do not change. The pools keep their size, so a policy\n"
         "may get fewer requests at a time, blocks or layers on the device than a run that starts with it: the answer says\n"
         "which. --rebuild makes the pools anew for it. Every request under way is then computed again.",
@@ -53,7 +53,7 @@ def _answer_to_wish(directory, serial, given):
     status = directory.status()
     say(
         f"{given.words[0]} takes effect at the next iteration boundary; iteration {status.get('iteration', 0)} has been "
-        f"under way for long ({brief(directory.path)}: {status.get('state', 'starting')})"
+        f"running for long ({brief(directory.path)}: {status.get('state', 'starting')})"
     )
     return DONE
 

@@ -1,4 +1,4 @@
-"""`poise profile`: the planner has the executor measure what everything costs; the lines are kept, shown and drawn.
+"""`poise profile`: the planner has the executor measure what everything costs; we print the fitted lines, keep and draw them.
 
 A profile holds for one device and one model (its fingerprint). Kept ones lie in $XDG_CACHE_HOME/poise/profiles, where runs
 and `poise plan` find them.
@@ -23,7 +23,7 @@ from ..shared.paths import PROGRAMS, profile_folder, program
 from ..shared.progress import ProgressLine
 from ..shared.trouble import DONE, OUTPUT, Refusal, brief, naming, of_system, say, shown, tell
 
-_LEVEL = 1e-3  # a line that rises by no more, in its height, does not rise
+_LEVEL = 1e-3  # a line that rises by a smaller share of its height counts as level
 _MICRO = 1e6
 _TITLES = {
     "load_w": "T_load_w",
@@ -48,7 +48,7 @@ def profile(words):
     made = parser(
         "profile",
         "Measures what loading, computing and storing cost on this machine with this model, and keeps lines through the\n"
-        "times; policies decide and `poise plan` foretells by them. Takes seconds once the model is loaded.",
+        "times; policies decide and `poise plan` predicts by them. Takes seconds once the model is loaded.",
     )
     add_model(made)
     made.add_argument("-o", "--output-file", dest="output", metavar="FILE", help="keep it there, too")
@@ -74,7 +74,7 @@ def profile(words):
 
 
 class _ProfileArguments(ProcessArguments):
-    """A run that ends where its first iteration would begin."""
+    """A run that ends where its first iteration would begin: the planner profiles instead."""
 
     def record(self):
         return {name: getattr(self.given, name) for name in ("model", "device", "dtype")} | {"measures": True}
@@ -113,7 +113,7 @@ def _measure(folder, given):
 
 
 def _make_folder(output):
-    """Before minutes of loading and measuring; without a folder to keep it in, -o has the only copy."""
+    """Makes the profile folder before minutes of loading and measuring. If that fails, refuses, or with -o returns false."""
     try:
         os.makedirs(profile_folder(), mode=0o700, exist_ok=True)
         if not os.access(profile_folder(), os.W_OK):
@@ -147,7 +147,7 @@ def _keep(path, output, folder):
 
 
 def kept_path(fingerprint):
-    """As planner/profile/profile_run.h names it."""
+    """The same name as in planner/profile/profile_run.h."""
     return profile_folder() / f"{fingerprint[:16]}.json"
 
 
@@ -156,13 +156,13 @@ def lines_of(measured):
 
 
 def _fits(line):
-    """R², where the line rises: one that is level has no scatter to explain."""
+    """R²; "level" for a line that does not rise, where R² means nothing."""
     rise = line["b"] * max(n for n, *_ in line["points"])
     return f"{line['r2']:.4f}" if rise > _LEVEL * line["a"] else "level"
 
 
 def table(measured):
-    """T(n) = a + b n for each line, how well it fits, and the point that lies furthest off."""
+    """T(n) = a + b n for each line, how well it fits, and the point that is furthest off."""
     rows = [("line", "a, µs", "b, µs", "R²", "worst", "points", "alone: a", "b, µs", "n counts")]
     for name, line in lines_of(measured):
         worst = max((abs(beside) / seconds for _, seconds, beside in line["points"] if seconds > 0), default=0.0)
@@ -179,14 +179,14 @@ def table(measured):
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1])), row[-1]]
         text.append("  ".join(cells))
     text.append(
-        f"between iterations {measured['between'] * _MICRO:.0f} µs; what waits for another stream begins "
+        f"between iterations {measured['between'] * _MICRO:.0f} µs; work that waits for another stream begins "
         f"{measured.get('handover', 0) * _MICRO:.1f} µs later"
     )
     return "\n".join(text)
 
 
 def picture(measured):
-    """A figure for each line: points, the line, and those measured while the other streams rested."""
+    """A figure for each line: its points, the line, and the points measured while the other streams were idle."""
     figures = []
     for name, line in lines_of(measured):
         figure = Figure(_TITLES[name], x=line["unit"], y="ms", width=420, height=280)

@@ -17,7 +17,7 @@ from ..shared.trouble import CANNOT_START, DONE, INTERRUPTED, Refusal, say, show
 def restart(words):
     made = parser(
         "restart",
-        "Ends the planner or the gpu_executor of a run that goes on, and starts another in its place.\n\n"
+        "Ends the planner or the gpu_executor of a living run, and starts another in its place.\n\n"
         "The loader stays, nothing is read again, the tokens do not change. A planner leaves between two iterations, and "
         "the next one goes on\nwith every block; one that is killed leaves nothing, and what was unfinished is computed "
         "again.",
@@ -29,7 +29,7 @@ def restart(words):
     live_changes.add_policy_options(made)
     given = made.parse_mixed(normalised(words))
     if given.what == "loader":
-        made.error("weights and context lie in the loader, which stays as long as the run; `stop` and `run --resume`")
+        made.error("the loader holds weights and context, so it stays as long as the run: use `stop` and `run --resume`")
     if given.what not in ("planner", "gpu_executor"):
         made.error(f"there is no process {shown(given.what)}; there are planner and gpu_executor")
     if given.what != "planner" and given.policy is not None:
@@ -47,7 +47,7 @@ def restart(words):
 
 
 def _supervisor(directory):
-    """Its pidfd."""
+    """The supervisor's pidfd."""
     owner = directory.owner()
     descriptor = None
     if isinstance(owner.get("pid"), int) and owner.get("takes_requests"):
@@ -68,14 +68,14 @@ def _restarted(directory, supervisor, given, wish):
         if answer:
             if "refused" in answer:
                 raise Refusal(answer["refused"])
-            pids = answers["pids"][given.what]  # somebody else's restart may have followed
+            pids = answers["pids"][given.what]  # another restart may have followed
             if _at_work(directory.status(), given.what, pids[pids.index(answer["pid"]) :]):
                 return _tell_restart(directory.status(), given, answer, time.monotonic() - began, wish)
         if not directory.lives():
             say(f"the run in {shown(directory.path)} ended before the {given.what} was back")
             return INTERRUPTED
         time.sleep(live_changes.LOOK)
-    say(f"the {given.what} is restarted at the next iteration boundary; this one takes long")
+    say(f"the {given.what} is restarted at the next iteration boundary; this iteration takes long")
     return DONE
 
 

@@ -1,4 +1,4 @@
-"""`poise run`: checks, then the supervised processes, then what came of it."""
+"""`poise run`: checks the options, supervises the processes, reports the result."""
 
 import os
 from pathlib import Path
@@ -50,7 +50,7 @@ def run(words):
 
 
 def _check_trace(given, directory):
-    """Before the run; its directory may have to be made first."""
+    """Before the run. The trace may go into the run directory, which need not exist yet."""
     path = Path(os.path.abspath(given.trace))
     if path.parent != directory.path:
         inputs.check_written("--trace", given.trace, ("the input", given.input), ("the output", given.output))
@@ -94,14 +94,14 @@ def _run_in(directory, given, words, interrupts):
     else:
         say(outcome.sentence)
         if before == UNFINISHED:
-            directory.note(record)  # it is as it was: `status` tells of that run, not of this attempt
+            directory.note(record)  # the directory is unchanged: `status` reports that run, not this attempt
         elif outcome.code == CANNOT_START:
             directory.forget_what_did_not_start()
     return outcome.code
 
 
 def _write_trace(directory, path):
-    """What a traced run did. Its results stand whatever becomes of this."""
+    """Writes the timeline of a traced run. If that fails, the results are still valid."""
     try:
         with naming(path):
             write_trace(read_record(directory.path / "orders.log"), path, directory.status().get("device", ""))

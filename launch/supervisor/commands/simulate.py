@@ -1,4 +1,4 @@
-"""`poise simulate`: a paper's experiment, played by the planner, drawn here."""
+"""`poise simulate`: poise-planner plays a paper's experiment; we draw it."""
 
 import json
 
@@ -12,7 +12,7 @@ from ..shared.trouble import DONE, Refusal, naming, of_system, tell
 def simulate(words):
     made = parser(
         "simulate",
-        "Plays the planner's own decisions in virtual time, with no GPU and no weights: the papers' experiments by name.",
+        "Plays a paper's experiment in virtual time with the planner's own decisions; needs no GPU and no weights.",
     )
     made.add_argument("name", metavar="NAME", help=f"one of {', '.join((*DRAWN, *NOT_DRAWN))}; the last takes a minute and has no picture")
     made.add_argument("--json", action="store_true", help="one JSON object")

@@ -1,4 +1,4 @@
-"""`poise status`: how far a run is, and what this user runs."""
+"""`poise status`: how far a run is, or which runs and kept loaders this user has."""
 
 import json
 import os
@@ -48,14 +48,14 @@ def _of_run(given):
 
 
 def _resume_text(record):
-    """The command, and where it was typed if that is elsewhere: its paths may be relative."""
+    """The command that resumes the run, and the directory it was typed in if that is another one: its paths may be relative."""
     command, folder = record.get("resume") or "`run … --resume`", record.get("folder")
     elsewhere = folder and os.path.realpath(folder) != os.getcwd()
     return f"{f'(in {shown(folder)}) ' if elsewhere else ''}{shown(command)}"
 
 
 def _tell_balance(balance):
-    """In words, then the last iterations: what either side took, and what it stood still for."""
+    """The balance of link and computation in words, then the last iterations: what each took, and what it waited for."""
     if balance.get("words"):
         tell(f"  {balance['words']}")
     if balance.get("last"):

@@ -9,7 +9,7 @@ from ..lifecycle.run_directory import RunDirectory
 from ..shared.options import parser
 from ..shared.trouble import DONE, INTERRUPTED, Refusal, say, shown
 
-_END = 40  # seconds; a run has 30 to end in order
+_END = 40  # seconds; a run has 30 of them to end in order
 
 
 def stop(words):
@@ -34,7 +34,7 @@ def _stop_run(directory):
         raise Refusal(f"{shown(directory.path)} is in use, but not by a process that can be seen from here")
     processes.send(descriptor, signal.SIGTERM)
     if processes.wait_gone([descriptor], _END):
-        processes.send(descriptor, signal.SIGINT)  # the second one: at once
+        processes.send(descriptor, signal.SIGINT)  # a second signal: the run ends at once
         if processes.wait_gone([descriptor], 10):
             say(f"the run in {shown(directory.path)} does not end (process {owner['pid']})")
             return INTERRUPTED

@@ -1,1 +1,1 @@
-"""What needs a checkout of the sources: building, testing, bundling."""
+"""Commands that need a checkout of the sources: building, testing, bundling."""

@@ -1,7 +1,7 @@
 """`poise bundle`: a directory of programs, their libraries, launcher and demo model, for a machine where nothing can be
 installed: any Linux of x86-64 with a C library as new as ours and Python 3.11.
 
-    bundle.json   what it is of     bin/     programs, stripped     lib/   their libraries, found through the programs' RPATH
+    bundle.json   version, commit   bin/     programs, stripped     lib/   their libraries, found through the programs' RPATH
     launch/       as in a checkout  bench/   models' shapes, peers, gpu_check.sh               licenses/   of the libraries
     tests/        with --with-tests: golden models and the scripts that use them; test programs are in bin/
 """
@@ -25,7 +25,7 @@ from ..shared.trouble import DONE, Refusal, brief, say, shown, tell
 from .setup import add_install_option, build, build_programs
 
 _MOST = 60 << 20
-# The C library must be the machine's own, as its loader is; so must what comes with a GPU's driver.
+# Not bundled: the C library, which has to match the machine's dynamic loader, and the GPU driver's libraries.
 _OF_THE_MACHINE = re.compile(
     r"(ld-linux.*|linux-vdso|lib(c|m|mvec|pthread|dl|rt|resolv|util|anl|nsl|nss_\w+|thread_db))\.so.*"
     r"|lib(cuda|nvidia-.*|nvcuvid)\.so.*"
@@ -59,7 +59,7 @@ def bundle(words):
         _fill(fresh, given.with_tests)
         size = sum(path.stat().st_size for path in fresh.rglob("*") if path.is_file())
         if size > _MOST:
-            raise Refusal(f"the bundle would have {bytes_text(size)}, and {bytes_text(_MOST)} is the most it may have")
+            raise Refusal(f"the bundle would have {bytes_text(size)}; the limit is {bytes_text(_MOST)}")
         if packed:
             _pack(fresh, output)
         else:
@@ -116,12 +116,12 @@ def _copy(source, to):
 
 
 def _libraries(programs):
-    """{name by which it is looked for: where it is here}, of all that the programs need and the machine will not have."""
+    """{name: path here} of the shared libraries that the programs need and another machine may not have."""
     found = {}
     for path in programs:
         done = subprocess.run(["ldd", str(path)], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
         if done.returncode:
-            raise Refusal(f"ldd cannot tell the libraries of {shown(path)}: {done.stderr.strip()}")
+            raise Refusal(f"ldd fails on {shown(path)}: {done.stderr.strip()}")
         for name, where in re.findall(r"^\s*(\S+) => (.+?)(?: \(0x[0-9a-f]+\))?$", done.stdout, re.MULTILINE):
             if _OF_THE_MACHINE.fullmatch(name):
                 continue
@@ -132,10 +132,10 @@ def _libraries(programs):
 
 
 def _strip(paths):
-    """Debug information and symbols are most of a program's size."""
+    """Removes debug information and symbols, which are most of a program's size."""
     tool = shutil.which("strip")
     if tool is None:
-        say("there is no `strip` here: the bundle will be larger")
+        say("`strip` is not installed: the bundle will be larger")
         return
     for path in paths:
         os.chmod(path, 0o755)
@@ -145,7 +145,7 @@ def _strip(paths):
 
 
 def _add_licences(libraries, folder):
-    """Debian keeps each package's licence; on other systems the libraries go without."""
+    """Copies the packages' licences from where Debian keeps them; on other systems there are none to copy."""
     for path in libraries:
         for known in (path, os.path.realpath(path)):
             done = subprocess.run(["dpkg", "-S", str(known)], capture_output=True, text=True) if shutil.which("dpkg") else None

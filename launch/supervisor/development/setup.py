@@ -1,4 +1,4 @@
-"""`poise setup`: configures and builds. What Debian must bring was installed by the shell part before."""
+"""`poise setup`: configures and builds. The shell part has already installed the Debian packages."""
 
 import collections
 import os
@@ -18,7 +18,7 @@ _TAIL = 30
 
 
 def add_install_option(to):
-    # Obeyed by the shell part, which has run before.
+    # The shell part, which ran before, obeys it.
     to.add_argument("--no-install", action="store_true", help="install nothing; say what is missing")
 
 
@@ -36,12 +36,12 @@ def jobs():
 
 
 def build_programs():
-    """What a user runs; the tests are built by `poise test`."""
+    """Builds the programs; `poise test` builds the tests."""
     build("release", PROGRAMS)
 
 
 def build(preset, targets=()):
-    """Configures `preset` where that was not done, and builds it; refuses with the compiler's words if it fails."""
+    """Configures `preset` if that was not done before, and builds it. If that fails, prints the compiler's last lines and refuses."""
     if is_bundle():
         raise Refusal("this is a bundle: its programs are built already; `setup` and `test` are for a checkout of the sources")
     folder = ROOT / "build" / preset
@@ -61,7 +61,7 @@ def build(preset, targets=()):
 
 
 def _execute(command, log, preset):
-    """Runs a tool, showing ninja's [done/all] as one line; its last lines are printed where it fails."""
+    """Runs a tool and shows ninja's [done/all] as the progress line. If the tool fails, prints its last lines."""
     line, tail = ProgressLine(), collections.deque(maxlen=_TAIL)
     try:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""`poise test`: set-up, builds, and every test there is, with a plain count at the end."""
+"""`poise test`: sets up, builds, runs all tests, and prints how many passed and failed."""
 
 import concurrent.futures
 import contextlib
@@ -20,18 +20,18 @@ _E2E = ROOT / "tests" / "e2e"
 _VENV = ROOT / "build" / "venv"
 _PARTS = ("unit", "e2e", "asan", "tsan")
 _PRESETS = {"unit": "release", "e2e": "release", "asan": "dev", "tsan": "tsan"}
-# The planner decides in one thread; those that read requests and watch the supervisor run in e2e/sanitized.py.
+# No planner tests under tsan: the planner decides in one thread. Its other threads (requests, supervisor) run in e2e/sanitized.py.
 _TARGETS = {
     "e2e": (*PROGRAMS, "poise-tokenizer-tool"),
     "tsan": (*PROGRAMS, "poise_common_tests", "poise_kernels_tests", "poise_loader_tests", "poise_gpu_executor_tests"),
 }
-# End-to-end scripts that also run on the sanitizers' programs: the whole path, a kill, and a resume.
+# The end-to-end script that runs on the sanitizers' programs: a whole run, a kill and a resume.
 _SANITIZED = "sanitized.py"
 _NOT_SCRIPTS = {"harness.py", "mixed_requests.py", _SANITIZED}
 _LONG_ONES = ["tokenizer_equality.py", "swaps.py", "kills.py", "sameness.py", "profiles.py", "hostile_requests.py"]
 _LONGEST_SCRIPT = 900  # seconds
-# Many tests wait for something to happen in time, and a machine may be busy. What fails is tried once more and, if it
-# passes then, named at the end; not under ThreadSanitizer, whose findings are real however seldom they come.
+# Many tests wait for something with a time limit, and the machine may be busy. A test that fails is run once more; if it
+# passes then, its name is printed at the end. Not under ThreadSanitizer: a rare finding is real, too.
 _TRIES = {"unit": 2, "e2e": 2, "asan": 2, "tsan": 1}
 
 
@@ -111,7 +111,7 @@ def _end_to_end(count, no_install):
     pool = concurrent.futures.ThreadPoolExecutor(2)
     try:
         list(pool.map(run, scripts))
-    finally:  # after an interrupt no other script begins, and who called ends those that run
+    finally:  # after an interrupt no other script begins; the caller ends those that are running
         pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -125,7 +125,7 @@ def sanitizer_options():
 
 
 def _ctest(preset, count, tries):
-    """The unit tests; ctest shows one line each, we show those that fail and a sign of life."""
+    """Runs the unit tests. Prints the output of those that fail, and progress every 5 s."""
     command = ["ctest", "--preset", preset, f"-j{setup.jobs()}", "--no-tests=error", "-E", "_NOT_BUILT$"]
     command += ["--repeat", f"until-pass:{tries}"] if tries > 1 else []
     environment = {**os.environ, **sanitizer_options()}
@@ -150,7 +150,7 @@ def _ctest(preset, count, tries):
                 kept.append(line)
     if totals is None:
         tell("".join(kept[-30:]).rstrip())
-        count.broke(f"{preset} unit tests: ctest came to no end")
+        count.broke(f"{preset} unit tests: ctest did not finish")
         return
     failed, total = int(totals.group(1)), int(totals.group(2))
     if failed:
@@ -159,17 +159,17 @@ def _ctest(preset, count, tries):
     count.add(total - failed, failed, f"{preset} unit tests")
 
 
-_scripts = set()  # that run
+_scripts = set()  # running now
 
 
 def _end(process):
-    """Of a script, and of whatever it started."""
+    """Kills a script and its process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _interrupt(scripts, patience=20):
-    """Those that run end what they have started, or are ended."""
+    """Interrupts scripts, so that they end what they started; kills those that are still running after `patience` seconds."""
     for process in scripts:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGINT)
@@ -181,7 +181,7 @@ def _interrupt(scripts, patience=20):
 
 
 def _script(command, name, count, extra=None):
-    """A script of tests. Its last line is `N passed, N failed`; one that counts nothing is one test."""
+    """Runs a script of tests. Its last line is `N passed, N failed`; a script without that line counts as one test."""
     tell(f"{name}")
     process = subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, **(extra or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

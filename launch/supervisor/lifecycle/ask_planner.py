@@ -1,4 +1,4 @@
-"""What the planner can be asked without a model, a machine or a run; it answers itself."""
+"""Asking poise-planner for something that needs no run: costs, plans, simulations."""
 
 import os
 import subprocess
@@ -10,28 +10,28 @@ from .children import own_sentence
 
 
 def ask(*words):
-    """What the planner answers on stdout; its refusal is ours."""
+    """Runs poise-planner with `words` and returns its stdout. If it refuses, we refuse with its sentence."""
     ended = subprocess.run(
         [str(program(PLANNER)), *(str(word) for word in words)], capture_output=True, text=True, errors="replace", check=False
     )
     if ended.returncode:
-        sentence = own_sentence(PLANNER, ended.stderr) or f"the planner ended with {ended.returncode} and no word"
+        sentence = own_sentence(PLANNER, ended.stderr) or f"the planner ended with {ended.returncode} and gave no reason"
         raise Refusal(sentence, ended.returncode if ended.returncode > 0 else INTERNAL)
     return ended.stdout
 
 
 def plan_words(given):
-    """Of `poise-planner plan`, for a run with these options."""
+    """The words of `poise-planner plan` for a run with these options."""
     words = ["plan", "--model", given.model, "-i", given.input, "--dtype", given.dtype, "--device", given.device]
     return [*words, *planner_arguments(given)]
 
 
 def check_decisions(given):
-    """Refuses a policy or costs that cannot be had before minutes of loading, with the planner's own words."""
+    """Refuses an impossible policy, or costs that are not there, before minutes of loading; the sentence is the planner's."""
     if any(getattr(given, name) is not None for name in ("policy", "act_share", "recompute_share", "machine", "profile", "min_num_seqs")):
         ask(*plan_words(given), "--check")
 
 
 def become_planner(*words):
-    """The planner in place of this process. It refuses under the name it is called by."""
+    """Replaces this process by the planner (exec). Its messages begin with the name we give it: poise."""
     os.execv(program(PLANNER), ["poise", *words])

@@ -10,12 +10,12 @@ from ..shared.trouble import HANDED_OVER, INTERNAL, INTERRUPTED
 from . import cublas, processes, segments
 
 _MOST_STDERR = 1 << 20
-# The kernel's choice when memory runs out: those that can be started again, not the supervisor.
+# Which process the kernel kills first when memory runs out: one that can be started again, rather than the supervisor.
 _OOM_SCORES = {"poise-gpu-executor": 500, "poise-planner": 300, "poise-loader": 200}
 
 
 class Child:
-    """A child process. Its output goes to memory, so that a full disk cannot swallow its last sentence."""
+    """A child process. Its output goes to a memory file, so that its last sentence survives a full disk."""
 
     def __init__(self, name, arguments, death_descriptor=None, inherited=()):
         self.name = name
@@ -59,8 +59,8 @@ class Child:
         processes.send(self.descriptor, number)
 
     def may_stay(self, control):
-        """Whether this one, started to be kept, has become a loader worth keeping: also while it reads again what it had
-        released."""
+        """Whether this process, started as a kept loader, outlives the run: it has loaded all weights once. It may be reading
+        released weights again just now."""
         return self.returncode() is None and (control.loader_state == segments.SEALED or control.was_sealed)
 
     def said(self):
@@ -68,7 +68,7 @@ class Child:
         return os.pread(self._said, _MOST_STDERR, 0).decode("utf-8", "backslashreplace")
 
     def new_lines(self):
-        """What it wrote to stdout since it was last asked: whole lines."""
+        """The whole lines it wrote to stdout since the last call."""
         text = os.pread(self._told, _MOST_STDERR, self._taken)
         text = text[: text.rfind(b"\n") + 1]
         self._taken += len(text)
@@ -80,7 +80,7 @@ class Child:
 
 
 class Adopted:
-    """A kept loader: a process of ours, but not our child. Nothing is known of how it ended."""
+    """A kept loader that an earlier command started: not our child, so its exit code is unknown."""
 
     name, plain_name, asked_to_end = "poise-loader", "loader", False
 
@@ -108,18 +108,18 @@ class Adopted:
 
 
 def reason(child, text=None):
-    """(exit code, sentence) of a child that ended by itself; `text` is what it said."""
+    """(exit code, sentence) for a child that ended by itself; `text` is its stderr."""
     code = child.returncode()
     text = child.said() if text is None else text
     if code < 0:
         return INTERRUPTED, _of_signal(child, -code)
-    if code == HANDED_OVER:  # and the supervisor had to end before another took over
+    if code == HANDED_OVER:  # but the run ended before the next planner started
         return INTERRUPTED, f"{child.plain_name} was interrupted"
     sentence = own_sentence(child.name, text)
     if code == INTERNAL or (code not in (0, 2, 73, 74, 75, 76)):
         return INTERRUPTED, f"{child.plain_name} failed{f': {sentence}' if sentence else ''} (a defect of poise)"
     if not sentence:
-        how = {0: "ended too early", INTERRUPTED: "was interrupted"}.get(code, "ended without a word")
+        how = {0: "ended too early", INTERRUPTED: "was interrupted"}.get(code, "ended without a message")
         sentence = f"{child.plain_name} {how}"
         return code or INTERRUPTED, sentence
     return code, sentence
@@ -132,6 +132,6 @@ def _of_signal(child, number):
 
 
 def own_sentence(name, text):
-    """The last line the program marked as its own, without the mark."""
+    """The last line that begins with `name: `, without that prefix."""
     sentences = re.findall(rf"^{re.escape(name)}: (.*)$", text, re.MULTILINE)
     return sentences[-1] if sentences else ""

@@ -1,11 +1,11 @@
-"""Where cuBLAS is, on a machine whose dynamic loader does not know: it often comes with a Python package alone."""
+"""Finds cuBLAS on a machine where it is not on the dynamic loader's path: often only a Python package brings it."""
 
 import glob
 import os
 import sys
 
 _LIBRARY = "libcublasLt.so.13"
-# As pip lays out NVIDIA's wheels, in this Python and in the machine's others.
+# Where pip puts NVIDIA's wheels, for this Python and for others on the machine.
 _PLACES = (
     "/usr/local/lib/python3*/*-packages",
     "/usr/lib/python3/*-packages",
@@ -14,7 +14,7 @@ _PLACES = (
 
 
 def environment(given=os.environ):
-    """What the gpu_executor's environment needs beside `given` (kernels/cuda/cublas_lt.cpp looks there)."""
+    """What to add to the environment `given` for the gpu_executor: POISE_CUBLAS, which kernels/cuda/cublas_lt.cpp reads."""
     folder = None if given.get("POISE_CUBLAS") else _in_python_packages()
     return {"POISE_CUBLAS": folder} if folder else {}
 

@@ -1,4 +1,4 @@
-"""Looks at options and files before anything starts, so that what cannot work is refused at once, in one line."""
+"""Checks options and files before anything starts, so that what cannot work is refused at once, in one line."""
 
 import errno
 import os
@@ -13,13 +13,13 @@ from ..shared.quantities import bytes_text
 from ..shared.trouble import OUTPUT, Refusal, say, shown
 from .run_directory import FINISHED, UNFINISHED
 
-_GROWTH = 64 << 20  # of free memory: less is somebody else's coming and going
-_COMING = 1 << 30  # of memory that nobody names and that is not free yet: so much is on its way
+_GROWTH = 64 << 20  # of free memory; a smaller change comes from other processes
+_COMING = 1 << 30  # of shared memory without a name: from here on we take it for a large file being freed
 FEWEST_FILES = 256  # sockets, logs, shards; libzmq aborts a process that runs out of descriptors
 
 
 def check_limits():
-    """Open files: as many as the user may have, and refused where that is not enough."""
+    """Raises the limit of open files to what we need; refuses if the hard limit is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < FEWEST_FILES:
         if hard != resource.RLIM_INFINITY and hard < FEWEST_FILES:
@@ -37,7 +37,7 @@ _KINDS = {
 
 
 def kind_of(mode):
-    """What a file is that is no regular one; None for those that are. As common/regular_file.cpp says it."""
+    """The kind of a file that is not regular, in the words of common/regular_file.cpp; None for a regular file."""
     return None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
@@ -73,7 +73,7 @@ def check_input(path):
 
 
 def check_output(given, directory):
-    """As planner/results/results_output.h does at its start, but before a model is loaded."""
+    """The checks of planner/results/results_output.h, made before a model is loaded."""
     output = Path(given.output)
     if not given.output or output.name in ("", ".", "..") or given.output.endswith("/"):
         raise Refusal(f"output '{shown(given.output)}' names no file")
@@ -90,7 +90,7 @@ def check_output(given, directory):
 
 
 def check_written(option, path, *others):
-    """Before long work: a file can be made at `path`, which is none of `others`, (what it is, its path)."""
+    """Before long work: refuses `path` if no file can be made there, or if it is one of `others` (what it is, its path)."""
     if os.path.isdir(path):
         raise Refusal(f"{option} {shown(path)}: a directory; name a file")
     parent = os.path.dirname(path) or "."
@@ -139,11 +139,11 @@ def check_run_directory(given, directory):
 
 
 def clip_memory(given, held=None, interrupted=lambda: False):
-    """--host-memory and --gpu-memory are caps: more than the machine has is clipped, and said.
+    """--host-memory and --gpu-memory are caps: lowers them to what the machine has, and says so.
 
-    `held` tells the bytes that a kept loader has taken already, which the run will use. Of a loader that has just ended
-    a run, the machine is still taking pages back, tens of GiB for seconds: as long as they come, they are waited for, unless
-    the user `interrupted` it: signals may only count by now."""
+    `held` returns the bytes that a kept loader already holds; the run will use them. After a run of that loader has ended,
+    the kernel needs seconds to free tens of GiB: we wait while free memory grows, until `interrupted` (signals are only
+    counted by now)."""
     taken = held or (lambda: 0)
     available = machine.available_memory() + taken()
     if taken() and given.host_memory and given.host_memory > available:
@@ -158,10 +158,10 @@ def clip_memory(given, held=None, interrupted=lambda: False):
 
 
 def _once_returned(wanted, room, interrupted, still=1.0, patience=30.0):
-    """The room there is once it has not grown for `still` seconds, or is what is wanted.
+    """The free memory, once it is as large as `wanted` or has not grown for `still` seconds.
 
-    Before the first page of a large file is free, seconds go by in which the kernel takes all of them out of the
-    mappings they were in: while such a file is on its way, `still` is longer."""
+    The kernel unmaps all pages of a large file before it frees the first one, which takes seconds. While such a file is
+    being removed, we wait five times as long."""
     now, began = room(), time.monotonic()
     most, grew = now, began
     while now < wanted and time.monotonic() - began < patience and not interrupted():

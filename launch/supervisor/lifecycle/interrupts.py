@@ -1,11 +1,11 @@
-"""SIGINT, SIGTERM and SIGUSR1 as something a poll loop can see; SIGHUP and SIGPIPE do nothing."""
+"""SIGINT, SIGTERM and SIGUSR1 for a poll loop: they are counted, and a descriptor becomes readable. SIGHUP and SIGPIPE are ignored."""
 
 import os
 import signal
 
 
 class Interrupts:
-    """From construction on, signals only count. `descriptor` becomes readable with each."""
+    """From construction on, a signal is only counted, and makes `descriptor` readable."""
 
     def __init__(self):
         self.count = 0
@@ -25,7 +25,7 @@ class Interrupts:
         self._asked = True
 
     def asked(self):
-        """Whether somebody left a request (restarts.py) since this was last called."""
+        """Whether SIGUSR1 came since the last call: `poise restart` has left a request (restarts.py)."""
         asked, self._asked = self._asked, False
         return asked
 

@@ -1,4 +1,4 @@
-"""What dead runs left behind, found and removed."""
+"""Finds and removes what dead runs left behind."""
 
 from ..shared.quantities import bytes_text, counted
 from ..shared.trouble import say
@@ -6,7 +6,8 @@ from . import loaders, processes, segments
 
 
 def clean_up():
-    """What dead runs left: processes whose supervisor is gone, homes without a loader, shared memory. Says what."""
+    """Ends processes whose supervisor is gone; removes homes without a loader and shared memory of dead runs. Prints what it
+    did; true if there was anything."""
     orphans = [process for process in processes.running() if process.orphaned]
     if orphans:
         count = processes.end(orphans, patience=2)

@@ -27,7 +27,7 @@ _OPTIONS = ("act_share", "recompute_share", "machine")
 
 
 def policy_options(given):
-    """Those of the policy that were given."""
+    """The policy's options that were given."""
     values = {name: getattr(given, name) for name in _OPTIONS}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -36,17 +36,20 @@ def require_living(directory):
     if not directory.lives():
         raise Refusal(f"nothing runs in {shown(directory.path)}")
     if directory.record().get("measures"):
-        raise Refusal(f"in {shown(directory.path)} a profile is being measured, all with one policy and the same processes: let it end")
+        raise Refusal(
+            f"in {shown(directory.path)} a profile is being measured, which takes one policy and the same processes throughout: "
+            "wait for its end"
+        )
     return directory
 
 
 def wish_for_policy(directory, name, options, rebuild=False):
-    """Leaves the wish for the planner; returns its serial, which is above those of all wishes before. `rebuild`: the pools
-    are to be made anew for it."""
+    """Writes the wish for the planner. Returns its serial, which is higher than those of all earlier wishes. `rebuild`: with
+    pools made anew for it."""
     until = time.monotonic() + WAIT
     while (lock := Lock.take(directory.path / "policy.lock")) is None:
         if time.monotonic() > until:
-            raise Refusal(f"{shown(directory.path / 'policy.lock')} is held: another command is asking for a policy and does not go on")
+            raise Refusal(f"{shown(directory.path / 'policy.lock')} is held: another command asks for a policy and is stuck")
         time.sleep(LOOK)
     try:
         before = read_json(directory.path / "policy.json").get("serial")
@@ -58,24 +61,24 @@ def wish_for_policy(directory, name, options, rebuild=False):
 
 
 def answer_to(serial, status):
-    """What became of a wish: (its answer, ""), or (None, why it is not fulfilled); (None, "") until that is known."""
+    """What became of a wish: (its answer, "") if it was granted, (None, reason) if not; (None, "") until the planner answers."""
     answers = status.get("policy_answers", [])
     own = next((answer for answer in answers if answer["serial"] == serial), None)
     if own and own["refusal"]:
         return None, f"{own['refusal']}; {own['policy']} stays in force"
     if not own and any(answer["serial"] > serial for answer in answers):
-        return None, f"a later wish took the place of this one; {status.get('policy')} is in force"
+        return None, f"a later request replaced this one; {status.get('policy')} is in force"
     return own, ""
 
 
 def held_back_now(status):
-    """What the policy in force cannot have until the pools are made anew; "" where that is nothing, or not known."""
+    """What the policy in force cannot have until the pools are made anew; "" if there is nothing, or it is not known."""
     granted = [answer for answer in status.get("policy_answers", []) if not answer["refusal"]]
     return granted[-1].get("held_back", "") if granted else ""
 
 
 def rebuild_command(directory, name):
-    """What has the pools made anew for the policy `name` that is in force, with the options it was granted with."""
+    """The command that makes the pools anew for `name`, the policy in force, with the options it was granted with."""
     granted = read_json(directory.path / "policy.in_force.json")
     options = granted if granted.get("policy") == name else {}
     words = [word for key in _OPTIONS if key in options for word in ("--" + key.replace("_", "-"), options[key])]

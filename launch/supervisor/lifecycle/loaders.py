@@ -1,7 +1,8 @@
 """Kept loaders: loaders that outlive runs, so that the next run of the same model finds its weights in memory.
 
-Each has a home in this user's private folder, named by what it was started with. `lock` there is inherited by the
-loader: held while it lives, whatever becomes of everybody else. `attached.lock` is held by the run that uses it.
+Each has a home in this user's private folder, named by what it was started with. The loader inherits the home's `lock`,
+which is therefore held as long as the loader lives, whichever other processes end. The run that uses the loader holds
+`attached.lock`.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ _END = 15  # seconds
 
 
 def model_files(model, load_format, tokenizer=False):
-    """What tells that a model's files are still the same: names, sizes, times of change, inodes."""
+    """Names, sizes, times of change and inodes: if these are equal, the model's files are the same."""
     files = []
     for entry in sorted(os.listdir(model)):
         weights = entry.endswith((".safetensors", ".safetensors.index.json"))
@@ -45,7 +46,7 @@ def _identity(given):
 
 
 def _program_facts():
-    """What tells one build of the loader from another: all programs of a run must be of one."""
+    """Tells one build of the loader from another: all programs of a run must come from the same build."""
     status = os.stat(program(LOADER))
     return [status.st_size, status.st_mtime_ns]
 
@@ -89,7 +90,7 @@ class Home:
         return Lock.take(self.folder / "attached.lock")
 
     def start(self, given):
-        """A loader to be kept: without a death pipe, holding its home's lock itself."""
+        """Starts a loader to be kept: it has no death pipe, and holds its home's lock itself."""
         if not fits_a_socket(self.socket):
             raise Refusal(f"{shown(self.folder)} is too long a path for sockets: set XDG_RUNTIME_DIR to a shorter one")
         lock = Lock.take(self.folder / "lock")
@@ -106,7 +107,7 @@ class Home:
         record |= {"pid": child.pid, "started": processes.start_time(child.pid)}
         try:
             (self.folder / "kept.json").write_text(json.dumps(record))
-        except OSError:  # a full disk: nobody would find it again
+        except OSError:  # a full disk: without the record no later command could find it
             child.close()
             self.stop()
             raise
@@ -121,7 +122,7 @@ class Home:
         return Adopted(record["pid"], descriptor) if descriptor is not None else None
 
     def _unrecorded(self):
-        """The living loader of this home where no record is of it: whoever started it could not write one. (loader, run id)"""
+        """(loader, run id) of this home's living loader if its record is missing, because it could not be written."""
         found = (p for p in processes.running() if p.program == LOADER and p.option("--home") == str(self.folder))
         for process in found:
             descriptor = processes.open_verified(process.pid, processes.start_time(process.pid))
@@ -130,7 +131,7 @@ class Home:
         return None, ""
 
     def why_stale(self, given):
-        """Why this loader is not what a new one would be; None where it is."""
+        """Why a new loader would differ from this one; None if it would not."""
         if self.record.get("program") != _program_facts():
             return "the kept loader is of another build"
         if self.record.get("files") != model_files(given.model, given.load_format):
@@ -158,7 +159,7 @@ class Home:
         return loader is not None
 
     def held_bytes(self):
-        """Of host memory: weights as far as they are there, and a pool that a killed run left, which the next one has."""
+        """Host memory held: the weights loaded so far, and a pool that a killed run left and the next run takes over."""
         kinds = ("weights", "blocks") if self.run_id else ()
         return sum(segments.reserved(self.run_id, kind)[0] for kind in kinds)
 

@@ -1,4 +1,4 @@
-"""Locks the kernel keeps: `flock` on a file, let go when the last holder is gone, however it went."""
+"""Locks kept by the kernel: `flock` on a file, released when the last holder ends, however it ends."""
 
 import errno
 import fcntl
@@ -9,7 +9,7 @@ from ..shared.trouble import Refusal, naming, shown
 
 
 class Lock:
-    """An exclusive flock on `path` (made with mode 0600). Close-on-exec unless `share_with` a child."""
+    """An exclusive flock on `path` (made with mode 0600). Close-on-exec; a child gets it if the descriptor is made inheritable."""
 
     def __init__(self, path, descriptor):
         self.path = path
@@ -17,7 +17,7 @@ class Lock:
 
     @classmethod
     def take(cls, path):
-        """The lock, or None while somebody else holds it."""
+        """The lock, or None while another process holds it."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             descriptor = os.open(path, flags, 0o600)
@@ -36,7 +36,7 @@ class Lock:
         return cls(path, descriptor)
 
     def write(self, text):
-        """What a refused second owner is told about the first."""
+        """Notes the owner in the file; a second process that wants the lock reports it."""
         with naming(self.path):
             os.ftruncate(self.descriptor, 0)
             os.pwrite(self.descriptor, text.encode("utf-8", "surrogateescape"), 0)

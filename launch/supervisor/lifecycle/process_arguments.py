@@ -1,4 +1,4 @@
-"""What the supervision asks of a run: which loader, where the sockets are, what each program is told."""
+"""Which loader a run uses, where its sockets are, and the arguments of each of its programs."""
 
 import hashlib
 import json
@@ -15,14 +15,14 @@ from .run_summary import progress_text
 
 
 def what_answers_hang_on(given):
-    """Everything about a run that could change its answers, as far as can be told without reading the weights."""
+    """Everything that could change a run's answers, as far as it can be known without reading the weights."""
     facts = {name: getattr(given, name) for name in ("dtype", "load_format", "seed", "max_model_len")}
     facts |= {"served_model_name": given.served_model_name or given.model, "skip": given.skip_tokenizer_init}
     return facts | {"files": loaders.model_files(given.model, given.load_format, tokenizer=True)}
 
 
 def finished_as_it_stands(directory, given):
-    """Whether a finished run was of exactly this model, input and options, so that no loader need say so."""
+    """Whether a finished run had exactly this model, input and options; then no loader has to compare the weights."""
     then = directory.record().get("answers_hang_on")
     if then != json.loads(json.dumps(what_answers_hang_on(given))):
         return False
@@ -32,10 +32,10 @@ def finished_as_it_stands(directory, given):
 
 
 class ProcessArguments:
-    """One run's. `begin` once the loader is chosen, `end` however it goes."""
+    """The arguments of one run's programs. Call `begin` once the loader is chosen, and `end` in any case."""
 
     def __init__(self, directory, given, resume=""):
-        """`resume`: the command that goes on with it, for a later `status` to tell."""
+        """`resume`: the command that resumes the run, noted for a later `status`."""
         self.directory = directory
         self.given = given
         self._resume = resume
@@ -50,7 +50,7 @@ class ProcessArguments:
     # ---- before
 
     def choose_loader(self):
-        """A kept loader of these files that is free; a new one to be kept; or None: the run's own."""
+        """A free kept loader of these files, or a new one to be kept; None if the run starts its own."""
         home = loaders.Home.of(self.given)
         loader = None
         if home.lives():
@@ -71,7 +71,7 @@ class ProcessArguments:
         return loader
 
     def _adopt(self, home):
-        """The loader that lives in `home`, or None, with the home gone, if its model or build has changed."""
+        """The loader that lives in `home`. If its model or build has changed: removes the home and returns None."""
         stale = home.why_stale(self.given)
         loader = home.adopt() if stale is None else None
         if loader:
@@ -84,7 +84,7 @@ class ProcessArguments:
         return None
 
     def record(self):
-        """What `status` and a later --resume want to know of the run."""
+        """What `status` and a later --resume read."""
         record = {name: getattr(self.given, name) for name in ("model", "input", "output", "device", "policy", "dtype")}
         return record | {"answers_hang_on": what_answers_hang_on(self.given)}
 
@@ -120,13 +120,13 @@ class ProcessArguments:
         return [*loader_arguments(self.given), "--home", self._home, "--run-id", self.run_id, *self._logs("loader")]
 
     def planner_links(self):
-        """Where the planner finds the others."""
+        """The run's directory, and the sockets of loader and executor."""
         words = ["--run-dir", self.directory.path, "--run-id", self.run_id]
         words += ["--loader-socket", self.loader_socket, "--executor-socket", self.executor_socket]
         return words + self._logs("planner")
 
     def planner_arguments(self, takes_over=False):
-        """`takes_over`: from a planner of this run that has ended."""
+        """`takes_over`: this planner continues for one of this run that has ended."""
         given = self.given
         words = self.planner_links()
         words += ["--model", given.model, "-i", given.input, "-o", given.output, *planner_arguments(given)]
@@ -153,7 +153,7 @@ class ProcessArguments:
         return progress_text(status)
 
     def keep_words(self, child):
-        """What a process said beyond its one sentence (a sanitizer's report, say) goes to the logs."""
+        """Saves a process's whole stderr (a sanitizer's report, for example) in the logs."""
         text = child.said()
         if text:
             try:

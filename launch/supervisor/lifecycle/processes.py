@@ -1,4 +1,4 @@
-"""What /proc says about this user's processes, and signals that cannot hit the wrong one."""
+"""This user's processes as /proc shows them, and signals that cannot reach the wrong process."""
 
 import os
 import select
@@ -33,7 +33,7 @@ class Found:
 
     @property
     def orphaned(self):
-        """It was started under a supervisor that is not its parent any more."""
+        """A supervisor started it, and that supervisor has ended."""
         return self.option("--death-fd") is not None and not is_supervisor(self.parent)
 
 
@@ -59,7 +59,7 @@ def stat_fields(pid):
 
 
 def start_time(pid):
-    """Clock ticks after boot; with the pid it names a process for good."""
+    """In clock ticks after boot. Pid and start time together are unique."""
     fields = stat_fields(pid)
     return int(fields[19]) if fields else None
 
@@ -95,7 +95,7 @@ def running():
 
 
 def open_verified(pid, started):
-    """A pidfd for the process `pid` that started at `started`; None where that one is gone."""
+    """A pidfd for the process `pid` that started at `started`; None if it has ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
@@ -107,7 +107,7 @@ def open_verified(pid, started):
 
 
 def send(descriptor, number):
-    """Signals the process behind a pidfd; nothing happens where it has gone already."""
+    """Signals the process behind a pidfd; does nothing if it has ended."""
     try:
         signal.pidfd_send_signal(descriptor, number)
     except (ProcessLookupError, PermissionError):

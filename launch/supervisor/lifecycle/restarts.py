@@ -1,10 +1,10 @@
-"""A planner or gpu_executor of a living run, ended and started again in place. The supervisor's side.
+"""The supervisor's side of `poise restart`: it ends a planner or gpu_executor of a living run and starts another in its place.
 
-`poise restart` (commands/restart.py) writes a RUN/restart.SERIAL.json of its own and sends SIGUSR1; what came of it goes to
-RUN/restarted.json, where the answers before stand, too: several may ask at once, and each finds its own. A
-planner is asked to hand over (SIGUSR1) and leaves at the next iteration boundary, with a journal from which the next
-one goes on; with `kill` it is killed, and what was unfinished is computed again. An executor finishes the orders it
-has. The loader stays: weights and context lie there.
+`poise restart` (commands/restart.py) writes RUN/restart.SERIAL.json and sends SIGUSR1 to the supervisor, which answers in
+RUN/restarted.json. That file keeps the last answers, because several commands may ask at once. A planner is asked to hand
+over (SIGUSR1): it ends at the next iteration boundary and leaves a journal, with which the next planner continues. With
+`kill` it is killed, and unfinished requests are computed again. An executor finishes the orders it has. The loader stays:
+it holds weights and context.
 """
 
 import json
@@ -16,26 +16,26 @@ from ..shared.paths import EXECUTOR, PLAIN_NAMES, PLANNER
 from ..shared.trouble import HANDED_OVER, INTERRUPTED
 
 ASKED, ANSWER = "restart.{}.json", "restarted.json"
-_ANSWERS = 16  # that are kept for whoever has not read them yet
+_ANSWERS = 16  # kept for commands that have not read theirs yet
 _PATIENCE = 10.0  # seconds for an executor to finish what it has
 _PROGRAMS = {PLAIN_NAMES[name]: name for name in (PLANNER, EXECUTOR)}
 
 
 class Restarts:
-    """`spare`: how many of those that die unasked are replaced, too."""
+    """`spare`: how many processes that die without having been asked to are replaced as well."""
 
     def __init__(self, directory, spare=0):
         self._directory = directory
         self._spare = spare
-        self._child = None  # that is to be replaced
-        self._serials = []  # of those who asked for it
+        self._child = None  # the one being replaced
+        self._serials = []  # of the requests for it
         self._answers = {}
-        self._pids = {}  # by what they are: all that took another's place
+        self._pids = {}  # plain name: all processes that replaced another
         self._since = 0.0
         self._killed = False
 
     def begin(self, children):
-        """Does what is asked for, where that can be done."""
+        """Reads the requests and begins to carry them out; answers those that cannot be."""
         for path in sorted(self._directory.path.glob(ASKED.format("*"))):
             asked = read_json(path)
             remove(path)
@@ -59,7 +59,7 @@ class Restarts:
             child.signal(signal.SIGUSR1 if name == PLANNER else signal.SIGTERM)
 
     def hurry(self):
-        """An executor that does not end by itself is ended. A planner may take its time: an iteration can be long."""
+        """Kills an executor that has not ended in time. A planner is given time: an iteration can be long."""
         late = time.monotonic() - self._since > _PATIENCE
         if self._child and self._child.name == EXECUTOR and late and not self._killed:
             self._kill()
@@ -75,7 +75,7 @@ class Restarts:
         return bool(self._pids)
 
     def replaceable(self, ended):
-        """Those that ended, where others shall replace all of them; nobody where the run is over."""
+        """`ended`, if all of these processes are to be replaced; [] if the run is over."""
         unasked = [child for child in ended if child is not self._child]
         if len(unasked) > self._spare or not all(self._may_be_replaced(child) for child in ended):
             return []
@@ -89,7 +89,7 @@ class Restarts:
         return code < 0 and child.name in (PLANNER, EXECUTOR)
 
     def replaced(self, old, new):
-        """True where that was asked for."""
+        """Notes the replacement and answers the requests for it; false if it was not asked for."""
         self._pids.setdefault(new.plain_name, []).append(new.pid)
         if old is not self._child:
             self._answer([])

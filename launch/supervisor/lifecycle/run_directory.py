@@ -1,8 +1,8 @@
-"""A run directory: whose it is, who lives in it, how far its run came.
+"""A run directory: which run it belongs to, whether that run lives, how far it came.
 
-Ours in it: run.lock (held while a supervisor lives), children.lock (inherited by every process of the run, so held
-until the last of them is gone), run.json (what was started), logs/, loader/ (home of the run's own loader). The
-planner's: manifest.json, results.jsonl.partial, results.jsonl.published, orders.log, status.json.
+The supervisor writes run.lock (held while it lives), children.lock (inherited by every process of the run, so held until
+the last of them has ended), run.json (what was started), logs/ and loader/ (home of the run's own loader). The planner
+writes manifest.json, results.jsonl.partial, results.jsonl.published, orders.log and status.json.
 """
 
 import errno
@@ -23,7 +23,7 @@ _ORPHANS_END = 15  # seconds
 
 _OURS = {"run.lock", "children.lock", "run.json", "run.json.new", "logs", "loader"}
 _PLANNERS = {"manifest.json", "results.jsonl.partial", "results.jsonl.published", "orders.log", "status.json"}
-# What others ask of a run that lives, and the answer: live_changes.py, restarts.py.
+# Requests to a living run, and their answers: live_changes.py, restarts.py.
 _REQUESTS = ("policy.json", "policy.lock", "policy.in_force.json", "restart.*.json", "restarted.json")
 
 
@@ -52,13 +52,13 @@ class RunDirectory:
             raise Refusal(f"{shown(self.path)} holds no run: name the directory that `run` printed (OUTPUT.poise)")
 
     def state(self):
-        """As planner/results/results_directory.h tells it."""
+        """As planner/results/results_directory.h defines it."""
         if os.path.lexists(self.path / "results.jsonl.partial"):
             return UNFINISHED
         return FINISHED if self.published() else FRESH
 
     def published(self):
-        """The output this run was, or was about to be, written to; None before that."""
+        """The path of the output that this run has written or was about to write; None before that."""
         try:
             text = (self.path / "results.jsonl.published").read_bytes()
         except OSError:
@@ -124,7 +124,7 @@ class RunDirectory:
         os.chmod(self.path, 0o700)
 
     def _end_orphans(self):
-        """Whoever is left of a run whose supervisor was killed must be gone before a new one writes here."""
+        """Ends processes of an earlier run whose supervisor was killed, before a new run writes here."""
         deadline = time.monotonic() + _ORPHANS_END
         while (lock := Lock.take(self.path / "children.lock")) is None:
             run_id = self.record().get("run_id")
@@ -140,12 +140,12 @@ class RunDirectory:
         self.children_lock = lock
 
     def begin(self, record):
-        """Notes what is started, under a new run id, which is returned."""
+        """Writes run.json under a new run id and returns the id."""
         run_id = secrets.token_hex(8)
         self.make_folder("logs")
         self.make_folder("loader")
         self.remove_sockets()
-        for pattern in _REQUESTS:  # were for the attempt before
+        for pattern in _REQUESTS:  # requests to the previous attempt
             for path in self.path.glob(pattern):
                 remove(path)
         self.note({"version": 1, "run_id": run_id, **record})
@@ -162,7 +162,7 @@ class RunDirectory:
         return self.path / name
 
     def write(self, name, text):
-        """Whole, or not at all."""
+        """Writes the file by rename: readers see the old or the new one, never a part."""
         fresh = self.path / f"{name}.new"
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with naming(fresh), os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
@@ -182,7 +182,7 @@ class RunDirectory:
                     remove(path)
 
     def forget_what_did_not_start(self):
-        """Results that were only opened, so that a corrected command need not speak of resuming them."""
+        """Removes results that were only opened, so that the corrected command does not need --resume."""
         status = self.status()
         ended_before = status.get("state") == "interrupted" and status.get("iteration") == 0
         if ended_before or status.get("state") in ("starting", "loading", "preparing", "measuring"):
@@ -190,7 +190,7 @@ class RunDirectory:
                 remove(self.path / name)
 
     def leave(self, forget=False):
-        """Gives the lock back. `forget`: nothing started, so a directory made for it goes again."""
+        """Releases the lock. `forget`: nothing started, so a directory made for the run is removed."""
         if self.children_lock:
             self.children_lock.give_back()
         if forget and self.lock and self.made_here and self.state() == FRESH:

@@ -7,11 +7,11 @@ from ..shared.progress import bar
 from ..shared.quantities import counted, duration, rate_text
 from ..shared.trouble import brief, shown
 
-_LOOKED_AT = 1000  # result lines, for an error to tell of
+_LOOKED_AT = 1000  # result lines read to find the first error
 
 
 def finished_lines(directory):
-    """Result lines in the run directory: whole ones."""
+    """How many complete result lines are in the run directory."""
     count = 0
     try:
         with open(directory.path / "results.jsonl.partial", "rb") as file:
@@ -32,7 +32,7 @@ def safe_text(directory):
 
 
 def progress_text(status):
-    """From what the planner last wrote to status.json."""
+    """`status`: what the planner last wrote to status.json."""
     if status.get("state") == "measuring":
         share = status.get("measured", 0.0)
         return f"measuring what everything costs {bar(share)} {share:.0%}"
@@ -57,7 +57,7 @@ def summary(directory, output):
 
 
 def first_error(output):
-    """Of a results file: '; the first: "id": message'. Lines that cannot be answered come before all others."""
+    """The first error of a results file: '; the first: "id": message'. Lines that cannot be answered come before all others."""
     try:
         with open(output, "rb") as file:
             for line in itertools.islice(file, _LOOKED_AT):
@@ -72,7 +72,7 @@ def first_error(output):
 
 
 def beside_predicted(status):
-    """Predicted beside measured, of a run whose costs were known; None where there is nothing to compare."""
+    """Predicted and measured time of a run whose costs were known; None if there is nothing to compare."""
     predicted, measured = status.get("predicted"), status.get("measured")
     if not isinstance(predicted, dict) or not isinstance(measured, dict) or not status.get("decode_iterations"):
         return None

@@ -1,6 +1,6 @@
-"""Shared memory as the supervisor sees it: names in /dev/shm, and the control segment's words.
+"""Shared memory as the supervisor sees it: names in /dev/shm, and the words of the control segment.
 
-The layout is common/shared_layout.h's; its static_asserts hold the offsets used here.
+common/shared_layout.h defines the layout and static_asserts the offsets used here; tests/e2e/house_rules.py compares them.
 """
 
 import contextlib
@@ -56,26 +56,26 @@ def run_ids():
 
 
 def _is_ours_alone(name, locks):
-    """Whether nobody is attached to a segment. It is then locked until `locks` is closed, so that nobody can be."""
+    """Whether no process is attached to a segment. If so, it stays locked until `locks` is closed: no process can attach."""
     try:
         descriptor = os.open(FOLDER / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
-        return False  # gone just now, or not ours to judge
+        return False  # just removed, or another user's
     locks.callback(os.close, descriptor)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
-    # Without a name: somebody else removed it, and what bears the name by now is another.
+    # No link left: another process removed it, and the name may belong to a new segment by now.
     return os.fstat(descriptor).st_nlink > 0
 
 
 def reap():
-    """Unlinks the segments of runs that nobody lives in any more; returns (names, bytes).
+    """Unlinks the segments of dead runs; returns (names, bytes).
 
-    Dead is a run none of whose segments is held, and whose id no living process was started with. Segments are looked
-    at first, processes second: whoever has made a segment that we see had started before we look for processes. Names
-    go while their segments are locked; who was about to lock one, too, finds it without a name and makes another.
+    A run is dead if none of its segments is held and no living process was started with its id. We list segments first
+    and processes second: a process whose segment we see had started before we list processes. We unlink segments while
+    we hold their locks; a process that waits for such a lock then finds the segment without a name and makes another.
     """
     groups = {run_id: names_of(run_id) for run_id in run_ids()}
     living = {process.run_id for process in processes.running()} if groups else set()
@@ -95,14 +95,14 @@ def reap():
 
 
 class ControlView:
-    """Reads the words of a control segment; None of it is believed before magic and version agree."""
+    """Reads the words of a control segment, once magic, version and size are as expected; before that all words read as 0."""
 
     def __init__(self, run_id):
         self._path = FOLDER / f"{prefix()}{run_id}-control"
         self._descriptor = -1
 
     def ready(self):
-        """Whether the segment exists and is of our layout."""
+        """Whether the segment exists and has our layout."""
         if self._descriptor < 0:
             try:
                 self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -128,12 +128,12 @@ class ControlView:
 
     @property
     def was_sealed(self):
-        """The weights were all there once, and their fingerprint is known."""
+        """All weights were loaded once, and their fingerprint is known."""
         return self.loader_state in (LOADING, SEALED) and self._word(_FINGERPRINT_READY) == 1
 
     @property
     def progress(self):
-        """The words of loader, planner and gpu_executor."""
+        """The progress counters of loader, planner and gpu_executor."""
         if not self.ready():
             return (0, 0, 0)
         return tuple(self._word(_PROGRESS + index * _PROGRESS_STRIDE) for index in range(3))
@@ -145,7 +145,7 @@ class ControlView:
 
 
 def reserved(run_id, what):
-    """(bytes reserved so far, bytes wanted) of one segment; the newest, where there are several. (0, 0): none."""
+    """(bytes reserved so far, bytes wanted) of the newest segment of this kind; (0, 0) if there is none."""
     newest = (-1, 0, 0)
     for name in names_of(run_id):
         kind, _, epoch = name[len(f"{prefix()}{run_id}-") :].partition("-")

@@ -1,7 +1,7 @@
-"""The three processes of a run: started in order, watched, and ended with their shared memory whatever dies.
+"""Starts the three processes of a run in order, watches them, and ends all of them and their shared memory if one dies.
 
-One thread. It sleeps in poll(2) on pidfds and signals; everything the processes must learn of our death they learn
-from a pipe whose write end only this process holds.
+One thread, which sleeps in poll(2) on pidfds and signals. The processes notice our death by a pipe whose write end only
+this process holds.
 """
 
 import os
@@ -17,21 +17,21 @@ from .children import Child, reason
 from .restarts import Restarts
 from .watchdog import Watchdog
 
-_LOOK = 0.01  # between two looks whether the loader can be spoken to
-_GATHER = 0.5  # seconds in which the others may say why they end, too
+_LOOK = 0.01  # seconds between two checks whether the loader answers
+_GATHER = 0.5  # seconds in which other processes may end, too, and give their reasons
 _FINISH = 27.0  # from the first SIGINT or SIGTERM: "end within 30 s"
-_PLANNER_FOLLOWS = 20.0  # seconds after its executor: the output may have to be copied
-_POLITE_END = 5.0  # for the others, once the planner has ended
+_PLANNER_FOLLOWS = 20.0  # seconds after its executor has ended: the output may have to be copied
+_POLITE_END = 5.0  # seconds for the others, once the planner has ended
 
 
 class DeathPipe:
-    """Children hold the read end; its end of file tells them that the supervisor is gone."""
+    """Children hold the read end. It reads as end of file once the supervisor has ended."""
 
     def __init__(self):
         self.read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
 
     def tell(self):
-        """From now on the children take us for gone: they wait for nobody."""
+        """Closes the write end. The children then act as if the supervisor had ended: none waits for another."""
         if self._write_end >= 0:
             os.close(self._write_end)
             self._write_end = -1
@@ -48,7 +48,7 @@ class Outcome:
 
 
 class Supervision:
-    """`arguments` gives those of each program, and the paths; `loader` is one that outlives the run, or None."""
+    """`arguments`: of each program, and the paths. `loader`: one that outlives the run, or None to start the run's own."""
 
     def __init__(self, arguments, interrupts, line, loader=None):
         self._arguments = arguments
@@ -68,12 +68,12 @@ class Supervision:
     # ---- the run
 
     def run(self):
-        """Until the planner has ended, or anything else has; returns why."""
+        """Runs until a process has ended that is not replaced, or the run is interrupted. Returns why."""
         try:
             outcome = self._run()
         finally:
             self._end_all()
-        # A planner that was about to write the output when another process ended has done so, and that is what counts.
+        # The planner may have finished the output while the others were being ended. Then the run is done.
         return Outcome(DONE) if self._output_is_written(self._children) else outcome
 
     @staticmethod
@@ -113,7 +113,7 @@ class Supervision:
         return Child(name, arguments, self._death_pipe.read_end, inherited=self._arguments.inherited_locks())
 
     def _replaced(self, ended):
-        """Whether all that ended were to be, or may be, replaced by others; which then have begun."""
+        """Replaces the processes that ended, if all of them may be replaced; returns whether it did."""
         old = [] if self._deadline else self._restarts.replaceable(ended)
         for child in old:
             self._replace(child)
@@ -135,7 +135,7 @@ class Supervision:
         return self._control.loader_state in (segments.LOADING, segments.SEALED) and self._arguments.loader_answers()
 
     def _relay(self):
-        """What a process tells the user, such as the memory it will take."""
+        """Prints what the processes tell the user, such as the memory they will take."""
         for child in self._children:
             for text in child.new_lines():
                 self._line.clear()
@@ -154,7 +154,8 @@ class Supervision:
         self._interrupts.drain()
 
     def _ended(self):
-        """Who has ended, unless it is an executor in peace: the planner, which let it go, is about to follow."""
+        """The processes that have ended. An executor that ended in order does not count at first: the planner has released it
+        and is about to end, too."""
         ended = [child for child in self._children if child.returncode() is not None]
         if self._restarts.pending():
             return ended
@@ -166,7 +167,7 @@ class Supervision:
     # ---- signals
 
     def _obey_interrupts(self):
-        """The first asks the planner to finish what it writes; the second ends everything at once."""
+        """At the first interrupt the planner is asked to finish what it writes; the second ends everything at once."""
         now = time.monotonic()
         if self._interrupts.count >= 2 or (self._deadline and now > self._deadline):
             self._killed_at_once = self._interrupts.count >= 2
@@ -186,7 +187,7 @@ class Supervision:
     def _conclude(self, ended):
         if self._output_is_written(ended):
             return Outcome(DONE)
-        # Give the others the moment they need to say why, then believe the one nearest to the root.
+        # Give the others a moment to end with their reasons, then report the root cause.
         until = time.monotonic() + _GATHER
         while time.monotonic() < until and len(ended) < len(self._children):
             time.sleep(0.02)
@@ -197,11 +198,12 @@ class Supervision:
         return Outcome(INTERRUPTED if code == CANNOT_START and self._has_begun() else code, sentence)
 
     def _has_begun(self):
-        """Whether there may be answers: who cannot start from now on took the place of one who could."""
+        """Whether there may be answers already. A process that cannot start from then on replaces one that could."""
         return self._restarts.happened() or self._arguments.directory.status().get("iteration", 0) > 0
 
     def _root_cause(self, ended):
-        """A kill or crash explains what others say; a refusal explains who merely lost its peer; then by time."""
+        """A process that was killed or crashed comes first, then one that refused, then those that only lost a peer; among
+        equals, the first that was started."""
 
         def depth(child):
             code = child.returncode()
@@ -216,7 +218,7 @@ class Supervision:
         return code, sentence
 
     def _end_all(self):
-        """Every process of ours, then the shared memory. Safe to call at any moment, whatever has happened."""
+        """Ends our processes, then removes the shared memory. May be called at any time."""
         stays = self._kept if self._kept and self._kept.may_stay(self._control) else None
         own = [child for child in self._children if child is not stays]
         for child in own:
@@ -243,7 +245,7 @@ class Supervision:
         living = [child for child in children if child.returncode() is None]
         while living and time.monotonic() < until:
             if any(child.name == EXECUTOR and child.returncode() is not None for child in children):
-                self._death_pipe.tell()  # a planner would else wait for the iteration under way
+                self._death_pipe.tell()  # else the planner waits for the iteration under way
             if self._interrupts.count >= 2:
                 for child in living:
                     child.signal(signal.SIGKILL)

@@ -1,13 +1,14 @@
-"""Notices that a run no longer moves. Progress is what the work loops count in shared memory, not what sockets say."""
+"""Notices that a run makes no progress. The work loops count progress in shared memory; sockets would answer even for a
+hung process."""
 
 import time
 
 from . import processes
 
-# A process that computes may take long over one step (a large layer on the CPU device); one that only waits may not.
+# A step may take long while a process computes (a large layer on the CPU device), but not while all only wait.
 _BUSY_FACTOR = 20
 _BUSY_SHARE = 0.05  # of a core
-_OWN_SLEEP = 5.0  # a longer gap between two looks means that we slept, too
+_OWN_SLEEP = 5.0  # seconds; a longer gap between two calls means that we were asleep ourselves (a laptop's lid, a debugger)
 
 
 class Watchdog:
@@ -23,7 +24,7 @@ class Watchdog:
         self._cpu_then = cpu
 
     def look(self, words, children):
-        """A sentence once nothing has moved for too long; None until then."""
+        """None while there is progress; a sentence once there has been none for too long."""
         now = time.monotonic()
         cpu = sum(processes.cpu_seconds(child.pid) for child in children)
         slept = now - self._looked > _OWN_SLEEP

@@ -1,1 +1,1 @@
-"""Figures: what a run left on record, as tables, pictures and timelines; and the requests of `poise bench`."""
+"""Reads a run's record and makes figures, tables, pictures and timelines of it; makes the requests of `poise bench`."""

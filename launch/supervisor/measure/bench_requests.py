@@ -1,7 +1,7 @@
-"""The requests of `poise bench`, as vLLM's datasets of the same names make them: prompts and lengths of answers.
+"""The requests of `poise bench`, made as vLLM's datasets of the same names: prompts and lengths of answers.
 
 Prompts are token ids and every answer is as long as asked (ignore_eos), so that the work is the same for every system and
-seed. Only sharegpt has texts; where there is no tokenizer, a token stands for every four characters.
+seed. Only sharegpt has texts; without a tokenizer, every four characters count as one token.
 """
 
 import json
@@ -12,14 +12,14 @@ from ..shared.paths import PLANNER, program
 from ..shared.trouble import Refusal, shown
 
 DATASETS = ("fixed", "random", "sharegpt", "prefix_repetition")
-_FIRST_ID = 4  # below are special tokens in OPT's vocabulary
-_CHARACTERS_A_TOKEN = 4  # where no tokenizer says better
-# As vLLM's throughput benchmark leaves conversations out.
+_FIRST_ID = 4  # OPT's special tokens have lower ids
+_CHARACTERS_A_TOKEN = 4  # estimate, where there is no tokenizer
+# vLLM's throughput benchmark leaves out conversations beyond these bounds.
 _SHORTEST, _LONGEST_PROMPT, _LONGEST = 4, 1024, 2048
 
 
 def make_requests(given, vocabulary, longest):
-    """[(token ids of the prompt, tokens of the answer)]; none longer than `longest` together."""
+    """[(token ids of the prompt, tokens of the answer)]. Refuses if both together exceed `longest`."""
     draw = random.Random(given.seed)
     maker = {"fixed": _fixed, "random": _random, "sharegpt": _sharegpt, "prefix_repetition": _prefix_repetition}
     requests = maker[given.dataset_name](given, vocabulary, draw)
@@ -46,7 +46,7 @@ def _fixed(given, vocabulary, draw):
 
 
 def _random(given, vocabulary, draw):
-    """Lengths even over [n (1 - ratio), n (1 + ratio)]."""
+    """Lengths are uniform over [n (1 - ratio), n (1 + ratio)]."""
 
     def length(middle):
         spread = middle * given.random_range_ratio
@@ -58,7 +58,7 @@ def _random(given, vocabulary, draw):
 
 
 def _prefix_repetition(given, vocabulary, draw):
-    """So many prefixes, each before an even share of the requests, in an order that mixes them."""
+    """--prefix-repetition-num-prefixes prefixes, each used by an equal share of the requests, in random order."""
     count = given.prefix_repetition_num_prefixes
     prefixes = [_ids(given.prefix_repetition_prefix_len, vocabulary, draw) for _ in range(count)]
     requests = [
@@ -86,7 +86,7 @@ def _sharegpt(given, vocabulary, draw):
             requests.append((prompt, answer))
     lengths.close()
     if len(requests) < given.num_prompts:
-        raise Refusal(f"{shown(given.dataset_path)} has only {len(requests)} conversations of a fit length")
+        raise Refusal(f"{shown(given.dataset_path)} has only {len(requests)} conversations of a suitable length")
     return requests
 
 
@@ -104,7 +104,7 @@ def _conversations(path):
 
 
 class _Lengths:
-    """Texts to token ids: the model's tokenizer through `poise-planner encode`, or ids at random, one a few characters."""
+    """Turns texts into token ids: by the model's tokenizer (`poise-planner encode`), or random ids, one for every few characters."""
 
     def __init__(self, given, vocabulary, draw):
         self._vocabulary, self._draw = vocabulary, draw

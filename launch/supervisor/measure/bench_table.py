@@ -1,4 +1,4 @@
-"""How `poise bench` prints its figures: each beside the limit it has, where one is known."""
+"""The table that `poise bench` prints: each figure beside its limit, where one is known."""
 
 from ..shared.quantities import bytes_text, duration
 from ..shared.trouble import shown

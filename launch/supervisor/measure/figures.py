@@ -1,7 +1,7 @@
-"""What a record says of a run's speed: tokens, bytes and busy time of its phases, each beside the limit it has.
+"""A run's speed from its record: tokens, bytes and busy time of its phases, each beside its limit.
 
-Nothing here is foretold or scaled: every figure is counted or timed in the run. A phase's wall time is that of its
-iterations, each from the end of the one before to its own end, so that what passes between them counts. The roofline of
+Nothing here is predicted or scaled: every figure is counted or timed in the run. A phase's wall time is that of its
+iterations, each from the end of the one before to its own end, so that the time between them counts. The roofline of
 a phase is the time its bytes need on the link at its peak, in the direction that has more of them.
 """
 
@@ -39,7 +39,7 @@ def _timed(iterations):
 
 
 def _phase(timed, record, link_peak, weights):
-    """None where no iteration is of this phase."""
+    """The figures of one phase; None if no iteration belongs to it."""
     if not timed:
         return None
     wall = sum(seconds for _, seconds, _ in timed)
@@ -74,7 +74,7 @@ def _phase(timed, record, link_peak, weights):
 
 
 def _by_kind(iterations, wall):
-    """Of a traced run: the compute stream's share for each kind of work; None where nothing was traced."""
+    """The share of the compute stream's time for each kind of work; None if the run was not traced."""
     seconds = {}
     for iteration in iterations:
         for order in iteration.orders:

@@ -1,6 +1,6 @@
-"""Of a traced run: what the time is made of in which the link brought less than it could.
+"""Why the link carried less than its peak in a traced run: the parts of the wall time.
 
-A phase's wall time is its bytes at the link's peak, and these:
+A phase's wall time is the time its bytes take at the link's peak, plus these:
   slow_copies         copying, but below the peak (tables and other small copies among it)
   waits_for_compute   nothing copied while the compute stream worked: it held the buffers
   between_iterations  nothing copied between one iteration's last report and the next one's first order
@@ -11,7 +11,7 @@ import bisect
 
 
 def link_gap(timed, record, link_peak, into):
-    """Shares of the wall time, with the roofline's they are 1; None where nothing was traced or no peak is known."""
+    """Shares of the wall time; together with the roofline's share they are 1. None if nothing was traced or no peak is known."""
     if not link_peak or not record.traced:
         return None
     wall = sum(seconds for _, seconds, _ in timed)
@@ -37,7 +37,7 @@ def link_gap(timed, record, link_peak, into):
 
 
 def union(intervals):
-    """Sorted and apart."""
+    """The same time as sorted intervals that do not overlap."""
     made = []
     for begin, end in sorted(intervals):
         if made and begin <= made[-1][1]:
@@ -48,7 +48,7 @@ def union(intervals):
 
 
 def within(these, those):
-    """What lies in both; both as `union` gives them."""
+    """The intersection of two results of `union`."""
     made, ends = [], [end for _, end in those]
     for begin, end in these:
         for index in range(bisect.bisect_right(ends, begin), len(those)):
@@ -59,7 +59,7 @@ def within(these, those):
 
 
 def without(these, those):
-    """What lies in `these` alone; both as `union` gives them."""
+    """`these` without the other intervals; both are results of `union`."""
     made = []
     for begin, end in these:
         for cut_begin, cut_end in within([(begin, end)], those):

@@ -1,8 +1,8 @@
-"""The most memory that a run's processes held, looked at twice a second from a thread of its own.
+"""The peak memory of a run, sampled twice a second by a thread.
 
-Host: pages of their own of all processes, and what their shared segments have filled; where it is no run of ours that is
-watched, what the system uses more than before. Device: what the driver says is used, less what was used before, where there
-is a driver; nothing else may begin to use that GPU meanwhile.
+Host: private pages of all its processes plus the filled pages of their shared segments; without a run directory, the growth
+of what the whole system uses. Device: the growth of the memory that the driver reports as used, if there is a driver. No
+other process may begin to use that GPU meanwhile.
 """
 
 import os
@@ -19,8 +19,8 @@ _EVERY = 0.5  # seconds
 
 
 class MemoryWatch:
-    """`with MemoryWatch(run directory) as watch:` around a run, without one around anything else; then `watch.host` and
-    `watch.device`, bytes or None."""
+    """`with MemoryWatch(run_directory) as watch:` around a run, or `MemoryWatch()` around other work. Afterwards `watch.host`
+    and `watch.device` are bytes or None."""
 
     def __init__(self, run_directory=None):
         self.host = self.device = None
@@ -50,7 +50,7 @@ class MemoryWatch:
                 self.device = max(self.device or 0, used - self._before)
 
     def _device_used(self):
-        """Of the first GPU, which is the one a run takes."""
+        """Of the first GPU: a run uses that one."""
         if self._smi is None:
             return None
         command = [self._smi, "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]

@@ -1,4 +1,4 @@
-"""What `poise simulate` played, drawn as the papers draw it."""
+"""The results of `poise simulate`, drawn like the papers' figures."""
 
 from ..shared.quantities import counted
 from .svg import Figure, Timeline, page
@@ -15,7 +15,7 @@ def draw(name, played):
 
 
 def _bars(title, label, y, rows, systems, log=False):
-    """One group for each row, named by `label` of it."""
+    """One group of bars for each row; `label` names it."""
     figure = Figure(title, y=y, log_y=log)
     for system in systems:
         values = {label(row): row[system] for row in rows if system in row}
@@ -42,7 +42,7 @@ def _by(played, key, category, y, systems, log=False):
 
 
 def _volumes(played):
-    """Figure 9: of each prompt length FlexGen's volume beside CAPTURE's, KV and ACT."""
+    """Figure 9: for each prompt length, FlexGen's volume beside CAPTURE's, KV and ACT."""
     parts = {"flexgen KV": "flexgen_kv", "hybrid KV": "hybrid_kv", "hybrid ACT": "hybrid_act"}
     figures = []
     for requests in dict.fromkeys(row["requests"] for row in played["rows"]):
@@ -57,7 +57,7 @@ def _timelines(played):
     titles = {"kv": "(a) KV caching", "act": "(b) activation caching", "hybrid": "(c) hybrid caching"}
     figures = []
     for cache, spans in played["timelines"].items():
-        # The link's track stands above the GPU's, as in the paper.
+        # The link's track is above the GPU's, as in the paper.
         ordered = sorted(spans, key=lambda span: (span["stream"] != "PCIe", span["begin_ms"]))
         figures.append(
             Timeline(

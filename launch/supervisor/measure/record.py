@@ -1,4 +1,4 @@
-"""What a run left on record: its order log as `poise-planner inspect --json` tells it, in Python's types."""
+"""A run's order log as `poise-planner inspect --json` prints it, in Python types."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ CLASSES = ("weights", "kv", "act", "stores")
 
 @dataclass
 class Order:
-    """A layer order: when it was sent and done, and what the executor reported of it. Seconds of the log."""
+    """A layer order: when it was sent and done, and what the executor reported about it. Times are seconds of the log."""
 
     name: str
     stage: int
@@ -21,7 +21,7 @@ class Order:
     done: float
     busy: dict  # seconds by stream
     wait: dict
-    rested: float  # of an iteration's first: how long the device had nothing to do before it
+    rested: float  # how long the device was idle before it; of an iteration's first order only
     link: dict  # bytes by class
     spans: list  # of a traced run: dicts with kind, stream, mini_batch, begin_s, end_s
 
@@ -35,7 +35,7 @@ class Iteration:
     rows: int
     context: int  # tokens already in blocks
     samples: int
-    decode: bool  # every sequence generates: none is in its prompt (rows kept nowhere are computed again)
+    decode: bool  # every sequence generates, none is in its prompt (recomputed rows do not count)
     orders: list = field(default_factory=list)
 
     def total(self, what, name):
@@ -51,7 +51,7 @@ class Record:
 
     @property
     def link_bytes_per_s(self):
-        """What the device says its link carries; 0 where it does not know."""
+        """The link's speed as measured by the device; 0 if it is unknown."""
         return self.ready.get("link_bytes_per_s", 0)
 
     @property
@@ -60,7 +60,7 @@ class Record:
 
 
 def read_record(log):
-    """The record in `log`, an orders.log. Iterations of an attempt that ended in between are left out."""
+    """Reads `log`, an orders.log. Leaves out iterations that were not finished."""
     command = [str(program(PLANNER)), "inspect", str(log), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         record = read_lines(process.stdout)
@@ -71,7 +71,7 @@ def read_record(log):
 
 
 def read_lines(lines):
-    """From the lines of JSON that inspect prints."""
+    """From the JSON lines that inspect prints."""
     record = Record({}, {}, {}, [])
     for text in lines:
         line = json.loads(text)

@@ -1,4 +1,4 @@
-"""Figures as SVG text, from numbers alone: points, lines and bars in one pair of axes, linear or logarithmic.
+"""Figures as SVG text: points, lines and bars in one pair of axes, linear or logarithmic.
 
     figure = Figure("T_load_kv", x="blocks", y="ms")
     figure.points("measured", [(8, 0.4), (16, 0.8)])
@@ -6,7 +6,7 @@
     text = figure.svg()                       # or page([figure, …], columns=2): several in one picture
 
 Series of one name share a colour and one entry of the legend. The same numbers give the same text, so that pictures can be
-compared as files. Bars stand over names, in groups: `figure.bars("act-only", {"opt-30b": 5.9})`.
+compared as files. Bars are grouped by category: `figure.bars("act-only", {"opt-30b": 5.9})`.
 """
 
 import math
@@ -15,7 +15,7 @@ from html import escape
 _COLOURS = ("#2563a8", "#d1603d", "#2f8f5b", "#8a5fb0", "#b58a1b", "#4a9fb5", "#a8456b", "#6b6b6b")
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 34, 46
 _LEGEND_ROW = 15
-_LETTER = 6.2  # a letter's width at 11 px, about
+_LETTER = 6.2  # approximate width of a letter at 11 px
 
 
 class Figure:
@@ -34,7 +34,7 @@ class Figure:
         return self._add("dashed" if dashed else "line", name, data)
 
     def bars(self, name, values):
-        """`values`: {category: y}; the categories of all bars stand along x, in the order they first came."""
+        """`values`: {category: y}. The categories of all bars lie along x, in the order of their first use."""
         self._categories += [category for category in values if category not in self._categories]
         self._series.append(("bars", name, dict(values)))
         return self
@@ -63,7 +63,7 @@ class Figure:
         return "\n".join(parts)
 
     def _legend(self, names, colours):
-        """One row as long as there is room in it, then another."""
+        """Entries in rows; a new row begins when one is full."""
         parts, at, row = [], _LEFT, 0
         for name in names if len(names) > 1 else ():
             needed = 18 + _LETTER * len(name) + 12
@@ -141,7 +141,7 @@ class Figure:
 
 
 class Timeline:
-    """What goes on in each of some tracks, along one axis of time: (track, kind, begin, end), coloured by kind."""
+    """Tracks along one time axis. Spans are (track, kind, begin, end), coloured by kind."""
 
     def __init__(self, title, spans, x="ms", width=960):
         self.title, self.x, self.width = title, x, width
@@ -178,7 +178,7 @@ class Timeline:
 
 
 def page(figures, columns=2):
-    """Several figures in rows of `columns`, one picture."""
+    """Several figures in one picture, `columns` in a row."""
     rows = [figures[i : i + columns] for i in range(0, len(figures), columns)]
     parts, top, width = [], 0, 0
     for row in rows:
@@ -192,7 +192,7 @@ def page(figures, columns=2):
 
 
 class _Scale:
-    """Values to places in the picture; the ends are round numbers, or powers of ten."""
+    """Maps values to positions in the picture. The ends are round numbers, or powers of ten."""
 
     def __init__(self, values, begin, end, log, exact=False):
         finite = [value for value in values if math.isfinite(value)]
@@ -213,7 +213,7 @@ class _Scale:
         return self._begin + (self._end - self._begin) * (at - self._low) / (self._high - self._low)
 
     def floor(self):
-        """Where bars stand: at 0, or at the low end of a logarithmic axis."""
+        """The base line of bars: 0, or the low end of a logarithmic axis."""
         return self._begin if self._log else self.place(0.0)
 
     def ticks(self):
@@ -225,7 +225,7 @@ class _Scale:
 
 
 def _round_step(least):
-    """The next of 1, 2, 5 times a power of ten."""
+    """The next larger of 1, 2, 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * (1 - 1e-9))
 

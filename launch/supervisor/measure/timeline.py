@@ -1,8 +1,9 @@
 """A run's record as a trace for Chrome (chrome://tracing) or Perfetto (ui.perfetto.dev).
 
-The device has a track for each stream; on it an order's work lies under the layer's name, in it a mini-batch's, in it
-its pieces; what is done for the rows of several mini-batches together lies in the layer itself. The host has tracks for what the planner does between iterations, for iterations, and for orders from when they
-were sent until they were told to be done. Times are those of the order log, in microseconds.
+The device has a track for each stream. A slice for each layer order holds slices for its mini-batches, which hold those of
+single operations; operations on the rows of several mini-batches lie directly in the layer's slice. The host has tracks for
+the planner's work between iterations, for iterations, and for orders from when they were sent until they were reported
+done. Times are those of the order log, in microseconds.
 """
 
 import gzip
@@ -21,7 +22,7 @@ _NAMES = {"KvGen": "KV Gen", "Qkv": "QKV", "Fc1": "FC1", "Fc2": "FC2"}
 def write_trace(record, path, device=""):
     """Writes `path`, compressed where it ends with .gz."""
     if not record.traced:
-        raise Refusal("there is nothing to trace: the run ended before any order was done, or it ran without --trace")
+        raise Refusal("there is no trace: the run ended before any order was done, or it ran without --trace")
     text = json.dumps({"displayTimeUnit": "ms", "otherData": record.header, "traceEvents": events(record, device)})
     if str(path).endswith(".gz"):
         with gzip.open(path, "wt", encoding="utf-8", compresslevel=5) as file:
@@ -83,7 +84,7 @@ def _order_on_stream(order, iteration, spans, track):
 
 
 def _own(span):
-    """Whether a piece belongs to no mini-batch alone: weights, tables, and what is done for the rows of several together."""
+    """Whether an operation belongs to no single mini-batch: weights, tables, and work on the rows of several together."""
     return span["kind"] not in _OF_A_MINI_BATCH
 
 

@@ -1,1 +1,1 @@
-"""What every other room uses: how commands end, options, paths, sizes and times in words, the machine."""
+"""What every other room uses: how commands end, options, paths, sizes and times as text, facts about the machine."""

@@ -1,4 +1,4 @@
-"""Which sources the programs are of: from the checkout, or from what a bundle notes."""
+"""Version and commit of the sources: from the checkout, or from a bundle's bundle.json."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ def version():
 
 
 def commit():
-    """None where nobody knows."""
+    """None outside a git checkout, unless a bundle notes it."""
     noted = read_json(BUNDLE).get("commit")
     if noted:
         return noted

@@ -1,4 +1,4 @@
-"""Small looks at files of ours: JSON that may be missing, sockets, and what may be gone already."""
+"""Reading and removing files of ours that may be missing, half written, or gone by now."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import stat
 
 
 def read_json(path):
-    """A JSON object of ours, or {} where there is none (yet) or it is torn."""
+    """The JSON object in `path`; {} if the file is missing or is no JSON object, for example because it is half written."""
     try:
         with open(path, "rb") as file:
             value = json.loads(file.read(1 << 20))

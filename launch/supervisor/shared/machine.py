@@ -51,7 +51,7 @@ def cgroup_limit():
 
 
 def cgroup_headroom():
-    """As common/control_groups.h has it: page cache of files is free, /dev/shm is not."""
+    """Computed as in common/control_groups.h: the page cache of files counts as free, /dev/shm does not."""
     rooms = [_headroom(group, "memory.max", "memory.current", "") for group in _cgroups()]
     rooms.append(_headroom(_GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
     rooms = [room for room in rooms if room is not None and room < 1 << 60]
@@ -75,7 +75,7 @@ def _headroom(group, limit, used, version1):
 
 
 def oom_kills():
-    """How often the kernel has killed for want of memory; two readings tell whether it just did."""
+    """How many processes the kernel has killed because memory ran out. Two readings tell whether it killed one in between."""
     total = 0
     for source in [group / "memory.events" for group in _cgroups()] + [Path("/proc/vmstat")]:
         try:
@@ -98,7 +98,7 @@ def shared_memory():
 
 
 def unnamed_shared_memory():
-    """Of shared memory, what no file of /dev/shm shows: mostly of files that are removed, before their pages are free."""
+    """Bytes of shared memory that belong to no file in /dev/shm: mostly of removed files whose pages are not free yet."""
     named = 0
     for folder, _, names in os.walk(_SHARED):
         for name in names:
@@ -110,14 +110,14 @@ def unnamed_shared_memory():
 
 
 def total_memory():
-    """The most that host memory can be on this machine."""
+    """Host memory of this machine, or what the control groups allow of it."""
     total = meminfo("MemTotal")
     limit = cgroup_limit()
     return min(total, limit) if limit else total
 
 
 def available_memory():
-    """What a new run could reserve now: free memory, the control group's room, room in /dev/shm."""
+    """What a new run could reserve now: the least of free memory, the control group's room and the room in /dev/shm."""
     rooms = [meminfo("MemAvailable"), shared_memory()[1]]
     headroom = cgroup_headroom()
     if headroom is not None:

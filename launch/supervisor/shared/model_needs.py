@@ -1,6 +1,6 @@
-"""What a model would take of this machine, reckoned from its config and the headers of its files.
+"""How much memory a model needs, computed from its config and the headers of its files.
 
-Called after poise-loader found the directory sound, so nothing is checked twice here.
+Called after poise-loader has checked the directory, so nothing is checked again here.
 """
 
 import json
@@ -34,7 +34,7 @@ def stored_elements(model):
 
 
 def elements_of_shape(config):
-    """Of a model without files: the matrices of an OPT decoder, which are nearly all of it."""
+    """Elements of a model that has no weight files: the matrices of an OPT decoder, which are nearly all of it."""
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     layer = 4 * hidden * hidden + 2 * hidden * config.get("ffn_dim", 4 * hidden)
     words = config["vocab_size"] * config.get("word_embed_proj_dim", hidden)

@@ -16,7 +16,7 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, but an error is one sentence and exit code 2, and help that cannot be written is one, too."""
+    """argparse, but an error is one sentence and exit code 2, also when the help text cannot be written."""
 
     def print_help(self, file=None):
         tell(self.format_help().rstrip("\n"))
@@ -27,12 +27,12 @@ class _Parser(argparse.ArgumentParser):
         raise Refusal(f"{self.topic}: {message} (options: {command_name()} help {self.topic})")
 
     def parse_args(self, words):
-        """An option that is not there is named before one that is missing."""
+        """Reports an unknown option before a missing one."""
         self._check_options(words)
         return super().parse_args(words)
 
     def parse_mixed(self, words):
-        """As parse_args, and arguments may stand on both sides of an option."""
+        """As parse_args, but arguments may stand on both sides of an option."""
         self._check_options(words)
         return self.parse_intermixed_args(words)
 
@@ -80,7 +80,7 @@ def add_loading(to):
     to.add_argument(
         "--load-format", choices=("auto", "dummy"), default="auto", help="dummy: seeded random weights, only config.json"
     )
-    to.add_argument("--seed", type=quantities.seed, default=0, metavar="N", help="of sampling and of dummy weights")
+    to.add_argument("--seed", type=quantities.seed, default=0, metavar="N", help="for sampling and for dummy weights")
     to.add_argument("--host-memory", type=quantities.size, metavar="SIZE", help="cap on host memory: 100GiB, 64GB")
 
 
@@ -88,24 +88,24 @@ def add_device(to):
     to.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one")
     to.add_argument("--gpu-memory", type=quantities.size, metavar="SIZE", help="cap on the device's memory: 24GiB")
     to.add_argument("--threads", type=quantities.count, metavar="N", help="threads of the CPU device")
-    to.add_argument("--link-gbps", type=quantities.positive, metavar="X", help="rehearse a link: GB/s of the CPU device")
-    to.add_argument("--compute-gflops", type=quantities.positive, metavar="X", help="and its speed of computing")
+    to.add_argument("--link-gbps", type=quantities.positive, metavar="X", help="pace the CPU device's link: GB/s")
+    to.add_argument("--compute-gflops", type=quantities.positive, metavar="X", help="pace the CPU device's computation")
 
 
 def add_planning(to):
     add_device(to)
-    to.add_argument("--policy", metavar="NAME", help="how context is kept, one of `poise policies` (default: optimal, by costs that are measured once; of the CPU device kv-only)")
+    to.add_argument("--policy", metavar="NAME", help="how context is kept, one of `poise policies` (default: optimal, by costs that are measured once; on the CPU device kv-only)")
     to.add_argument("--act-share", type=quantities.share, metavar="0..1", help="share of ACT blocks, for hybrid and kvpr")
     to.add_argument(
         "--recompute-share", type=quantities.share, metavar="0..1", help="share of context kept as ids alone, for token-recompute"
     )
     to.add_argument("--machine", metavar="NAME", help="whose costs optimal, hybrid and kvpr decide by: h200-pcie5, rtx4090-pcie4, …")
     to.add_argument("--profile", metavar="FILE", help="costs measured by `poise profile` (default: those it kept)")
-    to.add_argument("--max-num-seqs", type=quantities.count, metavar="N", help="requests worked on at a time, at most")
-    to.add_argument("--min-num-seqs", type=quantities.count, metavar="N", help="at least, where `optimal` would take fewer")
-    to.add_argument("--mini-batch-tokens", type=quantities.count, metavar="N", help="context of a mini-batch at most")
-    to.add_argument("--prefill-tokens", type=quantities.count, metavar="N", help="rows of prompts in an iteration at most")
-    to.add_argument("--max-model-len", type=quantities.count, metavar="N", help="prompt and answer together at most")
+    to.add_argument("--max-num-seqs", type=quantities.count, metavar="N", help="at most N requests at a time")
+    to.add_argument("--min-num-seqs", type=quantities.count, metavar="N", help="at least N requests at a time, where `optimal` would take fewer")
+    to.add_argument("--mini-batch-tokens", type=quantities.count, metavar="N", help="at most N tokens of context in a mini-batch")
+    to.add_argument("--prefill-tokens", type=quantities.count, metavar="N", help="at most N rows of prompts in an iteration")
+    to.add_argument("--max-model-len", type=quantities.count, metavar="N", help="at most N tokens of prompt and answer together")
     to.add_argument("--served-model-name", metavar="NAME", help="`model` in results (default: as --model says); requests for others are errors")
     to.add_argument("--skip-tokenizer-init", action="store_true", help="prompts are token ids; `text` stays empty")
 
@@ -147,7 +147,7 @@ def add_running(to):
 
 
 def planner_arguments(given):
-    """Those that pass to the planner as they are."""
+    """The options that are passed to the planner unchanged."""
     words = ["--seed", str(given.seed)]
     for name in _OF_THE_PLANNER:
         value = getattr(given, name)

@@ -1,4 +1,4 @@
-"""Where things lie: the programs, the repository, the private folders for sockets and kept loaders."""
+"""Paths: the repository, the programs, the private folders for sockets and kept loaders, kept profiles."""
 
 import os
 import shlex
@@ -9,17 +9,17 @@ from pathlib import Path
 from .trouble import Refusal, shown
 
 ROOT = Path(__file__).resolve().parents[3]
-BUNDLE = ROOT / "bundle.json"  # there in what `poise bundle` made, and nowhere else
+BUNDLE = ROOT / "bundle.json"  # only `poise bundle` makes it
 LOADER, PLANNER, EXECUTOR = "poise-loader", "poise-planner", "poise-gpu-executor"
 PROGRAMS = (LOADER, PLANNER, EXECUTOR)
-# What people call them: the names of the folders, and of `poise restart`.
+# Their names in messages and for `poise restart`; the source folders are called the same.
 PLAIN_NAMES = {LOADER: "loader", PLANNER: "planner", EXECUTOR: "gpu_executor"}
 
 SOCKET_PATH_LIMIT = 107  # bytes of sun_path, less the NUL
 
 
 def command_name():
-    """How the user called us."""
+    """`poise`, as the user typed it."""
     return os.environ.get("POISE_COMMAND") or str(ROOT / "launch" / "poise")
 
 
@@ -80,7 +80,7 @@ def _is_private(folder):
 
 
 def profile_folder():
-    """Where measured profiles are kept. A user of a container may have no home: then with the sockets."""
+    """Where measured profiles are kept. In a container a user may have no home; then the private folder holds them."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     home = os.path.expanduser("~")
     if os.path.isabs(cache):

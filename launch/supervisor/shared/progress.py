@@ -1,4 +1,4 @@
-"""One line that says how far the work is: redrawn on a terminal, a full line every 5 s elsewhere."""
+"""The progress line: redrawn in place on a terminal, printed as a new line every 5 s elsewhere."""
 
 import os
 import shutil
@@ -56,7 +56,7 @@ def bar(share, width=20):
 
 
 def reserving_text(reserved, wanted):
-    """How much of a segment's memory is there, until all of it is."""
+    """The progress line while a segment's memory is being reserved."""
     return f"reserving memory {bar(reserved / wanted)} {bytes_text(reserved)} of {bytes_text(wanted)}"
 
 

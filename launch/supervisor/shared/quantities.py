@@ -39,7 +39,7 @@ def size(text):
     whole, _, fraction = match.group(1).partition(".")
     count = int(whole) * factor + (int(fraction) * factor // 10 ** len(fraction) if fraction else 0)
     if count <= 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is no memory at all: a size is above 0")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a size: it has to be above 0")
     if count >= 1 << 63:
         raise argparse.ArgumentTypeError(f"'{text}' is more than any machine has")
     return count

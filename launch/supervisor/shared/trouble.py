@@ -11,12 +11,12 @@ INTERNAL = 70  # a defect of ours
 OUTPUT = 73  # the output cannot be written
 LOCKED = 74  # another run holds this directory
 INTERRUPTED = 75  # resumable with --resume
-HANDED_OVER = 77  # a planner left its work to the next one; no command ends so
+HANDED_OVER = 77  # a planner handed its work to the next one; no command ends with it
 FOREIGN = 76  # the run directory is of another build, model or input
 
 
 class Refusal(Exception):
-    """The world is not as it must be: a sentence that names culprit, rule and remedy, and the exit code."""
+    """We cannot go on, and the cause is outside our code: one sentence that names culprit, rule and remedy; an exit code."""
 
     def __init__(self, sentence, code=CANNOT_START):
         super().__init__(sentence)
@@ -25,13 +25,13 @@ class Refusal(Exception):
 
 
 def shown(name):
-    """A path or text as it may stand in one line of a message."""
+    """A path or text with control characters escaped, so that it fits in one line of a message."""
     text = str(name)
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def brief(path):
-    """A path relative to where the user stands, if it is below."""
+    """The path relative to the working directory if it lies below that; else absolute."""
     near = os.path.relpath(path)
     return shown(os.path.abspath(path) if near.startswith("..") else near)
 
@@ -47,18 +47,18 @@ def say(sentence):
 
 def tell(text):
     """What was asked for, on stdout."""
-    sys.stdout.write(f"{text}\n")  # at once: several threads of `test` tell
+    sys.stdout.write(f"{text}\n")  # one write: several threads of `test` print
     sys.stdout.flush()
 
 
 def nothing_kept(command):
-    """After a run in a temporary folder, whose advice to resume it does not hold."""
+    """Printed after a failed run in a temporary folder: the advice to resume it does not apply, since the folder is removed."""
     say(f"`{command}` keeps nothing of a run that failed: start it again (TMPDIR says where its files go meanwhile)")
 
 
 @contextlib.contextmanager
 def naming(path):
-    """What the system says of a write names no file: this names it."""
+    """Adds `path` to an OSError that names no file, as those of write(2) do not."""
     try:
         yield
     except OSError as problem:
@@ -71,6 +71,6 @@ def of_system(problem):
     reason = problem.strerror or str(problem)
     writing = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
     code = OUTPUT if problem.errno in writing else CANNOT_START
-    culprit = problem.filename2 if problem.filename2 and code == OUTPUT else problem.filename  # of a copy: where to
+    culprit = problem.filename2 if problem.filename2 and code == OUTPUT else problem.filename  # the target of a copy
     where = f"{shown(culprit)}: " if culprit else ""
     return Refusal(f"{where}{reason}", code)
