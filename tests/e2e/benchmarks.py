@@ -6,10 +6,11 @@ import json
 import random
 from collections import Counter
 from types import SimpleNamespace
+from unittest import mock
 
 import harness
 from harness import DEMO, DEMO_MODEL, expect, expect_equal, test
-from supervisor.measure import bench_requests, link_gap
+from supervisor.measure import bench_requests, link_gap, memory_watch
 from supervisor.measure.record import STREAMS
 
 SHAPE = {
@@ -65,7 +66,19 @@ def figures_are_those_of_the_work(workspace):
         rests, between = phase["device_rests_share"], phase["between_iterations_share"]
         expect(between <= rests < 1, f"the device rests for {rests:.4f} of the time, {between:.4f} lies between iterations")
     expect(decode["seconds"] + prefill["seconds"] <= got["elapsed_time"] * 1.01 + 0.01, "phases are parts of the whole")
-    expect(got["host_memory_peak_bytes"] is None or got["host_memory_peak_bytes"] > 1 << 20, "host memory")
+    expect(got["host_memory_peak_bytes"] != 0, "host memory: a run that was never seen has no peak")
+
+
+@test
+def memory_is_that_of_living_processes_alone(workspace):
+    (workspace / "run.json").write_text('{"run_id": "a"}')
+    watch = memory_watch.MemoryWatch(workspace.folder)
+    seen = []
+    for held in (0, 3 << 20, 5 << 20, 4 << 20, 0):
+        with mock.patch.object(memory_watch, "_host_used", lambda _, held=held: held):
+            watch.look()
+        seen.append(watch.host)
+    expect_equal(seen, [None, 3 << 20, 5 << 20, 5 << 20, 5 << 20], "the peak after each sample")
 
 
 @test

@@ -41,13 +41,17 @@ class MemoryWatch:
 
     def _watch(self):
         while not self._over.wait(_EVERY):
-            if self._record is None:
-                self.host = max(self.host or 0, _system_used() - self._host_before)
-            elif run_id := read_json(self._record).get("run_id"):
-                self.host = max(self.host or 0, _host_used(run_id))
-            used = self._device_used()
-            if used is not None and self._before is not None:
-                self.device = max(self.device or 0, used - self._before)
+            self.look()
+
+    def look(self):
+        """One sample. A run none of whose processes lives, yet or any more, gives none."""
+        if self._record is None:
+            self.host = max(self.host or 0, _system_used() - self._host_before)
+        elif (run_id := read_json(self._record).get("run_id")) and (held := _host_used(run_id)):
+            self.host = max(self.host or 0, held)
+        used = self._device_used()
+        if used is not None and self._before is not None:
+            self.device = max(self.device or 0, used - self._before)
 
     def _device_used(self):
         """Of the first GPU: a run uses that one."""
