@@ -15,6 +15,7 @@ from harness import DEMO_MODEL, comparable, expect, expect_equal, kill_together,
 from mixed_requests import good_request
 from supervisor.commands import policy as policy_command
 from supervisor.commands import restart as restart_command
+from supervisor.shared.trouble import Refusal
 
 # Paced, so that there is time to disturb a run of a few seconds whatever the machine.
 SLOWLY = ("--max-num-seqs", "6", "--compute-gflops", "4")
@@ -88,6 +89,15 @@ class Disturbed:
         with contextlib.redirect_stdout(printed):
             expect_equal(command([*words, self.run]), 0, f"the end of {command.__name__} {' '.join(words)}")
         return printed.getvalue()
+
+    def refused(self, command, *words):
+        """The sentence with which `poise COMMAND WORDS RUN` refuses, ending with 2; without a process of its own, too."""
+        try:
+            command([*words, self.run])
+        except Refusal as refusal:
+            expect_equal(refusal.code, 2, f"the end of {command.__name__} {' '.join(words)}")
+            return refusal.sentence
+        raise harness.Failed(f"{command.__name__} {' '.join(words)} is not refused")
 
     def poise(self, *words):
         return self.workspace.poise(*words, self.run)
@@ -380,28 +390,44 @@ def where_more_die_at_the_same_instant_than_may_be_replaced_the_run_ends(workspa
     expect("another one goes on" not in ended.err, "one of two was replaced")
 
 
-@test
-def what_cannot_be_is_refused_and_the_run_goes_on(workspace):
-    # One request that fills the pool with ACT blocks: as KV blocks, twice as large, it would not fit.
+def one_at_a_time(workspace, policy, *options):
+    """A run of requests that fill the pool one by one; of each kind of block, as many as the largest takes. (run, oracle)"""
     requests = workspace.write_requests(
         "requests.jsonl", [request(i, "Rosa lives in", max_tokens=150, ignore_eos=True) for i in range(7)]
     )
     oracle = undisturbed(workspace, requests)
-    run = Disturbed(workspace, requests, "--max-num-seqs", "1", "--compute-gflops", "4", "--policy", "act-only")
+    paced = ("--max-num-seqs", "1", "--compute-gflops", "4")
+    return Disturbed(workspace, requests, *paced, "--policy", policy, *options), oracle
+
+
+@test
+def what_cannot_be_is_refused_and_the_run_goes_on(workspace):
+    # In a pool of ACT blocks, KV blocks, which are twice as large, do not fit.
+    run, oracle = one_at_a_time(workspace, "act-only")
     in_force = "act-only stays in force"
-    run.poise("policy", "no-such-policy").expect(2, "there is no such policy", in_force)
-    run.poise("policy", "kv-only", "--act-share", "0.5").expect(2, "takes no share", in_force)
-    run.poise("policy", "hybrid", "--machine", "abacus").expect(2, "abacus", in_force)
-    run.poise("policy", "kv-only").expect(2, "room for", "--resume", in_force)
+    for words, fragment in (
+        (("no-such-policy",), "there is no such policy"),
+        (("kv-only", "--act-share", "0.5"), "takes no share"),
+        (("hybrid", "--machine", "abacus"), "abacus"),
+        (("kv-only",), "room for"),
+    ):
+        said = run.refused(policy_command.policy, *words)
+        expect(fragment in said and in_force in said, said)
+    run.poise("policy", "kv-only").expect(2, "room for", "--resume", "--rebuild", in_force)
     run.poise("restart", "planner", "--policy", "no-such-policy").expect(2, "there is no such policy", in_force)
-    run.poise("restart", "loader").expect(2, "stays as long as the run")
-    run.poise("restart", "gpu").expect(2, "there is no process gpu")
-    run.poise("restart", "gpu_executor", "--policy", "kv-only").expect(2, "--policy goes with planner")
-    run.poise("policy", "--act-share", "0.5").expect(2, "go with the NAME")
+    for command, words, fragment in (
+        (restart_command.restart, ("loader",), "stays as long as the run"),
+        (restart_command.restart, ("gpu",), "there is no process gpu"),
+        (restart_command.restart, ("gpu_executor", "--policy", "kv-only"), "--policy goes with planner"),
+        (policy_command.policy, ("--act-share", "0.5"), "go with the NAME"),
+        (policy_command.policy, ("--rebuild",), "go with the NAME"),
+    ):
+        said = run.refused(command, *words)
+        expect(fragment in said, said)
     expect(run.lives(), "the run was over before it was disturbed enough")
     (workspace / "out.jsonl.poise" / "policy.json").write_text("{torn")
     wait_until(lambda: "policy.json" in run.status().get("policy_refusal", ""), "the torn wish to be refused")
-    expect("act-only, from iteration" in run.poise("policy").expect(0).out, "another policy is in force")
+    expect("act-only, from iteration" in run.ask(policy_command.policy), "another policy is in force")
     expect(run.lives(), "the run was over before it was disturbed enough")
     run.finish(oracle)
     run.poise("policy", "kv-only").expect(2, "nothing runs in")
@@ -419,21 +445,49 @@ def what_a_swap_cannot_change_is_said_and_a_rebuild_changes_it(workspace):
     oracle = undisturbed(workspace, requests)
     run = Disturbed(workspace, requests, *SLOWLY, "--policy", "optimal", "--machine", "rtx4090-pcie4")
     pool = run.status()["host_pool_bytes"]
-    line, command = "until its pools are made anew (--rebuild) this run has ", "poise policy hybrid out.jsonl.poise --act-share 0.1 --rebuild"
+    line = "until its pools are made anew (--rebuild) this run has "
     for words in (("hybrid", "--act-share", "0.1"), ()):  # the swap, then the policy in force
-        told = run.poise("policy", *words).expect(0).out
-        expect(line in told and " blocks of context instead of " in told and command in told, f"policy {words}: {told}")
-    run.poise("policy", "--rebuild").expect(2, "--rebuild", "go with the NAME")
+        told = run.ask(policy_command.policy, *words)
+        expect(line in told and " blocks of context instead of " in told, f"policy {words}: {told}")
+        expect(f" policy hybrid {run.run} --act-share 0.1 --rebuild" in told, f"policy {words}: {told}")
     expect_equal(run.status()["host_pool_bytes"], pool, "the pool after a swap")
     told = run.poise("policy", "hybrid", "--act-share", "0.1", "--rebuild").expect(0).out
     expect("the pools are made anew" in told and line not in told, told)
     wait_until(lambda: run.status().get("host_pool_bytes") != pool and run.status().get("state") == "running", "new pools")
     expect(run.status()["host_pool_bytes"] > pool, "the new pool is no larger")
-    expect_equal(json.loads(run.poise("policy", "--json").expect(0).out)["held_back"], "", "held back after the rebuild")
+    expect_equal(json.loads(run.ask(policy_command.policy, "--json"))["held_back"], "", "held back after the rebuild")
     expect(run.lives(), "the run was over before it was disturbed enough")
     expect_equal(run.pid("loader"), run.loader, "the loader's pid")
     run.finish(oracle)
     workspace.poise("inspect", "--check", run.run).expect(0)
+
+
+@test
+def a_rebuild_makes_room_for_what_a_swap_refuses(workspace):
+    run, oracle = one_at_a_time(workspace, "act-only")
+    said = run.refused(policy_command.policy, "kv-only")
+    expect("room for" in said and "have the pool made anew (--rebuild)" in said, said)
+    expect("the pools are made anew" in run.ask(policy_command.policy, "kv-only", "--rebuild"), "the remedy is refused")
+    expect(run.lives(), "the run was over before it was disturbed enough")
+    run.finish(oracle)
+    workspace.poise("inspect", "--check", run.run).expect(0)
+
+
+@test
+def a_rebuild_for_which_there_is_no_memory_leaves_the_pools_as_they_are(workspace):
+    one = workspace.write_requests("one.jsonl", [request(0, "Rosa lives in", max_tokens=150, ignore_eos=True)])
+    workspace.run(one, workspace / "one", "--policy", "act-only").expect(0)
+    pool = harness._json(workspace / "one.poise" / "status.json")["host_pool_bytes"]
+    words = ("--model", DEMO_MODEL, "-i", one, "--machine", "rtx4090-pcie4", "--device", "cpu", "--json")
+    weights = json.loads(workspace.poise("plan", *words).expect(0).out)["memory"]["host"]["weights"]
+    # KV blocks would take twice the pool.
+    run, oracle = one_at_a_time(workspace, "act-only", "--host-memory", str(weights + pool * 3 // 2))
+    blocks = run.status()["blocks"]["act"]
+    said = run.refused(policy_command.policy, "kv-only", "--rebuild")
+    expect("raise --host-memory" in said and "act-only stays in force" in said, said)
+    expect_equal(run.status()["blocks"]["act"], blocks, "ACT blocks after the refusal")
+    expect(run.lives(), "the run was over before it was disturbed enough")
+    run.finish(oracle)
 
 
 @test
