@@ -126,17 +126,12 @@ std::string words_of_fewer(const nlohmann::ordered_json& rows) {
 
 }  // namespace
 
-nlohmann::ordered_json policy_grid() { return policy_grid_thinned(1); }
-
-nlohmann::ordered_json policy_grid_thinned(std::size_t every) {
+nlohmann::ordered_json policy_grid() {
   nlohmann::ordered_json json{{"rows", nlohmann::ordered_json::array()}};
-  std::size_t row = 0;
   for (const GridModel& model : grid_models()) {
     for (const GridMemory& memory : kMemories) {
       for (const GridWork& work : kWorks) {
-        if (row++ % every == 0) {
-          json["rows"].push_back(grid_row(model, memory, work));
-        }
+        json["rows"].push_back(grid_row(model, memory, work));
       }
     }
   }

@@ -2,7 +2,6 @@
 // Every policy on a grid of models (with a key for each query, and with shared ones), machines,
 // memories and lengths, played by planner/forecast/simulate.h.
 
-#include <cstddef>
 #include <nlohmann/json.hpp>
 
 namespace poise {
@@ -13,7 +12,5 @@ namespace poise {
 // then}, …], "notes": [the least ratio, what the choice gains]}; a policy for which memory does not
 // suffice has null.
 nlohmann::ordered_json policy_grid();
-// Of those rows one in `every`, the first included.
-nlohmann::ordered_json policy_grid_thinned(std::size_t every);
 
 }  // namespace poise

@@ -310,7 +310,6 @@ def main():
     options.add_argument("names", nargs="*", help="run only tests whose name holds one of these")
     options.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
     options.add_argument("--list", action="store_true")
-    options.add_argument("--tries", type=int, default=1, help="how often a test that fails is run in all")
     given = options.parse_args()
     script = Path(sys.argv[0]).stem
     own = [t for t in _tests if t.__module__ == "__main__"]  # a script may borrow from another
@@ -321,13 +320,12 @@ def main():
     failed = 0
     for number, function in enumerate(chosen):
         seed = given.seed + number if len(chosen) > 1 else given.seed
-        passed = any(_passes(function, script, seed, attempt) for attempt in range(max(given.tries, 1)))
-        failed += not passed
+        failed += not _passes(function, script, seed)
     print(f"{len(chosen) - failed} passed, {failed} failed", flush=True)
     return 1 if failed or not chosen else 0
 
 
-def _passes(function, script, seed, attempt):
+def _passes(function, script, seed):
     name = f"{script}: {function.__name__}"
     began = time.monotonic()
     workspace = Workspace(seed)
@@ -348,7 +346,7 @@ def _passes(function, script, seed, attempt):
         complaint = f"{complaint}\n{problem}" if complaint else str(problem)
     seconds = time.monotonic() - began
     if complaint is None:
-        print(f"{'again ' if attempt else 'ok    '} {name} ({seconds:.1f} s)", flush=True)
+        print(f"ok     {name} ({seconds:.1f} s)", flush=True)
         return True
     print(f"FAILED {name} ({seconds:.1f} s, --seed {seed})\n{complaint}", flush=True)
     return False

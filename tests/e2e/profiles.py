@@ -12,7 +12,6 @@ from harness import DEMO_MODEL, expect, expect_equal, request, test
 
 LINK, COMPUTE = 0.1, 3.0  # GB/s, GFLOP/s
 SLOW = ("--link-gbps", 0.08, "--compute-gflops", 3.0)  # so slow that threads' waking is small beside it
-FAST = ("--link-gbps", 0.3, "--compute-gflops", 12)  # so fast that it is not
 SET = ("--device", "cpu", "--threads", "1", "--link-gbps", LINK, "--compute-gflops", COMPUTE)
 HIDDEN, WIDTH, BLOCK = 128, 2, 16  # the demo model's, float16
 
@@ -22,29 +21,14 @@ def measured(workspace, *options):
     return json.loads((workspace / "profile.json").read_text())
 
 
-class NotNear(harness.Failed):
-    """A time that is not what it should be; all else that goes wrong is never tried again."""
-
-
 def near(value, wanted, share, what):
     if abs(value - wanted) > share * wanted:
-        raise NotNear(f"{what}: {value:.4g}, {wanted:.4g} wanted within {share:.0%}")
-
-
-def soon(attempt, times=4):
-    """What holds of a machine that lets threads run when they are due holds in one of a few attempts on a busy one."""
-    for left in reversed(range(times)):
-        try:
-            return attempt()
-        except NotNear:
-            if not left:
-                raise
-            time.sleep(4 * (times - left))  # what else a machine does may take as long
+        raise harness.Failed(f"{what}: {value:.4g}, {wanted:.4g} wanted within {share:.0%}")
 
 
 @test
 def profile_finds_the_speeds_that_were_set(workspace):
-    soon(lambda: the_speeds_are_found(workspace))
+    the_speeds_are_found(workspace)
     kept = list((workspace / "cache" / "poise" / "profiles").iterdir())
     expect_equal(sorted(path.suffix for path in kept), [".json", ".svg"], "what is kept")
     picture = next(path for path in kept if path.suffix == ".svg").read_text()
@@ -71,9 +55,8 @@ def the_speeds_are_found(workspace):
         near(profile[name]["r2"], 1, 0.004, f"R² of {name}")
         expect(len(points) >= 6, f"{name}: {len(points)} points")
         expect(abs(profile[name]["r2"] - r_squared(points)) < 1e-6, f"R² of {name}: {profile[name]['r2']} for {points}")
-    # Between iterations of which none has much to decide, and where one stream waits for another.
+    # By the machine's clock, whatever its mood: how much is a matter of bench/predictions.py.
     expect(profile["between"] > 0, f"between iterations pass {profile['between']} s")
-    near(profile["between"], 3e-4, 1, "seconds between iterations")
     expect_equal(profile["handover"], 0, "seconds until a stream of a set speed, which is never late, goes on")
 
 
@@ -83,10 +66,6 @@ def a_run_takes_as_long_as_was_planned_and_predicted(workspace):
     requests = workspace.write_requests(
         "in.jsonl", [request(i, prompt, max_tokens=6, ignore_eos=True) for i in range(10)]
     )
-    soon(lambda: times_are_as_predicted(workspace, requests))
-
-
-def times_are_as_predicted(workspace, requests):
     measured(workspace, *SLOW)
     for policy in ("kv-only", "act-only"):
         words = ("--model", DEMO_MODEL, "-i", requests, *SET, *SLOW, "--policy", policy, "--gpu-memory", "6MiB")
@@ -105,30 +84,6 @@ def iterations_are_as_predicted(workspace, policy, words):
     each = "decode_iteration_seconds"
     near(status["predicted"][each], status["measured"][each], 0.1, f"{policy}: an iteration")
     return status
-
-
-@test
-def iterations_of_milliseconds_are_predicted_too(workspace):
-    """Waking, tables, results and what lies between iterations count here; `bench/predictions.py` has more speeds and policies."""
-    sizes = [(4 + workspace.random.randrange(36), 4 + workspace.random.randrange(16)) for _ in range(16)]
-    requests = workspace.write_requests(
-        "in.jsonl",
-        [
-            request(i, [workspace.random.randrange(4, 1300) for _ in range(tokens)], max_tokens=answer, ignore_eos=True)
-            for i, (tokens, answer) in enumerate(sizes)
-        ],
-    )
-    profiled = []
-
-    def attempt():
-        if len(profiled) % 2 == 0:  # what was measured may be at fault, or the run
-            measured(workspace, *FAST)
-        profiled.append(True)
-        for policy in ("kv-only", "optimal"):
-            words = ("--model", DEMO_MODEL, "-i", requests, *SET, *FAST, "--policy", policy, "--gpu-memory", "6MiB")
-            iterations_are_as_predicted(workspace, policy, (*words, "--profile", workspace / "profile.json"))
-
-    soon(attempt, 6)
 
 
 @test

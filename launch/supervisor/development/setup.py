@@ -60,6 +60,13 @@ def build(preset, targets=()):
         say(f"built {preset} in {duration(seconds)}")
 
 
+def build_commands(preset, targets=()):
+    """What `build` executes, one after the other."""
+    folder = ROOT / "build" / preset
+    configure = [] if (folder / "build.ninja").exists() else [["cmake", "--preset", preset]]
+    return [*configure, ["ninja", "-C", str(folder), f"-j{jobs()}", *targets]]
+
+
 def _execute(command, log, preset):
     """Runs a tool and shows ninja's [done/all] as the progress line. If the tool fails, prints its last lines."""
     line, tail = ProgressLine(), collections.deque(maxlen=_TAIL)

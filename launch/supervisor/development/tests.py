@@ -30,9 +30,6 @@ _SANITIZED = "sanitized.py"
 _NOT_SCRIPTS = {"harness.py", "mixed_requests.py", _SANITIZED}
 _LONG_ONES = ["tokenizer_equality.py", "swaps.py", "kills.py", "sameness.py", "profiles.py", "hostile_requests.py"]
 _LONGEST_SCRIPT = 900  # seconds
-# Many tests wait for something with a time limit, and the machine may be busy. A test that fails is run once more; if it
-# passes then, its name is printed at the end. Not under ThreadSanitizer: a rare finding is real, too.
-_TRIES = {"unit": 2, "e2e": 2, "asan": 2, "tsan": 1}
 
 
 def test(words):
@@ -46,18 +43,18 @@ def test(words):
     count = _Count()
     began = time.monotonic()
     try:
-        for part in parts:
+        for number, part in enumerate(parts):
             since = time.monotonic()
             try:
-                _run_part(part, count, given.no_install)
+                setup.build(_PRESETS[part], _TARGETS.get(part, ()))
+                with _BuildAhead(parts[number + 1 :]):
+                    _run_part(part, count, given.no_install)
             except Refusal as refusal:
                 count.broke(f"{part}: {refusal.sentence}")
             say(f"--- {part}: {duration(time.monotonic() - since)}")
     finally:
         _interrupt(list(_scripts))  # after an interrupt: they are sessions of their own
     say(f"{', '.join(parts)}: {duration(time.monotonic() - began)}")
-    for name in count.second_tries:
-        say(f"passed only at the second try: {name}")
     for name in count.names:
         say(f"failed: {name}")
     tell(f"{count.passed} passed, {count.failed} failed")
@@ -67,7 +64,7 @@ def test(words):
 class _Count:
     def __init__(self):
         self.passed = self.failed = 0
-        self.names, self.second_tries = [], []
+        self.names = []
         self._lock = threading.Lock()
 
     def add(self, passed, failed, name):
@@ -84,13 +81,48 @@ class _Count:
             self.names.append(name)
 
 
+class _BuildAhead:
+    """While tests run, and wait, the builds of the parts behind them go on at the lowest priority.
+
+    What such a build has done when its part comes, the build there need not do; only that one judges.
+    """
+
+    def __init__(self, parts):
+        self._builds = [(_PRESETS[part], _TARGETS.get(part, ())) for part in parts]
+        self._process = None
+        self._ended = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+
+    def __exit__(self, *_):
+        with self._lock:
+            self._ended = True
+            if self._process:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGINT)
+        self._thread.join()
+
+    def _run(self):
+        for command in (command for build in self._builds for command in setup.build_commands(*build)):
+            with self._lock:
+                if self._ended:
+                    return
+                self._process = subprocess.Popen(
+                    ["nice", "-n", "19", *command], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL, start_new_session=True,
+                )  # fmt: skip
+            self._process.wait()
+
+
 def _run_part(part, count, no_install):
     preset = _PRESETS[part]
-    setup.build(preset, _TARGETS.get(part, ()))
     if part == "e2e":
         _end_to_end(count, no_install)
         return
-    _ctest(preset, count, _TRIES[part])
+    _ctest(preset, count)
     if part != "unit":
         folder = ROOT / "build" / preset / "bin"
         command = [sys.executable, str(_E2E / _SANITIZED)]
@@ -106,7 +138,7 @@ def _end_to_end(count, no_install):
         if script == "tokenizer_equality.py":
             _tokenizer_equality(count, no_install)
         else:
-            _script([sys.executable, str(_E2E / script), "--tries", str(_TRIES["e2e"])], f"e2e/{script}", count)
+            _script([sys.executable, str(_E2E / script)], f"e2e/{script}", count)
 
     pool = concurrent.futures.ThreadPoolExecutor(2)
     try:
@@ -124,28 +156,23 @@ def sanitizer_options():
     }
 
 
-def _ctest(preset, count, tries):
+def _ctest(preset, count):
     """Runs the unit tests. Prints the output of those that fail, and progress every 5 s."""
     command = ["ctest", "--preset", preset, f"-j{setup.jobs()}", "--no-tests=error", "-E", "_NOT_BUILT$"]
-    command += ["--repeat", f"until-pass:{tries}"] if tries > 1 else []
     environment = {**os.environ, **sanitizer_options()}
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
-    totals, life, kept, stumbled = None, time.monotonic(), [], set()
+    totals, life, kept = None, time.monotonic(), []
     with process:
         for line in process.stdout:
             step = re.match(r"\s*(\d+)?/?(\d+)? *Test +#\d+: (.+?) \.\.+ *(\S+)", line)
             totals = re.search(r"(\d+) tests failed out of (\d+)", line) or totals
             if step and step.group(4) == "Passed":
-                if step.group(3) in stumbled:
-                    count.second_tries.append(f"{preset} {step.group(3)}")
                 if step.group(1) and time.monotonic() - life > 5:
                     life = time.monotonic()
                     tell(f"{preset}: {step.group(1)} of {step.group(2)} tests")
                 continue
-            if step and step.group(4).strip("*") not in ("Skipped", "Not"):
-                stumbled.add(step.group(3))
             if not re.match(r"\s*Start +\d+:", line):
                 kept.append(line)
     if totals is None:
@@ -195,8 +222,6 @@ def _script(command, name, count, extra=None):
     with process:
         for line in process.stdout:
             tell("  " + line.rstrip())
-            if line.startswith("again "):
-                count.second_tries.append(line.removeprefix("again ").strip())
             totals = re.fullmatch(r"(\d+) passed, (\d+) failed\s*", line) or totals
     alarm.cancel()
     _scripts.discard(process)

@@ -1,11 +1,16 @@
-// Planning must not be felt: an iteration of 1,024 requests with 2,048 tokens each is planned and
-// packed into a message within 5 ms, one of 10,000 decided within 50 ms (release; this thread's time,
-// and the best of several, since the machine is shared).
+// How long the planner takes for an iteration, beside its bounds: 1,024 requests of 2,048 tokens each are planned and
+// packed into a message within 5 ms, 10,000 are planned within 50 ms.
+//
+//   poise-planning-bench [policy ...]
+//
+// The time is that of this thread on a core, the best of several iterations. The exit code is 1 where a bound is missed.
 
-#include <gtest/gtest.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <ctime>
+#include <string>
+#include <vector>
 
 #include "planner/policies/packing.h"
 #include "planner/schedule/orders.h"
@@ -14,13 +19,8 @@
 namespace poise {
 namespace {
 
-#ifdef NDEBUG
 constexpr double kBoundMs = 5;
 constexpr std::uint64_t kIterations = 12;
-#else
-constexpr double kBoundMs = 500;  // without optimisation and with sanitizers
-constexpr std::uint64_t kIterations = 3;
-#endif
 
 double now_ms() {
   timespec time{};
@@ -28,13 +28,11 @@ double now_ms() {
   return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) * 1e-6;
 }
 
-class PlanningTime : public testing::TestWithParam<const char*> {};
-
 struct Took {
   double planning = 1e9, message = 1e9;  // ms
 };
 
-Took plan(const char* name, std::uint32_t count) {
+Took plan(std::string_view name, std::uint32_t count) {
   constexpr std::size_t kTokens = 2048;
   std::vector<Request> requests(count);
   for (std::uint32_t i = 0; i < count; ++i) {
@@ -44,14 +42,13 @@ Took plan(const char* name, std::uint32_t count) {
     requests[i].sampling.max_tokens = 100;
   }
   const auto policy = make_policy(
-      name, {.recompute_share =
-                 name == std::string_view("token-recompute") ? std::optional(0.1) : std::nullopt});
+      name, {.recompute_share = name == "token-recompute" ? std::optional(0.1) : std::nullopt});
   const std::uint32_t half = count * (kTokens / kBlockTokens + 7) / 2;
   const Allocation host{.act_blocks = half, .kv_blocks = half};
-  const std::int32_t wave = static_cast<std::int32_t>(count * kTokens);
+  const std::int32_t rows = static_cast<std::int32_t>(count * kTokens);
   Scheduler scheduler(*policy, host,
                       {.max_num_seqs = static_cast<std::int32_t>(count),
-                       .prefill_rows = wave,
+                       .prefill_rows = rows,
                        .sequence_rows = 2048 + 512});
   const PackLimits limits{
       .act_slots = 512, .kv_slots = 512, .tokens = 8192, .rows = 2048 + 512, .sequences = 1024};
@@ -84,28 +81,37 @@ Took plan(const char* name, std::uint32_t count) {
       bytes = builder.GetSize();
     }
   }
-  std::cout << name << ", " << count << " requests: planning " << took.planning << " ms, message "
-            << took.message << " ms, " << bytes << " bytes, " << batches_made << " mini-batches\n";
+  fmt::print(
+      "{:<16} {:>6} requests: planning {:6.2f} ms, message {:5.2f} ms, {} bytes, {} mini-batches\n",
+      name, count, took.planning, took.message, bytes, batches_made);
   return took;
 }
 
-TEST_P(PlanningTime, OfManyLongRequestsIsUnderTheBound) {
-  const Took took = plan(GetParam(), 1024);
-  EXPECT_LT(took.planning + took.message, kBoundMs);
+// Whether both bounds are kept.
+bool bench(std::string_view name) {
+  const Took many = plan(name, 1024);
+  const Took ten_thousand = plan(name, 10'000);
+  const bool kept =
+      many.planning + many.message < kBoundMs && ten_thousand.planning < 10 * kBoundMs;
+  if (!kept) {
+    fmt::print("{}: beyond {} ms for 1,024 requests, or {} ms for 10,000\n", name, kBoundMs,
+               10 * kBoundMs);
+  }
+  return kept;
 }
-
-TEST_P(PlanningTime, OfTenThousandLongRequestsIsUnderTheBound) {
-  EXPECT_LT(plan(GetParam(), 10'000).planning, 10 * kBoundMs);
-}
-
-INSTANTIATE_TEST_SUITE_P(Policies, PlanningTime,
-                         testing::Values("optimal", "hybrid", "hybrid-static", "act-only",
-                                         "kv-only", "kvpr", "token-recompute", "row-by-row"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::erase(name, '-');
-                           return name;
-                         });
 
 }  // namespace
 }  // namespace poise
+
+int main(int argc, char** argv) {
+  std::vector<std::string> names(argv + 1, argv + argc);
+  if (names.empty()) {
+    for (const poise::PolicyEntry& policy : poise::policies()) {
+      names.emplace_back(policy.name);
+    }
+  }
+  return std::ranges::count_if(names, [](const std::string& name) { return !poise::bench(name); }) >
+                 0
+             ? 1
+             : 0;
+}
