@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -62,8 +63,9 @@ def expect_equal(got, wanted, what):
 class Ended:
     """A finished `poise`."""
 
-    def __init__(self, words, code, out, err, seconds):
+    def __init__(self, words, code, out, err, seconds, cpu_seconds):
         self.words, self.code, self.out, self.err, self.seconds = words, code, out, err, seconds
+        self.cpu_seconds = cpu_seconds  # of all its processes: what else the machine does is not in it
 
     def expect(self, code, *fragments):
         """This exit code, these words on stderr, and no trace of a program's insides."""
@@ -123,6 +125,7 @@ class Workspace:
         return process
 
     def finish(self, process, timeout=120):
+        before = cpu_of_children()
         try:
             out, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -130,7 +133,8 @@ class Workspace:
             process.communicate()
             raise Failed(f"`poise {' '.join(map(str, process.words))}` did not end in {timeout} s:\n{said(process)}") from None
         seconds = time.monotonic() - process.began
-        return Ended(process.words, process.returncode, out.decode("utf-8", "replace"), said(process), seconds)
+        cpu = cpu_of_children() - before
+        return Ended(process.words, process.returncode, out.decode("utf-8", "replace"), said(process), seconds, cpu)
 
     def run(self, requests, output, *options, model=DEMO_MODEL, **more):
         """`poise run` on the CPU device, or on the one that POISE_DEVICE names."""
@@ -208,6 +212,12 @@ class Workspace:
         shutil.rmtree(self.folder, ignore_errors=True)
         expect(not left, f"left behind: {', '.join(left)}")
         expect(not reports, "\n".join(reports))
+
+
+def cpu_of_children():
+    """Seconds on a core of all processes that have ended and were waited for, and of those that they waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def said(process):

@@ -134,17 +134,16 @@ def a_large_model(workspace):
 
 
 @test
-def a_plan_of_the_largest_model_and_100000_requests_takes_two_seconds(workspace):
+def a_plan_of_the_largest_model_and_100000_requests_takes_two_seconds_of_a_core(workspace):
     body = json.dumps(request("X", [workspace.random.randrange(4, 50000) for _ in range(128)], max_tokens=64))
     with open(workspace / "in.jsonl", "w") as file:
         for number in range(100_000):
             file.write(body.replace('"X"', f'"{number}"') + "\n")
     words = ("plan", "--model", a_large_model(workspace), "-i", workspace / "in.jsonl", "--skip-tokenizer-init")
-    ended = min((workspace.poise(*words, "--machine", "rtx4090-pcie4") for _ in range(2)), key=lambda one: one.seconds)
-    ended.expect(0)
+    ended = workspace.poise(*words, "--machine", "rtx4090-pcie4").expect(0)
     for words in ("100000 requests, 12800000 prompt", "KV blocks", "GPU memory", "decoding iteration", "tokens/s"):
         expect(words in ended.out, f"{words!r} is not said:\n{ended.out}")
-    expect(ended.seconds < 2, f"it took {ended.seconds:.1f} s")
+    expect(ended.cpu_seconds < 2, f"it took {ended.cpu_seconds:.1f} s of a core")
 
 
 @test
