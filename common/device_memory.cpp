@@ -12,15 +12,15 @@ namespace {
 
 constexpr std::int64_t kAlignment = 256;   // of every buffer and of every weight in a slab
 constexpr std::int64_t kPanelRows = 16;    // a matrix is kept in panels of as many rows
-constexpr std::int32_t kMostOf = 1 << 24;  // of anything; keeps all products within 64 bits
+constexpr std::int32_t kMaxCount = 1 << 24;  // of anything; keeps all products within 64 bits
 constexpr std::int32_t kTableArrays = 4;   // arrays in a table at most, each aligned
 constexpr std::int64_t kFloat = 4;         // what stands between operations
 
 Bytes aligned(std::int64_t bytes) { return {round_up(bytes, kAlignment)}; }
 
 void check_count(const char* name, std::int32_t count, std::int32_t least) {
-  if (count < least || count > kMostOf) {
-    fail("{} is {}: it must be {} to {}", name, count, least, kMostOf);
+  if (count < least || count > kMaxCount) {
+    fail("{} is {}: it must be {} to {}", name, count, least, kMaxCount);
   }
 }
 
@@ -195,7 +195,7 @@ DeviceLimits with_gpu_blocks(const ModelShape& shape, DType dtype, DeviceLimits 
                      Bytes{kAlignment} * shape.num_hidden_layers;
   const Bytes each = block_sizes(shape, dtype).block(kind) * shape.num_hidden_layers;
   blocks = static_cast<std::int32_t>(
-      std::clamp<std::int64_t>(left / each, 0, std::min<std::int64_t>(wanted, kMostOf)));
+      std::clamp<std::int64_t>(left / each, 0, std::min<std::int64_t>(wanted, kMaxCount)));
   return limits;
 }
 

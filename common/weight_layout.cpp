@@ -57,7 +57,7 @@ class SlabBuilder {
     }
     begin_piece(end_);
     slab_.pieces.pop_back();
-    check(std::ssize(slab_.pieces) <= kMostWeightPieces, "a layer has few pieces");
+    check(std::ssize(slab_.pieces) <= kMaxWeightPieces, "a layer has few pieces");
     slab_.bytes = {round_up(end_, kPage)};
     return std::move(slab_);
   }

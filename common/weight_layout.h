@@ -100,10 +100,10 @@ struct WeightLayout {
   std::uint64_t hash() const;  // changes with any offset, size or order, and with the model
 };
 
-// Of a layer; larger ones where it would else have more than kMostWeightPieces. At 22 GB/s a piece takes
+// Of a layer; larger ones where it would else have more than kMaxWeightPieces. At 22 GB/s a piece takes
 // 1.5 ms, and a copy of it runs at the link's full speed.
 inline constexpr Bytes kWeightPieceBytes = kMiB * 32;
-inline constexpr std::int32_t kMostWeightPieces = 63;
+inline constexpr std::int32_t kMaxWeightPieces = 63;
 
 WeightLayout weight_layout(const ModelShape& shape, DType dtype,
                            Bytes piece_bytes = kWeightPieceBytes);

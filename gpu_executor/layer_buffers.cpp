@@ -9,7 +9,7 @@ namespace poise {
 
 LayerBuffers::LayerBuffers(const DeviceLimits& limits, std::int32_t layers, std::int32_t pieces)
     : limits_(limits), layers_(layers), all_pieces_((std::uint64_t{1} << pieces) - 1) {
-  check(pieces > 0 && pieces <= kMostWeightPieces, "a layer has few pieces");
+  check(pieces > 0 && pieces <= kMaxWeightPieces, "a layer has few pieces");
 }
 
 LayerBuffers::Held* LayerBuffers::find(LayerId layer, State state) {
@@ -35,7 +35,7 @@ int LayerBuffers::fetch(LayerId layer, std::uint32_t piece) {
   if (layer.n >= static_cast<std::uint32_t>(layers_)) {
     fail("fetches layer {} of a model of {}", layer.n, layers_);
   }
-  if (piece >= kMostWeightPieces || (all_pieces_ >> piece & 1) == 0) {
+  if (piece >= kMaxWeightPieces || (all_pieces_ >> piece & 1) == 0) {
     fail("fetches piece {} of layer {}, which it does not have", piece, layer.n);
   }
   if (!streamed(layer)) {

@@ -17,7 +17,7 @@ namespace poise {
 
 class LayerBuffers {
  public:
-  // `pieces`: of each layer, at most kMostWeightPieces (common/weight_layout.h).
+  // `pieces`: of each layer, at most kMaxWeightPieces (common/weight_layout.h).
   LayerBuffers(const DeviceLimits& limits, std::int32_t layers, std::int32_t pieces);
 
   bool streamed(LayerId layer) const { return !is_resident(limits_, layer, layers_); }

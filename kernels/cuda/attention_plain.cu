@@ -18,8 +18,8 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int kWarps = 4;
 constexpr int kTile = 64;
 constexpr int kEach = kTile / kWarp;  // positions of a lane: lane, lane + 32
-constexpr int kMostDim = 256;
-constexpr int kColumns = kMostDim / kWarp;  // of a lane: lane, lane + 32, …
+constexpr int kMaxDim = 256;
+constexpr int kColumns = kMaxDim / kWarp;  // of a lane: lane, lane + 32, …
 
 // Another lane's pointer.
 template <typename T>
@@ -30,7 +30,7 @@ __device__ const T* pointer_of(const T* mine, int lane) {
 
 template <typename T>
 __global__ void __launch_bounds__(kWarps* kWarp) plain_attention_kernel(const Attention op) {
-  __shared__ float queries[kWarps][kMostDim];
+  __shared__ float queries[kWarps][kMaxDim];
   const int lane = threadIdx.x % kWarp;
   const std::int64_t item =
       std::int64_t{blockIdx.x} * kWarps + static_cast<int>(threadIdx.x) / kWarp;

@@ -12,8 +12,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kAtOnce = 4;                       // words of a thread under way together
 constexpr std::int64_t kPart = 32 << 10;         // bytes of a piece that one block of threads moves
-constexpr std::size_t kFew = 32, kMost = 160;    // pieces of one launch: its arguments, within 4 KB
-constexpr std::int64_t kMostBlocks = 1ll << 20;  // of threads
+constexpr std::size_t kFew = 32, kMax = 160;     // pieces of one launch: its arguments, within 4 KB
+constexpr std::int64_t kMaxBlocks = 1ll << 20;  // of threads
 
 template <std::size_t N>
 struct Table {
@@ -53,7 +53,7 @@ void copy(std::span<const CopyPiece> pieces, std::int64_t longest, cudaStream_t 
   std::ranges::copy(pieces, table.pieces);
   const auto count = static_cast<std::int64_t>(pieces.size());
   const std::int64_t parts =
-      std::clamp(ceil_div(longest, kPart), std::int64_t{1}, kMostBlocks / count);
+      std::clamp(ceil_div(longest, kPart), std::int64_t{1}, kMaxBlocks / count);
   launch("copy pieces", &copy_kernel<Word, N>, {.blocks = count * parts, .threads = kThreads},
          stream, table, parts);
 }
@@ -63,15 +63,15 @@ void copy(std::span<const CopyPiece> pieces, std::int64_t longest, cudaStream_t 
   if (pieces.size() <= kFew) {
     copy<Word, kFew>(pieces, longest, stream);
   } else {
-    copy<Word, kMost>(pieces, longest, stream);
+    copy<Word, kMax>(pieces, longest, stream);
   }
 }
 
 }  // namespace
 
 void copy_pieces(std::span<const CopyPiece> pieces, cudaStream_t stream) {
-  for (; pieces.size() > kMost; pieces = pieces.subspan(kMost)) {
-    copy_pieces(pieces.first(kMost), stream);
+  for (; pieces.size() > kMax; pieces = pieces.subspan(kMax)) {
+    copy_pieces(pieces.first(kMax), stream);
   }
   std::int64_t longest = 0;
   std::uintptr_t bits = 0;

@@ -34,9 +34,9 @@ struct Stages {
 };
 
 // A ring of stages, as many as its memory holds: which are copied, and which may be copied to.
-constexpr int kMostStages = 16;
+constexpr int kMaxStages = 16;
 struct Barriers {
-  std::uint64_t full[kMostStages], empty[kMostStages];
+  std::uint64_t full[kMaxStages], empty[kMaxStages];
 };
 class RingPlace {
  public:
@@ -77,7 +77,7 @@ class Product {
 
   // All threads.
   __device__ void run() {
-    if (threadIdx.x < kMostStages) {
+    if (threadIdx.x < kMaxStages) {
       begin_barrier(full_ + 8 * threadIdx.x, Sizes::kCopying);
       begin_barrier(empty_ + 8 * threadIdx.x, kWarp * kWarps);
     }
@@ -295,7 +295,7 @@ void multiply(const FewRows& op, cudaStream_t stream) {
   static_cast<void>(allowed);
   constexpr int kFewestStages = 3;  // with fewer, more stages are worth more than a second block
   const int room = part / Sizes::kBytes >= kFewestStages ? part : whole;
-  const int ring = std::min(kMostStages, room / Sizes::kBytes);
+  const int ring = std::min(kMaxStages, room / Sizes::kBytes);
   require(ring > 1, "a multiprocessor holds two stages");
   launch("multiply few rows", kKernel,
          {.blocks = ceil_div(op.outputs, Sizes::kOutputs),
@@ -345,7 +345,7 @@ bool serves(const FewRows& op) {
   const auto in_order = [](const void* rows, std::int64_t stride) {
     return in_eights(static_cast<const __half*>(rows), stride);  // of either 16-bit type
   };
-  return op.dtype != DType::float32 && op.rows <= kMostFewRows && op.inputs > 0 &&
+  return op.dtype != DType::float32 && op.rows <= kMaxFewRows && op.inputs > 0 &&
          in_order(op.in, op.in_stride) && in_order(op.weight, op.inputs) && (op.wide || !op.adds);
 }
 

@@ -17,7 +17,7 @@
 
 namespace poise::cuda {
 
-inline constexpr std::int64_t kMostFewRows = 64;
+inline constexpr std::int64_t kMaxFewRows = 64;
 
 // out[r, n] = epilogue(Σ_k in[r, k] · weight[n, k] + bias[n]), or, where it `adds` to float32 rows,
 // Σ_k in[r, k] · weight[n, k] + (bias[n] + out[r, n]).

@@ -34,7 +34,7 @@
 
 namespace poise::cuda {
 
-// What computes a product: one of cuBLASLt's algorithms or, for up to kMostFewRows rows, our kernel.
+// What computes a product: one of cuBLASLt's algorithms or, for up to kMaxFewRows rows, our kernel.
 struct Algorithm {
   lt::Algo lt{};
   bool few_rows = false;

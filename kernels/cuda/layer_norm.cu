@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kThreads) layer_norm_kernel(const NormRows op)
 }  // namespace
 
 void layer_norm(const LayerNorm& op, cudaStream_t stream) {
-  constexpr int kMostEach = 8;
-  require(op.dim >= 1 && op.dim <= kMostEach * kEight * kThreads,
+  constexpr int kMaxEach = 8;
+  require(op.dim >= 1 && op.dim <= kMaxEach * kEight * kThreads,
           "a normed row is 1 to 16384 wide");
   NormRows rows{.out = op.out,
                 .in = op.in,
@@ -122,7 +122,7 @@ void layer_norm(const LayerNorm& op, cudaStream_t stream) {
   } else if (each <= 4) {
     launch("norm rows", &layer_norm_kernel<4>, grid, stream, rows);
   } else {
-    launch("norm rows", &layer_norm_kernel<kMostEach>, grid, stream, rows);
+    launch("norm rows", &layer_norm_kernel<kMaxEach>, grid, stream, rows);
   }
 }
 

@@ -9,11 +9,11 @@
 namespace poise::cuda {
 namespace {
 
-constexpr std::int64_t kMostThreads = 256;
+constexpr std::int64_t kMaxThreads = 256;
 
 // One row to a block of threads; Word is what a thread moves at once, `words` of them make a row.
 template <typename Word>
-__global__ void __launch_bounds__(kMostThreads)
+__global__ void __launch_bounds__(kMaxThreads)
     scatter_kernel(std::byte* out, const std::byte* in, const RowMove* moves, std::int64_t words) {
   const RowMove move = moves[blockIdx.x];
   auto* to = reinterpret_cast<Word*>(out) + move.to * words;
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kMostThreads)
 template <typename Word>
 void scatter(const ScatterRows& op, cudaStream_t stream) {
   const std::int64_t words = op.row_bytes / static_cast<std::int64_t>(sizeof(Word));
-  const std::int64_t threads = std::min(kMostThreads, round_up(words, 32));
+  const std::int64_t threads = std::min(kMaxThreads, round_up(words, 32));
   launch("scatter rows", &scatter_kernel<Word>,
          {.blocks = op.count, .threads = static_cast<int>(threads)}, stream, op.out, op.in,
          op.moves, words);

@@ -78,7 +78,7 @@ TEST(WeightLayoutTest, LargeMatricesCrossInPiecesOfBoundedSize) {
   for (const auto& [layers, hidden] : {std::pair{32, 4096}, {48, 7168}, {64, 9216}, {96, 12288}}) {
     const Slab layer = weight_layout(opt(layers, hidden, hidden / 128), DType::float16).layer;
     expect_sound(layer);
-    EXPECT_LE(layer.pieces.size(), static_cast<std::size_t>(kMostWeightPieces));
+    EXPECT_LE(layer.pieces.size(), static_cast<std::size_t>(kMaxWeightPieces));
     const std::int64_t most = std::max(kWeightPieceBytes.n, layer.bytes.n / 48 + 1);
     for (const WeightPiece& piece : layer.pieces) {
       EXPECT_LE(piece.bytes.n, most + (1 << 18)) << hidden;  // vectors stay behind their matrix

@@ -18,7 +18,7 @@ namespace poise::bench {
 namespace {
 
 constexpr int kKernels = 200;
-constexpr int kMostEvents = 4;               // before each
+constexpr int kMaxEvents = 4;               // before each
 constexpr std::size_t kPiece = 72'000'000;   // bytes of a copy, as much as a mini-batch brings
 constexpr int kPieces = 60;                  // more than the kernels take
 constexpr std::int64_t kBegin = 40'000'000;  // ns until all is queued and others' events stand
@@ -58,7 +58,7 @@ class Bench {
         check_cuda(cudaEventCreateWithFlags(&event, flags));
       }
     };
-    make(timed_, kKernels * kMostEvents, cudaEventDefault);
+    make(timed_, kKernels * kMaxEvents, cudaEventDefault);
     make(untimed_, kKernels, cudaEventDisableTiming);
     make(ends_, 2, cudaEventDefault);
   }
@@ -115,7 +115,7 @@ class Bench {
     row("nothing", nothing, [](int) {});
     row("1 timed", nothing, record(timed_, 1));
     row("2 timed", nothing, record(timed_, 2));
-    row("4 timed", nothing, record(timed_, kMostEvents));
+    row("4 timed", nothing, record(timed_, kMaxEvents));
     row("1 untimed", nothing, record(untimed_, 1));
     row("a wait, timed", others(timed_), wait(timed_));
     row("a wait, untimed", others(untimed_), wait(untimed_));

@@ -160,7 +160,7 @@ class Measured {
     };
     line(all.front(), 0, "  chosen for many");
     std::vector<cuda::Algorithm> some = gemms_.algorithms(op(rows), up_to);
-    if (rows <= cuda::kMostFewRows) {
+    if (rows <= cuda::kMaxFewRows) {
       some.push_back({.few_rows = true});
     }
     some.push_back(serving);  // which may be another one of those for many

@@ -18,14 +18,14 @@ struct Shape {
 };
 
 // One past every tile, few rows and many.
-constexpr std::int64_t kMostRows = 2049;
+constexpr std::int64_t kMaxRows = 2049;
 constexpr std::int64_t kRowsTried[] = {1, 2, 20, 33, 64, 65, 128, 129, 256, 257, 1024};
 
 class CudaGemm : public CudaTest {};
 
 class OnDeviceOperands {
  public:
-  explicit OnDeviceOperands(const Shape& shape, std::int64_t most = kMostRows)
+  explicit OnDeviceOperands(const Shape& shape, std::int64_t most = kMaxRows)
       : shape_(shape),
         out_type_(shape.wide ? DType::float32 : shape.dtype),
         in_(shape.dtype, normal_values(1, count(most, shape.inputs))),
@@ -188,8 +188,8 @@ TEST_F(CudaGemm, ARowHasTheSameBitsHoweverManyAreBesideIt) {
   for (const Shape& shape : kShapes) {
     SCOPED_TRACE(text_of(shape));
     const OnDeviceOperands operands(shape);
-    const StoredOnDevice most(Stored(operands.out_type(), operands.outputs(kMostRows)));
-    gemms.run(operands.op(most.get(), kMostRows), nullptr);
+    const StoredOnDevice most(Stored(operands.out_type(), operands.outputs(kMaxRows)));
+    gemms.run(operands.op(most.get(), kMaxRows), nullptr);
     const Stored all = most.read();
     for (const std::int64_t rows : kRowsTried) {
       const StoredOnDevice out(Stored(operands.out_type(), operands.outputs(rows)));
