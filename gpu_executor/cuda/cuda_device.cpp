@@ -78,11 +78,11 @@ class Pieces {
       queue(stream);
       return;
     }
-    std::vector<cuda::CopyPiece> pieces;
+    std::vector<cuda::DeviceCopy> pieces;
     for (std::size_t i = 0; i < to_.size(); ++i) {
       pieces.push_back({to_[i], from_[i], static_cast<std::int64_t>(sizes_[i])});
     }
-    cuda::copy_pieces(pieces, stream);
+    cuda::copy_batch(pieces, stream);
   }
 
   void queue(cudaStream_t stream) {

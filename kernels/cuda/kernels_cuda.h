@@ -1,6 +1,6 @@
 #pragma once
 // The operations of kernels/kernels.h on an NVIDIA GPU (compute capability 8.0 and later); what each
-// means is said by its CPU version, and tests/kernels/cuda/ holds them together. Gemm is in gemm.h.
+// means is said by its CPU version, and tests/kernels/cuda/ compares the two. Gemm is in gemm.h.
 //
 // A call checks its arguments (Defect), starts one kernel on `stream` and returns; it allocates
 // nothing and waits for nothing. Pointers are device memory, aligned as the device allocates (256
@@ -9,7 +9,7 @@
 //
 // Bits: what is written for a row depends on that row (its sequence's context included) and on the
 // model's shape alone: not on the rows beside it, their number, where its blocks lie, or whether its
-// prompt came whole, in pieces or token by token. Sums have a fixed order, there are no atomics on
+// prompt came whole, in parts or token by token. Sums have a fixed order, there are no atomics on
 // floating point, and masses of probability are whole numbers (sample_tokens.cu).
 
 #include <cuda_runtime_api.h>
@@ -27,15 +27,15 @@ void layer_norm(const LayerNorm& op, cudaStream_t stream);
 void convert(const Convert& op, cudaStream_t stream);
 // Rows that are read must not be rows that are written.
 void scatter_rows(const ScatterRows& op, cudaStream_t stream);
-// `bytes` of device memory from one place to another. Pieces overlap neither each other nor a source.
-struct CopyPiece {
+// One copy of a batch, within device memory. Destinations overlap neither each other nor a source.
+struct DeviceCopy {
   void* to;
   const void* from;
   std::int64_t bytes;
 };
-// Any number of them, of any size: one kernel for each 160. A copy engine takes microseconds for
-// each piece, and beside a product that fills the GPU tens of them.
-void copy_pieces(std::span<const CopyPiece> pieces, cudaStream_t stream);
+// Any number of copies of any size, one kernel for each 160 of them. A copy engine takes microseconds
+// for each copy, and tens of microseconds while a product fills the GPU.
+void copy_batch(std::span<const DeviceCopy> pieces, cudaStream_t stream);
 // head_dim ≤ 256; row_dtype is dtype. Of a sequence's last block only the rows of tokens that exist
 // are used. In 16-bit types the values of the launch's tokens behind a row, up to the next multiple
 // of 64 positions, weigh nothing but are multiplied: they have to be finite, or the row is not (a

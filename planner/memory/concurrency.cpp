@@ -16,16 +16,16 @@ namespace poise {
 namespace {
 
 constexpr std::int32_t kFewest = 4;
-constexpr double kGoodPart = 0.9;  // of the time; less is not worth fewer requests under way
+constexpr double kGoodPart = 0.9;  // of the time with the most requests; fewer must beat this
 constexpr double kMaxWeights = 0.75;
 constexpr int kRefinements = 2;
-constexpr std::int32_t kEarly = 4;  // an answer that ends early is so much shorter than it may be
+constexpr std::int32_t kEarly = 4;  // an answer that ends early has a quarter of max_tokens
 
-// Arrangements of one job, by how many are under way. They are made for answers as long as they may be,
-// whatever becomes of these.
-class Trial {
+// How long the job takes, by how many requests are under way. Memory is planned for answers of
+// max_tokens; the time is estimated for those and for answers that end early.
+class JobTimes {
  public:
-  Trial(const Policy& policy, const PlanningProblem& problem)
+  JobTimes(const Policy& policy, const PlanningProblem& problem)
       : policy_(policy),
         problem_(problem),
         early_(problem.requests),
@@ -35,8 +35,8 @@ class Trial {
     }
   }
 
-  // Whether so few leave most weights on the device. Else every iteration streams so much that more
-  // requests are always better.
+  // Whether the device keeps most weights beside this number of requests. If not, every iteration
+  // streams most of the model, and more requests are always better.
   bool holds_most_weights(std::int32_t sequences) const {
     const Demand demand = demand_of(problem_.requests, sequences);
     const RunDevice& device = problem_.device;
@@ -48,20 +48,21 @@ class Trial {
            kMaxWeights * static_cast<double>(room.layer.n) * problem_.shape.num_hidden_layers;
   }
 
-  // Of all the work, if answers come to their ends and if they end early; infinite where there is no room.
+  // Of the whole job: with answers of max_tokens, and with answers that end early. Infinite where
+  // memory does not suffice.
   struct Times {
     double full, early;
   };
-  const Times& seconds(std::int32_t sequences) {
+  const Times& of(std::int32_t sequences) {
     const auto [found, fresh] = seconds_.try_emplace(sequences);
     if (fresh) {
-      found->second = tried(sequences);
+      found->second = estimate(sequences);
     }
     return found->second;
   }
 
  private:
-  Times tried(std::int32_t sequences) const {
+  Times estimate(std::int32_t sequences) const {
     try {
       const MemoryPlan made =
           plan_memory(policy_, problem_, demand_of(problem_.requests, sequences));
@@ -102,8 +103,8 @@ std::int32_t choose_concurrency(const Policy& policy, const PlanningProblem& pro
       most <= least) {
     return most;
   }
-  Trial trial(policy, problem);
-  if (!trial.holds_most_weights(least)) {
+  JobTimes times(policy, problem);
+  if (!times.holds_most_weights(least)) {
     return most;
   }
   // The least product of both cases' parts of the time with `most`: on the way, and of the numbers that
@@ -111,8 +112,8 @@ std::int32_t choose_concurrency(const Policy& policy, const PlanningProblem& pro
   double best_product = 1, good_product = 1;
   std::int32_t best = most, good = most;
   const auto try_number = [&](std::int32_t n) {
-    const auto [full, early] = trial.seconds(n);
-    const auto [most_full, most_early] = trial.seconds(most);
+    const auto [full, early] = times.of(n);
+    const auto [most_full, most_early] = times.of(most);
     const double of_full = full / most_full, of_early = early / most_early;
     const double worse = std::max(of_full, of_early), product = of_full * of_early;
     if (std::isinf(full) || std::isinf(early) || worse >= 1) {

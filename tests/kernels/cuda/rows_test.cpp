@@ -36,7 +36,7 @@ TEST_F(CudaRows, EmbedTokensCopiesTheTokensRow) {
 }
 
 // More than go with one kernel's arguments, of sizes and at places that words do not divide.
-TEST_F(CudaRows, CopyPiecesBringsEveryPieceToItsPlace) {
+TEST_F(CudaRows, CopyBatchBringsEveryCopyToItsPlace) {
   constexpr std::size_t kSpace = std::size_t{1} << 20;
   for (const std::size_t unit : {1, 4, 16}) {
     for (const std::size_t count : {2, 64, 65, 1024, 2500}) {
@@ -44,21 +44,21 @@ TEST_F(CudaRows, CopyPiecesBringsEveryPieceToItsPlace) {
       std::vector<std::uint8_t> from(kSpace), expected(kSpace, 7);
       std::ranges::generate(from, [&] { return static_cast<std::uint8_t>(random()); });
       const OnDevice<std::uint8_t> source(from), target(expected);
-      const std::size_t room = kSpace / count / unit;  // of each piece, in units
-      std::vector<cuda::CopyPiece> pieces;
+      const std::size_t room = kSpace / count / unit;  // of each copy, in units
+      std::vector<cuda::DeviceCopy> copies;
       for (std::size_t i = 0; i < count; ++i) {
         const std::size_t units = i % 5 == 0 ? 0 : i % 3 == 0 ? room : random() % room;
         const std::size_t to = i * room * unit, at = (count - 1 - i) * room * unit;
-        pieces.push_back(
+        copies.push_back(
             {target.get() + to, source.get() + at, static_cast<std::int64_t>(units * unit)});
         std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(at), units * unit,
                     expected.begin() + static_cast<std::ptrdiff_t>(to));
       }
-      cuda::copy_pieces(pieces, nullptr);
-      EXPECT_EQ(target.read(), expected) << count << " pieces, in units of " << unit;
+      cuda::copy_batch(copies, nullptr);
+      EXPECT_EQ(target.read(), expected) << count << " copies, in units of " << unit;
     }
   }
-  cuda::copy_pieces({}, nullptr);
+  cuda::copy_batch({}, nullptr);
 }
 
 TEST_F(CudaRows, AddPositionsAddsTheRowBehindTheOffset) {

@@ -10,26 +10,26 @@ namespace poise::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kAtOnce = 4;                       // words of a thread under way together
-constexpr std::int64_t kPart = 32 << 10;         // bytes of a piece that one block of threads moves
-constexpr std::size_t kFew = 32, kMax = 160;     // pieces of one launch: its arguments, within 4 KB
+constexpr int kAtOnce = 4;                      // words of a thread under way together
+constexpr std::int64_t kPart = 32 << 10;        // bytes of a copy that one block of threads moves
+constexpr std::size_t kFew = 32, kMax = 160;    // copies of one launch: its arguments, within 4 KB
 constexpr std::int64_t kMaxBlocks = 1ll << 20;  // of threads
 
 template <std::size_t N>
 struct Table {
-  CopyPiece pieces[N];
+  DeviceCopy copies[N];
 };
 
-// Blocks of threads go through a piece's parts, `parts` of each.
+// Blocks of threads go through a copy's parts, `parts` of each.
 template <typename Word, std::size_t N>
 __global__ void __launch_bounds__(kThreads)
     copy_kernel(const __grid_constant__ Table<N> table, std::int64_t parts) {
-  const CopyPiece& piece = table.pieces[blockIdx.x / parts];
+  const DeviceCopy& one = table.copies[blockIdx.x / parts];
   const std::int64_t part = blockIdx.x % parts;
-  const std::int64_t words = piece.bytes / static_cast<std::int64_t>(sizeof(Word));
+  const std::int64_t words = one.bytes / static_cast<std::int64_t>(sizeof(Word));
   const std::int64_t end = words * (part + 1) / parts;
-  auto* to = static_cast<Word*>(piece.to);
-  const auto* from = static_cast<const Word*>(piece.from);
+  auto* to = static_cast<Word*>(one.to);
+  const auto* from = static_cast<const Word*>(one.from);
   for (std::int64_t i = words * part / parts + threadIdx.x; i < end; i += kThreads * kAtOnce) {
     Word some[kAtOnce];
 #pragma unroll
@@ -48,34 +48,34 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename Word, std::size_t N>
-void copy(std::span<const CopyPiece> pieces, std::int64_t longest, cudaStream_t stream) {
+void copy(std::span<const DeviceCopy> copies, std::int64_t longest, cudaStream_t stream) {
   Table<N> table{};
-  std::ranges::copy(pieces, table.pieces);
-  const auto count = static_cast<std::int64_t>(pieces.size());
+  std::ranges::copy(copies, table.copies);
+  const auto count = static_cast<std::int64_t>(copies.size());
   const std::int64_t parts =
       std::clamp(ceil_div(longest, kPart), std::int64_t{1}, kMaxBlocks / count);
-  launch("copy pieces", &copy_kernel<Word, N>, {.blocks = count * parts, .threads = kThreads},
+  launch("copy batch", &copy_kernel<Word, N>, {.blocks = count * parts, .threads = kThreads},
          stream, table, parts);
 }
 
 template <typename Word>
-void copy(std::span<const CopyPiece> pieces, std::int64_t longest, cudaStream_t stream) {
-  if (pieces.size() <= kFew) {
-    copy<Word, kFew>(pieces, longest, stream);
+void copy(std::span<const DeviceCopy> copies, std::int64_t longest, cudaStream_t stream) {
+  if (copies.size() <= kFew) {
+    copy<Word, kFew>(copies, longest, stream);
   } else {
-    copy<Word, kMax>(pieces, longest, stream);
+    copy<Word, kMax>(copies, longest, stream);
   }
 }
 
 }  // namespace
 
-void copy_pieces(std::span<const CopyPiece> pieces, cudaStream_t stream) {
-  for (; pieces.size() > kMax; pieces = pieces.subspan(kMax)) {
-    copy_pieces(pieces.first(kMax), stream);
+void copy_batch(std::span<const DeviceCopy> copies, cudaStream_t stream) {
+  for (; copies.size() > kMax; copies = copies.subspan(kMax)) {
+    copy_batch(copies.first(kMax), stream);
   }
   std::int64_t longest = 0;
   std::uintptr_t bits = 0;
-  for (const CopyPiece& one : pieces) {
+  for (const DeviceCopy& one : copies) {
     longest = std::max(longest, one.bytes);
     bits |= reinterpret_cast<std::uintptr_t>(one.to) | reinterpret_cast<std::uintptr_t>(one.from) |
             static_cast<std::uintptr_t>(one.bytes);
@@ -84,11 +84,11 @@ void copy_pieces(std::span<const CopyPiece> pieces, cudaStream_t stream) {
     return;
   }
   if (bits % 16 == 0) {
-    copy<uint4>(pieces, longest, stream);
+    copy<uint4>(copies, longest, stream);
   } else if (bits % 4 == 0) {
-    copy<std::uint32_t>(pieces, longest, stream);
+    copy<std::uint32_t>(copies, longest, stream);
   } else {
-    copy<std::byte>(pieces, longest, stream);
+    copy<std::byte>(copies, longest, stream);
   }
 }
 
