@@ -13,7 +13,7 @@
 namespace poise {
 namespace {
 
-constexpr std::int64_t kPieceBytes = 1 << 20;  // of the kept type, converted or compared at a time
+constexpr std::int64_t kPartBytes = 1 << 20;  // of the kept type, converted or compared at a time
 constexpr std::size_t kNamesTold = 4;
 
 std::string and_more(std::size_t others) {
@@ -154,13 +154,13 @@ void CheckpointSource::check_after(std::span<const std::byte> segment) const {
 void CheckpointSource::check_tied_head(std::span<const std::byte> segment) const {
   const WeightTensor& embedding = tensors_.front();
   const std::int64_t element = size_of(dtype_).n;
-  std::vector<std::byte> piece;
-  for (std::int64_t first = 0; first < embedding.elements; first += kPieceBytes / element) {
-    const std::int64_t count = std::min(kPieceBytes / element, embedding.elements - first);
-    piece.resize(static_cast<std::size_t>(count * element));
-    read(*repeated_head_, first, piece);
+  std::vector<std::byte> part;
+  for (std::int64_t first = 0; first < embedding.elements; first += kPartBytes / element) {
+    const std::int64_t count = std::min(kPartBytes / element, embedding.elements - first);
+    part.resize(static_cast<std::size_t>(count * element));
+    read(*repeated_head_, first, part);
     const std::size_t at = embedding.offset + static_cast<std::size_t>(first * element);
-    if (std::memcmp(piece.data(), segment.data() + at, piece.size()) != 0) {
+    if (std::memcmp(part.data(), segment.data() + at, part.size()) != 0) {
       fail(
           "{}: {} differs from {}, though \"tie_word_embeddings\" says that they are one: set it "
           "to "

@@ -109,12 +109,12 @@ DummySource::DummySource(const WeightLayout& layout, DType dtype, std::uint64_t 
 }
 
 void DummySource::fill(std::size_t tensor, std::int64_t first, std::span<std::byte> out) const {
-  std::array<float, 4096> piece;
+  std::array<float, 4096> buffer;
   const auto element = static_cast<std::size_t>(size_of(dtype_).n);
   check(out.size() % element == 0, "only whole elements are filled");
   while (!out.empty()) {
-    const std::size_t count = std::min(piece.size(), out.size() / element);
-    const std::span<float> values(piece.data(), count);
+    const std::size_t count = std::min(buffer.size(), out.size() / element);
+    const std::span<float> values(buffer.data(), count);
     if (deviation_[tensor] == 0) {
       std::ranges::fill(values, 1.0F);
     } else {

@@ -20,7 +20,7 @@ WeightFill::WeightFill(const WeightSource& source, std::span<std::byte> segment,
       loaded_(loaded),
       leaves_(std::move(leaves)),
       known_(!leaves_.empty()) {
-  cut_into_pieces(wanted);
+  cut_into_tasks(wanted);
   for (std::size_t i = 0; i < threads; ++i) {
     threads_.emplace_back([this] { work(); });
   }
@@ -33,7 +33,7 @@ WeightFill::~WeightFill() {
   }
 }
 
-void WeightFill::cut_into_pieces(const std::function<bool(std::uint32_t slab)>& wanted) {
+void WeightFill::cut_into_tasks(const std::function<bool(std::uint32_t slab)>& wanted) {
   const auto leaf = kDigestLeaf.n / static_cast<std::int64_t>(element_);
   std::uint32_t leaves = 0;
   for (std::uint32_t number = 0; number < source_.tensors().size(); ++number) {
@@ -45,7 +45,7 @@ void WeightFill::cut_into_pieces(const std::function<bool(std::uint32_t slab)>& 
     for (std::int64_t first = 0; first < tensor.elements; first += 2 * leaf) {
       const std::int64_t count = std::min(2 * leaf, tensor.elements - first);
       if (fills) {
-        pieces_.push_back({.tensor = number, .leaf = leaves, .first = first, .count = count});
+        tasks_.push_back({.tensor = number, .leaf = leaves, .first = first, .count = count});
       }
       leaves += static_cast<std::uint32_t>(ceil_div(count, leaf));
     }
@@ -58,11 +58,11 @@ void WeightFill::work() {
   try {
     while (!stop_) {
       const std::size_t number = next_++;
-      if (number >= pieces_.size()) {
+      if (number >= tasks_.size()) {
         return;
       }
-      fill(pieces_[number]);
-      if (++filled_ == pieces_.size()) {  // the last one sees what all others wrote
+      fill(tasks_[number]);
+      if (++filled_ == tasks_.size()) {  // the last one sees what all others wrote
         if (!known_) {
           source_.check_after(segment_);
         }
@@ -84,32 +84,32 @@ void WeightFill::give_up(std::exception_ptr why) {
   failure_ = failure_ ? failure_ : std::move(why);
 }
 
-void WeightFill::fill(const Piece& piece) {
-  const WeightTensor& tensor = source_.tensors()[piece.tensor];
-  const std::size_t begin = tensor.offset + static_cast<std::size_t>(piece.first) * element_;
+void WeightFill::fill(const Task& task) {
+  const WeightTensor& tensor = source_.tensors()[task.tensor];
+  const std::size_t begin = tensor.offset + static_cast<std::size_t>(task.first) * element_;
   const std::span<std::byte> out =
-      segment_.subspan(begin, static_cast<std::size_t>(piece.count) * element_);
-  source_.fill(piece.tensor, piece.first, out);
+      segment_.subspan(begin, static_cast<std::size_t>(task.count) * element_);
+  source_.fill(task.tensor, task.first, out);
   const auto leaf = static_cast<std::size_t>(kDigestLeaf.n);
   if (out.size() == 2 * leaf) {
     const std::array<Digest, 2> pair = sha256_pair(out.first(leaf), out.last(leaf));
-    keep(piece, piece.leaf, pair[0]);
-    keep(piece, piece.leaf + 1, pair[1]);
+    keep(task, task.leaf, pair[0]);
+    keep(task, task.leaf + 1, pair[1]);
   } else {
     const std::size_t first = std::min(leaf, out.size());
-    keep(piece, piece.leaf, sha256(out.first(first)));
+    keep(task, task.leaf, sha256(out.first(first)));
     if (out.size() > first) {
-      keep(piece, piece.leaf + 1, sha256(out.subspan(first)));
+      keep(task, task.leaf + 1, sha256(out.subspan(first)));
     }
   }
   loaded_.fetch_add(out.size(), std::memory_order_release);
 }
 
-void WeightFill::keep(const Piece& piece, std::uint32_t leaf, const Digest& digest) {
+void WeightFill::keep(const Task& task, std::uint32_t leaf, const Digest& digest) {
   if (known_ && leaves_[leaf] != digest) {
     fail(Exit::foreign,
          "tensor {} has other bytes than when it was first read: the model's files changed",
-         source_.tensors()[piece.tensor].name);
+         source_.tensors()[task.tensor].name);
   }
   leaves_[leaf] = digest;
 }

@@ -3,7 +3,7 @@
 // takes the digest of what it wrote while it is still in the cache: a tree, its leaves 512 KiB of one
 // tensor each, its root over all leaves in order. The digest depends on the bytes and their layout,
 // not on threads or on how the checkpoint was split. The threads run from construction to
-// destruction, which waits for them (each ends after its current piece).
+// destruction, which waits for them (each ends after its current task).
 
 #include <atomic>
 #include <cstddef>
@@ -46,25 +46,25 @@ class WeightFill {
   Bytes total() const { return total_; }
 
  private:
-  // A piece of a tensor: at most two leaves.
-  struct Piece {
+  // A task of a tensor: at most two leaves.
+  struct Task {
     std::uint32_t tensor;
     std::uint32_t leaf;  // number of its first leaf
     std::int64_t first;  // element
     std::int64_t count;
   };
-  void cut_into_pieces(const std::function<bool(std::uint32_t slab)>& wanted);
+  void cut_into_tasks(const std::function<bool(std::uint32_t slab)>& wanted);
   void work();
   void give_up(std::exception_ptr why);
-  void fill(const Piece& piece);
-  void keep(const Piece& piece, std::uint32_t leaf, const Digest& digest);
+  void fill(const Task& task);
+  void keep(const Task& task, std::uint32_t leaf, const Digest& digest);
 
   const WeightSource& source_;
   std::span<std::byte> segment_;
   std::size_t element_;
   std::atomic<std::uint64_t>& loaded_;
   Bytes total_{};
-  std::vector<Piece> pieces_;
+  std::vector<Task> tasks_;
   std::vector<Digest> leaves_;
   bool known_ = false;  // the leaves were given
   std::atomic<std::size_t> next_{0};

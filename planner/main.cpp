@@ -101,7 +101,7 @@ void print(const PoliciesOptions& options) {
 }
 
 void print(const SimulateOptions& options) {
-  const nlohmann::ordered_json result = simulation_named(options.name).play();
+  const nlohmann::ordered_json result = simulation_named(options.name).run();
   if (!options.json || options.table) {
     fmt::print("{}", to_table(result));
   }

@@ -332,7 +332,7 @@ PlannerCommand simulate_command(const std::vector<std::string>& words) {
   }
   cxxopts::Options options("poise-planner simulate",
                            "Plays the planner's decisions in virtual time; NAME is one of" + names);
-  options.add_options()("name", "what to play", cxxopts::value<std::string>())(
+  options.add_options()("name", "what to simulate", cxxopts::value<std::string>())(
       "json", "one JSON object")("table", "with --json: the table before it")("h,help",
                                                                               "this text");
   options.parse_positional({"name"});

@@ -120,15 +120,15 @@ Ceilings measure_ceilings(cpu::Workers& workers) {
   ceilings.flops = 2.0 * kChains * static_cast<double>(kSteps) * lanes * threads / seconds;
 
   constexpr std::size_t kWords = std::size_t{32} << 20;  // 256 MiB
-  constexpr std::size_t kPiece = std::size_t{1} << 18;
+  constexpr std::size_t kItemWords = std::size_t{1} << 18;
   std::vector<std::uint64_t> memory(kWords, 1);
   std::vector<std::uint64_t> copy(kWords, 2);
   seconds = best_seconds(
       [&] {
-        workers.parallel_for(kWords / kPiece, [&](std::int64_t item, int) {
-          const std::uint64_t* words = memory.data() + static_cast<std::size_t>(item) * kPiece;
+        workers.parallel_for(kWords / kItemWords, [&](std::int64_t item, int) {
+          const std::uint64_t* words = memory.data() + static_cast<std::size_t>(item) * kItemWords;
           std::uint64_t sum = 0;
-          for (std::size_t i = 0; i < kPiece; ++i) {
+          for (std::size_t i = 0; i < kItemWords; ++i) {
             sum += words[i];
           }
           volatile std::uint64_t keep = sum;
@@ -139,9 +139,9 @@ Ceilings measure_ceilings(cpu::Workers& workers) {
   ceilings.read_bytes = static_cast<double>(kWords) * 8 / seconds;
   seconds = best_seconds(
       [&] {
-        workers.parallel_for(kWords / kPiece, [&](std::int64_t item, int) {
-          const std::size_t at = static_cast<std::size_t>(item) * kPiece;
-          std::memcpy(copy.data() + at, memory.data() + at, kPiece * 8);
+        workers.parallel_for(kWords / kItemWords, [&](std::int64_t item, int) {
+          const std::size_t at = static_cast<std::size_t>(item) * kItemWords;
+          std::memcpy(copy.data() + at, memory.data() + at, kItemWords * 8);
         });
       },
       kSeconds);

@@ -5,7 +5,7 @@
 //   (ceil(rows / 16), cols, 16) of the stored type; rows past the end are zeros
 //
 // Row-major rows [16·p, 16·p + 16) of the source become panel p and nothing else, so a matrix may
-// be packed in pieces, by several threads, or as its rows arrive.
+// be packed in parts, by several threads, or as its rows arrive.
 
 #include <cstdint>
 

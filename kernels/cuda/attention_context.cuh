@@ -37,9 +37,9 @@ struct SliceResults {
 template <int kDim>
 struct TileSizes {
   static_assert(kDim % 16 == 0 && kDim <= 256);
-  static constexpr int kPieces = kDim / 8;  // of 16 bytes, in a position's key or value
-  // An odd number of pieces from row to row: eight rows of a matrix lie in different banks.
-  static constexpr int kPitch = 16 * (kPieces + 1);
+  static constexpr int kVectors = kDim / 8;  // of 16 bytes, in a position's key or value
+  // An odd number of vectors from row to row: eight rows of a matrix lie in different banks.
+  static constexpr int kPitch = 16 * (kVectors + 1);
   static constexpr int kEntryBytes = kTilePositions * kPitch;
   // 99 KiB: what a block may have on any GPU since 8.0, and two of them on a multiprocessor of 9.0.
   static constexpr int kEntriesThatFit =
@@ -48,9 +48,9 @@ struct TileSizes {
   static constexpr int kEntries = kEntriesThatFit < 8 ? kEntriesThatFit : 8;
   static_assert(kEntries >= 2 && kEntries / 2 + 1 <= kTableTiles);
   static constexpr int kSharedBytes = kEntries * kEntryBytes;
-  // Positions that the threads copy at once, a thread to a piece: a part of a block's.
-  static constexpr int kAtOnce = kPieces > 16 ? 4 : kPieces > 8 ? 8 : 16;
-  static_assert(kAtOnce * kPieces <= kAttentionThreads && kBlockTokens % kAtOnce == 0);
+  // Positions that the threads copy at once, a vector each: a part of a block.
+  static constexpr int kAtOnce = kVectors > 16 ? 4 : kVectors > 8 ? 8 : 16;
+  static_assert(kAtOnce * kVectors <= kAttentionThreads && kBlockTokens % kAtOnce == 0);
 };
 
 // The tiles of slices first, first + stride, …, in order.
@@ -135,9 +135,9 @@ class ContextRing {
         shared_(shared_address(shared)),
         table_(table),
         end_(place.end),
-        row_(static_cast<int>(threadIdx.x) / Sizes::kPieces),
-        piece_(static_cast<int>(threadIdx.x) % Sizes::kPieces),
-        exists_(piece_ < op.head_dim / 8),
+        row_(static_cast<int>(threadIdx.x) / Sizes::kVectors),
+        vector_(static_cast<int>(threadIdx.x) % Sizes::kVectors),
+        exists_(vector_ < op.head_dim / 8),
         looked_up_(place.walk()),
         copied_(place.walk()) {}
 
@@ -208,10 +208,10 @@ class ContextRing {
       // Positions from this thread's first on.
       const int left = exists_ ? end_ - copied_.tile() * kTilePositions - row_ : 0;
       const SharedAddress to = shared_ + entry % Sizes::kEntries * Sizes::kEntryBytes +
-                               static_cast<unsigned>(row_ * Sizes::kPitch + 16 * piece_);
+                               static_cast<unsigned>(row_ * Sizes::kPitch + 16 * vector_);
       const char* const* blocks = table_[entry / 2 % kTableTiles];
       const std::int64_t offset =
-          row_ * token_bytes_ + 16 * piece_ + (entry % 2 == 0 ? 0 : value_bytes_);
+          row_ * token_bytes_ + 16 * vector_ + (entry % 2 == 0 ? 0 : value_bytes_);
 #pragma unroll
       for (int at = 0; at < kTilePositions; at += Sizes::kAtOnce) {
         copy_16_async(to + static_cast<unsigned>(at * Sizes::kPitch),
@@ -231,8 +231,8 @@ class ContextRing {
   const SharedAddress shared_;
   const char* (*const table_)[kTileBlocks];  // (kTableTiles, kTileBlocks), shared
   const int end_;
-  const int row_, piece_;        // of a tile, that this thread copies first
-  const bool exists_;            // the piece, in a head of this width
+  const int row_, vector_;       // of a tile, that this thread copies first
+  const bool exists_;            // the vector, in a head of this width
   TileWalk looked_up_, copied_;  // the next tile to be
 };
 

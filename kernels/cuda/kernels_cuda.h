@@ -35,7 +35,7 @@ struct DeviceCopy {
 };
 // Any number of copies of any size, one kernel for each 160 of them. A copy engine takes microseconds
 // for each copy, and tens of microseconds while a product fills the GPU.
-void copy_batch(std::span<const DeviceCopy> pieces, cudaStream_t stream);
+void copy_batch(std::span<const DeviceCopy> copies, cudaStream_t stream);
 // head_dim ≤ 256; row_dtype is dtype. Of a sequence's last block only the rows of tokens that exist
 // are used. In 16-bit types the values of the launch's tokens behind a row, up to the next multiple
 // of 64 positions, weigh nothing but are multiplied: they have to be finite, or the row is not (a

@@ -314,7 +314,7 @@ void write_profile(const std::filesystem::path& path, const Profile& profile) {
                               {"gpu_overhead", profile.gpu_overhead.n},
                               {"host_memory", profile.host_memory.n},
                               {"between", profile.between.n},
-                              {"handover", profile.handover.n}};
+                              {"event_latency", profile.event_latency.n}};
   for (const ProfileLine& line : kLines) {
     json[line.name] = json_of(profile.*line.line);
     json[line.name]["unit"] = line.unit;
@@ -352,7 +352,7 @@ Profile read_profile(const std::filesystem::path& path) {
                   .fingerprint = object.string("fingerprint").value_or(""),
                   .model = object.string("model").value_or(""),
                   .between = {required_number(object, "between", 0)},
-                  .handover = {object.number("handover", {.min = 0}).value_or(0)},
+                  .event_latency = {object.number("event_latency", {.min = 0}).value_or(0)},
                   .gpu_memory = required_bytes(object, "gpu_memory"),
                   .gpu_overhead = required_bytes(object, "gpu_overhead"),
                   .host_memory = required_bytes(object, "host_memory")};

@@ -100,8 +100,8 @@ struct Profile {
   Line tables;        // an iteration's, to the device, for so many rows
   Line results;       // of so many samples, the other way
   Seconds between{};  // from when all that was ordered is done to the next iteration's first work
-  Seconds
-      handover{};  // from the end of what a piece of work of another stream waits for to its begin
+  // From the end of the work that another stream waits for to the begin of what waits.
+  Seconds event_latency{};
   Bytes gpu_memory;
   Bytes gpu_overhead;  // of it, beside the buffers: context, libraries
   Bytes host_memory;

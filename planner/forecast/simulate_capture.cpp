@@ -104,7 +104,7 @@ Json capture_table3() {
     for (const auto system :
          {PaperSystem::act_only, PaperSystem::hybrid_static, PaperSystem::hybrid}) {
       row[std::string(name_of(system))] =
-          play(system, kMachine, work_of(model, 128, 1920)).tokens_per_second;
+          simulate_system(system, kMachine, work_of(model, 128, 1920)).tokens_per_second;
     }
     rows.push_back(std::move(row));
   }
@@ -127,7 +127,7 @@ Json capture_figure1() {
         profile_of(machine_named(kMachine), work.shape, work.dtype));
     const SimulatedRun run = system == PaperSystem::ours
                                  ? simulate(*profile, "kv-only", {.profile = profile}, work)
-                                 : play(system, kMachine, work);
+                                 : simulate_system(system, kMachine, work);
     rows.push_back({{"cache", name},
                     {"tokens_per_second", run.tokens_per_second},
                     {"link_idle", std::max(0.0, 1 - run.link_busy)},
@@ -154,7 +154,8 @@ Json capture_figure8() {
       for (const PaperSystem system : kSystems) {
         SimulatedWork work = work_of(model, 128, prompt);
         work.to_the_end = true;
-        speed[static_cast<std::size_t>(system)] = play(system, kMachine, work).tokens_per_second;
+        speed[static_cast<std::size_t>(system)] =
+            simulate_system(system, kMachine, work).tokens_per_second;
         row[std::string(name_of(system))] = speed[static_cast<std::size_t>(system)];
       }
       const auto of = [&](PaperSystem one, PaperSystem other) {
@@ -199,7 +200,8 @@ Json capture_figure9() {
       Json row{{"requests", requests}, {"prompt", prompt}};
       double total[2] = {};
       for (const PaperSystem system : {PaperSystem::flexgen, PaperSystem::hybrid}) {
-        const SimulatedRun run = play(system, kMachine, work_of("opt-30b", requests, prompt));
+        const SimulatedRun run =
+            simulate_system(system, kMachine, work_of("opt-30b", requests, prompt));
         const std::string name(name_of(system));
         const double gigabytes = 1e-9 / static_cast<double>(run.counted);
         row[name + "_kv"] = run.loaded.kv * gigabytes;
@@ -226,7 +228,7 @@ Json capture_figure10() {
       for (const PaperSystem system : {PaperSystem::flexgen, PaperSystem::hybrid}) {
         SimulatedWork work = work_of("opt-30b", requests, prompt);
         work.to_the_end = true;
-        row[std::string(name_of(system))] = play(system, kMachine, work).compute_busy;
+        row[std::string(name_of(system))] = simulate_system(system, kMachine, work).compute_busy;
       }
       row["ratio"] = row["hybrid"].get<double>() / row["flexgen"].get<double>();
       rows.push_back(std::move(row));
@@ -247,9 +249,9 @@ Json ours_beyond() {
   for (const std::string_view machine : {"rtx4090-pcie4", "a100-pcie4", "h200-pcie5", "l4-pcie4"}) {
     for (const std::string_view model : {"opt-6.7b", "opt-13b"}) {
       const SimulatedWork work = work_of(model, 64, 1024);
-      const double flexgen = play(PaperSystem::flexgen, machine, work).tokens_per_second;
-      const double hybrid = play(PaperSystem::hybrid, machine, work).tokens_per_second;
-      const double ours = play(PaperSystem::ours, machine, work).tokens_per_second;
+      const double flexgen = simulate_system(PaperSystem::flexgen, machine, work).tokens_per_second;
+      const double hybrid = simulate_system(PaperSystem::hybrid, machine, work).tokens_per_second;
+      const double ours = simulate_system(PaperSystem::ours, machine, work).tokens_per_second;
       rows.push_back({{"machine", machine},
                       {"model", model},
                       {"flexgen", flexgen},

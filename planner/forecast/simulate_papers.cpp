@@ -75,7 +75,7 @@ std::string_view name_of(PaperSystem system) {
 // FlexGen keeps as many layers on the GPU as fit; CAPTURE's GPU memory "is exclusively allocated for
 // Activation cache blocks" (section IV-B), and DeepSpeed-Inference brings its weights when they are
 // needed: both stream all of them.
-SimulatedRun play(PaperSystem system, std::string_view machine, SimulatedWork work) {
+SimulatedRun simulate_system(PaperSystem system, std::string_view machine, SimulatedWork work) {
   auto profile =
       std::make_shared<Profile>(profile_of(machine_named(machine), work.shape, work.dtype));
   std::string_view policy = name_of(system);

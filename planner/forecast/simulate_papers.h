@@ -1,5 +1,5 @@
 #pragma once
-// The papers' experiments by name, played by planner/forecast/simulate.h on a named machine.
+// The papers' experiments by name, run by planner/forecast/simulate.h on a named machine.
 
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -21,7 +21,7 @@ struct Simulation {
   std::string_view description;
   // {"rows": [{"model": "opt-6.7b", "act-only": tokens/s, …}, …], "notes": ["…"]}; all rows have the
   // same names. Figures that are more than rows have them beside, under names of their own.
-  nlohmann::ordered_json (*play)();
+  nlohmann::ordered_json (*run)();
 };
 std::span<const Simulation> simulations();
 // Fails with the names there are.
@@ -34,7 +34,7 @@ inline constexpr double kFlexGenOfRoof = 0.67;
 // The policy that is meant where "ours" is said.
 std::string_view our_policy();
 
-// The experiments, each as Simulation::play.
+// The experiments, each as Simulation::run.
 nlohmann::ordered_json capture_table3();
 nlohmann::ordered_json capture_figure1();
 nlohmann::ordered_json capture_figure8();
@@ -46,6 +46,6 @@ nlohmann::ordered_json ours_beyond();
 // A system of CAPTURE's evaluation on its machine.
 enum class PaperSystem { deepspeed, flexgen, act_only, hybrid_static, hybrid, ours };
 std::string_view name_of(PaperSystem system);
-SimulatedRun play(PaperSystem system, std::string_view machine, SimulatedWork work);
+SimulatedRun simulate_system(PaperSystem system, std::string_view machine, SimulatedWork work);
 
 }  // namespace poise

@@ -222,9 +222,10 @@ Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dt
       return rehearsal ? std::optional(rehearse(profile, policy, *layout, *rehearsal))
                        : std::nullopt;
     };
-    inputs.play = [with, layout, &policy](const Profile& profile, const Allocation& blocks) {
+    inputs.rehearse_job = [with, layout, &policy](const Profile& profile,
+                                                  const Allocation& blocks) {
       const auto rehearsal = with(blocks);
-      return rehearsal ? play(profile, policy, *layout, *rehearsal) : std::nullopt;
+      return rehearsal ? rehearse_job(profile, policy, *layout, *rehearsal) : std::nullopt;
     };
   }
   Allocation host = policy.allocate(inputs);

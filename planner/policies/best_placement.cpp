@@ -17,7 +17,7 @@ constexpr std::int64_t kMaxOfAKind = std::int64_t{1} << 24;  // on the device; a
 constexpr std::int64_t kGrid = 32;                           // steps of one search
 constexpr int kMaxRehearsals = 200;
 // An estimate so many times as long may yet be the shortest when it is played.
-constexpr double kWorthPlaying = 1.25;
+constexpr double kWorthRehearsal = 1.25;
 constexpr double kSlack = 0.98;       // bounds count parts of blocks, packing whole ones
 constexpr double kWorthwhile = 1e-4;  // of the time; less is rounding
 
@@ -199,16 +199,16 @@ class Search {
     const Candidate estimated = best_;
     std::map<std::int64_t, std::vector<Candidate>> by_rounds;
     for (const Candidate& candidate : coarse) {
-      if (candidate.bound < kWorthPlaying * best_time_ &&
+      if (candidate.bound < kWorthRehearsal * best_time_ &&
           candidate.holds_largest == estimated.holds_largest) {
         by_rounds[rounds_of(inputs_, candidate.blocks)].push_back(candidate);
       }
     }
     by_rounds[rounds_of(inputs_, estimated.blocks)];
-    if (!inputs_.play || by_rounds.rbegin()->first == 1) {
+    if (!inputs_.rehearse_job || by_rounds.rbegin()->first == 1) {
       return estimated;
     }
-    return best_played(estimated, by_rounds);
+    return best_of_whole_jobs(estimated, by_rounds);
   }
 
  private:
@@ -297,12 +297,12 @@ class Search {
     }
   }
 
-  Candidate best_played(const Candidate& estimated,
-                        const std::map<std::int64_t, std::vector<Candidate>>& by_rounds) {
+  Candidate best_of_whole_jobs(const Candidate& estimated,
+                               const std::map<std::int64_t, std::vector<Candidate>>& by_rounds) {
     Candidate best = estimated;
-    auto least = inputs_.play(profile_, estimated.blocks);
-    const auto play = [&](const Candidate& candidate) {
-      const auto time = inputs_.play(profile_, candidate.blocks);
+    auto least = inputs_.rehearse_job(profile_, estimated.blocks);
+    const auto compare = [&](const Candidate& candidate) {
+      const auto time = inputs_.rehearse_job(profile_, candidate.blocks);
       if (time && time->n < least->n) {
         best = candidate;
         least = time;
@@ -315,7 +315,7 @@ class Search {
       if (!candidates.empty()) {
         rehearse_all(candidates.front(), candidates);
         rehearse_near();
-        play(best_);
+        compare(best_);
       }
     }
     // Estimates pass over who waits for whose end: of more or fewer ACT blocks, that decides.
@@ -327,7 +327,7 @@ class Search {
         if (act >= 0 && act <= inputs_.most_blocks) {
           if (const auto near = fullest(act, from.resident_layers.value_or(0))) {
             if (near->holds_largest == best.holds_largest) {
-              play(*near);
+              compare(*near);
             }
           }
         }

@@ -67,9 +67,9 @@ struct AllocationInputs {
   std::function<std::optional<Rehearsed>(const Profile& profile, const Allocation& blocks)>
       rehearse = nullptr;
   // All requests from the first prompt to the last answer, likewise; nothing where that would take
-  // too long to play.
-  std::function<std::optional<Seconds>(const Profile& profile, const Allocation& blocks)> play =
-      nullptr;
+  // too long.
+  std::function<std::optional<Seconds>(const Profile& profile, const Allocation& blocks)>
+      rehearse_job = nullptr;
 };
 
 // The answer to the first question. A policy that decides what the device holds says so (`placed`);

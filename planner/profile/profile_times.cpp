@@ -145,7 +145,7 @@ class ProfileTimes::Reader {
 
   // How late what waited for a mini-batch's blocks began. `loaded_`: when those of mini-batches that
   // nothing was computed of were there.
-  void take_handover(const messages::Span& span) {
+  void take_event_latency(const messages::Span& span) {
     if (span.stream() != 1) {
       if (span.kind() == SpanKind::Load) {
         std::int64_t& end = loaded_[span.mini_batch()];
@@ -158,7 +158,7 @@ class ProfileTimes::Reader {
       if (found != loaded_.end()) {
         if (found->second > computed_) {
           const std::int64_t late = std::max<std::int64_t>(0, span.begin_ns() - found->second);
-          times_.handovers_.push_back(static_cast<double>(late) * 1e-9);
+          times_.event_latencies_.push_back(static_cast<double>(late) * 1e-9);
         }
         loaded_.erase(found);
       }
@@ -167,7 +167,7 @@ class ProfileTimes::Reader {
   }
 
   void take(const messages::Span& span) {
-    take_handover(span);
+    take_event_latency(span);
     const Time time = time_of(span);
     const Brought& batch =
         brought_.at(std::min<std::size_t>(span.mini_batch(), brought_.size() - 1));
@@ -335,8 +335,8 @@ void ProfileTimes::fit(Profile& profile) const {
   if (!between_.empty()) {
     profile.between = {median(between_)};
   }
-  if (!handovers_.empty()) {
-    profile.handover = {median(handovers_)};
+  if (!event_latencies_.empty()) {
+    profile.event_latency = {median(event_latencies_)};
   }
 }
 

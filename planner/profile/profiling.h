@@ -143,7 +143,7 @@ class ProfileTimes {
   WeightLayout layout_;
   DeviceLimits limits_;
   std::array<Samples, 16> lines_;  // in the order of profile_lines()
-  std::vector<double> between_, handovers_;
+  std::vector<double> between_, event_latencies_;
 };
 
 // Which of the points lie further, in proportion to their height, from the line through all others

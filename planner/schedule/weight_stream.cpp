@@ -54,13 +54,13 @@ std::vector<messages::WeightFetch> WeightStream::next(std::uint32_t stage,
     }
     first_two_fetched_ = true;
   }
-  for (const Piece& piece : by_stage_[stage]) {
-    if (piece.next_iteration && last_iteration) {
+  for (const PlannedFetch& fetch : by_stage_[stage]) {
+    if (fetch.next_iteration && last_iteration) {
       first_two_fetched_ = false;
       continue;
     }
-    const auto behind = static_cast<std::uint32_t>(piece.place * mini_batches);
-    fetches.emplace_back(piece.layer, piece.piece, std::min(behind, mini_batches - 1));
+    const auto behind = static_cast<std::uint32_t>(fetch.place * mini_batches);
+    fetches.emplace_back(fetch.layer, fetch.piece, std::min(behind, mini_batches - 1));
   }
   return fetches;
 }

@@ -26,7 +26,7 @@ class WeightStream {
                                           bool last_iteration);
 
  private:
-  struct Piece {
+  struct PlannedFetch {
     std::uint32_t layer, piece;
     double place;         // within the order's mini-batches, 0 .. 1
     bool next_iteration;  // needed only if there is one
@@ -35,10 +35,10 @@ class WeightStream {
   // All pieces of a layer, spread over the orders of stages first .. last.
   void spread(std::uint32_t layer, std::uint32_t first, std::uint32_t last, bool next_iteration);
 
-  std::vector<double> piece_starts_;          // share of a layer's bytes before each piece
-  std::vector<std::uint32_t> streamed_;       // layers
-  std::vector<std::vector<Piece>> by_stage_;  // once the first two streamed layers are there
-  bool first_two_fetched_ = false;            // for the iteration that comes next
+  std::vector<double> piece_starts_;                 // share of a layer's bytes before each piece
+  std::vector<std::uint32_t> streamed_;              // layers
+  std::vector<std::vector<PlannedFetch>> by_stage_;  // once the first two streamed layers are there
+  bool first_two_fetched_ = false;                   // for the iteration that comes next
 };
 
 }  // namespace poise

@@ -55,8 +55,8 @@ const AddedToken* AddedTokenFinder::Tree::longest_at(std::string_view text, std:
   return longest;
 }
 
-void AddedTokenFinder::Tree::split(std::string_view text, std::vector<Piece>& pieces) const {
-  std::size_t done = 0;  // what lies before it is in `pieces`
+void AddedTokenFinder::Tree::split(std::string_view text, std::vector<TextPart>& parts) const {
+  std::size_t done = 0;  // what lies before it is in `parts`
   std::size_t at = 0;
   while (at < text.size()) {
     const AddedToken* token =
@@ -88,14 +88,14 @@ void AddedTokenFinder::Tree::split(std::string_view text, std::vector<Piece>& pi
       end += c.bytes;
     }
     if (begin > done) {
-      pieces.push_back({text.substr(done, begin - done), nullptr});
+      parts.push_back({text.substr(done, begin - done), nullptr});
     }
-    pieces.push_back({text.substr(begin, end - begin), token});
+    parts.push_back({text.substr(begin, end - begin), token});
     // White space that this token took can be an added token too, and is then found once more.
     done = end;
   }
   if (done < text.size()) {
-    pieces.push_back({text.substr(done), nullptr});
+    parts.push_back({text.substr(done), nullptr});
   }
 }
 
@@ -105,17 +105,17 @@ AddedTokenFinder::AddedTokenFinder(const std::vector<AddedToken>& tokens) {
   }
 }
 
-std::vector<AddedTokenFinder::Piece> AddedTokenFinder::split(std::string_view text) const {
-  std::vector<Piece> coarse, pieces;
+std::vector<AddedTokenFinder::TextPart> AddedTokenFinder::split(std::string_view text) const {
+  std::vector<TextPart> coarse, parts;
   plain_.split(text, coarse);
-  for (const Piece& piece : coarse) {
-    if (piece.token != nullptr) {
-      pieces.push_back(piece);
+  for (const TextPart& part : coarse) {
+    if (part.token != nullptr) {
+      parts.push_back(part);
     } else {
-      normalized_.split(piece.text, pieces);
+      normalized_.split(part.text, parts);
     }
   }
-  return pieces;
+  return parts;
 }
 
 }  // namespace poise

@@ -17,19 +17,19 @@ class AddedTokenFinder {
  public:
   explicit AddedTokenFinder(const std::vector<AddedToken>& tokens);
 
-  struct Piece {
+  struct TextPart {
     std::string_view text;
     const AddedToken* token;  // nullptr: plain text
   };
-  // The text as added tokens and what lies between. The tokens must outlive the pieces.
-  std::vector<Piece> split(std::string_view text) const;
+  // The text as added tokens and what lies between. The tokens must outlive the parts.
+  std::vector<TextPart> split(std::string_view text) const;
 
  private:
   // The contents as a tree of bytes. Node 0 is the root.
   class Tree {
    public:
     void add(const AddedToken& token);
-    void split(std::string_view text, std::vector<Piece>& pieces) const;
+    void split(std::string_view text, std::vector<TextPart>& parts) const;
 
    private:
     const AddedToken* longest_at(std::string_view text, std::size_t at) const;

@@ -1,6 +1,6 @@
 #pragma once
 // Text out of token ids as they are generated, one at a time: never a part of a character, and
-// never one that a later token could still change. All pieces together are Tokenizer::decode of all
+// never one that a later token could still change. All texts together are Tokenizer::decode of all
 // ids. One for each request; one thread at a time. The tokenizer's parts are shared, not borrowed.
 
 #include <string>

@@ -50,28 +50,28 @@ std::vector<Cut> cuts_of(const std::vector<Pattern::Match>& matches, std::string
   return cuts;
 }
 
-// Joins neighbours. A match joins the piece before it unless that ends in a match too; or the one
+// Joins neighbours. A match joins the part before it unless that ends in a match too; or the one
 // behind it likewise; or neighbours of the same kind join.
 std::vector<Cut> joined(const std::vector<Cut>& cuts, SplitStep::Behavior behavior) {
   using Behavior = SplitStep::Behavior;
-  std::vector<Cut> pieces;
-  pieces.reserve(cuts.size());
+  std::vector<Cut> parts;
+  parts.reserve(cuts.size());
   for (const Cut& cut : cuts) {
     bool joins = false;
-    if (!pieces.empty()) {
-      const bool last = pieces.back().match;
+    if (!parts.empty()) {
+      const bool last = parts.back().match;
       joins = behavior == Behavior::contiguous             ? cut.match == last
               : behavior == Behavior::merged_with_previous ? cut.match && !last
                                                            : last && !cut.match;
     }
     if (joins) {
-      pieces.back().end = cut.end;
-      pieces.back().match = cut.match;
+      parts.back().end = cut.end;
+      parts.back().match = cut.match;
     } else {
-      pieces.push_back(cut);
+      parts.push_back(cut);
     }
   }
-  return pieces;
+  return parts;
 }
 
 }  // namespace
@@ -82,70 +82,70 @@ const Pattern& gpt2_pattern() {
   return pattern;
 }
 
-void PreTokenizer::apply(std::size_t step, std::string_view piece, const WordSink& sink) const {
-  if (piece.empty()) {
+void PreTokenizer::apply(std::size_t step, std::string_view part, const WordSink& sink) const {
+  if (part.empty()) {
     return;
   }
   const PreTokenizerStep& now = steps_.at(step);
   if (const auto* split = std::get_if<SplitStep>(&now)) {
-    apply_split(*split, step, piece, sink);
+    apply_split(*split, step, part, sink);
   } else if (const auto* digits = std::get_if<DigitsStep>(&now)) {
-    apply_digits(*digits, step, piece, sink);
+    apply_digits(*digits, step, part, sink);
   } else {
-    apply_byte_level(std::get<ByteLevelStep>(now), piece, sink);
+    apply_byte_level(std::get<ByteLevelStep>(now), part, sink);
   }
 }
 
-void PreTokenizer::apply_split(const SplitStep& split, std::size_t step, std::string_view piece,
+void PreTokenizer::apply_split(const SplitStep& split, std::size_t step, std::string_view part,
                                const WordSink& sink) const {
   using Behavior = SplitStep::Behavior;
   if (split.behavior == Behavior::isolated) {
-    isolate(split.pattern, piece, [&](std::string_view cut) { apply(step + 1, cut, sink); });
+    isolate(split.pattern, part, [&](std::string_view cut) { apply(step + 1, cut, sink); });
     return;
   }
   std::vector<Pattern::Match> matches;
-  split.pattern.find_all(piece, matches);
-  std::vector<Cut> cuts = cuts_of(matches, piece, split.invert);
+  split.pattern.find_all(part, matches);
+  std::vector<Cut> cuts = cuts_of(matches, part, split.invert);
   if (split.behavior != Behavior::removed) {
     cuts = joined(cuts, split.behavior);
   }
   for (const Cut& cut : cuts) {
     if (split.behavior != Behavior::removed || !cut.match) {
-      apply(step + 1, piece.substr(cut.begin, cut.end - cut.begin), sink);
+      apply(step + 1, part.substr(cut.begin, cut.end - cut.begin), sink);
     }
   }
 }
 
-void PreTokenizer::apply_digits(const DigitsStep& digits, std::size_t step, std::string_view piece,
+void PreTokenizer::apply_digits(const DigitsStep& digits, std::size_t step, std::string_view part,
                                 const WordSink& sink) const {
   std::size_t begin = 0;
   bool in_digits = false;
-  for (std::size_t at = 0; at < piece.size();) {
-    const CodePoint c = code_point_at(piece, at);
+  for (std::size_t at = 0; at < part.size();) {
+    const CodePoint c = code_point_at(part, at);
     const bool digit = is_numeric(c.value);
     if (digit != in_digits || (digit && digits.individual)) {
-      apply(step + 1, piece.substr(begin, at - begin), sink);
+      apply(step + 1, part.substr(begin, at - begin), sink);
       begin = at;
       in_digits = digit;
     }
     at += c.bytes;
   }
-  apply(step + 1, piece.substr(begin), sink);
+  apply(step + 1, part.substr(begin), sink);
 }
 
-void PreTokenizer::apply_byte_level(const ByteLevelStep& byte_level, std::string_view piece,
+void PreTokenizer::apply_byte_level(const ByteLevelStep& byte_level, std::string_view part,
                                     const WordSink& sink) {
   std::string prefixed;
-  if (byte_level.add_prefix_space && !piece.starts_with(' ')) {
-    prefixed.reserve(piece.size() + 1);
-    prefixed.append(" ").append(piece);
-    piece = prefixed;
+  if (byte_level.add_prefix_space && !part.starts_with(' ')) {
+    prefixed.reserve(part.size() + 1);
+    prefixed.append(" ").append(part);
+    part = prefixed;
   }
   if (!byte_level.pattern) {
-    sink(piece);
+    sink(part);
     return;
   }
-  isolate(*byte_level.pattern, piece, sink);
+  isolate(*byte_level.pattern, part, sink);
 }
 
 }  // namespace poise

@@ -1,6 +1,6 @@
 #pragma once
 // Cuts a text into the words that byte-pair encoding then works on one by one, by the steps of a
-// tokenizer.json: each step cuts the pieces of the one before further. Immutable; any number of
+// tokenizer.json: each step cuts the parts of the one before further. Immutable; any number of
 // threads may cut at once.
 
 #include <functional>
@@ -25,12 +25,12 @@ class PreTokenizer {
   void cut(std::string_view text, const WordSink& sink) const { apply(0, text, sink); }
 
  private:
-  void apply(std::size_t step, std::string_view piece, const WordSink& sink) const;
-  void apply_split(const SplitStep& split, std::size_t step, std::string_view piece,
+  void apply(std::size_t step, std::string_view part, const WordSink& sink) const;
+  void apply_split(const SplitStep& split, std::size_t step, std::string_view part,
                    const WordSink& sink) const;
-  void apply_digits(const DigitsStep& digits, std::size_t step, std::string_view piece,
+  void apply_digits(const DigitsStep& digits, std::size_t step, std::string_view part,
                     const WordSink& sink) const;
-  static void apply_byte_level(const ByteLevelStep& byte_level, std::string_view piece,
+  static void apply_byte_level(const ByteLevelStep& byte_level, std::string_view part,
                                const WordSink& sink);
 
   std::vector<PreTokenizerStep> steps_;

@@ -118,11 +118,11 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_t
   if (add_special_tokens) {
     ids = parts_->before;
   }
-  for (const AddedTokenFinder::Piece& piece : parts_->finder.split(text)) {
-    if (piece.token != nullptr) {
-      ids.push_back(piece.token->id);
+  for (const AddedTokenFinder::TextPart& part : parts_->finder.split(text)) {
+    if (part.token != nullptr) {
+      ids.push_back(part.token->id);
     } else {
-      parts_->pre_tokenizer.cut(piece.text,
+      parts_->pre_tokenizer.cut(part.text,
                                 [&](std::string_view word) { parts_->bpe.encode(word, ids); });
     }
   }

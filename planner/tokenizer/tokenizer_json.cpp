@@ -198,12 +198,12 @@ Surroundings read_template(const JsonObject& processor) {
   }
   int texts = 0;
   for (const nlohmann::json& item : *single) {
-    const JsonObject piece(item, processor.what());
-    if (const auto sequence = piece.object("Sequence")) {
+    const JsonObject part(item, processor.what());
+    if (const auto sequence = part.object("Sequence")) {
       if (sequence->string("id").value_or("") != "A" || ++texts > 1) {
         processor.refuse("single", "must have the text, A, once and no other");
       }
-    } else if (const auto special = piece.object("SpecialToken")) {
+    } else if (const auto special = part.object("SpecialToken")) {
       const std::string name = special->string("id").value_or("");
       const auto entry = specials ? specials->object(name) : std::nullopt;
       const nlohmann::json* ids = entry ? entry->find("ids") : nullptr;

@@ -49,12 +49,12 @@ Lead lead_of(unsigned char byte) {
 }
 
 // How many bytes at `at` can begin one character, at least 1; `whole` if they make it.
-struct Piece {
+struct Utf8Sequence {
   std::size_t bytes;
   bool whole;
 };
 
-Piece piece_at(std::string_view bytes, std::size_t at) {
+Utf8Sequence sequence_at(std::string_view bytes, std::size_t at) {
   const Lead lead = lead_of(static_cast<unsigned char>(bytes[at]));
   if (lead.length <= 1) {
     return {1, lead.length == 1};
@@ -122,11 +122,11 @@ std::optional<std::size_t> invalid_utf8_at(std::string_view text) {
         continue;
       }
     }
-    const Piece piece = piece_at(text, at);
-    if (!piece.whole) {
+    const Utf8Sequence sequence = sequence_at(text, at);
+    if (!sequence.whole) {
       return at;
     }
-    at += piece.bytes;
+    at += sequence.bytes;
   }
   return std::nullopt;
 }
@@ -153,18 +153,18 @@ void append_utf8(std::string& text, char32_t c) {
 std::size_t append_lossy(std::string& text, std::string_view bytes, bool more_follow) {
   std::size_t at = 0;
   while (at < bytes.size()) {
-    const Piece piece = piece_at(bytes, at);
-    if (piece.whole) {
-      text.append(bytes.substr(at, piece.bytes));
+    const Utf8Sequence sequence = sequence_at(bytes, at);
+    if (sequence.whole) {
+      text.append(bytes.substr(at, sequence.bytes));
     } else {
-      const bool incomplete =
-          at + piece.bytes == bytes.size() && lead_of(static_cast<unsigned char>(bytes[at])).length;
+      const bool incomplete = at + sequence.bytes == bytes.size() &&
+                              lead_of(static_cast<unsigned char>(bytes[at])).length;
       if (more_follow && incomplete) {
         break;
       }
       text.append("\uFFFD");
     }
-    at += piece.bytes;
+    at += sequence.bytes;
   }
   return at;
 }

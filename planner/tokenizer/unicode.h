@@ -60,7 +60,7 @@ inline bool is_continuation(char byte) { return (static_cast<unsigned char>(byte
 
 void append_utf8(std::string& text, char32_t c);
 
-// Appends `bytes` to `text` with U+FFFD for each maximal piece that is not UTF-8. With
+// Appends `bytes` to `text` with U+FFFD for each maximal part that is not UTF-8. With
 // `more_follow` it stops before an incomplete last character. Returns how many bytes it took.
 std::size_t append_lossy(std::string& text, std::string_view bytes, bool more_follow);
 

@@ -104,8 +104,8 @@ Rehearsed rehearse(const Profile& profile, const Policy& policy, const WeightLay
   return {.decoding = decoding * stand.represented, .prefill = prefill};
 }
 
-std::optional<Seconds> play(const Profile& profile, const Policy& policy,
-                            const WeightLayout& layout, const Rehearsal& rehearsal) {
+std::optional<Seconds> rehearse_job(const Profile& profile, const Policy& policy,
+                                    const WeightLayout& layout, const Rehearsal& rehearsal) {
   const std::int64_t sequences = std::max(rehearsal.sequences, 1);
   const std::int64_t all = std::max<std::int64_t>(rehearsal.requests, sequences);
   const std::int64_t most = std::max<std::int64_t>(rehearsal.most_blocks / sequences, 1);
@@ -115,8 +115,8 @@ std::optional<Seconds> play(const Profile& profile, const Policy& policy,
   const std::int64_t answer = tokens - prompt + 1;
   const std::int64_t blocks = rehearsal.host.all_act_blocks() + rehearsal.host.all_kv_blocks();
   const std::int64_t together = std::clamp<std::int64_t>(blocks / most, 1, sequences);
-  if (blocks < most || sequences > kPlayedRequests ||
-      ceil_div(all, together) * answer > kPlayedIterations) {
+  if (blocks < most || sequences > kRehearsedRequests ||
+      ceil_div(all, together) * answer > kRehearsedIterations) {
     return std::nullopt;
   }
   std::vector<Request> requests(static_cast<std::size_t>(all));

@@ -32,11 +32,11 @@ Rehearsed rehearse(const Profile& profile, const Policy& policy, const WeightLay
 // All requests from their prompts to the ends of their answers, as a run would schedule them: who
 // waits for whose blocks, who gives blocks back and begins again, who runs alone at the end. Of
 // neighbouring iterations without prompts, one stands for a few. Nothing where it would take more
-// than kPlayedIterations, or more than kPlayedRequests run at a time: what is waited for then is a
+// than kRehearsedIterations, or more than kRehearsedRequests run at a time: what is waited for then is a
 // small part of a long run.
-inline constexpr std::int64_t kPlayedIterations = 2048;
-inline constexpr std::int32_t kPlayedRequests = 256;
-std::optional<Seconds> play(const Profile& profile, const Policy& policy,
-                            const WeightLayout& layout, const Rehearsal& rehearsal);
+inline constexpr std::int64_t kRehearsedIterations = 2048;
+inline constexpr std::int32_t kRehearsedRequests = 256;
+std::optional<Seconds> rehearse_job(const Profile& profile, const Policy& policy,
+                                    const WeightLayout& layout, const Rehearsal& rehearsal);
 
 }  // namespace poise

@@ -206,7 +206,7 @@ void VirtualExecutor::load(const Batch& batch, std::size_t side, Seconds stored,
 }
 
 Seconds VirtualExecutor::start(Seconds free, Seconds needed) const {
-  return needed > free ? needed + profile_.handover : free;
+  return needed > free ? needed + profile_.event_latency : free;
 }
 
 void VirtualExecutor::compute(Seconds from, Seconds time, VirtualSpan span) {

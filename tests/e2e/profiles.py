@@ -57,7 +57,7 @@ def the_speeds_are_found(workspace):
         expect(abs(profile[name]["r2"] - r_squared(points)) < 1e-6, f"R² of {name}: {profile[name]['r2']} for {points}")
     # By the machine's clock, whatever its mood: how much is a matter of bench/predictions.py.
     expect(profile["between"] > 0, f"between iterations pass {profile['between']} s")
-    expect_equal(profile["handover"], 0, "seconds until a stream of a set speed, which is never late, goes on")
+    expect_equal(profile["event_latency"], 0, "seconds until a stream of a set speed, which is never late, goes on")
 
 
 @test

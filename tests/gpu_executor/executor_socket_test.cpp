@@ -8,7 +8,7 @@
 #include "common/process.h"
 #include "gpu_executor/executor.h"
 #include "tests/gpu_executor/loopback.h"
-#include "tests/gpu_executor/rehearsal.h"
+#include "tests/gpu_executor/pipeline_run.h"
 
 namespace poise::test {
 namespace {

@@ -7,7 +7,7 @@
 #include "common/process.h"
 #include "common/trouble.h"
 #include "tests/gpu_executor/loopback.h"
-#include "tests/gpu_executor/rehearsal.h"
+#include "tests/gpu_executor/pipeline_run.h"
 
 namespace poise::test {
 namespace {
@@ -201,7 +201,7 @@ TEST_F(ExecutorTest, TheCommandLinesCapHoldsToo) {
 
 TEST_F(ExecutorTest, RunsOrdersAndTellsWhatStraightRunsTell) {
   make_ready();
-  const Outcome expected = rehearse(model_, plan_, setting_);
+  const Outcome expected = run_pipeline(model_, plan_, setting_);
   SmallPlanner planner = this->planner();
   std::size_t compared = 0;
   std::map<std::uint32_t, std::size_t> positions;
@@ -222,7 +222,7 @@ TEST_F(ExecutorTest, RunsOrdersAndTellsWhatStraightRunsTell) {
 // The host has other uses for the memory of layers that the device holds.
 TEST_F(ExecutorTest, LayersItHoldsNeedNoHostMemoryAnyMore) {
   make_ready();
-  const Outcome expected = rehearse(model_, plan_, setting_);
+  const Outcome expected = run_pipeline(model_, plan_, setting_);
   loader_.release_layers(setting_.limits.resident_layers, model_.layout);
   messages::ConfigureT other = configure();
   other.resident_layers = 2;

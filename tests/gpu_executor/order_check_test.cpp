@@ -7,7 +7,7 @@
 #include <string>
 
 #include "common/trouble.h"
-#include "tests/gpu_executor/rehearsal.h"
+#include "tests/gpu_executor/pipeline_run.h"
 
 namespace poise::test {
 namespace {
@@ -690,8 +690,8 @@ TEST(OrderMutation, WhatIsAcceptedIsHarmless) {
   for (int round = 0; round < 300; ++round) {
     plan.seed = random();
     setting.limits.gpu_act_blocks = setting.limits.gpu_kv_blocks = round % 2 * 5;
-    Rehearsal rehearsal(model, plan, setting);
-    rehearsal.mutate([&](std::span<std::uint32_t> words) {
+    PipelineRun mutated(model, plan, setting);
+    mutated.mutate([&](std::span<std::uint32_t> words) {
       if (random() % 60 != 0) {  // of about 170 messages
         return;
       }
@@ -702,7 +702,7 @@ TEST(OrderMutation, WhatIsAcceptedIsHarmless) {
                                     : words[at] + random() % 5 - 2;
     });
     try {
-      rehearsal.run();
+      mutated.run();
       ++ran;
     } catch (const Failure& failure) {
       EXPECT_EQ(failure.code(), Exit::cannot_start) << "seed " << seed << ": " << failure.what();

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <set>
 
-#include "tests/gpu_executor/rehearsal.h"
+#include "tests/gpu_executor/pipeline_run.h"
 
 namespace poise::test {
 namespace {
@@ -48,13 +48,13 @@ void expect_as_plain(const TinyModel& model, const Plan& plan, const Outcome& ou
 TEST(Pipeline, ComputesWhatStraightLoopsCompute) {
   const TinyModel model(tiny_shape(), DType::float32, 3);
   const Plan plan = some_plan(model.shape);
-  expect_as_plain(model, plan, rehearse(model, plan), 2e-4);
+  expect_as_plain(model, plan, run_pipeline(model, plan), 2e-4);
 }
 
 TEST(Pipeline, ComputesAPostNormModelWithProjectedEmbeddings) {
   const TinyModel model(post_norm_shape(), DType::float32, 4);
   const Plan plan = some_plan(model.shape);
-  expect_as_plain(model, plan, rehearse(model, plan), 2e-4);
+  expect_as_plain(model, plan, run_pipeline(model, plan), 2e-4);
 }
 
 TEST(Pipeline, ComputesModelsWhoseMatricesHaveOneRow) {
@@ -63,7 +63,7 @@ TEST(Pipeline, ComputesModelsWhoseMatricesHaveOneRow) {
   shape.word_embed_proj_dim = 1;
   const TinyModel model(shape, DType::float32, 9);
   const Plan plan = some_plan(model.shape);
-  expect_as_plain(model, plan, rehearse(model, plan), 2e-4);
+  expect_as_plain(model, plan, run_pipeline(model, plan), 2e-4);
 }
 
 TEST(Pipeline, ComputesModelsStoredInHalfPrecision) {
@@ -71,7 +71,7 @@ TEST(Pipeline, ComputesModelsStoredInHalfPrecision) {
     const TinyModel model(tiny_shape(), dtype, 5);
     const Plan plan = some_plan(model.shape);
     // A stored value may be rounded the other way where double and float32 disagree.
-    expect_as_plain(model, plan, rehearse(model, plan), dtype == DType::float16 ? 5e-3 : 4e-2);
+    expect_as_plain(model, plan, run_pipeline(model, plan), dtype == DType::float16 ? 5e-3 : 4e-2);
   }
 }
 
@@ -85,7 +85,7 @@ TEST(Pipeline, ComputesModelsWithoutBiasAffineNormsOrTiedHeadAndWithSharedKeys) 
   shape.activation_function = Activation::gelu_tanh;
   const TinyModel model(shape, DType::float32, 6);
   const Plan plan = some_plan(model.shape);
-  expect_as_plain(model, plan, rehearse(model, plan), 2e-4);
+  expect_as_plain(model, plan, run_pipeline(model, plan), 2e-4);
 }
 
 TEST(Pipeline, ComputesTheSameWhereMatricesCrossInManyPieces) {
@@ -96,10 +96,10 @@ TEST(Pipeline, ComputesTheSameWhereMatricesCrossInManyPieces) {
     Plan plan = some_plan(whole.shape);
     Setting setting;
     setting.limits.resident_layers = 0;
-    const Outcome expected = rehearse(whole, plan, setting);
+    const Outcome expected = run_pipeline(whole, plan, setting);
     for (const bool late : {false, true}) {
       plan.late_weights = late;
-      const Outcome outcome = rehearse(cut, plan, setting);
+      const Outcome outcome = run_pipeline(cut, plan, setting);
       EXPECT_TRUE(outcome.rows == expected.rows);
       ASSERT_EQ(outcome.layers.size(), expected.layers.size());
       std::uint64_t bytes = 0, expected_bytes = 0;
@@ -124,7 +124,7 @@ TEST(Pipeline, SaysWhatComputationWaitedFor) {
     setting.limits.resident_layers = resident;
     setting.device.link_bytes_per_s = link;
     std::array<std::uint64_t, 3> sums{};
-    for (const messages::LayerDoneT& layer : rehearse(model, plan, setting).layers) {
+    for (const messages::LayerDoneT& layer : run_pipeline(model, plan, setting).layers) {
       const messages::ComputeWaits& waits = *layer.waits;
       EXPECT_EQ(waits.weights_ns() + waits.blocks_ns() + waits.rows_ns(), layer.compute->wait_ns());
       sums[0] += waits.weights_ns();
@@ -144,7 +144,7 @@ TEST(Pipeline, SaysHowLongTheDeviceRestedBeforeAnIteration) {
   const Plan plan = some_plan(model.shape);
   const auto least = [&](const Setting& setting) {
     std::vector<std::uint64_t> rests;
-    for (const messages::LayerDoneT& order : rehearse(model, plan, setting).layers) {
+    for (const messages::LayerDoneT& order : run_pipeline(model, plan, setting).layers) {
       if (order.stage == 0) {
         rests.push_back(order.rested_ns);
       } else {
@@ -170,12 +170,12 @@ TEST(Pipeline, RunsAModelOfOneLayerAheadOfItself) {
   plan.per_batch = 6;
   Setting setting;
   setting.device.synchronous = true;
-  const Outcome expected = rehearse(model, plan, setting);
+  const Outcome expected = run_pipeline(model, plan, setting);
   setting.device.synchronous = false;
   setting.hold = true;
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {
     setting.device.jitter = seed;
-    EXPECT_TRUE(rehearse(model, plan, setting).rows == expected.rows) << "seed " << seed;
+    EXPECT_TRUE(run_pipeline(model, plan, setting).rows == expected.rows) << "seed " << seed;
   }
 }
 
@@ -186,7 +186,7 @@ struct Accounts {
 
 Accounts accounts_of_a_trace(const TinyModel& model, const Plan& plan) {
   // At a set speed, so that what streams do is long beside what lies between.
-  const Outcome outcome = rehearse(
+  const Outcome outcome = run_pipeline(
       model, plan, {.device = {.memory = kMiB * 64, .link_bytes_per_s = 1e7}, .trace = true});
   std::array<std::int64_t, kStreams> last{};
   Accounts found;
@@ -223,7 +223,7 @@ Accounts accounts_of_a_trace(const TinyModel& model, const Plan& plan) {
 TEST(Pipeline, ATraceAccountsForWhatEachStreamDid) {
   const TinyModel model(tiny_shape(), DType::float32, 6);
   const Plan plan{.sequences = random_sequences(model.shape, {37, 21, 60}, 7), .kind = mixed};
-  EXPECT_TRUE(rehearse(model, plan).layers.front().spans.empty()) << "nobody asked";
+  EXPECT_TRUE(run_pipeline(model, plan).layers.front().spans.empty()) << "nobody asked";
   // Between two pieces a busy machine may pause a stream: not in each of several runs.
   double in = 1, out = 1;
   for (int attempt = 0; attempt < 8 && std::max(in, out) > 0.1; ++attempt) {
@@ -243,7 +243,7 @@ std::uint64_t copied_within_the_device(BlockKind (*kind)(std::uint32_t, std::uin
   setting.limits.gpu_act_blocks = setting.limits.gpu_kv_blocks = 64;
   setting.trace = true;
   std::uint64_t bytes = 0;
-  for (const messages::LayerDoneT& order : rehearse(model, plan, setting).layers) {
+  for (const messages::LayerDoneT& order : run_pipeline(model, plan, setting).layers) {
     for (const messages::Span& span : order.spans) {
       const bool out = span.stream() == static_cast<std::uint8_t>(Stream::copy_out);
       const bool load = span.kind() == messages::SpanKind::Load;
@@ -276,7 +276,7 @@ TEST(Pipeline, CopiesAndComputationOverlapAcrossLayersAndIterations) {
   for (int attempt = 0; attempt < 8 && best >= 0.75; ++attempt) {
     in = compute = 0;
     double elapsed = 0;  // by the device's own clock
-    for (const messages::LayerDoneT& order : rehearse(model, plan, setting).layers) {
+    for (const messages::LayerDoneT& order : run_pipeline(model, plan, setting).layers) {
       in += static_cast<double>(order.copy_in->busy_ns()) * 1e-9;
       compute += static_cast<double>(order.compute->busy_ns()) * 1e-9;
       elapsed += static_cast<double>(order.compute->busy_ns() + order.compute->wait_ns()) * 1e-9;
@@ -299,12 +299,12 @@ class SameBits : public testing::TestWithParam<DType> {
     Setting setting;
     setting.limits.resident_layers = 3;
     setting.device.synchronous = true;
-    expected_ = rehearse(model_, plan, setting).rows;
+    expected_ = run_pipeline(model_, plan, setting).rows;
     EXPECT_EQ(expected_.size(), 37u + 21 + 1 + 50 + 16 + 33);
   }
 
   void expect_same(const Plan& plan, const Setting& setting = {}) {
-    EXPECT_TRUE(rehearse(model_, plan, setting).rows == expected_);
+    EXPECT_TRUE(run_pipeline(model_, plan, setting).rows == expected_);
   }
 
   const TinyModel model_;

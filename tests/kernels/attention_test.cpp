@@ -23,9 +23,9 @@ class Sequence {
         q_(normal_values(seed, static_cast<std::size_t>(tokens * heads.heads * heads.dim), 2)),
         kv_(dtype, normal_values(seed + 1, static_cast<std::size_t>(tokens * 2 * width_))) {}
 
-  // Attends tokens [context, end) in pieces of `piece`, blocks scattered over the buffers in an
+  // Attends tokens [context, end) in parts of `part` tokens, blocks scattered over the buffers in an
   // order of `placement`; everything that no token owns is not a number.
-  std::vector<float> run(std::int32_t context, std::int32_t end, std::int32_t piece,
+  std::vector<float> run(std::int32_t context, std::int32_t end, std::int32_t part,
                          std::uint32_t placement, cpu::Workers& workers) const {
     const std::int32_t blocks = (end + 15) / 16;
     std::vector<std::uint32_t> slots(static_cast<std::size_t>(2 * blocks + 3));
@@ -50,9 +50,9 @@ class Sequence {
     }
     const auto row = static_cast<std::size_t>(heads_.heads * heads_.dim);
     std::vector<float> out(static_cast<std::size_t>(end - context) * row, -7);
-    for (std::int32_t at = context; at < end; at += piece) {
+    for (std::int32_t at = context; at < end; at += part) {
       const AttentionSequence sequence{.first_row = at - context,
-                                       .new_tokens = std::min(piece, end - at),
+                                       .new_tokens = std::min(part, end - at),
                                        .context = at,
                                        .first_block = 0};
       cpu::attention({.out = out.data(),
@@ -164,14 +164,14 @@ TEST(Attention, OfOneNewTokenSeesItsWholeContext) {
   }
 }
 
-TEST(AttentionBits, AreTheSameInPiecesOfAnySizeAndFromAnySlots) {
+TEST(AttentionBits, AreTheSameInPartsOfAnySizeAndFromAnySlots) {
   cpu::Workers workers(2);
   for (const Heads heads : {Heads{2, 2, 64}, Heads{4, 2, 80}}) {
     const Sequence sequence(heads, 301, DType::bfloat16);
     const std::vector<float> whole = sequence.run(0, 301, 301, 1, workers);
     std::uint32_t placement = 2;
-    for (const std::int32_t piece : {1, 2, 15, 16, 17, 33, 64, 65, 128, 200}) {
-      EXPECT_TRUE(same_bits(sequence.run(0, 301, piece, placement++, workers), whole)) << piece;
+    for (const std::int32_t part : {1, 2, 15, 16, 17, 33, 64, 65, 128, 200}) {
+      EXPECT_TRUE(same_bits(sequence.run(0, 301, part, placement++, workers), whole)) << part;
     }
   }
 }

@@ -229,11 +229,11 @@ TEST_P(GemmBits, OfARowDoNotDependOnTheRowsBesideIt) {
   cpu::Workers workers(2);
   const Stored whole = o.run(workers);
   for (std::int64_t rows = 1; rows <= 27; ++rows) {
-    Stored pieces = o.blank();
+    Stored parts = o.blank();
     for (std::int64_t first = 0; first < kRows; first += rows) {
-      cpu::gemm(o.op(pieces, first, std::min(rows, kRows - first)), workers);
+      cpu::gemm(o.op(parts, first, std::min(rows, kRows - first)), workers);
     }
-    EXPECT_EQ(pieces, whole) << rows << " rows at a time";
+    EXPECT_EQ(parts, whole) << rows << " rows at a time";
   }
 }
 
@@ -279,16 +279,16 @@ TEST(PackedMatrix, HoldsSixteenRowsSideBySideAndZerosAfterTheLast) {
   }
 }
 
-TEST(PackedMatrix, IsTheSameInPieces) {
+TEST(PackedMatrix, IsTheSameInParts) {
   const Stored source(DType::float16, normal_values(3, 70 * 19));
   const auto count = static_cast<std::size_t>(5 * 16 * 19);
   Stored whole(DType::float16, count);
-  Stored pieces(DType::float16, count);
+  Stored parts(DType::float16, count);
   cpu::pack_matrix(whole.data(), source.data(), 70, 19, DType::float16);
   for (const auto& [first, end] : {std::pair{3, 5}, std::pair{0, 1}, std::pair{1, 3}}) {
-    cpu::pack_panels(pieces.data(), source.data(), 70, 19, DType::float16, first, end);
+    cpu::pack_panels(parts.data(), source.data(), 70, 19, DType::float16, first, end);
   }
-  EXPECT_EQ(pieces, whole);
+  EXPECT_EQ(parts, whole);
 }
 
 }  // namespace

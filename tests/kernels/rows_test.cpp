@@ -65,15 +65,15 @@ TEST(LayerNorm, GivesTheSameBitsOnEveryInstructionSetAndNumberOfRows) {
   constexpr std::int32_t kDim = 1003;
   const std::vector<float> in = normal_values(4, kRows * kDim);
   const Stored weight(DType::float16, normal_values(5, kDim));
-  const auto run = [&](std::int32_t piece, cpu::Workers& workers) {
+  const auto run = [&](std::int32_t part, cpu::Workers& workers) {
     Stored out(DType::float16, static_cast<std::size_t>(kRows * kDim));
-    for (std::int32_t row = 0; row < kRows; row += piece) {
+    for (std::int32_t row = 0; row < kRows; row += part) {
       cpu::layer_norm(
           {.out = {static_cast<std::byte*>(out.data()) + row * kDim * 2, DType::float16, kDim},
            .in = in.data() + row * kDim,
            .weight = weight.data(),
            .dtype = DType::float16,
-           .rows = std::min(piece, kRows - row),
+           .rows = std::min(part, kRows - row),
            .dim = kDim,
            .epsilon = 1e-5f},
           workers);

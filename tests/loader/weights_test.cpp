@@ -200,7 +200,7 @@ TEST(Weights, EveryFormOfModelArrives) {
   }
 }
 
-TEST(Weights, TensorsLargerThanAPieceArriveWhole) {
+TEST(Weights, TensorsLargerThanATaskArriveWhole) {
   TinyModel model{.shape = tiny_shape(), .stored = DType::float16};
   model.shape.vocab_size = 20'001;  // 1.2 MiB in float16, 2.4 MiB in float32
   model.shape.num_hidden_layers = 1;
@@ -284,9 +284,8 @@ TEST_F(ChangedModel, AMissingTensorIsNamed) {
              t.name == "model.decoder.layers.1.fc2.bias";
     });
   });
-  EXPECT_THAT(
-      said_when_opened(),
-      HasSubstr("tensor model.decoder.layers.1.fc2.weight is missing (and 1 more tensor)"));
+  EXPECT_THAT(said_when_opened(),
+              HasSubstr("tensor model.decoder.layers.1.fc2.weight is missing (and 1 more tensor)"));
 }
 
 TEST_F(ChangedModel, AShapeThatContradictsTheConfigIsNamedWithBothShapes) {

@@ -18,10 +18,10 @@ namespace poise::bench {
 namespace {
 
 constexpr int kKernels = 200;
-constexpr int kMaxEvents = 4;               // before each
-constexpr std::size_t kPiece = 72'000'000;   // bytes of a copy, as much as a mini-batch brings
-constexpr int kPieces = 60;                  // more than the kernels take
-constexpr std::int64_t kBegin = 40'000'000;  // ns until all is queued and others' events stand
+constexpr int kMaxEvents = 4;                   // before each
+constexpr std::size_t kCopyBytes = 72'000'000;  // bytes of a copy, as much as a mini-batch brings
+constexpr int kCopies = 60;                     // more than the kernels take
+constexpr std::int64_t kBegin = 40'000'000;     // ns until all is queued and others' events stand
 constexpr auto check_cuda = [](cudaError_t error) { cuda::cuda_check(error, "the bench"); };
 
 __global__ void rest(std::int64_t ns) {
@@ -48,8 +48,8 @@ class Bench {
     for (cudaStream_t* stream : {&compute_, &copies_, &others_}) {
       check_cuda(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
     }
-    check_cuda(cudaMallocHost(&host_, kPiece));
-    check_cuda(cudaMalloc(&device_, kPiece));
+    check_cuda(cudaMallocHost(&host_, kCopyBytes));
+    check_cuda(cudaMalloc(&device_, kCopyBytes));
     check_cuda(cudaMalloc(&data_, std::size_t{1} << 20));
     check_cuda(cudaMemset(data_, 0, std::size_t{1} << 20));
     const auto make = [](std::vector<cudaEvent_t>& events, int count, unsigned flags) {
@@ -69,8 +69,8 @@ class Bench {
     check_cuda(cudaDeviceSynchronize());
     rest<<<1, 1, 0, others_>>>(kBegin);
     prepare();
-    for (int i = 0; copying && i < kPieces; ++i) {
-      check_cuda(cudaMemcpyAsync(device_, host_, kPiece, cudaMemcpyHostToDevice, copies_));
+    for (int i = 0; copying && i < kCopies; ++i) {
+      check_cuda(cudaMemcpyAsync(device_, host_, kCopyBytes, cudaMemcpyHostToDevice, copies_));
     }
     rest<<<1, 1, 0, compute_>>>(kBegin + kBegin / 4);
     check_cuda(cudaEventRecord(ends_[0], compute_));

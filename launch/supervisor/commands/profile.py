@@ -180,7 +180,7 @@ def table(measured):
         text.append("  ".join(cells))
     text.append(
         f"between iterations {measured['between'] * _MICRO:.0f} µs; work that waits for another stream begins "
-        f"{measured.get('handover', 0) * _MICRO:.1f} µs later"
+        f"{measured.get('event_latency', 0) * _MICRO:.1f} µs later"
     )
     return "\n".join(text)
 

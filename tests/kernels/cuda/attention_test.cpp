@@ -29,20 +29,20 @@ class Sequence {
         q_(dtype, normal_values(seed, static_cast<std::size_t>(tokens) * row_, 2)),
         kv_(dtype, normal_values(seed + 1, static_cast<std::size_t>(tokens) * kv_row_)) {}
 
-  // Attends tokens [context, end) in pieces, blocks scattered over both buffers in an order of
+  // Attends tokens [context, end) in parts, blocks scattered over both buffers in an order of
   // `placement`; everything that no token owns is not a number.
-  std::vector<float> run(std::int32_t context, std::int32_t end, std::int32_t piece,
+  std::vector<float> run(std::int32_t context, std::int32_t end, std::int32_t part,
                          std::uint32_t placement) const {
     const LayoutOnDevice there(lay_out(end, placement), q_);
     const StoredOnDevice out(
         Stored(q_.dtype(), std::vector<float>(static_cast<std::size_t>(end) * row_, -7)));
-    std::vector<AttentionSequence> pieces;
-    for (std::int32_t at = context; at < end; at += piece) {
-      pieces.push_back({at, std::min(piece, end - at), at, 0});
+    std::vector<AttentionSequence> parts;
+    for (std::int32_t at = context; at < end; at += part) {
+      parts.push_back({at, std::min(part, end - at), at, 0});
     }
-    const OnDevice<AttentionSequence> sequences(pieces);
-    for (std::size_t p = 0; p < pieces.size(); ++p) {
-      Attention op = operation(q_.dtype(), pieces[p]);
+    const OnDevice<AttentionSequence> sequences(parts);
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      Attention op = operation(q_.dtype(), parts[p]);
       op.out = out.get();
       there.give(op);
       op.sequences = sequences.get() + p;
@@ -225,7 +225,7 @@ TEST_F(CudaAttention, SharesKeysAmongTheQueryHeadsOfAGroup) {
   }
 }
 
-TEST_F(CudaAttention, OfAPieceWithContextIsWhatTheCpuComputes) {
+TEST_F(CudaAttention, OfAPartWithContextIsWhatTheCpuComputes) {
   for (const DType dtype : kAllTypes) {
     for (const auto& [context, end] : {std::pair{1, 80},
                                        {63, 66},
@@ -240,7 +240,7 @@ TEST_F(CudaAttention, OfAPieceWithContextIsWhatTheCpuComputes) {
   }
 }
 
-TEST_F(CudaAttentionBits, AreTheSameInPiecesOfAnySizeAndFromAnySlots) {
+TEST_F(CudaAttentionBits, AreTheSameInPartsOfAnySizeAndFromAnySlots) {
   for (const DType dtype : kAllTypes) {
     for (const Heads heads : {Heads{2, 2, 64}, Heads{4, 2, 80}, Heads{1, 1, 128}, Heads{2, 1, 72},
                               Heads{1, 1, 256}, Heads{2, 2, 33}}) {
@@ -248,9 +248,9 @@ TEST_F(CudaAttentionBits, AreTheSameInPiecesOfAnySizeAndFromAnySlots) {
       const Sequence sequence(heads, kTokens, dtype);
       const std::vector<float> whole = sequence.run(0, kTokens, kTokens, 1);
       std::uint32_t placement = 2;
-      for (const std::int32_t piece : {1, 2, 15, 16, 17, 33, 64, 65, 128, 200}) {
-        EXPECT_TRUE(same_bits(sequence.run(0, kTokens, piece, placement++), whole))
-            << heads << ", " << name_of(dtype) << " in pieces of " << piece;
+      for (const std::int32_t part : {1, 2, 15, 16, 17, 33, 64, 65, 128, 200}) {
+        EXPECT_TRUE(same_bits(sequence.run(0, kTokens, part, placement++), whole))
+            << heads << ", " << name_of(dtype) << " in parts of " << part;
       }
     }
   }
@@ -269,16 +269,16 @@ TEST_F(CudaAttentionBits, OfALateTokenAreTheSameAloneAndInItsPrompt) {
   }
 }
 
-TEST_F(CudaAttentionBits, AreTheSameInPiecesAcrossManyChunks) {
+TEST_F(CudaAttentionBits, AreTheSameInPartsAcrossManyChunks) {
   constexpr std::int32_t kTokens = 2350;  // nine chunks of 256 positions, and a part of a tenth
   for (const auto& [heads, dtype] :
        {std::pair{Heads{2, 1, 128}, DType::float16}, {Heads{1, 1, 80}, DType::bfloat16}}) {
     const Sequence sequence(heads, kTokens, dtype, 9);
     const std::vector<float> whole = sequence.run(0, kTokens, kTokens, 1);
     std::uint32_t placement = 2;
-    for (const std::int32_t piece : {1, 16, 17, 100}) {
-      EXPECT_TRUE(same_bits(sequence.run(0, kTokens, piece, placement++), whole))
-          << heads << ", " << name_of(dtype) << " in pieces of " << piece;
+    for (const std::int32_t part : {1, 16, 17, 100}) {
+      EXPECT_TRUE(same_bits(sequence.run(0, kTokens, part, placement++), whole))
+          << heads << ", " << name_of(dtype) << " in parts of " << part;
     }
   }
 }

@@ -110,7 +110,7 @@ TEST(Simulation, PaysBetweenIterationsAndWhereStreamsWaitForOneAnother) {
       << "but for the first tables, behind which weights come";
   // KV blocks that wait for nobody load while the layer before computes: what waits is computation.
   Profile waiting = machine;
-  waiting.handover = {1e-4};
+  waiting.event_latency = {1e-4};
   const double layers = work.shape.num_hidden_layers;
   const double least = 1e-4 * static_cast<double>(iterations), more = seconds(waiting) - before;
   EXPECT_GT(more, least);
@@ -133,18 +133,18 @@ TEST(Rehearsal, OfAllTheWorkTakesAsLongAsTheWork) {
       machine.host_memory = layout.total() + kGiB * 2 + Bytes{mib << 20};
       const SimulatedRun run = simulate(machine, name, {}, work);
       const auto policy = make_policy(name, {});
-      const auto played = play(machine, *policy, layout,
-                               {.host = run.host,
-                                .device = run.device,
-                                .pack = pack_limits(work.batch, run.device),
-                                .requests = work.requests,
-                                .sequences = work.requests,
-                                .most_blocks = work.requests * 9,
-                                .prompt_rows = work.requests * work.prompt,
-                                .prefill_rows = run.device.max_rows - work.requests});
-      ASSERT_TRUE(played);
+      const auto rehearsed = rehearse_job(machine, *policy, layout,
+                                          {.host = run.host,
+                                           .device = run.device,
+                                           .pack = pack_limits(work.batch, run.device),
+                                           .requests = work.requests,
+                                           .sequences = work.requests,
+                                           .most_blocks = work.requests * 9,
+                                           .prompt_rows = work.requests * work.prompt,
+                                           .prefill_rows = run.device.max_rows - work.requests});
+      ASSERT_TRUE(rehearsed);
       const double whole = work.requests * work.answer / run.whole_tokens_per_second;
-      EXPECT_NEAR(played->n, whole, 0.02 * whole);
+      EXPECT_NEAR(rehearsed->n, whole, 0.02 * whole);
     }
   }
 }

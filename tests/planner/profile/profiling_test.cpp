@@ -379,9 +379,9 @@ TEST(ProfileTimes, CountWhatBeginsAtOnceBesideWhatBeginsLate) {
   }
   measuring.times.add(ProfileWork::context_together, tables, spans);
   Profile found;
-  found.handover = {1};
+  found.event_latency = {1};
   measuring.times.fit(found);
-  EXPECT_EQ(found.handover.n, 0);
+  EXPECT_EQ(found.event_latency.n, 0);
 }
 
 TEST(ProfileTimes, SayHowLateWhatWaitsForAnotherStreamBegins) {
@@ -407,7 +407,7 @@ TEST(ProfileTimes, SayHowLateWhatWaitsForAnotherStreamBegins) {
        span(33, SpanKind::Results, 2, 0, 1203, 1300)});
   Profile found;
   measuring.times.fit(found);
-  EXPECT_NEAR(found.handover.n, 5e-6, 1e-12) << "the median of 3, 5 and 5";
+  EXPECT_NEAR(found.event_latency.n, 5e-6, 1e-12) << "the median of 3, 5 and 5";
   double rows = 0, samples = 0;
   for (const auto& batch : tables.mini_batches) {
     rows += static_cast<double>(batch->tokens.size());

@@ -54,7 +54,7 @@ TEST_P(TokenizerGolden, EveryListOfIdsDecodesToHuggingFacesText) {
   }
 }
 
-TEST_P(TokenizerGolden, PiecesOfTheDetokenizerAreTheDecodedTextAndWholeCharacters) {
+TEST_P(TokenizerGolden, TextsOfTheDetokenizerAreTheDecodedTextAndWholeCharacters) {
   std::mt19937 random(7);  // the seed
   const auto rows = cases().at("rows").get<TokenId>();
   for (int round = 0; round < 2000; ++round) {
@@ -68,9 +68,9 @@ TEST_P(TokenizerGolden, PiecesOfTheDetokenizerAreTheDecodedTextAndWholeCharacter
       Detokenizer detokenizer(tokenizer_, skip);
       std::string text;
       for (std::size_t n = 0; n < ids.size(); ++n) {
-        const std::string piece = detokenizer.push(ids[n]);
-        ASSERT_EQ(invalid_utf8_at(piece), std::nullopt) << "round " << round;
-        text += piece;
+        const std::string part = detokenizer.push(ids[n]);
+        ASSERT_EQ(invalid_utf8_at(part), std::nullopt) << "round " << round;
+        text += part;
         // What has been given out never changes: a prefix of every longer decoding.
         const Ids so_far(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(n) + 1);
         ASSERT_TRUE(tokenizer_.decode(so_far, skip).starts_with(text)) << "round " << round;

@@ -77,9 +77,9 @@ inline std::vector<std::uint32_t> bits_of(const messages::LogprobRowT& row) {
   return bits;
 }
 
-class Rehearsal {
+class PipelineRun {
  public:
-  Rehearsal(const TinyModel& model, const Plan& plan, const Setting& setting)
+  PipelineRun(const TinyModel& model, const Plan& plan, const Setting& setting)
       : model_(model),
         plan_(plan),
         setting_(setting),
@@ -201,8 +201,8 @@ class Rehearsal {
   std::map<std::uint32_t, std::size_t> positions_;
 };
 
-inline Outcome rehearse(const TinyModel& model, const Plan& plan, const Setting& setting = {}) {
-  return Rehearsal(model, plan, setting).run();
+inline Outcome run_pipeline(const TinyModel& model, const Plan& plan, const Setting& setting = {}) {
+  return PipelineRun(model, plan, setting).run();
 }
 
 inline std::vector<std::vector<std::int32_t>> random_sequences(const ModelShape& shape,
