@@ -1,7 +1,7 @@
 #pragma once
-// How the three programs read their command lines: cxxopts, but what is wrong with it is one
-// sentence. Underscores pass for hyphens in the names of options, as in vLLM; what stands behind
-// "--" or "=" is left alone.
+// How the three programs read their command lines: with cxxopts, and with one sentence for each
+// error. Underscores count as hyphens in option names, as in vLLM; text after "--" or "=" is left
+// as it is.
 
 #include <string>
 #include <vector>
@@ -12,11 +12,11 @@ namespace poise {
 
 // argv, with "--host_memory=3" as "--host-memory=3".
 std::vector<std::string> with_hyphens(int argc, const char* const* argv);
-// Fails where an option is unknown, or its value is missing or of another type, and where a word
-// belongs to no option.
+// Fails if an option is unknown, if its value is missing or has the wrong type, or if a word belongs
+// to no option.
 cxxopts::ParseResult parse_arguments(cxxopts::Options& options,
                                      const std::vector<std::string>& words);
-// The value of an option without which nothing goes; fails where it is missing or empty.
+// The value of a required option; fails if it is missing or empty.
 std::string required_argument(const cxxopts::ParseResult& given, const std::string& name);
 
 }  // namespace poise

@@ -1,9 +1,9 @@
 #pragma once
-// Context lies in blocks of 16 tokens (README section 1). A KV block of a layer holds, token by
+// Context lies in blocks of 16 tokens (common/README section 1). A KV block of a layer holds, token by
 // token, its key and value: (block_tokens, 2, kv_heads, head_dim). An ACT block holds the attention
-// input of each token: (block_tokens, hidden_size). One token's row is contiguous in both, so that
-// a new row is one store, a part of a block one load, and the product A·[W_K W_V]ᵀ lands in the
-// layout of a KV block without being moved.
+// input of each token: (block_tokens, hidden_size). One token's row is contiguous in both, so a new
+// row is one store, a part of a block is one load, and the product A·[W_K W_V]ᵀ already has the
+// layout of a KV block.
 //
 //   one layer's region of the blocks segment, `region_bytes` long, the same in every layer:
 //   | ACT 0 | ACT 1 | …  act_blocks |   free   | kv_blocks … | KV 1 | KV 0 |
@@ -34,8 +34,8 @@ inline BlockSizes block_sizes(const ModelShape& shape, DType dtype) {
           .act_row = size_of(dtype) * shape.hidden_size};
 }
 
-// How many blocks of each kind a pool holds, and where. The host's is written by the loader alone
-// (control segment); blocks that stay on the device are laid out alike (common/device_memory.h).
+// How many blocks of each kind a pool holds, and where. Only the loader writes the host's (control
+// segment). Blocks that stay on the device have the same layout (common/device_memory.h).
 struct PoolPartition {
   std::uint64_t region_bytes;  // per layer; a multiple of 4096 on the host
   std::uint32_t act_blocks;
@@ -44,7 +44,7 @@ struct PoolPartition {
   std::uint32_t blocks(BlockKind kind) const {
     return kind == BlockKind::kv ? kv_blocks : act_blocks;
   }
-  // Whether both ends fit into a region without meeting.
+  // Whether the blocks from both ends fit into a region without overlap.
   bool fits(const BlockSizes& sizes) const {
     const auto act = static_cast<std::uint64_t>(sizes.block(BlockKind::act).n) * act_blocks;
     const auto kv = static_cast<std::uint64_t>(sizes.block(BlockKind::kv).n) * kv_blocks;

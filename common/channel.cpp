@@ -27,7 +27,7 @@ bool precedes(std::uint32_t epoch, std::uint32_t known) {
   return epoch != 0 && known != 0 && static_cast<std::int32_t>(epoch - known) < 0;
 }
 
-// What both kinds of channel do alike: packing and checking messages.
+// What both kinds of channel share: packing and checking messages.
 class CommonChannel : public Channel {
  public:
   CommonChannel(zmq::socket_type type, std::string path, Identity identity)
@@ -171,7 +171,7 @@ class ServerChannel final : public CommonChannel {
       if (sender == peer_) {
         throw;
       }
-      return std::nullopt;  // a stranger's noise is not this run's trouble
+      return std::nullopt;  // a message that is not poise's does not end this run
     }
     if ((*message)->body_type() == messages::Body::Hello) {
       return greet(sender, std::move(*message));
@@ -202,7 +202,7 @@ class ServerChannel final : public CommonChannel {
     return message;
   }
 
-  // Whoever is refused takes nobody's place.
+  // A refused peer does not replace the present one.
   void refuse(const std::string& sender, const std::string& reason) {
     const std::uint64_t sent = std::exchange(sent_, 0);
     messages::BodyUnion body;
@@ -246,7 +246,7 @@ class ServerChannel final : public CommonChannel {
     }
   }
 
-  std::string peer_;  // its routing id; empty: nobody said Hello yet
+  std::string peer_;  // its routing id; empty: no Hello yet
   std::uint64_t greeted_ = 0;
 };
 

@@ -1,10 +1,10 @@
 #pragma once
-// The messages' way between two processes: ZeroMQ ROUTER (the side that binds) to DEALER (the side
-// that connects), over ipc://, and the only place that knows ZeroMQ. Nothing is queued for a peer
-// that is not there; sizes and queues are bounded; a message is verified as a FlatBuffer, for its
-// run id, epoch and gapless sequence number, before it is handed out. One thread uses a channel.
-// The run directory's lock must be held before a server binds: ZeroMQ steals a live socket without
-// a word.
+// How messages pass between two processes: ZeroMQ ROUTER (the side that binds) to DEALER (the side
+// that connects), over ipc://. Only this file knows ZeroMQ. Nothing is queued for an absent peer;
+// sizes and queues are bounded. Before a channel hands out a message it verifies the FlatBuffer, the
+// run id, the epoch and that no sequence number is missing. One thread uses a channel. A server must
+// hold the run directory's lock before it binds: ZeroMQ takes a live socket over without an
+// error.
 
 #include <cstdint>
 #include <memory>
@@ -42,20 +42,20 @@ struct Epochs {
   std::uint32_t executor = 0;
 };
 
-// Whose messages are let through: those of this run, and not from before these epochs.
+// Lets through messages of this run, but none from before these epochs.
 class Channel {
  public:
   virtual ~Channel() = default;
-  // Packs, numbers and sends `body`; false where the peer is not there or its queue is full
-  // (nothing is kept then). The bytes as sent go to `sent` if given: the order log wants them.
+  // Packs, numbers and sends `body`; false if the peer is absent or its queue is full (the message
+  // is then dropped). The bytes as sent go to `sent` if given: the order log stores them.
   virtual bool send(messages::BodyUnion body, std::vector<std::byte>* sent = nullptr) = 0;
-  // The next message, waiting at most `timeout`; nothing when the time is over. A message that does
-  // not verify fails.
+  // The next message; nothing if none arrives within `timeout`. Fails if a message does not
+  // verify.
   virtual std::optional<Received> receive(Seconds timeout) = 0;
-  // True once a peer said Hello and it was accepted (server), or the connection stands (client).
+  // True once a peer's Hello was accepted (server), or the connection is established (client).
   virtual bool connected() const = 0;
-  // How many peers there were: Hellos accepted (server), connections (client). Where it has grown,
-  // whoever is there knows nothing of what was said before.
+  // How many peers there were: Hellos accepted (server), connections (client). If the number has
+  // grown, the present peer is a new one and has seen no earlier message.
   virtual std::uint64_t connections() const = 0;
   virtual void set_epochs(Epochs epochs) = 0;
   virtual Epochs epochs() const = 0;
@@ -76,9 +76,9 @@ struct Identity {
 };
 
 // Binds `path` (a socket in a directory only this user may enter) and serves one peer at a time: a
-// newer Hello replaces the older peer. A peer with another protocol, build, run or layout is
-// answered with Stop and a sentence that names both sides: its own `receive` fails with it
-// (Exit::foreign); this side goes on.
+// newer Hello replaces the older peer. The server answers a peer of another protocol, build, run or
+// layout with Stop and a sentence that names both sides. The peer's `receive` then fails with that
+// sentence (Exit::foreign); the server continues.
 std::unique_ptr<Channel> serve(const std::string& path, const Identity& identity);
 std::unique_ptr<Channel> connect(const std::string& path, const Identity& identity);
 

@@ -1,5 +1,5 @@
 #pragma once
-// What the control groups around this process still allow it to take: version 2, and version 1's
+// How much memory the control groups around this process still allow: version 2, and version 1's
 // memory controller. A pure function of the files it reads; any thread may call it.
 
 #include <filesystem>
@@ -9,9 +9,9 @@
 
 namespace poise {
 
-// The least of what this process's group and those above it leave free; nothing where no group has
-// a limit. What files read before have left in the page cache is counted as used by the kernel, but
-// goes as soon as memory is wanted: it is free here. Memory of /dev/shm is not.
+// The smallest amount that this process's group and the groups above it leave free; nothing if no
+// group has a limit. The kernel counts the page cache of files as used, but frees it on demand, so
+// it counts as free here. Memory of /dev/shm does not.
 std::optional<Bytes> control_group_headroom(
     const std::filesystem::path& groups = "/sys/fs/cgroup",
     const std::filesystem::path& membership = "/proc/self/cgroup");

@@ -1,10 +1,9 @@
 #pragma once
-// What the executor will take of its device, computed before it takes anything: the same table is
-// printed at start, refused with numbers where it does not fit, and held against what was really
-// allocated. Pure functions, so that the planner decides and the executor obeys with one
-// arithmetic. Bytes are those of the CPU device and the CUDA device alike (numbers between
-// operations are counted as float32); a device adds its own `overhead` (context, library
-// workspaces).
+// How much memory the executor takes of its device, computed before it takes any. The same table is
+// printed at start, refused with its numbers if it does not fit, and compared with what was really
+// allocated. These are pure functions: the planner decides and the executor obeys with the same
+// arithmetic. The sizes hold for the CPU device and the CUDA device (numbers between operations are
+// counted as float32); a device adds its own `overhead` (context, library workspaces).
 
 #include <cstdint>
 #include <string>
@@ -36,27 +35,27 @@ struct DeviceLimits {
   friend bool operator==(const DeviceLimits&, const DeviceLimits&) = default;
 };
 
-// What a GPU's page tables take of its memory for host memory that is pinned for it: 8 bytes for each
-// page of 4 KiB (107 GB took 0.2 GiB on an H200).
+// GPU memory that page tables take for pinned host memory: 8 bytes for each page of 4 KiB (107 GB
+// took 0.2 GiB on an H200).
 constexpr Bytes page_tables_of(Bytes pinned) { return {ceil_div(pinned.n, 512)}; }
 
 // Which of the model's `layers` decoder layers keep their weights on the device: `resident_layers`
-// of them, spread evenly, so that between two streamed layers the link has as much time as there is.
-// Whoever makes or obeys orders asks here.
+// of them, spread evenly, so that the link has time between any two streamed layers. Planner and
+// executor both use this rule.
 inline bool is_resident(const DeviceLimits& limits, LayerId layer, std::int32_t layers) {
   const auto before = [&](std::int64_t n) { return ceil_div(n * limits.resident_layers, layers); };
   return before(std::int64_t{layer.n} + 1) > before(layer.n);
 }
 
-// A slab as the device keeps it: the same weights in the same order, matrices with their rows
-// padded to whole panels of 16 (every real model's layer matrices are so anyway).
+// A slab as the device keeps it: the same weights in the same order, with the rows of matrices padded
+// to whole panels of 16 (the layer matrices of real models need no padding).
 struct DeviceSlab {
   Bytes bytes;
   std::vector<std::uint64_t> offsets;  // of each of the slab's entries
 };
 DeviceSlab device_slab(const Slab& slab, DType dtype);
-// Matrices that a Gemm multiplies with or a token is looked up in; the others are copied as they
-// are.
+// Whether a weight is kept in panels: matrices that a Gemm multiplies with or that tokens are looked
+// up in. Other weights are copied unchanged.
 bool is_panelled(const WeightEntry& entry);
 
 // Records of the tables that a device reads, in bytes (kernels/kernels.h).
@@ -104,24 +103,24 @@ struct DeviceMemoryPlan {
   Bytes total;
 };
 
-// Fails with the limit's name where `limits` are not those of any buffers: counts that are not
-// positive, beyond the model or beyond 2^24.
+// Fails and names the limit if a count is not positive, larger than the model allows, or larger than
+// 2^24.
 DeviceMemoryPlan plan_device_memory(const ModelShape& shape, DType dtype,
                                     const DeviceLimits& limits, Bytes overhead);
 
-// As many layers resident as `cap` allows beside the rest of `limits`; fails as check_fits does where
-// not even none fits.
+// `limits` with as many resident layers as `cap` allows beside the rest; fails as check_fits does if
+// the rest alone does not fit.
 DeviceLimits with_resident_layers(const ModelShape& shape, DType dtype, DeviceLimits limits,
                                   Bytes overhead, Bytes cap);
-// As many blocks of a kind on the device as `cap` allows beside the rest of `limits`, at most
+// `limits` with as many blocks of a kind on the device as `cap` allows beside the rest, at most
 // `wanted`.
 DeviceLimits with_gpu_blocks(const ModelShape& shape, DType dtype, DeviceLimits limits,
                              Bytes overhead, Bytes cap, BlockKind kind, std::int64_t wanted);
 
-// Fails, with every line's MiB in the sentence, where the plan is larger than `cap`.
+// Fails if the plan is larger than `cap`; the sentence gives every line's MiB.
 void check_fits(const DeviceMemoryPlan& plan, Bytes cap);
 
-// The table as start-up and doctor print it, one line each, aligned.
+// The table as `run` and `doctor` print it: one aligned line for each buffer.
 std::string to_text(const DeviceMemoryPlan& plan);
 
 }  // namespace poise

@@ -1,7 +1,7 @@
 #pragma once
-// How numbers are kept: weights and blocks are stored in one of these types, sums are always
-// float32. Conversions round to nearest even, as PyTorch does; they are pure functions and may be
-// called from any thread.
+// Number types: weights and blocks are stored in one of these; sums are always float32. Conversions
+// round to nearest even, as PyTorch does. They are pure functions; any thread may call
+// them.
 
 #include <bit>
 #include <cstdint>

@@ -1,9 +1,9 @@
 #pragma once
-// JSON that others wrote, read strictly and within bounds: depth and size are capped, a name twice
-// in one object, invalid UTF-8, lone surrogates, NaN, Infinity, numbers beyond double, comments and
-// trailing text are refused; a byte-order mark is accepted. What is wrong is one sentence that
-// begins with `what` (a file, "line 17" …; may be empty) and says line and column, or the byte
-// where the text is a single line. Pure functions; any thread may call them.
+// Reads JSON from outside strictly and within bounds. Depth and size are capped. It refuses a name
+// twice in one object, invalid UTF-8, lone surrogates, NaN, Infinity, numbers beyond double, comments
+// and trailing text; it accepts a byte-order mark. An error is one sentence that begins with `what`
+// (a file, "line 17" …; may be empty) and gives line and column, or the byte if the text is a single
+// line. Pure functions; any thread may call them.
 
 #include <cstdint>
 #include <filesystem>
@@ -21,20 +21,20 @@ namespace poise {
 struct JsonLimits {
   Bytes size = kMiB * 256;
   int depth = 64;                 // objects and lists inside one another
-  std::int64_t values = 1 << 26;  // of any type, in the whole document: each takes memory
+  std::int64_t values = 1 << 26;  // of any type, in the whole document
 };
 
 nlohmann::json parse_json(std::string_view text, const std::string& what,
                           const JsonLimits& limits = {});
-// The document of a file that must be there; its path is the `what`.
+// The document in a file, which must exist; the file's path is the `what`.
 nlohmann::json read_json_file(const std::filesystem::path& path, const JsonLimits& limits = {});
 
 // A value as a message shows it: `"12"`, `1.5`, `true`, `a list`, `an object`.
 std::string described(const nlohmann::json& value);
 
-// An object's fields, each asked for by name and type. A getter returns nothing where the field is
-// absent or null, and fails where it is of another type or out of range: no string, boolean or
-// fraction passes for an integer. Holds a reference: the document must outlive it.
+// An object's fields, each read by name and type. A getter returns nothing if the field is absent or
+// null, and fails if it has another type or is out of range: a string, a boolean or a fraction is no
+// integer. Holds a reference: the document must outlive it.
 class JsonObject {
  public:
   // Fails unless `value` is an object. `what` begins every sentence, as in parse_json.
@@ -49,7 +49,7 @@ class JsonObject {
     double max = std::numeric_limits<double>::max();
   };
 
-  // The field as it stands; nullptr where absent or null.
+  // The field itself; nullptr if absent or null.
   const nlohmann::json* find(std::string_view name) const;
   bool has(std::string_view name) const { return find(name) != nullptr; }
   std::optional<std::int64_t> integer(std::string_view name, Integers range) const;  // 8.0 is 8
@@ -62,7 +62,7 @@ class JsonObject {
 
   const nlohmann::json& json() const { return *value_; }
   const std::string& what() const { return what_; }
-  // `what`, then `name` and the rule it breaks: for fields with rules of their own.
+  // Fails with `what`, `name` and `rule`: for fields with rules of their own.
   [[noreturn]] void refuse(std::string_view name, const std::string& rule) const;
 
  private:
@@ -70,7 +70,7 @@ class JsonObject {
   std::string what_;
 };
 
-// The integer that `value` is (8.0 is 8, true and "8" are none), if it is one that fits.
+// `value` as an integer (8.0 is 8; true and "8" are none); nothing if it is none or does not fit.
 std::optional<std::int64_t> as_integer(const nlohmann::json& value);
 
 }  // namespace poise

@@ -1,9 +1,9 @@
 #pragma once
-// config.json (and generation_config.json) of a HuggingFace model directory, read into what the
+// Reads config.json (and generation_config.json) of a HuggingFace model directory into what the
 // three processes need. Absent fields have transformers' defaults. The file is not trusted: every
-// size is bounded, so that products of two of them fit 64 bits, and code it names is never run.
-// What cannot be is refused with one sentence that names file and field. Pure but for reading the
-// two files.
+// size is bounded, so that products of two sizes fit 64 bits, and code it names is never run. A bad
+// value is refused with one sentence that names file and field. Pure, except that it reads the two
+// files.
 
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
@@ -20,10 +20,10 @@ namespace poise {
 struct ModelConfig {
   ModelShape shape;
   std::optional<DType> declared;  // `dtype`, formerly `torch_dtype`
-  std::vector<TokenId> eos;       // sorted; empty: this model never ends by itself
+  std::vector<TokenId> eos;       // sorted; empty: this model never ends an answer
   std::optional<TokenId> bos;
   std::string architecture;          // "OPTForCausalLM"
-  std::vector<std::string> notices;  // what was passed over, one sentence each
+  std::vector<std::string> notices;  // what was ignored, one sentence each
 };
 
 ModelConfig read_model_config(const std::filesystem::path& directory);

@@ -1,8 +1,8 @@
 #pragma once
-// The shape of a decoder-only model, as the three processes need it: sizes, switches and what
-// follows from them. Filled from config.json by `read_model_shape` (common/model_config.h), placed
-// in the control segment by the loader, read-only from then on. Plain data of fixed size: it lies
-// in shared memory. Field names are config.json's.
+// The shape of a decoder-only model: sizes, switches and what follows from them.
+// `read_model_config` (common/model_config.h) fills it from config.json; the loader writes it to the
+// control segment, where it is read-only from then on. Plain data of fixed size, because it lies in
+// shared memory. Field names are config.json's.
 
 #include <cstdint>
 #include <type_traits>

@@ -155,8 +155,8 @@ OrderLog::~OrderLog() {
   try {
     flush();
   } catch (const std::exception&) {
-    // The log's last records are lost; whoever destroys it is already on the way out with a
-    // sentence.
+    // The log's last records are lost; the process is already ending with another
+    // failure.
   }
   close(descriptor_);
 }

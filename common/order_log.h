@@ -1,8 +1,8 @@
 #pragma once
-// Orders on record: every message as it was sent, one behind the other, each with its CRC. Written
-// by the planner, read by `poise inspect` and replay. A torn tail (a process was killed in the
-// middle of a write) is tolerated: the reader stops before it and says how many bytes it left.
-// Damage anywhere else fails with record number and offset; nothing is skipped silently.
+// A log of every message as it was sent, each with its CRC. The planner writes it; `poise inspect`
+// and replay read it. A torn tail (a process was killed in the middle of a write) is accepted: the
+// reader stops before it and says how many bytes it did not read. Damage anywhere else fails with
+// record number and offset; no record is skipped silently.
 //
 //   file:   | magic "POISELOG" | version u32 | header bytes u32 | header, JSON (run, model, build) | records …
 //   record: | payload bytes u32 | crc32c of payload u32 | ns since the log began u64 | crc32c of these u32 | 0 u32
@@ -23,16 +23,16 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0)
 
 class OrderLog {
  public:
-  // Creates (0600) or continues a log; a torn tail of an earlier process is cut off first.
+  // Creates a log (0600) or continues one, after it cuts off an earlier process's torn tail.
   OrderLog(const std::filesystem::path& path, const std::string& header_json);
   ~OrderLog();
   OrderLog(const OrderLog&) = delete;
   OrderLog& operator=(const OrderLog&) = delete;
 
-  // One write(2) a record, buffered in groups of at most 1 MiB; `flush` writes what is held back.
+  // Buffers records in groups of at most 1 MiB; `flush` writes what is buffered.
   void append(std::span<const std::byte> message);
   void flush();
-  // CLOCK_MONOTONIC when the records' time stood at 0.
+  // CLOCK_MONOTONIC at the records' time 0.
   std::uint64_t began_ns() const { return began_ns_; }
 
  private:

@@ -1,7 +1,7 @@
 #pragma once
-// What each of the three programs does the same way: leave in order on SIGTERM or SIGINT, leave
-// when the supervisor is gone, log to its own file, say once why it ends. Called from main only,
-// before any thread is started.
+// What the three programs have in common: each ends in order on SIGTERM or SIGINT, ends when the
+// supervisor is gone, logs to its own file, and says once why it ends. Call from main only, before
+// any thread starts.
 
 #include <functional>
 #include <string>
@@ -10,22 +10,22 @@
 
 namespace poise {
 
-// From now on SIGTERM and SIGINT set a flag, SIGUSR1 another; SIGPIPE, SIGHUP and SIGXFSZ are ignored.
-// `death_descriptor` (or -1) is the read end of a pipe whose write end only the supervisor holds:
-// its end of file sets the flag too (a thread waits for it, and ends the process by force if it is
-// still there 10 s later). Prompts stay out of core files.
+// From now on SIGTERM and SIGINT set one flag, SIGUSR1 another; SIGPIPE, SIGHUP and SIGXFSZ are
+// ignored. `death_descriptor` (or -1) is the read end of a pipe whose write end only the supervisor
+// holds: its end of file sets the first flag too. A thread waits for it, and kills the process if it
+// still runs 10 s later. Core files are switched off, so that prompts do not get into them.
 void watch_signals(int death_descriptor);
 bool stop_requested();
-// SIGUSR1 asks a planner to leave its work to another one (launch/README.md); nobody else looks.
+// SIGUSR1 asks a planner to hand its work over to another one (launch/README.md). Planners only.
 bool hand_over_requested();
-// True where the supervisor is gone: then nobody else will clean up the shared memory.
+// True if the supervisor is gone: this process must then clean up the shared memory.
 bool orphaned();
 
-// Log lines of this process go to `path` (0600, appended); with an empty path nothing is logged.
-// Level "info" and above.
+// Appends this process's log lines to `path` (0600), level "info" and above; an empty path logs
+// nothing.
 void open_log(const std::string& process, const std::string& path);
 
-// Runs `body` and turns what it throws into one line on stderr, one line in the log, and the exit
+// Runs `body`, and turns an exception into one line on stderr, one line in the log and the exit
 // code.
 int run_main(const std::string& process, const std::function<Exit()>& body);
 

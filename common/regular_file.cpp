@@ -150,7 +150,7 @@ void RegularFile::check_unchanged() const {
   }
   if (status.st_size != size_.n ||
       status.st_mtim.tv_sec * 1'000'000'000 + status.st_mtim.tv_nsec != changed_ns_) {
-    fail("{} was changed while it was read; start again when nobody writes to it",
+    fail("{} was changed while it was read; start again when no process writes to it",
          shown(path_.string()));
   }
 }

@@ -1,7 +1,7 @@
 #pragma once
-// SHA-256 (FIPS 180-4), for the fingerprint of a model: strong, so that no other file passes for it,
-// and with the processor's own instructions where it has them, so that it hides behind the reading.
-// A Sha256 is used by one thread; the free function is pure.
+// SHA-256 (FIPS 180-4), for the fingerprint of a model: strong, so that no other model has the same
+// one, and computed with the processor's SHA instructions if it has them, so that reading a model
+// takes no longer. One thread uses a Sha256; the free functions are pure.
 
 #include <array>
 #include <cstddef>
@@ -16,7 +16,7 @@ using Digest = std::array<std::uint8_t, 32>;
 class Sha256 {
  public:
   void update(std::span<const std::byte> bytes);
-  Digest finish();  // the object is spent afterwards
+  Digest finish();  // the object must not be used afterwards
 
  private:
   friend std::array<Digest, 2> sha256_pair(std::span<const std::byte>, std::span<const std::byte>);

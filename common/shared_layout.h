@@ -1,15 +1,15 @@
 #pragma once
-// The picture in which the processes meet: what lies in the three shared segments and who writes
-// it. Everything else that passes between processes is a message (common/messages.fbs). No pointer,
-// lock or condition stands here; single-writer fields, acquire/release atomics, offsets and ids.
+// The layout of the three shared segments, and which process writes each field. Everything else that
+// passes between processes is a message (common/messages.fbs). There is no pointer, lock or condition
+// here: only single-writer fields, acquire/release atomics, offsets and ids.
 //
 //   /poise-UID-RUN-control   one page      ControlSegment below
 //   /poise-UID-RUN-weights   sealed, read-only for all but the loader: common/weight_layout.h
 //   /poise-UID-RUN-blocks-E  one for each pool epoch E: common/blocks.h; the executor reads and writes
 //                            blocks it has orders for
 //
-// Attached processes hold flock(LOCK_SH) on the control segment's descriptor: the kernel keeps the
-// attach count, and a name whose LOCK_EX is free belongs to nobody alive and may be reaped.
+// Attached processes hold flock(LOCK_SH) on the control segment's descriptor, so the kernel keeps the
+// attach count: if LOCK_EX can be taken, no living process is attached and the name may be removed.
 
 #include <atomic>
 #include <cstddef>
@@ -29,14 +29,14 @@ enum class LoaderState : std::uint32_t {
   creating = 0,  // nothing but magic, ABI and layout hash may be trusted
   loading = 1,   // shape, dtype and sizes are valid; weights arrive
   sealed = 2,    // weights are complete and do not change any more
-  draining = 3,  // the loader ends; nobody may attach
+  draining = 3,  // the loader is ending; no process may attach
 };
 
 enum class Process : std::uint32_t { loader = 0, planner = 1, gpu_executor = 2 };
 inline constexpr int kProcesses = 3;
 
-// Liveness of the work loop, not of a socket: a counter its owner bumps at every step that made
-// progress.
+// Shows that the work loop is alive, not just a socket: its owner increments it at every step that
+// made progress.
 struct alignas(64) ProgressWord {
   std::atomic<std::uint64_t> steps;
 };
@@ -67,8 +67,8 @@ struct ControlSegment {
   std::uint32_t loader_epoch;               // one more each time a loader takes this segment over
   std::atomic<std::uint64_t> loaded_bytes;  // for the progress line
   std::atomic<std::uint64_t> fingerprint_ready;  // 1 once `fingerprint` is final
-  // Decoder layers whose weights are not in the segment any more because a device holds them, spread
-  // as is_resident (common/device_memory.h) spreads so many; their pages are holes.
+  // Number of decoder layers whose weights were removed from the segment because a device holds them:
+  // those of is_resident (common/device_memory.h) for this number. Their pages are holes.
   std::atomic<std::uint32_t> released_layers;
 
   alignas(

@@ -30,8 +30,8 @@ constexpr Bytes kReserveStep = kMiB * 256;  // 20 to 100 ms
 constexpr auto kReaperPatience = std::chrono::milliseconds(2000);
 constexpr auto kLookAgain = std::chrono::milliseconds(1);
 
-// Our shared lock, the mark of being attached. A reaper that looks at the segment is waited for; false
-// where it found nobody, or the segment's owner ended: the segment has no name any more.
+// Takes the shared lock that marks this process as attached. Waits while another process checks the
+// segment for removal; false if the segment was removed meanwhile or its owner ended.
 bool hold(int descriptor, const std::string& name) {
   for (auto left = kReaperPatience; flock(descriptor, LOCK_SH | LOCK_NB) != 0; left -= kLookAgain) {
     if ((errno != EWOULDBLOCK && errno != EINTR) || left.count() <= 0) {
@@ -44,8 +44,8 @@ bool hold(int descriptor, const std::string& name) {
   return status.st_nlink > 0;
 }
 
-// An error number, or 0. In steps, because nobody can interrupt the kernel within one, nor see how far
-// it is; by one thread, because the kernel lets no second one into the same file.
+// An error number, or 0. Works in steps, because the kernel cannot be interrupted within a call and
+// shows no progress; one thread, because the kernel admits only one to a file at a time.
 int reserve_part(int descriptor, std::int64_t begin, std::int64_t end,
                  const std::function<bool()>& stop) {
   std::int64_t step = kReserveStep.n;

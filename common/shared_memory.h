@@ -1,9 +1,9 @@
 #pragma once
-// Named shared memory, the only door to it: POSIX segments through Boost.Interprocess, always mode
-// 0600, their pages reserved at creation (a full /dev/shm is an error then, not a SIGBUS later). A
-// Segment is a name, a mapping and a descriptor with a shared flock: the kernel's count of who is
-// attached, by which the supervisor knows what nobody alive holds any more and removes it. Segments are
-// movable, close on destruction, and never unlink by themselves: their creator's owner decides
+// All access to named shared memory: POSIX segments through Boost.Interprocess, always mode 0600, with
+// their pages reserved at creation (a full /dev/shm is then an error, not a SIGBUS later). A Segment
+// is a name, a mapping and a descriptor with a shared flock. By the flock the kernel counts attached
+// processes; the supervisor removes a segment that no living process is attached to. Segments are
+// movable, close on destruction, and never unlink themselves: the loader or the supervisor does
 // (`unlink_segment`).
 
 #include <cstddef>
@@ -23,14 +23,14 @@ enum class Access { read_only, read_write };
 
 class Segment {
  public:
-  // A new segment, zeroed, reserved in full. Fails with the bytes wanted and free if there is not
-  // enough room, and where the name is taken. `name` has no leading slash. A large one takes
-  // seconds: meanwhile the file in /dev/shm has its size already, and as many blocks as are
-  // reserved; `stop`, where given, is asked again and again, and true is Exit::interrupted.
+  // A new segment, zeroed and fully reserved. Fails if there is not enough room (the sentence gives
+  // the bytes wanted and free) or if the name is taken. `name` has no leading slash. A large segment
+  // takes seconds: meanwhile the file in /dev/shm already has its final size, and its blocks show the
+  // progress. `stop`, if given, is polled meanwhile; if it returns true, this fails (Exit::interrupted).
   static Segment create(const std::string& name, Bytes size,
                         const std::function<bool()>& stop = nullptr);
-  // Attaches to an existing one; fails where there is none, where it belongs to another user or
-  // others may read it.
+  // Attaches to an existing segment; fails if there is none, if it belongs to another user, or if
+  // other users may read it.
   static Segment attach(const std::string& name, Access access);
 
   Segment(Segment&&) noexcept;
@@ -40,13 +40,13 @@ class Segment {
   std::byte* data() const;
   Bytes size() const;
   const std::string& name() const { return name_; }
-  // From now on nobody else attaches with write access: the mode becomes 0400. This mapping stays
-  // writable.
+  // From now on no other process can attach with write access: the mode becomes 0400. This mapping
+  // stays writable.
   void seal();
 
-  // Gives a part's memory back, or reserves it again (zeroed), for the one who made the segment.
-  // Whole pages. A part given back must not be touched by anybody until it is reserved again; that may
-  // take seconds, and `stop` is as above.
+  // Gives the memory of a part (whole pages) back, or reserves it again, zeroed. Only the segment's
+  // creator may call these. No process may touch a part between the two. Reserving may take seconds;
+  // `stop` is as above.
   void give_back(std::uint64_t offset, Bytes bytes);
   void reserve_again(std::uint64_t offset, Bytes bytes,
                      const std::function<bool()>& stop = nullptr);
@@ -61,12 +61,12 @@ class Segment {
 
 // "poise-UID-RUN-control" and its like.
 std::string segment_name(std::string_view run_id, std::string_view what);
-void unlink_segment(const std::string& name);  // nothing happens where there is none
+void unlink_segment(const std::string& name);  // does nothing if there is none
 // Bytes that /dev/shm and the machine (MemAvailable, cgroup limit) still allow.
 Bytes available_host_memory();
 
-// The control segment, typed and checked: magic, ABI version and size before any other field is
-// believed.
+// The control segment, typed and checked: magic, ABI version and size are verified before any other
+// field is read.
 class Control {
  public:
   static Control create(std::string_view run_id, std::uint64_t layout_hash);

@@ -1,8 +1,8 @@
 #pragma once
-// Trouble comes in three words. `std::optional`: nothing there, the caller goes on. `fail`: the
-// world is not as it must be (a file, an option, the machine); one sentence for the user, thrown
-// once and caught in main. `check`: we made a mistake; always on, also in release builds. Both
-// throw, so that RAII still runs; any thread may call them.
+// Three ways to report a problem. `std::optional`: there is no value, and the caller continues.
+// `fail`: a file, an option or the machine is wrong; one sentence for the user, thrown once and
+// caught in main. `check`: the program has a defect; always on, also in release builds. Both throw,
+// so that destructors run; any thread may call them.
 
 #include <fmt/core.h>
 
@@ -23,7 +23,7 @@ enum class Exit : int {
   busy = 73,         // the output cannot be written
   locked = 74,       // another run holds this directory
   interrupted = 75,  // resumable with --resume
-  handed_over = 77,  // a planner left its work to the next one; the supervisor starts it
+  handed_over = 77,  // a planner handed its work over; the supervisor starts the next one
   foreign = 76,      // the other side, or the run directory, is of another build, model or input
 };
 
@@ -39,7 +39,7 @@ class Failure : public std::runtime_error {
   Exit code_;
 };
 
-// What `check` throws: a broken invariant, with the place that noticed.
+// What `check` throws: a broken invariant, with its source location.
 class Defect : public std::logic_error {
  public:
   using std::logic_error::logic_error;

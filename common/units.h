@@ -1,7 +1,7 @@
 #pragma once
-// Units and ids as types, so that arguments cannot be swapped and `Bytes / Seconds` says what it
-// is. Plain values: trivially copyable, comparable, printable with fmt through their `n`.
-// Arithmetic is only what makes sense in the unit.
+// Units and ids as types, so that arguments cannot be swapped and the type says what a number is.
+// Plain values: trivially copyable, comparable, printable with fmt through their `n`. Only arithmetic
+// that makes sense for the unit is defined.
 
 #include <compare>
 #include <cstdint>
@@ -34,7 +34,7 @@ using Bytes = Quantity<struct BytesUnit>;
 using Tokens = Quantity<struct TokensUnit, std::int32_t>;
 using Seconds = Quantity<struct SecondsUnit, double>;
 
-// Bytes a second; what a link or a disk is measured in.
+// Bytes per second, as for a link or a disk.
 inline double rate(Bytes bytes, Seconds time) {
   return time.n > 0 ? static_cast<double>(bytes.n) / time.n : 0;
 }

@@ -11,14 +11,14 @@
 namespace poise {
 namespace {
 
-constexpr std::int64_t kOffsetAlignment =
-    256;                              // a weight's offset; what vector loads and cuBLASLt like
-constexpr std::int64_t kPage = 4096;  // a slab's offset; what registering and direct reads need
+constexpr std::int64_t kOffsetAlignment = 256;  // a weight's offset; for vector loads and cuBLASLt
+constexpr std::int64_t kPage = 4096;  // a slab's offset; needed for registering and direct reads
 
-constexpr std::int64_t kCutRows = 16;  // a matrix is cut at multiples: whole panels on a CPU device
+constexpr std::int64_t kCutRows =
+    16;  // a matrix is cut at multiples of it: whole panels on a CPU device
 constexpr std::int64_t kFullPieces = 48;  // of a very large layer; the ends of its groups are more
 
-// Puts weights one behind the other, groups them, and cuts groups into pieces.
+// Places weights one after the other, groups them, and cuts the groups into pieces.
 class SlabBuilder {
  public:
   explicit SlabBuilder(DType dtype) : element_(size_of(dtype)) {}

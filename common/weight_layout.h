@@ -1,19 +1,19 @@
 #pragma once
-// Where each weight lies: the map of the weight segment, which the loader fills, the executor reads
-// and the planner counts. A pure function of model shape and dtype, so that every process computes
-// the same map; its hash stands in the control segment and covers shape and dtype, too: what was
-// not laid out for this very model is refused.
+// Where each weight lies in the weight segment. The loader fills the segment, the executor reads it,
+// the planner counts its bytes. The layout is a pure function of model shape and dtype, so every
+// process computes the same one. Its hash covers shape and dtype too and is in the control segment:
+// the executor refuses a segment laid out for another model.
 //
 //   | slab 0: outer (embeddings, projections, final norm, head) | slab 1: layer 0 | slab 2: layer 1
 //   | …
 //
-// A slab is contiguous and page-aligned; within it, weights are ordered as the DMA wants them and
-// grouped into pieces, the units of streaming: a decoder layer's first pieces are what KV
-// regeneration needs (W_K W_V b_K b_V), so that it starts before the rest has arrived (KVPR
-// section 3.3, fine-grained pipeline). A large matrix crosses in several pieces, so that a
-// mini-batch's blocks never wait long behind weights. Matrices are stored as in the checkpoint, (out, in)
-// row-major, in `dtype`; W_K and W_V stand as one matrix of 2·kv_dim rows. Weights the model does
-// not have (no bias, say) have no entry.
+// A slab is contiguous and page-aligned. Its weights lie in the order of the copies and are grouped
+// into pieces, the units of streaming. A decoder layer's first pieces are what KV regeneration needs
+// (W_K W_V b_K b_V), so that it starts before the rest has arrived (KVPR section 3.3, fine-grained
+// pipeline). A large matrix crosses the link in several pieces, so that a mini-batch's blocks never
+// wait long behind weights. Matrices are stored as in the checkpoint, (out, in) row-major, in `dtype`;
+// W_K and W_V are one matrix of 2·kv_dim rows. Weights that the model does not have (biases, for
+// example) have no entry.
 
 #include <cstdint>
 #include <optional>
@@ -56,14 +56,14 @@ inline constexpr int kWeights = static_cast<int>(Weight::fc2_bias) + 1;
 
 std::string_view name_of(Weight weight);
 
-// A bias or a norm's parameters. All others are matrices, those of one row included.
+// Whether it is a bias or a norm's parameters. All others are matrices, even with one row.
 bool is_vector(Weight weight);
 
 // One weight's place within its slab.
 struct WeightEntry {
   Weight weight;
-  std::int32_t piece;       // where it begins: a unit of streaming within the slab
-  std::int32_t last_piece;  // where it ends; matrices alone lie in more than one
+  std::int32_t piece;       // where it begins
+  std::int32_t last_piece;  // where it ends; only matrices lie in more than one
   std::int32_t rows;        // vectors have one row, and so may matrices
   std::int32_t cols;
   std::uint64_t offset;  // bytes from the slab's start, a multiple of 256
@@ -71,8 +71,8 @@ struct WeightEntry {
   bool matrix() const { return !is_vector(weight); }
 };
 
-// A contiguous range of a slab that crosses the link as one. Where it begins or ends within a matrix,
-// it does so at a multiple of 16 of its rows.
+// A contiguous range of a slab that crosses the link in one copy. A cut within a matrix is at a
+// multiple of 16 rows.
 struct WeightPiece {
   std::uint64_t offset;  // bytes from the slab's start
   Bytes bytes;
@@ -90,7 +90,7 @@ struct WeightLayout {
   Slab outer;
   Slab layer;  // every decoder layer has the same map
   std::int32_t layers;
-  std::uint64_t model_hash;  // of the whole shape and the dtype, also what moves no weight
+  std::uint64_t model_hash;  // of the whole shape and the dtype
 
   std::uint64_t layer_offset(LayerId layer_id) const {  // bytes from the segment's start
     return static_cast<std::uint64_t>(outer.bytes.n) +
@@ -100,8 +100,8 @@ struct WeightLayout {
   std::uint64_t hash() const;  // changes with any offset, size or order, and with the model
 };
 
-// Of a layer; larger ones where it would else have more than kMaxWeightPieces. At 22 GB/s a piece takes
-// 1.5 ms, and a copy of it runs at the link's full speed.
+// Size of a layer's pieces; larger if the layer would have more than kMaxWeightPieces otherwise. At
+// 22 GB/s a piece takes 1.5 ms, and its copy runs at the link's full speed.
 inline constexpr Bytes kWeightPieceBytes = kMiB * 32;
 inline constexpr std::int32_t kMaxWeightPieces = 63;
 

@@ -1,5 +1,6 @@
 #pragma once
-// Numbers as people read them in a sentence. launch/supervisor/shared/quantities.py says them the same way.
+// Numbers and sizes as text for messages. launch/supervisor/shared/quantities.py writes them the same
+// way.
 
 #include <concepts>
 #include <cstdint>
@@ -15,7 +16,7 @@ std::string counted_noun(std::int64_t number, std::string_view noun);
 std::string counted(std::integral auto number, std::string_view noun) {
   return counted_noun(static_cast<std::int64_t>(number), noun);
 }
-// "2.3 GiB", "24.0 KiB", "12 bytes": the largest unit of which there is one.
+// "2.3 GiB", "24.0 KiB", "12 bytes": in the largest unit that gives at least 1.
 std::string size_text(Bytes size);
 
 }  // namespace poise

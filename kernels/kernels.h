@@ -1,18 +1,18 @@
 #pragma once
-// Every operation the pipeline runs on a device, on one page. Each is a struct of pointers into
-// device memory and sizes; the CPU version in kernels/cpu/ defines what it means, the CUDA version
-// in kernels/cuda/ is fast, one test ties them. A launch owns nothing, allocates nothing and may
-// not throw once it was checked. Shapes stand outermost first.
+// Every operation the pipeline runs on a device, on one page. Each is a struct of sizes and pointers
+// into device memory. The CPU version in kernels/cpu/ defines what an operation means, the CUDA
+// version in kernels/cuda/ is fast, and a test compares the two. A launch owns nothing, allocates
+// nothing and throws nothing after its check. Shapes are written outermost first.
 //
-// Types: the residual stream and logits are float32; so is everything between operations on the CPU
-// device, while the CUDA device keeps it in `Device::work_type`. What is kept between layers or
-// iterations (weights, K, V, attention input) is `DType`. A value that is stored is rounded to that
-// type *before* anything is computed from it, so that a key is the same bits whether it was loaded
-// or made again (README section 8).
+// Types: the residual stream and logits are float32. Other values between operations are float32 on
+// the CPU device and `Device::work_type` on the CUDA device. What is kept between layers or iterations
+// (weights, K, V, attention input) has the model's `DType`. A stored value is rounded to that type
+// *before* it is used, so a key has the same bits whether it was loaded or computed again
+// (common/README section 8).
 //
-// Sums, on the CPU device: every output element is one chain of fused multiply-adds in a fixed
-// order of its own inputs, whatever the number of rows, of threads, or the instruction set; so
-// output depends on no batch and no policy, bit for bit.
+// Sums on the CPU device: every output element is one chain of fused multiply-adds over its own
+// inputs, in a fixed order for any number of rows or threads and any instruction set. So no batch and
+// no policy changes a bit of the output.
 
 #include <cstdint>
 
@@ -22,8 +22,7 @@
 
 namespace poise {
 
-// A weight matrix in the layout its device keeps it in (made by Device::upload_matrix from (rows,
-// cols) row-major).
+// A weight matrix in its device's own layout. Device::upload makes it from (rows, cols) row-major.
 struct Matrix {
   const void* data = nullptr;
   std::int32_t rows = 0;  // outputs
@@ -67,7 +66,7 @@ struct LayerNorm {
   float epsilon;
 };
 
-// out[r, c] = in[r, c] rounded to out.dtype; how a post-norm model's attention input is kept
+// out[r, c] = in[r, c] rounded to out.dtype. A post-norm model's attention input is stored so.
 struct Convert {
   Rows out;         // (rows, dim)
   const float* in;  // (rows, dim)
@@ -77,8 +76,8 @@ struct Convert {
 enum class Epilogue : std::uint8_t { none, relu, gelu, gelu_tanh };
 
 // out[r, n] = epilogue(Σ_k in[r, k] · weight[n, k] + bias[n]) + residual[r, n], rounded to
-// out.dtype KV Gen is this operation over the rows of ACT blocks with [W_K W_V] (Eq. 1): its out is
-// then slots of KV blocks.
+// out.dtype. KV Gen is this operation over the rows of ACT blocks with [W_K W_V] (Eq. 1); its `out`
+// is slots of KV blocks.
 struct Gemm {
   Rows out;               // (rows, weight.rows)
   Rows in;                // (rows, weight.cols)
@@ -89,7 +88,7 @@ struct Gemm {
   Epilogue epilogue;
 };
 
-// Rows of one buffer to rows of another: new K/V rows into the slots attention reads.
+// Copies rows of one buffer to rows of another: new K/V rows into the slots that attention reads.
 struct RowMove {
   std::int64_t from, to;  // rows
 };
@@ -104,8 +103,7 @@ struct ScatterRows {
 // One block of context as attention reads it (CAPTURE's buf_mapping).
 struct ContextBlock {
   std::uint32_t slot;
-  std::uint8_t
-      buffer;  // 0: KV buffer (loaded), 1: regenerated buffer, 2: blocks read where they lie
+  std::uint8_t buffer;  // 0: KV buffer (loaded), 1: regenerated buffer, 2: blocks read in place
   std::uint8_t unused[3];
 };
 struct AttentionSequence {
@@ -119,7 +117,7 @@ struct AttentionSequence {
 struct Attention {
   void* out;             // (rows, heads, head_dim) of `row_dtype`
   const void* q;         // (rows, heads, head_dim) of `row_dtype`
-  const void* slots[3];  // KV buffer, regenerated buffer, blocks read where they lie: (slots,
+  const void* slots[3];  // KV buffer, regenerated buffer, blocks read in place: (slots,
                          // block_tokens, 2, kv_heads, head_dim) of `dtype`
   DType dtype;
   DType row_dtype = DType::float32;  // float32 on the CPU device
@@ -127,10 +125,10 @@ struct Attention {
   const AttentionSequence* sequences;  // (sequence_count)
   std::int32_t sequence_count, heads, kv_heads, head_dim;
   float scale;
-  // Rows of the longest sequence: the tables lie on the device, and a launch must know its size.
+  // Rows of the longest sequence. The tables are on the device, but the host must size the launch.
   std::int32_t max_new_tokens;
-  // Tokens that the last row of the longest context sees, itself included. Decides how many parts of
-  // the device share a context, never a result.
+  // Tokens that the last row of the longest context sees, itself included. It decides how many thread
+  // blocks share a context, and never changes a result.
   std::int32_t max_context;
 };
 

@@ -1,7 +1,7 @@
 #pragma once
-// Random numbers without a state: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy
+// Random numbers without state: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy
 // as 1, 2, 3", SC 2011) of a key and a counter. The same (seed, step) gives the same number
-// anywhere, in any order, on every device, which is what a resumed or preempted request needs.
+// on every device and in any order, as a resumed or preempted request needs.
 // Pure functions, on a GPU too.
 
 #include <cstdint>

@@ -1,9 +1,9 @@
 #pragma once
 // Attention over sixteen lanes: how keys and values reach the rows of a slice
 // (attention_rows_lanes.h), in two ways that give the same bits. With many rows the keys and values
-// of a chunk are laid out once and serve all tiles. With one tile a head, as in decoding, memory is
-// the limit: several heads are taken together, so that it is read in long runs, keys are laid out a
-// few blocks at a time and values are read where they lie.
+// of a chunk are rearranged once for all tiles. With one tile per head, as in decoding, memory is
+// the limit: several heads are computed together, so that memory is read in long runs; keys are
+// rearranged a few blocks at a time and values are read in place.
 
 #include <cstdint>
 
@@ -93,8 +93,8 @@ class AttentionTask {
     }
   }
 
-  // Reads something of every line of the slice's heads, keys and values, token after token: one long
-  // run of memory, which the hardware fetches ahead, as it does not for one head's rows.
+  // Touches every cache line of the slice's keys and values, token after token. The hardware
+  // prefetches this one long run of memory; it would not prefetch one head's rows.
   void touch(std::int32_t start, std::int32_t count) const {
     constexpr std::int64_t kLine = 64 / sizeof(T);
     for (std::int32_t t = 0; t < count; ++t) {

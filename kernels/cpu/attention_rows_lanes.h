@@ -1,9 +1,9 @@
 #pragma once
-// The rows of an AttentionSlice on their way through the softmax, over sixteen lanes: queries
-// packed for tiles, scores of one chunk, and what is carried from chunk to chunk. Included after
+// The softmax over the rows of an AttentionSlice, with sixteen lanes: queries packed for tiles,
+// scores of one chunk, and what is carried from chunk to chunk. Included after
 // gemm_lanes.h.
 //
-// The order of every sum follows from positions alone. Context is taken in chunks of kChunkTokens,
+// The order of every sum depends on positions only. Context is taken in chunks of kChunkTokens,
 // cut at multiples of it. Within a chunk a score is one chain of fused multiply-adds over head_dim
 // in order, times scale; the row's maximum grows to the chunk's; lane i of the denominator sums the
 // weights at positions i, i + 16, … and the lanes are then added in halves; the output takes up its

@@ -1,6 +1,6 @@
 #pragma once
-// Rows shared out over workers for operations that take them one at a time: in groups large enough
-// to be worth handing out, on the calling thread alone where there are few.
+// Distributes rows over workers, for operations that compute one row at a time: in groups large
+// enough to pay for it, and on the calling thread alone if there are few rows.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,8 +1,8 @@
 #pragma once
 // The inner part of Gemm over sixteen lanes: a tile of rows by panels of 16 outputs, kept in
 // registers while the inputs are walked in order. Every output is one chain of fused
-// multiply-adds, whatever the tile: cutting the inputs into passes only stores the chain's value
-// and takes it up again. Included after one of lanes_*.h, math_lanes.h and rows_lanes.h.
+// multiply-adds for every tile size: with several passes over the inputs, the chain's value is
+// stored and loaded between passes. Included after one of lanes_*.h, math_lanes.h and rows_lanes.h.
 
 #include <cstdint>
 
@@ -45,7 +45,7 @@ struct Sums {
 };
 
 // sums[r, 16·p + i] (+)= Σ_k in[k, r] · weight[p, k, i]. Meanwhile kAhead panels of `ahead` are
-// called into the cache.
+// prefetched.
 template <int kRows, int kPanels, int kAhead, typename In, typename Weight, typename Ahead>
 inline void multiply_tile(In in, Weight weight, std::int64_t depth, Sums sums, bool onto,
                           Ahead ahead) {
@@ -85,7 +85,7 @@ inline void multiply_tile(In in, Weight weight, std::int64_t depth, Sums sums, b
   }
 }
 
-// Panels beside each other in a tile of so many rows: as many as registers hold, a power of two.
+// Panels side by side in a tile of `rows` rows: as many as registers hold, a power of two.
 constexpr int tile_panels(int rows) {
   const int registers = Lanes::kTileRows * Lanes::kTilePanels;
   int panels = 1;
@@ -122,7 +122,7 @@ inline void with_rows(int rows, Fn fn) {
   }
 }
 
-// Rows of a slice are shared out evenly: tiles of nearly one size.
+// A slice's rows are divided evenly: tiles of nearly equal size.
 struct Tiles {
   std::int64_t rows, count;
 
@@ -204,7 +204,7 @@ inline void finish_rows(const Gemm& op, std::int64_t first_row, std::int64_t row
   }
 }
 
-// From so many tiles on it pays to make 16-bit panels float32 once for all of them.
+// From this number of tiles on it pays to convert 16-bit panels to float32 once for all tiles.
 constexpr std::int64_t kWidenFromTiles = 4;
 
 // The panels of one slice: sums over all inputs, tile by tile, then the output.
@@ -273,7 +273,7 @@ class GemmTask {
         } else if (tiles_.count == 1) {
           multiply_tile<kRows, kPanels, kPanels>(in, weight, depth, to, k > 0, ahead);
         } else {
-          // Each tile calls for its part; with more tiles than panels the rest is there already.
+          // Each tile prefetches one panel; with more tiles than panels, the others repeat the last.
           multiply_tile<kRows, kPanels, 1>(in, weight, depth, to, k > 0,
                                            ahead.from(t < panels ? t : panels - 1, 0));
         }

@@ -1,15 +1,15 @@
 #pragma once
-// The operations of kernels/kernels.h on the CPU: what each of them means, and fast. A call splits
-// its work over `workers` and returns when it is done; the caller is the only one to use that pool
-// meanwhile. Pointers are host memory, in any alignment that their type allows. Nothing is
-// allocated and nothing is thrown but Defect, when sizes contradict each other or a limit below,
-// before anything is written.
+// The operations of kernels/kernels.h on the CPU; they define what each operation means. A call splits
+// its work over `workers` and returns when it is done; no other thread may use that pool meanwhile.
+// Pointers are host memory with any alignment that their type allows. A call allocates nothing. It
+// throws only Defect, before it writes anything, if sizes contradict each other or exceed a limit
+// below.
 //
-// Output is the same bits for any number of rows, workers and any instruction set (isa.h). Every
+// Output has the same bits for any number of rows, workers and any instruction set (isa.h). Every
 // element of Gemm is fma(in[k], weight[k], acc) for k = 0, 1, … from 0, then + bias, epilogue,
-// + residual, and one rounding to out's type. The orders of the other sums are said in
-// attention_lanes.h, rows_lanes.h (LayerNorm) and logits_lanes.h. The exponential, GELU and their
-// kin are polynomials of our own (math_lanes.h).
+// + residual, and one rounding to out's type. The orders of the other sums are in
+// attention_rows_lanes.h, rows_lanes.h (LayerNorm) and logits_lanes.h. exp, tanh and GELU are our own
+// polynomials (math_lanes.h).
 
 #include "kernels/cpu/packed_matrix.h"
 #include "kernels/cpu/workers.h"
@@ -21,7 +21,7 @@ void embed_tokens(const EmbedTokens& op, Workers& workers);
 void add_positions(const AddPositions& op, Workers& workers);
 void layer_norm(const LayerNorm& op, Workers& workers);
 void convert(const Convert& op, Workers& workers);
-// The weight lies as pack_matrix made it. `in` may be of any type; `out` must not overlap it.
+// The weight is packed by pack_matrix. `in` may have any type; `out` must not overlap it.
 void gemm(const Gemm& op, Workers& workers);
 // Rows that are read must not be rows that are written.
 void scatter_rows(const ScatterRows& op, Workers& workers);
@@ -29,8 +29,8 @@ void scatter_rows(const ScatterRows& op, Workers& workers);
 void attention(const Attention& op, Workers& workers);
 // Temperatures under 1e-5 are greedy. Sampling scales by temperature, keeps the top_k best (ties:
 // the lower id first), of these the smallest set of the best whose share reaches top_p, and draws
-// from it with Philox4x32-10 of (seed, step). Any logit that is infinite or not a number makes the
-// token -1. Where logprobs is -1 and there is no target, logprob is 0: it costs a pass.
+// from it with Philox4x32-10 of (seed, step). If any logit is infinite or not a number, the
+// token is -1. If logprobs is -1 and there is no target, logprob is 0, which saves a pass.
 void sample_tokens(const SampleTokens& op, Workers& workers);
 
 }  // namespace poise::cpu

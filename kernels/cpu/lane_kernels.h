@@ -11,8 +11,8 @@
 
 namespace poise::cpu {
 
-// Tokens of context whose scores are computed before their softmax is taken; a constant of the
-// arithmetic (attention.cpp), so it is the same for every instruction set.
+// Tokens of context whose scores are computed before their softmax. It decides bits
+// (attention.cpp), so it is the same for every instruction set.
 inline constexpr std::int32_t kChunkTokens = 128;
 inline constexpr std::int32_t kMaxHeadDim = 256;
 inline constexpr std::int32_t kQueryRows = 64;  // (token, head of a group) pairs in one work item
@@ -30,14 +30,14 @@ struct GemmSlice {
   const Gemm* op;
   std::int64_t first_row, rows;      // rows ≤ kGemmRows, rows · cols ≤ kGemmPackedFloats
   std::int64_t first_panel, panels;  // panels ≤ kGemmPanels
-  std::int64_t next_panel;           // where this thread probably goes on, for prefetching
+  std::int64_t next_panel;           // where this thread probably continues, for prefetching
   float* packed;                     // scratch (kGemmPackedFloats): the rows' inputs, see pack_rows
   float* sums;                       // scratch (kGemmSumsFloats)
   float* wide;                       // scratch (kGemmWideFloats): 16-bit panels made float32
   bool is_packed;                    // `packed` holds these rows already, from the slice before
 };
 
-// Some queries of one sequence against one key-value head, or several of them where they are taken
+// Some queries of one sequence against one key-value head, or against several that are computed
 // together; kv_heads · tokens · heads ≤ kQueryRows.
 struct AttentionSlice {
   const Attention* op;
@@ -47,7 +47,7 @@ struct AttentionSlice {
   std::int32_t first_token, tokens;  // of the sequence's new tokens
   float* scratch;                    // kAttentionScratchFloats
 };
-// Whether a head with so few rows is taken together with others (attention_lanes.h).
+// Whether a head has few enough rows to be computed together with others (attention_lanes.h).
 constexpr bool takes_heads_together(const Attention& op, std::int32_t rows,
                                     std::int32_t tile_rows) {
   return rows <= tile_rows && op.head_dim % 16 == 0;
@@ -58,7 +58,7 @@ inline constexpr std::int64_t kAttentionScratchFloats =
     + kQueryRows * kChunkTokens     // scores
     + 2 * kQueryRows;               // maxima, denominators
 
-// What one pass over a row of logits tells.
+// What one pass over a row of logits finds.
 struct LogitScan {
   float maximum;        // unspecified where not finite
   std::int32_t argmax;  // lowest id among equals

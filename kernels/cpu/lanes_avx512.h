@@ -153,8 +153,8 @@ inline __m512i load_columns(const From* from, int count) {
   }
 }
 
-// A whole line of packed weights. Streamed past the caches where that is asked for: it will not be
-// read before long, and need not be fetched to be overwritten.
+// A whole line of packed weights, written past the caches if asked for: it will not be read soon,
+// and need not be fetched to be overwritten.
 template <bool kStream>
 inline void store_line(void* to, __m512i line) {
   if constexpr (kStream) {
@@ -163,7 +163,7 @@ inline void store_line(void* to, __m512i line) {
     _mm512_storeu_si512(to, line);
   }
 }
-// Streamed lines are seen by other threads like any store from here on.
+// From here on other threads see streamed lines like any store.
 inline void end_streaming() { _mm_sfence(); }
 
 // Columns [0, width) of 16 rows or fewer; `kWhole` where both are 16, and no branch is needed.

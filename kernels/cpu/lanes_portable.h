@@ -1,6 +1,6 @@
 #pragma once
-// Sixteen float32 side by side, in plain C++: what the vector types of lanes_avx2.h and
-// lanes_avx512.h do, and must do to the bit. Every operation is the IEEE one lane by lane, rounded
+// Sixteen float32 side by side, in plain C++. It defines the vector types of lanes_avx2.h and
+// lanes_avx512.h, which give the same bits. Every operation is the IEEE one, lane by lane, rounded
 // to nearest even; `fma` rounds once. The three headers define the same names: each of the
 // lanes_*.cpp includes one of them, and then the algorithms (*_lanes.h), all of it in an unnamed
 // namespace so that code for a newer instruction set never leaks into another file.
@@ -138,8 +138,8 @@ inline Lanes operator/(Lanes a, Lanes b) {
 inline float square_root(float x) { return std::sqrt(x); }
 
 // to[16 · c + i] = from[i · stride + c] for i in [0, rows), 0 for the rows up to 16; c in [0, cols).
-// kStream: it will not be read before long, and may be written past the caches; then
-// end_streaming() must follow before another thread is told of it.
+// kStream: it will not be read soon, and may be written past the caches; then call end_streaming()
+// before another thread learns of it.
 template <bool kStream = false, typename From, typename To>
 inline void transpose_16(To* to, const From* from, std::int64_t stride, int rows,
                          std::int64_t cols) {

@@ -1,6 +1,6 @@
 #pragma once
-// One row of finite logits while a token is drawn from it: what is kept of it by top_k and top_p,
-// and the draw. Everything here is a function of the row alone, the same bits on every instruction
+// One row of finite logits while a token is drawn from it: what top_k and top_p keep of it, and the
+// draw. All results are functions of the row alone, with the same bits on every instruction
 // set. Masses are sums of exp((logit - maximum) / temperature): float32 within a block of
 // kLogitBlock, double over blocks. For speed a cut looks only at logits that can matter, gathered
 // into a worker's scratch; ids keep their order there.
@@ -28,7 +28,7 @@ struct Logits {
   double weight(float value) const;
 };
 
-// Room for gathered logits; a row of more than kCapacity of them is searched where it lies.
+// Room for gathered logits; if there are more than kCapacity, the row is searched in place.
 struct GatheredLogits {
   static constexpr std::int32_t kCapacity = 1 << 19;
   float* values;

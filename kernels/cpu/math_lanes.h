@@ -1,6 +1,6 @@
 #pragma once
-// exp, and the activations made from it, over sixteen lanes: polynomials evaluated in one written
-// order, so that every instruction set and every libm gives the same bits. Included after one of
+// exp, and the activations made from it, over sixteen lanes: polynomials evaluated in one fixed
+// order, so that the bits depend on neither instruction set nor libm. Included after one of
 // lanes_*.h.
 
 namespace poise::cpu {
@@ -58,7 +58,7 @@ inline Lanes gelu(Lanes x) {
   q = Lanes::fma(q, t, Lanes::all(0.246174960046f));
   q = Lanes::fma(q, t, Lanes::all(0.282151079682f));
   q = Lanes::fma(q, t, Lanes::all(0.28209276259f));
-  // What rounding z² lost would be felt in the far tail.
+  // Adds back what rounding z² lost; it matters in the far tail.
   const Lanes lost = Lanes::fma(z, z, Lanes::zero() - u);
   const Lanes gauss = exp(Lanes::zero() - u) * (one - lost);
   // Φ(-|x|), and with it x·Φ(x) on either side of 0. Where the tail is 0 so is the product, at

@@ -1,11 +1,11 @@
 #pragma once
 // How the CPU device keeps a weight matrix (Matrix::data): panels of 16 outputs, each (cols, 16),
-// so that the sixteen weights that one input meets are one load.
+// so that one load brings the sixteen weights that one input multiplies.
 //
 //   (ceil(rows / 16), cols, 16) of the stored type; rows past the end are zeros
 //
-// Row-major rows [16·p, 16·p + 16) of the source become panel p and nothing else, so a matrix may
-// be packed in parts, by several threads, or as its rows arrive.
+// Rows [16·p, 16·p + 16) of the row-major source become panel p, independent of other rows. So a
+// matrix may be packed in parts, by several threads, or as its rows arrive.
 
 #include <cstdint>
 

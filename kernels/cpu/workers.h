@@ -1,9 +1,9 @@
 #pragma once
-// The threads a CPU device's operations run on: a fixed pool, the calling thread one of them. One
-// thread at a time may call `parallel_for`; items are handed out one by one, to whoever is free, so
-// a pool on a busy machine never waits for a thread that got no item. Between operations workers
-// spin for a few microseconds, then sleep. Each worker has its own scratch memory, allocated once.
-// What an item computes must not depend on its worker.
+// The threads that run a CPU device's operations: a fixed pool that includes the calling thread. One
+// thread at a time may call `parallel_for`. A free worker takes the next item, one at a time, so on a
+// busy machine the pool never waits for a thread that has no item. Between operations workers spin
+// for a few microseconds, then sleep. Each worker has its own scratch memory, allocated once. What an
+// item computes must not depend on its worker.
 
 #include <atomic>
 #include <condition_variable>
@@ -66,11 +66,11 @@ class Workers {
   bool take(std::int64_t* item);
   void finish_item();
 
-  // Items not yet handed out, and the job's number above them: one word, so that whoever takes an
-  // item holds its job in place until the item is done.
+  // Items not yet taken, and above them the job's number: one word, so that a worker that takes an
+  // item keeps its job in place until the item is done.
   alignas(64) std::atomic<std::uint64_t> ticket_ = 0;
   alignas(64) std::atomic<std::int64_t> unfinished_ = 0;
-  Job job_{};  // may be read by who holds an item of it
+  Job job_{};  // a worker may read it while it holds an item of it
   alignas(64) std::atomic<int> sleepers_ = 0;
   std::atomic<bool> caller_sleeps_ = false;
   std::atomic<bool> ending_ = false;

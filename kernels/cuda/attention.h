@@ -1,6 +1,6 @@
 #pragma once
-// Attention's parts, each in a file of its own so that they compile side by side. The same REQUIRES
-// as `attention` (kernels_cuda.h) each.
+// Attention's variants, each in a file of its own so that they compile in parallel. Each has the
+// REQUIRES of `attention` (kernels_cuda.h).
 
 #include <cuda_runtime.h>
 

@@ -1,6 +1,6 @@
 #pragma once
-// How a context is cut for attention on tensor cores (attention_tiles.cuh says what bits follow), and how
-// many blocks of threads share one. Host code, too; pure.
+// How attention on tensor cores cuts a context (attention_tiles.cuh says which bits follow), and how
+// many thread blocks share one. Pure; host code calls it too.
 
 #include <algorithm>
 #include <cstdint>
@@ -14,11 +14,11 @@ inline constexpr int kChunkTiles = 4;
 inline constexpr int kChunkPositions = kChunkTiles * kTilePositions;
 inline constexpr int kSlices = 8;
 
-// How many blocks should share a decoding row's context, of a device that runs `places` blocks at
-// once: the number for which the last one should end first. Tiles pass at the memory's speed where
-// every place is taken, and at up to twice that where few are, since a multiprocessor draws its share
-// with one of two blocks; a block that begins waits for about a tile's time. A row of fewer chunks
-// than blocks leaves some without work. Bits do not depend on it.
+// How many thread blocks should share a decoding row's context on a device that runs `places` blocks
+// at once: the number with the earliest estimated end. If every place is taken, tiles pass at the
+// memory's speed; if few are, at up to twice that, since one of two blocks draws a multiprocessor's
+// whole share. A block that begins waits for about a tile's time. A row of fewer chunks than blocks
+// leaves some blocks without work. Bits do not depend on this number.
 inline int blocks_for_context(std::int64_t rows, std::int64_t context, std::int64_t places) {
   const std::int64_t chunks = std::max<std::int64_t>(1, ceil_div(context, kChunkPositions));
   int best = 1;

@@ -169,8 +169,8 @@ class ContextRing {
     }
   }
 
-  // Entry n (the next in order) is there for all threads; starts the copy that may take the place
-  // of entry n - 1, which nobody needs any more. All threads.
+  // Waits until all threads have entry n (the next in order), and starts the copy that replaces entry
+  // n - 1, which is no longer needed. All threads call it.
   __device__ SharedAddress next(int n) {
     wait_copy_groups<Sizes::kEntries - 2>();
     __syncthreads();
@@ -178,8 +178,8 @@ class ContextRing {
     return shared_ + n % Sizes::kEntries * Sizes::kEntryBytes;
   }
 
-  // The places of a later tile's blocks are looked up while the i-th one is computed, and kept when
-  // that is done with. By turns.
+  // Looks up where a later tile's blocks are while the i-th tile is computed, and keeps the result when
+  // that tile is done. Threads take turns.
   __device__ const char* look_up() {
     const int tile = looked_up_.tile();
     looked_up_.step();

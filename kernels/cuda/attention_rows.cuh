@@ -1,5 +1,5 @@
 #pragma once
-// Sixteen rows of one head on their way through the softmax: tile by tile within a slice of the context
+// The softmax over sixteen rows of one head: tile by tile within a slice of the context
 // (attention_context.cuh), then slice by slice. Additions and multiplications are written as
 // intrinsics, so that no two copies of the code are contracted differently.
 

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   __shared__ __align__(16) float scores[kWarpRows * kScorePitch];
   __shared__ __align__(16) SliceResults<kDim> results;
   const AttentionPlace place(op, grid);
-  if (!place.has_work()) {  // nobody waits for it; the first block of a cluster has the first slice
+  if (!place.has_work()) {  // no block waits for it: the cluster's first block has the first slice
     return;
   }
   if (place.cluster > 1) {

@@ -1,7 +1,7 @@
 #pragma once
-// The one door for CUDA's error codes. Every call of the runtime goes through `cuda_check`; a code
-// that is not success becomes one sentence (Failure, Exit::interrupted): errors of a GPU are sticky
-// and the process that has one is of no more use.
+// The only check of CUDA's error codes. Every call of the runtime goes through `cuda_check`, which
+// turns an error into one sentence (Failure, Exit::interrupted): GPU errors are sticky, so the process
+// must end.
 
 #include <cuda_runtime_api.h>
 

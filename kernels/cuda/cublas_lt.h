@@ -1,8 +1,8 @@
 #pragma once
-// The part of cuBLASLt that we use, found at run time: one binary then starts on machines without
-// CUDA, and builds where cuBLAS's headers are missing. Names and values are those of cuBLASLt's
-// documented ABI; a test compares them with the headers where those are there. Loaded once a
-// process, at the first use; its functions may be called from any thread.
+// The part of cuBLASLt that we use, loaded at run time: the same binary then starts on machines
+// without CUDA, and builds without cuBLAS's headers. Names and values are those of cuBLASLt's
+// documented ABI; a test compares them with the headers if these are installed. Each process loads it
+// once, at the first use; any thread may call its functions.
 
 #include <cuda_runtime_api.h>
 #include <library_types.h>
@@ -83,11 +83,11 @@ struct Functions {
   Status (*algo_get)(const Algo*, AlgoAttribute, void*, std::size_t, std::size_t* written);
 };
 
-// Fails, with what the dynamic linker says, where no cuBLASLt of this CUDA's major version is found:
-// LD_LIBRARY_PATH first, then the folder POISE_CUBLAS names, then the toolkit's.
+// Fails with the dynamic linker's message if there is no cuBLASLt of this CUDA's major version. It
+// looks in LD_LIBRARY_PATH, then in the folder POISE_CUBLAS names, then in the toolkit's.
 const Functions& functions();
 
-// Fails with the number where a call did not succeed.
+// Fails with the status number if a call did not succeed.
 void lt_check(Status status, const char* what);
 
 }  // namespace poise::cuda::lt

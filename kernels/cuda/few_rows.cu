@@ -14,12 +14,12 @@ constexpr int kWarpOutputs = 16;
 constexpr int kDepth = 128;          // inputs of a stage
 constexpr int kChunks = kDepth / 8;  // of 16 bytes, in a row of a stage
 constexpr int kRowBytes = 2 * kDepth;
-// A warp's copies come at 8 GB/s on an H200, however many it has under way. A block that has a
-// multiprocessor for itself has to bring 33 GB/s of weights and its rows' inputs beside them, which are
-// as many bytes again for 32 outputs and 32 rows: eight warps. Two large blocks bring four each.
+// On an H200, one warp copies 8 GB/s, however many copies it has in flight. A block alone on a
+// multiprocessor needs 33 GB/s of weights and its rows' inputs, which are the same number of bytes
+// for 32 outputs and 32 rows: eight warps. Of two large blocks, each has four.
 constexpr int kCopyWarps = 8;
-// Below so many blocks of threads of four warps, two warps make more of them: an H200 has 132
-// multiprocessors.
+// With fewer thread blocks of four warps than this, blocks of two warps are used, which makes more of
+// them: an H200 has 132 multiprocessors.
 constexpr std::int64_t kEnoughBlocks = 120;
 
 // Some warps multiply, sixteen outputs each, and some copy what they need next. kRowTiles: of eight
@@ -163,7 +163,7 @@ class Product {
         }
         multiply(fragments_[step % (2 * kAhead)]);
       }
-      // Each lane for itself: of what warps agree on by themselves racecheck knows nothing.
+      // Each lane arrives for itself: racecheck does not see what lanes agree on within a warp.
       arrive(empty_ + 8 * entry);
     }
   }

@@ -16,7 +16,7 @@ namespace poise::cuda {
 namespace {
 
 constexpr std::uint64_t kChoiceRows = 4096;
-// An algorithm must serve all of these; between them nothing changes that it could mind.
+// An algorithm must serve all of these. We assume that support is the same between these row counts.
 constexpr std::array<std::uint64_t, 6> kRowsServed{1, 7, 16, 129, 1024, 8192};
 constexpr int kCandidates = 64;
 constexpr std::size_t kTrials = 8;       // of algorithms for few rows, and of those for many
@@ -209,8 +209,8 @@ void Gemms::multiply(Plan& plan, const Key& key, const lt::Algo& algo, const voi
       "a product");
 }
 
-// The first that the heuristic names for so few rows, for more of them and for many, each once. Trials
-// have the workspace for their rows, so that no algorithm that needs it takes part.
+// The heuristic's first algorithms for this number of rows, for more rows and for many, each once. The
+// trials' rows lie in the workspace, so no algorithm that needs workspace takes part.
 std::vector<Algorithm> Gemms::named_for_few(Plan& plan, const Key& key, std::int64_t few) const {
   std::vector<std::optional<std::int64_t>> ask{std::nullopt};
   std::ranges::copy_if(kFewRows, std::back_inserter(ask), [&](auto rows) { return rows >= few; });
@@ -331,8 +331,8 @@ std::unique_ptr<Gemms::Plan> Gemms::make_plan(const Key& key) const {
   return plan;
 }
 
-// What serves up to `few` rows, or any number, in the order of the heuristic for so many or for
-// kChoiceRows.
+// Algorithms that serve up to `few` rows, or any number, in the heuristic's order for `few` or for
+// kChoiceRows rows.
 std::vector<Algorithm> Gemms::choices(Plan& plan, const Key& key,
                                       std::optional<std::int64_t> few) const {
   plan.set_rows(few ? static_cast<std::uint64_t>(*few) : kChoiceRows);
@@ -380,7 +380,7 @@ bool Gemms::suits(Plan& plan, const lt::Algo& algo, std::optional<std::int64_t> 
                              [&](std::uint64_t rows) { return serves(std::min(rows, most)); });
 }
 
-// Bytes that it takes for so many rows; nothing where it does not serve them.
+// Workspace bytes it needs for this number of rows; nothing if it does not serve them.
 std::optional<std::size_t> Gemms::workspace_of(Plan& plan, const lt::Algo& algo,
                                                std::uint64_t rows) const {
   plan.set_rows(rows);

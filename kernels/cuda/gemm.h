@@ -1,21 +1,20 @@
 #pragma once
-// Gemm on tensor cores through cuBLASLt. For every weight (its shape and types) one algorithm is
-// chosen, once, and would serve any number of rows: no split of the sum and no atomics, so
-// that a row's bits depend on that row alone, not on the rows beside it, and a key made again from
-// an ACT block equals the one made when its token was new (README section 8). The choice is the
-// heuristic's for `kChoiceRows` rows: many, because that is where time goes.
+// Gemm on tensor cores through cuBLASLt. For every weight (its shape and types) one algorithm for any
+// number of rows is chosen once. It has no split of the sum and no atomics, so a row's bits depend on
+// that row alone, and a key computed again from an ACT block equals the one computed when its token was
+// new (common/README section 8). The choice is the heuristic's for `kChoiceRows` rows: products of many
+// rows take most of the time.
 //
-// Its tiles are large, and few rows make few of them: too few thread blocks to read a weight as fast
-// as the memory gives it. So up to each of `kFewRows` rows another algorithm may serve. The first time
-// that a product is asked for, whatever its rows, the first that the heuristic names for so few rows and
-// for more, and our own kernel for few rows (few_rows.h) are timed with this weight; the fastest that
-// gives the same bits on random rows serves from then on. Which one that is may differ from start to
-// start; the bits do not. All products together take some tenths of a second for that, within a run's first
-// iteration and never in the middle of it.
+// That algorithm's tiles are large. Few rows make too few thread blocks to read a weight at the memory's
+// speed, so another algorithm may serve up to each of `kFewRows` rows. At a product's first use, with
+// any number of rows, Gemms times the heuristic's first algorithms for few rows and for more, and our
+// own kernel for few rows (few_rows.h), with this weight. The fastest that gives the same bits on random
+// rows serves from then on. The choice may differ from start to start; the bits do not. All products
+// together take some tenths of a second for this, within a run's first iteration and never later.
 //
 // float16 and bfloat16 sum in float32; float32 is true float32 (no tf32). What cuBLASLt cannot fuse
-// into its epilogue (a residual with a bias, GELU) is a kernel before or after it. Owns its handle
-// and workspace; one thread, the device's, uses it.
+// into its epilogue (a residual with a bias, GELU) is a kernel before or after it. A Gemms owns its
+// handle and workspace; one thread, the device's, uses it.
 
 #include <cuda_runtime_api.h>
 
@@ -52,9 +51,9 @@ class Gemms {
 
   void run(const Gemm& op, cudaStream_t stream);
 
-  // For benches and tests: all algorithms that would serve such a product with any number of rows, the
-  // one chosen for many first, or those that would serve up to `few`; the one that serves it; and a run
-  // with another.
+  // For benches and tests: the algorithms that can serve such a product, either with any number of rows
+  // (the one chosen for many rows first) or up to `few`; the one that does serve it; and a run with
+  // another one.
   std::vector<Algorithm> algorithms(const Gemm& op, std::optional<std::int64_t> few = std::nullopt);
   const Algorithm& serving(const Gemm& op, cudaStream_t stream);
   void run_with(const Gemm& op, const Algorithm& algorithm, cudaStream_t stream);
@@ -62,7 +61,7 @@ class Gemms {
   std::size_t version() const { return lt_.get_version(); }
 
  private:
-  // All that an algorithm may depend on, the number of rows left out.
+  // Everything that the choice of an algorithm depends on, except the number of rows.
   struct Key {
     std::int32_t outputs, inputs;
     DType in, weight, out;

@@ -1,5 +1,5 @@
 #pragma once
-// The one door through which our kernels start. Asynchronous; a launch that CUDA refuses throws
+// The only function that starts our kernels. Asynchronous; if CUDA refuses a launch, it throws
 // Failure with the kernel's name. For .cu files.
 
 #include <cuda_runtime.h>

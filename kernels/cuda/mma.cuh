@@ -32,7 +32,7 @@ __device__ __forceinline__ void wait_copy_groups() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kLeft) : "memory");
 }
 
-// A barrier in shared memory that `count` arrivals complete, phase after phase; whoever waits names the
+// A barrier in shared memory that `count` arrivals complete, phase after phase; a waiting thread names the
 // parity of the phase. Arrivals release what came before them, waits acquire it.
 __device__ __forceinline__ void begin_barrier(SharedAddress barrier, int count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(barrier), "r"(count) : "memory");

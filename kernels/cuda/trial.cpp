@@ -85,7 +85,7 @@ Seconds time_of(const Trial& trial, const Trial::Way& way) {
   Seconds shortest{std::numeric_limits<double>::infinity()};
   const std::int64_t used = trial.in_bytes().n + trial.out_bytes().n;
   for (int i = 0; i < kLaunches; ++i) {
-    // What the launch before left in the cache makes room: a run finds a weight in memory.
+    // Clears the cache of the previous launch's data: in a run, a weight comes from memory.
     cuda_check(
         cudaMemsetAsync(static_cast<std::byte*>(trial.scratch) + used, 0,
                         static_cast<std::size_t>(trial.scratch_bytes.n - used), trial.stream),
@@ -100,7 +100,7 @@ Seconds time_of(const Trial& trial, const Trial::Way& way) {
 
 bool same_bits(const Trial& trial, const Trial::Way& one, const Trial::Way& other) {
   check(trial.rows > 0 && trial.fits(), "a trial has room for its rows");
-  std::mt19937 random(1);                                // the same rows whenever we are asked
+  std::mt19937 random(1);                                // the same rows in every trial
   const std::int64_t numbers = trial.out_bytes().n / 4;  // no fewer than there are sums of 32 bits
   for (std::int64_t compared = 0; compared < kSums; compared += numbers) {
     const std::vector<std::byte> rows = random_numbers(trial.in_dtype, trial.in_bytes(), random);

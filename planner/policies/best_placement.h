@@ -1,5 +1,5 @@
 #pragma once
-// The general program of README section 5: where weights and context lie so that an iteration takes
+// The general program of common/README section 5: where weights and context lie so that an iteration takes
 // least, max(link, computation, way back), summed over the layers. Free are the layers whose weights
 // stay on the device, and ACT and KV blocks on the device and on the host; both memories, whole
 // blocks and the device's buffers, which depend on the kinds, are the bounds. Unlike Algorithm 1 it

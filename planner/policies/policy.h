@@ -1,10 +1,10 @@
 #pragma once
-// A policy answers the planner's three questions (README section 5): how is the host's pool split
+// A policy answers the planner's three questions (common/README section 5): how is the host's pool split
 // between ACT and KV blocks, of which kind is a request's next block, and which sequences form a
 // mini-batch. Answers are functions of the arguments alone: no clock, socket, file or log, so that
 // the same code plans a run, a dry run and a simulated one; an object holds only the options it was
 // made with and may be shared by threads. Whatever a policy answers changes the time of a run and
-// never its tokens (README section 8).
+// never its tokens (common/README section 8).
 
 #include <cstdint>
 #include <functional>

@@ -42,7 +42,7 @@ class BlockPools {
              std::uint32_t gpu_kv_blocks = 0);
 
   // A block of the kind and place asked for; elsewhere, then of the other kind, where that is
-  // exhausted (a request's tokens do not depend on it, README section 8); nothing where all are.
+  // exhausted (a request's tokens do not depend on it, common/README section 8); nothing where all are.
   std::optional<BlockRef> take(BlockKind wanted, Place place = Place::host);
   void give_back(const BlockRef& block);
   // This block; false where it is taken or is none.

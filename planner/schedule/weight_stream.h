@@ -1,5 +1,5 @@
 #pragma once
-// Which pieces of weights each order of an iteration fetches ahead (README section 4). Resident
+// Which pieces of weights each order of an iteration fetches ahead (common/README section 4). Resident
 // layers (common/device_memory.h says which) stay on the device; the others pass through two
 // buffers in turn, so that a layer can be fetched once the layer two uses before it was computed.
 // Its pieces are spread, by their bytes, over the mini-batches of all orders from then until it is
