@@ -16,7 +16,7 @@ constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kStride = 64 << 20;                 // touched at a time by one thread
 constexpr std::uint64_t kMaxPool = std::uint64_t{1} << 46;  // bytes; no machine has them
 
-// The first touch of a page zeroes it. Nobody else has the segment yet.
+// The first touch of a page zeroes it. No other process has the segment yet.
 void touch(std::span<std::byte> memory, const std::atomic<bool>& stop) {
   std::atomic<std::uint64_t> next{0};
   const auto work = [&] {

@@ -1,9 +1,9 @@
 #pragma once
-// The memory of one block pool: a shared segment made for a planner, named by the pool's epoch. It
-// is reserved in full and touched by all cores while it is made, so that neither a full machine nor
-// a first write surprises anyone later. Making one takes seconds for many GiB: the loader does it in
-// a thread of its own. Destroyed, the name goes; who has it mapped keeps the memory until it lets
-// go.
+// The memory of one block pool: a shared segment made for a planner, named by the pool's epoch. The
+// constructor reserves all of it and all cores touch it, so that later neither memory runs out nor a
+// first write is slow. This takes seconds for many GiB: the loader does it in a thread of its own.
+// The destructor removes the name; a process that has mapped the segment keeps its memory until it
+// unmaps it.
 
 #include <atomic>
 #include <cstdint>
@@ -15,14 +15,14 @@
 
 namespace poise {
 
-// Why this partition cannot be; nothing where it is sound.
+// Why this partition is invalid; nothing if it is valid.
 std::optional<std::string> why_no_partition(const PoolPartition& partition, const BlockSizes& sizes,
                                             std::int32_t layers);
 
 class BlocksSegment {
  public:
-  // Fails where the memory is not to be had. Once `stop` is true it ends early: fails, or leaves
-  // pages untouched.
+  // Fails if there is not enough memory. Once `stop` is true it ends early: it fails, or leaves pages
+  // untouched.
   BlocksSegment(const std::string& name, Bytes size, const std::atomic<bool>& stop);
   ~BlocksSegment();
   BlocksSegment(const BlocksSegment&) = delete;

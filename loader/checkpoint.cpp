@@ -102,8 +102,8 @@ Checkpoint::Checkpoint(const std::filesystem::path& directory) {
     for (const auto& [tensor, file] : *index) {
       named.insert(file);
     }
-    // What a smaller model saved over a sharded one leaves behind: transformers too goes by the
-    // single file then.
+    // A smaller model was saved over a sharded one, and the shards' index is still there. Like
+    // transformers, we use the single file.
     if (has_single && !named.contains(kSingleFile)) {
       index.reset();
       notices_.push_back(

@@ -1,8 +1,8 @@
 #pragma once
-// A model directory's tensors, wherever they lie: one model.safetensors, the shards an index names,
-// or all *.safetensors of the directory. Opening it reads every header and nothing else. An index
-// may name only files beside it, and must agree with them; the same tensor in two files is refused.
-// Read-only afterwards; any thread may look up and read.
+// The tensors of a model directory: in one model.safetensors, in the shards an index names, or in all
+// *.safetensors of the directory. Opening it reads only the files' headers. An index may name only
+// files beside it, and must agree with them; the same tensor in two files is refused. Read-only
+// afterwards; any thread may look up and read.
 
 #include <filesystem>
 #include <map>
@@ -25,10 +25,10 @@ class Checkpoint {
  public:
   explicit Checkpoint(const std::filesystem::path& directory);
 
-  // Nothing where the model has no tensor of this name.
+  // Nothing if the model has no tensor of this name.
   const TensorPlace* find(std::string_view name) const;
   const std::map<std::string, TensorPlace, std::less<>>& tensors() const { return tensors_; }
-  // What was passed over, one sentence each.
+  // What was ignored, one sentence each.
   const std::vector<std::string>& notices() const { return notices_; }
   // Fails if a file was written to since it was opened.
   void check_unchanged() const;

@@ -1,7 +1,7 @@
 #pragma once
-// Weights out of a checkpoint: every tensor the model needs is found there, of the shape the config
-// asks for and of a type that can be read, before a byte of it is. Reading is pread into the
-// segment, through a conversion where the stored type is not the kept one.
+// Weights from a checkpoint. Before a byte of a tensor is read, every tensor the model needs has been
+// found there, with the shape the config asks for and a readable type. Tensors are read with pread
+// into the segment, and converted if the stored type is not the kept one.
 
 #include <filesystem>
 #include <memory>
@@ -22,17 +22,17 @@ DType kept_dtype(std::optional<DType> asked, const ModelConfig& model, const Che
 
 class CheckpointSource final : public WeightSource {
  public:
-  // Fails with the first tensor that is missing or wrong, and how many more are. `what` is the
+  // Fails with the first tensor that is missing or wrong, and says how many more are. `what` is the
   // model directory, as messages name it.
   CheckpointSource(std::shared_ptr<const Checkpoint> checkpoint, const ModelShape& shape,
                    const WeightLayout& layout, DType dtype, std::string what);
 
   const std::vector<WeightTensor>& tensors() const override { return tensors_; }
   void fill(std::size_t tensor, std::int64_t first, std::span<std::byte> out) const override;
-  // No file was changed meanwhile; a tied head that the checkpoint repeats is the embedding.
+  // Fails if a file was changed meanwhile, or if a tied head in the checkpoint is not the embedding.
   void check_after(std::span<const std::byte> segment) const override;
 
-  // Tensors nobody needs, in a sentence; nothing where there are none.
+  // Tensors that the model does not need, in a sentence; nothing if there are none.
   const std::optional<std::string>& unneeded() const { return unneeded_; }
   // Tensors stored in another type than kept, likewise.
   const std::optional<std::string>& converted() const { return converted_; }

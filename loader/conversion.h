@@ -1,8 +1,8 @@
 #pragma once
-// Numbers from the type a checkpoint stores them in to the type they are kept in, rounded to
-// nearest even as PyTorch does. Uses the processor's wide instructions where it has them; the
-// results are those of the scalar conversions of common/dtype.h, bit for bit (but for the payload
-// of a NaN). Pure; any thread may call it.
+// Converts numbers from a checkpoint's type to the kept type, rounded to nearest even as PyTorch does.
+// It uses the processor's vector instructions if it has them; the results have the bits of the scalar
+// conversions in common/dtype.h (except the payload of a NaN). Pure; any thread may call
+// it.
 
 #include <cstddef>
 #include <span>

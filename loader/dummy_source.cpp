@@ -58,8 +58,8 @@ inline void fill_run(std::uint32_t index, std::uint32_t key, std::uint32_t other
 }
 
 #if defined(__x86_64__)
-// The same loop, for the compiler to make wide; integers and one exact product, so that the results
-// are the same.
+// The same loop in a form that the compiler vectorises. The results are the same: it has only integers
+// and one exact product.
 __attribute__((target("avx2"))) void fill_run_wide(std::uint32_t index, std::uint32_t key,
                                                    std::uint32_t other_key, float scale, float* out,
                                                    std::size_t count) {

@@ -1,8 +1,8 @@
 #pragma once
-// Weights for runs that only need a model's shape (`--load-format dummy`): seeded random numbers of
-// the right scale, so that activations and logits stay in the range real ones have through any
-// number of layers. An element is a function of seed, tensor and index alone: the same on every
-// machine, with any number of threads, and in every dtype but for its rounding.
+// Weights for runs that only need a model's shape (`--load-format dummy`): seeded random numbers,
+// scaled so that activations and logits stay in the range of a real model through any number of
+// layers. An element is a function of seed, tensor and index alone: the same on every machine, with
+// any number of threads, and, except for rounding, in every dtype.
 //
 // Matrices: bell-shaped, standard deviation 0.02, those that write to the residual stream (W_O,
 // fc2) 0.02 / sqrt(2 · layers), as GPT-2 starts. Biases: 0.01. Norms: weight 1, bias 0.01.

@@ -1,6 +1,6 @@
 #pragma once
-// How much host memory this run may take, and whether what it wants fits: decided before anything
-// is loaded, in numbers a user can act on. Pure functions.
+// How much host memory this run may take, and whether its weights and pool fit: decided before
+// anything is loaded, in numbers a user can act on. Pure functions.
 
 #include <optional>
 #include <string>
@@ -13,14 +13,14 @@ struct HostBudget {
   Bytes cap;                          // of weights and block pools together
   std::optional<Bytes> asked;         // --host-memory
   Bytes available;                    // when the loader started
-  std::optional<std::string> notice;  // where more was asked for than there is
+  std::optional<std::string> notice;  // if more was asked for than is available
 };
 
 HostBudget host_budget(std::optional<Bytes> asked, Bytes available);
 
-// Fails where the weights alone pass the cap.
+// Fails if the weights alone exceed the cap.
 void check_weights_fit(Bytes weights, const HostBudget& budget);
-// Why a pool of this size cannot be had beside the weights; nothing where it can.
+// Why a pool of this size does not fit beside the weights; nothing if it fits.
 std::optional<std::string> why_no_pool(Bytes pool, Bytes weights, const HostBudget& budget,
                                        Bytes available_now);
 

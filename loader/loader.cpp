@@ -25,10 +25,10 @@ constexpr const char* kSocket = "loader.sock";
 constexpr const char* kCard = "loader.json";
 constexpr Seconds kWaitWhileBusy{0.005};
 constexpr Seconds kWait{0.05};
-// A pool's memory is free once whoever mapped it has let go of it, too: an executor that is about to end.
+// A pool's memory is free only after the executor that mapped it has unmapped it or ended.
 constexpr auto kUntilRoom = std::chrono::seconds(20);
 
-// Options that cannot be are refused before the model is looked at.
+// Refuses wrong options before it looks at the model.
 LoaderOptions checked(const LoaderOptions& options) {
   const bool hex = std::ranges::all_of(
       options.run_id, [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
@@ -63,7 +63,7 @@ void write_all(int descriptor, std::string_view text, const std::string& path) {
   }
 }
 
-// Whole, or not at all.
+// Writes the whole file or none of it.
 void write_private_file(const std::filesystem::path& path, std::string_view text) {
   const std::string fresh = path.string() + ".new";
   const int descriptor = ::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
@@ -146,8 +146,8 @@ bool Loader::step() {
   return !message || handle(**message);
 }
 
-// A peer that sends what cannot be read is told so and no longer listened to until it says Hello
-// again: a loader that is kept must survive its planners.
+// A peer that sends an unreadable message is told so, and ignored until it sends Hello again: a loader
+// that is kept must survive its planners.
 std::optional<Received> Loader::receive() {
   const bool busy = !weights_.sealed() || pools_.busy();
   try {
@@ -248,7 +248,7 @@ void Loader::tell_weights(std::string why_not) {
 
 void Loader::greet(const messages::Hello& hello) {
   pools_.forget_claim();
-  awaited_ = false;  // by one who is gone
+  awaited_ = false;  // the planner that waited is gone
   const auto* fingerprint = hello.fingerprint();
   if (fingerprint != nullptr && fingerprint->size() > 0 && weights_.sealed() &&
       !std::equal(fingerprint->begin(), fingerprint->end(), std::begin(control_->fingerprint),

@@ -1,8 +1,8 @@
 #pragma once
-// Process 1: owns host memory. It reads a model into the sealed weight segment, and makes and
-// re-partitions the block pool for the planner that is connected, over HOME/loader.sock. It outlives
-// planners and executors, and takes its segments with it when it ends. One thread calls `step`;
-// weights and pools arrive in threads of their own, so that a step never takes long.
+// Process 1: owns host memory. It reads a model into the sealed weight segment. It makes and
+// re-partitions the block pool for the connected planner, over HOME/loader.sock. It outlives planners
+// and executors, and removes its segments when it ends. One thread calls `step`; other threads load
+// weights and make pools, so that a step never takes long.
 //
 //   segment                        is there
 //   poise-UID-RUN-control          from construction to destruction
@@ -38,18 +38,18 @@ struct LoaderOptions {
 
 class Loader {
  public:
-  // What is wrong with the options, the model or the memory fails here, before memory is taken.
+  // Fails if options, model or memory are wrong, before it takes memory.
   explicit Loader(const LoaderOptions& options);
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  // Handles what has arrived, waiting a moment if nothing has. False once a peer said Stop. Throws
-  // where the weights could not be loaded.
+  // Handles the messages that have arrived, and waits a moment if none has. False once a peer sent
+  // Stop. Throws if the weights could not be loaded.
   bool step();
 
  private:
-  // A name in shared memory that goes when this does.
+  // Removes a name from shared memory on destruction.
   struct Unlinked {
     std::string name;
     ~Unlinked() { unlink_segment(name); }
@@ -68,12 +68,12 @@ class Loader {
   ModelOnDisk model_;
   HostBudget budget_;
   Control control_;
-  Unlinked control_name_;  // only once it is ours: another loader may have it already
+  Unlinked control_name_;  // set once the name is ours: another loader may have it already
   std::unique_ptr<Channel> channel_;
   WeightLoading weights_;
   PoolKeeper pools_;
   std::optional<std::chrono::steady_clock::time_point> restore_asked_;  // and not begun
-  bool awaited_ = false;  // somebody waits for weights to be restored
+  bool awaited_ = false;  // a planner waits for weights to be restored
 };
 
 }  // namespace poise

@@ -1,7 +1,7 @@
 #pragma once
 // Everything about a model directory that can be known without reading weights: config, dtype,
-// layout, and a source that has found every tensor. What is wrong with the directory fails here,
-// within a second, before any memory is taken.
+// layout, and a source that has found every tensor. A wrong directory fails here, within a second,
+// before any memory is taken.
 
 #include <cstdint>
 #include <filesystem>
@@ -31,7 +31,7 @@ struct ModelOnDisk {
 ModelOnDisk open_model(const std::filesystem::path& directory, std::optional<DType> dtype,
                        LoadFormat format, std::uint64_t seed);
 
-// What names this model in HELLO and manifests: SHA-256 over shape, dtype, special tokens and the
+// The model's fingerprint in Hello and manifests: SHA-256 over shape, dtype, special tokens and the
 // digest of the weights' bytes.
 Digest model_fingerprint(const ModelConfig& config, DType dtype, const Digest& weights);
 

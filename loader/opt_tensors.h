@@ -1,5 +1,5 @@
 #pragma once
-// The names OPT's tensors have in HuggingFace checkpoints, and where each goes. The prefix before
+// The names of OPT's tensors in HuggingFace checkpoints, and where each goes. The prefix before
 // "embed_tokens.weight" differs by the class that saved the model: "model.decoder." (OPTForCausalLM),
 // "decoder." (OPTModel, and the first files that were published), none (OPTDecoder). Pure functions.
 
@@ -15,7 +15,7 @@ namespace poise {
 
 inline constexpr std::string_view kHeadName = "lm_head.weight";
 
-// The prefix this checkpoint's names have; fails where none or more than one fits.
+// The prefix of this checkpoint's names; fails if none or more than one fits.
 std::string opt_prefix(const Checkpoint& checkpoint, const std::string& what);
 
 // Every tensor the model needs, in the order of the weight segment.

@@ -63,9 +63,9 @@ std::optional<messages::PoolGrantT> PoolKeeper::advance() {
       return finish();
     }
     try {
-      coming_.get();  // and let go
+      coming_.get();  // and release it
     } catch (const Failure& failure) {
-      spdlog::warn("a block pool nobody waits for was not made: {}", failure.what());
+      spdlog::warn("a block pool, whose planner is gone, was not made: {}", failure.what());
     }
   }
   return claimed_ ? begin() : std::nullopt;
@@ -131,7 +131,7 @@ messages::PoolGrantT PoolKeeper::release() {
 std::optional<std::string> PoolKeeper::why_no_room(Bytes bytes) const {
   const Bytes pool = blocks_ ? blocks_->size() : Bytes{0};
   Bytes left = available_();
-  if (blocks_) {  // without a pool, weights that fitted once do again
+  if (blocks_) {  // without a pool, weights that fitted once fit again
     left = std::min(left, asked_.value_or(budget_.cap) - weights() - pool);
   }
   if (bytes <= left) {

@@ -1,8 +1,8 @@
 #pragma once
-// The block pool and its partition, as planners ask for them. There is one pool at a time; a claim
-// gives up the one before it (its planner is gone, or wants another), then makes the new one in a
-// thread, and is answered by `advance` when it is there. The loader's one thread calls; nobody else
-// writes the control segment's pool fields.
+// Makes the block pool and its partition as planners ask for them. There is one pool at a time. A claim
+// gives up the earlier pool (its planner is gone, or wants another), then makes the new one in a
+// thread; `advance` returns the answer when the pool is ready. Only the loader's one thread calls this
+// class, and only this class writes the control segment's pool fields.
 
 #include <atomic>
 #include <functional>
@@ -26,19 +26,19 @@ class PoolKeeper {
   PoolKeeper(const PoolKeeper&) = delete;
   PoolKeeper& operator=(const PoolKeeper&) = delete;
 
-  // `host_memory`: cap of whoever claims, weights included; nothing: the loader's own.
+  // `host_memory`: the claiming run's cap, weights included; nothing: the loader's own.
   void claim(const PoolPartition& partition, std::optional<Bytes> host_memory);
-  // Whoever claimed is gone: nobody waits for that answer any more.
+  // The planner that claimed is gone: drops the answer to its claim.
   void forget_claim();
   messages::PoolGrantT move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks);
   messages::PoolGrantT release();
-  // The answer to a claim, once there is one.
+  // The answer to a claim, once it is ready.
   std::optional<messages::PoolGrantT> advance();
   bool busy() const { return claimed_.has_value() || coming_.valid(); }
   bool there() const { return blocks_ != nullptr; }
-  // Weights that are not in host memory: a pool may have their place.
+  // Weights that are not in host memory: a pool may use their room.
   void set_released(Bytes weights) { released_ = weights; }
-  // Why so many bytes cannot be had beside weights and pool as they are; nothing where they can.
+  // Why `bytes` do not fit beside the present weights and pool; nothing if they fit.
   std::optional<std::string> why_no_room(Bytes bytes) const;
 
  private:

@@ -1,10 +1,10 @@
 #pragma once
-// One *.safetensors file, its header read strictly: what a tensor's name, type, shape and place are,
-// and that the tensors' bytes cover the file from the header to its end without hole or overlap, so
-// that no byte of it is unexplained. Stricter than the reference reader: no name twice, no leading
-// space, no unknown field, no type of unknown size. What is wrong is one sentence that names file
-// and tensor. Nothing but the header is read here; header and counts are bounded before memory is
-// taken for them.
+// One *.safetensors file, whose header is read strictly: each tensor's name, type, shape and place.
+// The tensors' bytes must cover the file from the header to its end without hole or overlap. It is
+// stricter than the reference reader: no name twice, no leading space, no unknown field, no type of
+// unknown size. An error is one sentence that names file and tensor. Only the header is read here;
+// its size and counts are bounded before memory is taken for
+// them.
 //
 //   | header bytes u64 | header: one JSON object, padded with spaces | tensors' bytes |
 

@@ -1,8 +1,8 @@
 #pragma once
-// Fills the weight segment from a source with all cores, in the order the DMA will read it, and
-// takes the digest of what it wrote while it is still in the cache: a tree, its leaves 512 KiB of one
-// tensor each, its root over all leaves in order. The digest depends on the bytes and their layout,
-// not on threads or on how the checkpoint was split. The threads run from construction to
+// Fills the weight segment from a source with all cores, in the order of later copies, and computes
+// a digest of the bytes while they are in the cache. The digest is a tree: each leaf covers 512 KiB of
+// one tensor, and the root covers all leaves in order. It depends on the bytes and their layout, not
+// on threads or on how the checkpoint was split into files. The threads run from construction to
 // destruction, which waits for them (each ends after its current task).
 
 #include <atomic>
@@ -26,8 +26,9 @@ inline constexpr Bytes kDigestLeaf = kKiB * 512;
 
 class WeightFill {
  public:
-  // `source` and `segment` outlive it. `loaded` counts bytes as they arrive. With `wanted`, only the
-  // slabs (0: outer, 1 + l: layer l) for which it says so are filled, and all leaves must be given …
+  // `source` and `segment` outlive it. `loaded` counts bytes as they arrive. With `wanted`, only those
+  // slabs are filled again (0: outer, 1 + l: layer l); `leaves` are then the digests of the first fill,
+  // and `done` fails (Exit::foreign) if a leaf differs or cannot be read.
   WeightFill(const WeightSource& source, std::span<std::byte> segment, DType dtype,
              std::size_t threads, std::atomic<std::uint64_t>& loaded,
              const std::function<bool(std::uint32_t slab)>& wanted = nullptr,
@@ -36,17 +37,16 @@ class WeightFill {
   WeightFill(const WeightFill&) = delete;
   WeightFill& operator=(const WeightFill&) = delete;
 
-  // Whether every byte is there and checked; throws what a thread failed with.
+  // Whether every byte is there and checked; rethrows the failure of a thread.
   bool done();
   // The root. REQUIRES: done().
   Digest digest() const;
-  // … of which each filled one must come out the same again; `done` fails (Exit::foreign) where one does
-  // not, or cannot be read. REQUIRES: done().
+  // The leaves' digests, for a later fill. REQUIRES: done().
   std::vector<Digest> take_leaves() { return std::move(leaves_); }
   Bytes total() const { return total_; }
 
  private:
-  // A task of a tensor: at most two leaves.
+  // A part of one tensor, at most two leaves, for one thread.
   struct Task {
     std::uint32_t tensor;
     std::uint32_t leaf;  // number of its first leaf
@@ -76,7 +76,7 @@ class WeightFill {
   std::vector<std::thread> threads_;
 };
 
-// As many as there are cores, and a few more than one where there are few: reading waits.
+// One for each core, but at least two: reading waits.
 std::size_t fill_threads();
 
 }  // namespace poise

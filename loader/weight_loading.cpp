@@ -112,7 +112,8 @@ Bytes WeightLoading::released_bytes() const { return model_.layout.layer.bytes *
 void WeightLoading::release(std::int32_t resident_layers) {
   check(sealed_ && released_ == 0, "whole weights are released");
   check(resident_layers >= 0 && resident_layers <= model_.layout.layers, "of the model's layers");
-  // First the word, then the holes: whoever looks in time does not touch them.
+  // Announces the release first, then makes the holes: a process that reads the number in time does not
+  // touch them.
   released_ = resident_layers;
   control_->released_layers.store(static_cast<std::uint32_t>(released_), std::memory_order_release);
   give_back_released();

@@ -1,12 +1,12 @@
 #pragma once
-// The weight segment from its creation to its seal. The segment is reserved in a thread of its own,
-// then filled by all cores (weight_fill.h); `advance` is called again and again by the loader's one
-// thread and moves the loader's state in the control segment: creating → loading (the segment is
-// there) → sealed (every byte and the fingerprint are). Destroyed, the segment's name goes.
+// The weight segment from its creation to its seal. A thread of its own reserves the segment, then all
+// cores fill it (weight_fill.h). The loader's one thread calls `advance` repeatedly, which moves the
+// loader's state in the control segment: creating → loading (the segment exists) → sealed (every byte
+// and the fingerprint are there). The destructor removes the segment's name.
 //
-// Layers that a device holds may be released, their memory given back, and later restored from where
-// they came from: sealed → loading → sealed. Their memory is reserved in that thread first; where there
-// is not enough, all is as before.
+// Layers that a device holds may be released: their memory is given back, and they are later restored
+// from their source: sealed → loading → sealed. That thread first reserves their memory; if there is
+// not enough, they stay released.
 
 #include <atomic>
 #include <chrono>
@@ -29,20 +29,20 @@ class WeightLoading {
   WeightLoading(const WeightLoading&) = delete;
   WeightLoading& operator=(const WeightLoading&) = delete;
 
-  // True where something moved since the last call. Throws what went wrong in the threads.
+  // True if the state changed since the last call. Rethrows the failure of a thread.
   bool advance();
   bool has_segment() const { return segment_.has_value(); }
   bool sealed() const { return sealed_; }
-  // Memory is being reserved, which shows nowhere.
+  // True while memory is being reserved, which no progress counter shows.
   bool reserving() const { return !segment_ || reserving_.valid(); }
 
-  // Gives back the memory of the layers that `resident_layers` are (is_resident), and no others.
+  // Gives back the memory of the layers that are resident (is_resident) with this number.
   // REQUIRES: sealed, nothing released.
   void release(std::int32_t resident_layers);
-  // Fills what was released; `advance` tells when it is sealed again. Throws there where the source has
-  // other bytes now. REQUIRES: sealed, something released.
+  // Fills the released layers again; `advance` seals the segment then, and throws if the source's bytes
+  // have changed. REQUIRES: sealed, something released.
   void restore();
-  // Why what was to be restored is as it was, released.
+  // Why the released layers could not be restored.
   const std::string& why_not_restored() const { return why_not_; }
   std::int32_t released() const { return released_; }
   Bytes released_bytes() const;
@@ -61,7 +61,7 @@ class WeightLoading {
   Control& control_;
   const ModelOnDisk& model_;
   std::string name_;
-  std::atomic<bool> given_up_{false};  // nobody waits for the segment any more
+  std::atomic<bool> given_up_{false};  // the segment is no longer needed
   std::future<Segment> coming_;
   std::future<void> reserving_;  // of what was released
   std::string why_not_;

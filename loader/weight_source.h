@@ -32,8 +32,8 @@ class WeightSource {
   virtual const std::vector<WeightTensor>& tensors() const = 0;
   // Writes elements `first` and following of tensor number `tensor`, in the dtype they are kept in.
   virtual void fill(std::size_t tensor, std::int64_t first, std::span<std::byte> out) const = 0;
-  // Called once, after every tensor was filled into `segment`: fails where the source has turned
-  // out to be wrong.
+  // Called once, after every tensor was filled into `segment`; fails if the source turns out to be
+  // wrong.
   virtual void check_after(std::span<const std::byte> segment) const = 0;
 };
 

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Figures drawn from numbers: well-formed, in the axes, and the same each time."""
 
+import importlib.util
+import json
 import xml.etree.ElementTree as xml
 
-from harness import expect, expect_equal, main, test
+from harness import ROOT, expect, expect_equal, main, test
 from supervisor.measure.svg import Figure, page
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -56,6 +58,17 @@ def any_words_make_a_well_formed_picture_and_always_the_same_one(_):
 
     xml.fromstring(draw())
     expect_equal(draw(), draw(), "a second drawing")
+
+
+@test
+def the_picture_in_the_readme_is_drawn_from_the_results_that_are_kept(_):
+    spec = importlib.util.spec_from_file_location("draw_results", ROOT / "bench" / "draw_results.py")
+    draw_results = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(draw_results)
+    kept = draw_results.RESULTS.with_suffix(".svg")
+    expect(str(kept.relative_to(ROOT)) in (ROOT / "README.md").read_text(encoding="utf-8"), "the README does not show it")
+    drawn = draw_results.drawing(json.loads(draw_results.RESULTS.read_text(encoding="utf-8")))
+    expect_equal(drawn, kept.read_text(encoding="utf-8"), "run bench/draw_results.py")
 
 
 if __name__ == "__main__":
