@@ -84,7 +84,7 @@ void print(const EncodeOptions& options) {
       fail("a line of input is no JSON string");
     }
     fmt::print("{}\n", nlohmann::json(tokenizer.encode(text.get<std::string>())).dump());
-    flush_stdout();  // whoever asks may wait for it
+    flush_stdout();  // the caller may wait for it
   }
 }
 
@@ -119,8 +119,8 @@ void print(const PlanOptions& options) {
 
 void print(const HelpOptions& options) { fmt::print("{}\n", options.text); }
 
-// The other commands are what they print. Whoever closes the pipe has seen enough; an output that
-// takes no more is said.
+// The other commands only print. A closed pipe is no error; an output that
+// cannot be written is reported.
 template <typename Command>
 Exit run(const Command& command) {
   std::signal(SIGPIPE, SIG_IGN);

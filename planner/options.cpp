@@ -135,7 +135,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
       "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
       "resume", "go on with the run directory")("overwrite", "replace an existing output")(
       "takes-over", "from a planner of this run, whose loader and gpu_executor live")(
-      "trace", "log what each stream did, piece by piece")("log", "file", text())(
+      "trace", "log what each stream did, span by span")("log", "file", text())(
       "death-fd", "pipe that the supervisor holds", text());
   const auto given = parse_arguments(options, words);
   if (given.count("help") != 0) {

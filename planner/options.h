@@ -1,6 +1,6 @@
 #pragma once
-// The planner's command line: one run, or one of the small commands that need no other process.
-// What is wrong with it fails before anything is opened. `_` may stand for `-` in option names.
+// The planner's command line: a run, or one of the small commands that need no other process. Errors
+// are reported before any file is opened. Option names may have `_` for `-`.
 
 #include <filesystem>
 #include <string>
@@ -30,7 +30,7 @@ struct PoliciesOptions {
 struct SimulateOptions {
   std::string name;
   bool json = false;   // as one JSON object
-  bool table = false;  // with `json`: the table, too, before it
+  bool table = false;  // with `json`: print the table before it
 };
 
 struct HelpOptions {

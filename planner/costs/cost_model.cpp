@@ -191,7 +191,7 @@ Line fit_line(std::span<const Point> points) {
   if (line.a < 0 || spread <= 1e-12 * n * xx) {
     line = {.a = 0, .b = xy / xx};
   }
-  if (line.b <= 0) {  // it does not grow: as good as level, but whoever searches it finds an end
+  if (line.b <= 0) {  // nearly level instead of level, so that a search along it ends
     line = {.a = y / n, .b = kLeastRise * y / n};
   }
   line.r2 = r_squared(points, line);
@@ -326,7 +326,7 @@ void write_profile(const std::filesystem::path& path, const Profile& profile) {
       json[line.name]["alone"]["points"] = json_of(measured->alone, measured->alone_line);
     }
   }
-  // Whoever reads at the same time sees the old file or the new one.
+  // A process that reads at the same time sees the old file or the new one.
   std::filesystem::path fresh = path;
   fresh += fmt::format(".{}.new", getpid());
   std::ofstream file(fresh);

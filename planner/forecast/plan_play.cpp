@@ -108,7 +108,7 @@ Played play(const SetUp& made, Player& player, std::span<const Request> requests
 }
 
 // Requests that are alike end in bursts, each of as many as run at a time, so the rate
-// is counted over whole refills, the last, which nobody follows, aside.
+// is counted over whole refills, without the last one, which no request follows.
 double stretch(const Played& played, std::size_t all, std::int64_t at_a_time) {
   const std::size_t some = played.ends.size();
   if (some >= all) {

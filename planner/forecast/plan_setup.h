@@ -1,6 +1,6 @@
 #pragma once
 // How a run of some requests would be set up: the run's own decisions on policy, sizes and memory, with
-// a profile in the place of its device. Reads profiles' files; else pure.
+// a profile instead of a device. Reads profiles' files; otherwise pure.
 
 #include <memory>
 #include <span>
@@ -29,7 +29,7 @@ struct PlanOptions {
   BatchOptions batch;
   std::optional<Bytes> gpu_memory, host_memory;
   DeviceChoice device = DeviceChoice::any;  // whose kept costs
-  bool check_only = false;  // whether policy and costs can be had; nothing is planned
+  bool check_only = false;  // only checks that policy and costs exist; plans nothing
 };
 
 struct SetUp {
@@ -42,14 +42,14 @@ struct SetUp {
   BatchOptions batch;
   Placement placement;
   Bytes cap, overhead, weights, host_allowed;  // `weights`: those that the host keeps
-  std::vector<std::string> notes;  // where it is not as the options say, a sentence each
+  std::vector<std::string> notes;              // one sentence for each difference from the options
 };
 
-// Fails, with numbers, where the run would be refused for its size, and where no costs are known.
+// Fails with numbers if the run would be refused for its size, and if no costs are known.
 SetUp set_up(const PlanOptions& options, const ModelConfig& model,
              std::span<const RequestSize> requests);
 
-// The costs alone: fails as `set_up` and `run` do where those that were named cannot be had.
+// Only the costs: fails as `set_up` and `run` do if the named ones do not exist.
 void check_named_costs(const PlanOptions& options, const ModelConfig& model);
 
 }  // namespace poise

@@ -15,7 +15,7 @@
 
 namespace poise {
 
-// Requests that are all alike, each with max_tokens tokens to answer.
+// Identical requests, each with max_tokens tokens to answer.
 struct SimulatedWork {
   ModelShape shape{};
   DType dtype = DType::float16;
@@ -24,8 +24,8 @@ struct SimulatedWork {
   std::int32_t answer = 0;
   BatchOptions batch;
   std::optional<std::int32_t> resident_layers;  // on the device; nothing: as the planner decides
-  bool blocks_on_device = true;  // what is left of its memory holds some, as the planner decides
-  bool to_the_end = false;       // all of it counts, prompts and the last answers included
+  bool blocks_on_device = true;  // the planner puts blocks into the rest of its memory
+  bool to_the_end = false;       // count everything, prompts and the last answers included
   bool traced = false;           // what the streams did in one iteration, halfway through `counted`
 };
 
@@ -38,8 +38,8 @@ struct SimulatedRun {
   Allocation host;
   DeviceLimits device;
   std::int64_t iterations = 0;
-  // While every request decodes: from the last prompt's end to the first answer's; of all that was
-  // answered, prompts included, where there is no such time or all is to count.
+  // While every request decodes: from the last prompt's end to the first answer's end. Over the whole
+  // work, prompts included, if there is no such time or with `to_the_end`.
   std::int64_t counted = 0;  // iterations
   double tokens_per_second = 0;
   double link_busy = 0;  // shares of that time
@@ -49,7 +49,7 @@ struct SimulatedRun {
   double whole_tokens_per_second = 0;  // of all that was answered, from the first prompt to the end
 };
 
-// Fails as a real run does where memory does not suffice.
+// Fails as a real run does if memory does not suffice.
 SimulatedRun simulate(const Profile& profile, std::string_view policy, const PolicyOptions& options,
                       const SimulatedWork& work);
 

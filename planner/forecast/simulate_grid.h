@@ -1,6 +1,6 @@
 #pragma once
 // Every policy on a grid of models (with a key for each query, and with shared ones), machines,
-// memories and lengths, played by planner/forecast/simulate.h.
+// memories and lengths, with planner/forecast/simulate.h.
 
 #include <nlohmann/json.hpp>
 
@@ -9,8 +9,8 @@ namespace poise {
 // {"rows": [{"model", "machine", "gpu_gib", "host_gib", "requests", "prompt", "answer", each policy:
 // tokens/s, all with as many requests at a time, "room_for_all": with optimal, "best": of the others,
 // "optimal_to_best": ratio, "at_a_time": where optimal chooses that, too, "optimal_so": its tokens/s
-// then}, …], "notes": [the least ratio, what the choice gains]}; a policy for which memory does not
-// suffice has null.
+// then}, …], "notes": [the least ratio, what the choice gains]}; a policy that memory does not
+// suffice for has null.
 nlohmann::ordered_json policy_grid();
 
 }  // namespace poise

@@ -20,18 +20,17 @@ struct Simulation {
   std::string_view name;
   std::string_view description;
   // {"rows": [{"model": "opt-6.7b", "act-only": tokens/s, …}, …], "notes": ["…"]}; all rows have the
-  // same names. Figures that are more than rows have them beside, under names of their own.
+  // same names. Figures with more than rows have further fields of their own.
   nlohmann::ordered_json (*run)();
 };
 std::span<const Simulation> simulations();
 // Fails with the names there are.
 const Simulation& simulation_named(std::string_view name);
 
-// FlexGen as measured: of the time its bytes need on the link, it takes so many times as much. OPT-6.7B
-// 128 × 1024, 13B 128 × 512 and 30B 64 × 512 tokens ran at 59 to 76 % of the link's roof on an H200 of
-// 24 GiB (bench/README.md); this is their middle.
+// FlexGen's measured share of the link's roof. On an H200 with 24 GiB, OPT-6.7B 128 × 1024, 13B
+// 128 × 512 and 30B 64 × 512 tokens ran at 59 to 76 % of it (bench/README.md); this is the middle.
 inline constexpr double kFlexGenOfRoof = 0.67;
-// The policy that is meant where "ours" is said.
+// The policy that "ours" means.
 std::string_view our_policy();
 
 // The experiments, each as Simulation::run.

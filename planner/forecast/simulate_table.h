@@ -1,5 +1,5 @@
 #pragma once
-// What a simulation played, as text.
+// A simulation's result as text.
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -7,7 +7,7 @@
 namespace poise {
 
 // {"rows": [{name: text or number, …}, …], "notes": [text, …]}: a line of names, a line for each row with
-// columns as wide as what stands in them, then the notes, which may be left out. REQUIRES: a row, and
+// columns as wide as their contents, then the notes, which are optional. REQUIRES: a row, and
 // the same names in all.
 std::string to_table(const nlohmann::ordered_json& played);
 

@@ -4,7 +4,7 @@
 
 namespace poise {
 
-// One line for the user, at once: the supervisor relays what the planner prints. Logged, too.
+// Prints one line for the user at once (the supervisor relays what the planner prints) and logs it.
 void announce(const std::string& line);
 
 }  // namespace poise

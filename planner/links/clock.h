@@ -1,5 +1,5 @@
 #pragma once
-// The planner process's clock: what it measures of itself. No decision looks at it.
+// The planner process's clock, for measuring itself. No decision depends on it.
 
 #include <chrono>
 

@@ -1,10 +1,10 @@
 #pragma once
-// The planner's side of the talk with the gpu_executor: it is greeted, configures the executor, and
-// sends one iteration at a time, the tables first and then a layer order for each stage, never more
-// of them undone than the executor gave credits. What is sent and what is reported back goes to the
-// order log. Steps do not block longer than they are told; one thread. Where the executor refuses an
-// order or breaks the protocol, a step fails. One that is gone may return, or another in its place:
-// what was under way is then forgotten on both sides, and it is configured anew.
+// The planner's side of the connection to the gpu_executor. The executor says Hello and is configured.
+// Then the link sends one iteration at a time: the tables first, then a layer order for each stage,
+// with no more unfinished orders than the executor gave credits. Messages and reports go to the order
+// log. A step blocks no longer than its timeout; one thread. A step fails if the executor refuses an
+// order or breaks the protocol. A lost executor may return, or another may replace it: both sides then
+// drop the iteration under way, and the executor is configured again.
 
 #include <cstdint>
 #include <functional>
@@ -20,7 +20,7 @@
 
 namespace poise {
 
-// What executors reported, over all that were configured in a run.
+// The sum of what all executors of a run reported.
 struct ExecutorTotals {
   std::uint64_t layer_orders = 0;
   std::uint64_t weights = 0, kv = 0, act = 0, stores = 0;  // bytes over the link
@@ -36,23 +36,23 @@ class ExecutorLink {
     Bytes memory;                       // it could use at most
     Bytes overhead;                     // of it, taken beside buffers
     std::int32_t resident_layers = -1;  // whose weights it holds already; -1: none yet
-    std::uint32_t epoch = 0;            // another one's is another
+    std::uint32_t epoch = 0;            // differs between executors
   };
 
   // `log` outlives this.
   ExecutorLink(std::unique_ptr<Channel> channel, OrderLog& log, std::int32_t layers,
                const BlockSizes& sizes);
 
-  // Sends what credits allow and takes what has come, waiting at most `timeout` where nothing has.
-  // True where anything passed.
+  // Sends what credits allow and handles what has arrived; waits at most `timeout` if nothing has. True
+  // if a message was sent or received.
   bool step(Seconds timeout);
 
   const std::optional<Greeting>& greeting() const { return greeting_; }
-  // Is shown every LayerDone from now on; nothing: nobody is.
+  // Called with every LayerDone from now on; nothing: none is called.
   void watch(std::function<void(const messages::LayerDone&)> watcher) {
     watcher_ = std::move(watcher);
   }
-  // What is sent and reported goes to `log` from now on, and is counted anew.
+  // From now on messages and reports go to `log`, and counting starts again.
   void log_to(OrderLog& log) {
     log_ = &log;
     totals_ = {};
@@ -62,9 +62,9 @@ class ExecutorLink {
   void configure(const DeviceLimits& limits, Bytes gpu_memory, const WeightLayout& layout,
                  bool trace);
   bool ready() const { return credits_ > 0; }
-  // A message found nobody: nothing is sent any more until an executor greets.
+  // A message could not be delivered: nothing is sent until an executor says Hello.
   bool gone() const { return gone_; }
-  // An executor has greeted since the last `configure`, which knows nothing of it.
+  // A new executor has said Hello since the last `configure`, and is not configured yet.
   bool returned() const { return returned_; }
 
   // REQUIRES: ready, and no iteration is under way. `last`: none follows.
@@ -73,17 +73,17 @@ class ExecutorLink {
   // The results of the iteration that was under way, once they have come.
   std::optional<Received> take_results();
 
-  // Asks the executor to end, and waits a moment until it has: a message that it had not read would
-  // be lost with the connection. Nothing happens where it is gone.
+  // Asks the executor to end and waits a moment for it: otherwise an unread message would be lost with
+  // the connection. Does nothing if it is gone.
   void stop(const std::string& reason);
 
   const ExecutorTotals& totals() const { return totals_; }
   // Counted by a planner before this one.
   void go_on_counting(const ExecutorTotals& before) { totals_ = before; }
-  // Since the executor is there, or since it was begun anew.
+  // Since the executor arrived, or since counting started again.
   const Balance& balance() const { return balance_; }
   void begin_balance() { balance_ = Balance(balance_.sizes()); }
-  Seconds message_time() const { return message_time_; }  // spent on messages, waiting aside
+  Seconds message_time() const { return message_time_; }  // spent on messages, without waiting
 
  private:
   struct RunningIteration {

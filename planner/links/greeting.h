@@ -23,13 +23,13 @@ Links open_links(const ControlSegment& control, const std::string& run_id,
                  const std::filesystem::path& loader_socket, std::optional<Bytes> host_memory,
                  OrderLog& log);
 
-// The loader's weights are there, and their fingerprint. Fails where it ends before.
+// Whether the loader's weights and their fingerprint are there. Fails if the loader ends before.
 bool weights_sealed(const ControlSegment& control);
 
-// What an order log says of the run whose orders it holds.
+// The header of the run's order log.
 std::string order_log_header(const ControlSegment& control, const std::string& run_id);
-// Continues or begins a log. No result depends on it: one that cannot be continued (the machine lost
-// power, say) is put aside, and that is said.
+// Continues or begins a log. No result depends on it: a log that cannot be continued (after a loss of
+// power, for example) is renamed, with a message.
 std::unique_ptr<OrderLog> open_order_log(const std::filesystem::path& path,
                                          const std::string& header);
 

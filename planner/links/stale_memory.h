@@ -1,6 +1,6 @@
 #pragma once
-// What processes that are gone left undone in the host's memory, and how the loader puts it right before
-// anybody sizes a pool by it: weights that were on a device alone, and a pool whose planner was killed.
+// What ended processes left behind in the host's memory: weights that only a device held, and a pool
+// whose planner was killed. The loader cleans it up before a planner sizes a pool.
 
 #include <cstdint>
 
@@ -13,16 +13,16 @@ namespace poise {
 struct StaleMemory {
   std::int32_t lost_layers =
       0;              // the host released their weights, and no device holds them any more
-  bool pool = false;  // nobody's
+  bool pool = false;  // a pool without a planner
 
   bool anything() const { return lost_layers > 0 || pool; }
 };
-// `takes_over`: a pool that is there is this planner's.
+// `takes_over`: an existing pool is this planner's.
 StaleMemory find_stale_memory(const ControlSegment& control, const ExecutorLink::Greeting& device,
                               bool takes_over);
 
-// Has the pool given back and lost weights read again. All is in order once the link neither
-// `gives_back` nor has `asked_for_weights`; look again then. Fails where the loader is gone.
+// Asks the loader to free the pool and to read lost weights again. It is done once the link neither
+// `gives_back` nor has `asked_for_weights`; then look again. Fails if the loader is gone.
 void reclaim(LoaderLink& loader, const StaleMemory& left);
 
 }  // namespace poise

@@ -12,7 +12,7 @@ namespace poise {
 namespace {
 
 constexpr double kInterval = 0.5;
-constexpr std::size_t kAnswers = 16;  // that are kept for whoever has not read them yet
+constexpr std::size_t kAnswers = 16;  // kept for users that have not read them yet
 
 double to_four_places(double value) { return std::round(value * 1e4) / 1e4; }
 

@@ -1,7 +1,7 @@
 #pragma once
-// How far a run is: RUN/status.json, replaced whole (a reader never sees half of one) and not more
-// often than twice a second, so that it costs nothing. Read by `poise status` and the progress line.
-// One thread; the file is a convenience, so a disk that does not take it is no trouble.
+// The progress of a run in RUN/status.json, for `poise status` and the progress line. The file is
+// replaced as a whole (a reader never sees half of it), at most twice a second to keep it cheap. One
+// thread. A disk error is ignored: no result depends on the file.
 
 #include <cstdint>
 #include <filesystem>
@@ -19,7 +19,7 @@ namespace poise {
 // What became of a wish for another policy (planner/memory/policy_swap.h).
 struct PolicyAnswer {
   std::uint64_t serial = 0;  // of the wish
-  std::string policy;        // in force then: the one wished for, where nothing is refused
+  std::string policy;        // in force then: the wished one, unless it was refused
   std::uint64_t since = 1;
   std::string refusal;
   std::string held_back;  // what it cannot have until pools are made anew
@@ -55,7 +55,7 @@ struct RunStatus {
   std::optional<Balance> balance;                 // once there is an executor
   BalanceFacts facts;
 
-  // The last wish is answered by what the fields above say of it.
+  // Records the fields above as the answer to the last wish.
   void answer_wish();
 };
 

@@ -56,7 +56,7 @@ class MemoryPlanner {
     return made;
   }
 
-  // The same with so many layers' weights on the device alone; nothing where fewer would then have
+  // The same with this number of layers' weights on the device only; nothing if fewer would then have
   // room there.
   std::optional<MemoryPlan> without_copies(BlockBudget budget, std::int32_t layers) const {
     const Bytes copies = layer_bytes() * layers;

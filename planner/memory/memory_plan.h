@@ -1,8 +1,8 @@
 #pragma once
-// Where everything of a run lies, for so many requests at a time: blocks on the host and on the device,
-// the device's buffers, and whether the host keeps the weights of layers that stay on the device. Those
-// are there twice; where requests find too few blocks, the host's copy goes to blocks. A part of
-// planning_problem.h's `solve`. Pure functions.
+// Where everything of a run lies, for a given number of requests at a time: blocks on the host and on
+// the device, the device's buffers, and whether the host keeps the weights of layers that stay on the
+// device. Those weights exist twice; if there are too few blocks for the requests, blocks replace the
+// host's copy. A part of planning_problem.h's `solve`. Pure functions.
 
 #include <cstdint>
 
@@ -13,11 +13,11 @@ namespace poise {
 struct MemoryPlan {
   Allocation host;
   DeviceLimits device;
-  Bytes overhead;  // of the device, with the page tables of what is pinned
+  Bytes overhead;  // of the device, with the page tables of pinned memory
   std::int32_t released_layers = 0;
 };
 
-// Of the problem's requests, `demand` counts. Fails, with numbers, where host or device are too small.
+// `demand`: what the problem's requests need. Fails with numbers if host or device are too small.
 MemoryPlan plan_memory(const Policy& policy, const PlanningProblem& problem, const Demand& demand);
 
 }  // namespace poise

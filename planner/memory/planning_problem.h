@@ -2,7 +2,7 @@
 // The one planning problem: how many requests run at once, how blocks of context are split between the
 // kinds and the two memories, which weights stay on the device, and how large its buffers are. A start,
 // a policy swap, a planner that takes over, `poise plan` and simulations all solve it; they differ only
-// in what stands already (FixedResources). Pure functions.
+// in what is fixed already (FixedResources). Pure functions.
 
 #include <cstdint>
 #include <memory>
@@ -19,10 +19,10 @@ struct RunDevice {
   Bytes cap;
   Bytes overhead;  // of the cap, taken beside buffers, before host memory is pinned
   bool is_host = false;
-  bool holds_blocks = true;  // false: host memory in two places would save nothing
+  bool holds_blocks = true;  // false: the device is host memory, so blocks there save nothing
 };
 
-// What stands already and stays as it is.
+// What exists already and does not change.
 struct FixedResources {
   std::optional<PoolPartition> pool;  // the host's: its bytes stay, its border may move
   FixedPlacement placement;           // on the device
@@ -45,18 +45,18 @@ struct RunPlan {
   Demand demand;
   Allocation host;
   DeviceLimits device;
-  // Buffers until the border of a pool that stands has arrived: blocks of both splits are in use.
+  // Buffers until an existing pool's border has moved to its place: blocks of both splits are in use.
   DeviceLimits device_meanwhile;
-  Bytes overhead;                    // of the device, with the page tables of what is pinned
-  std::int32_t released_layers = 0;  // whose weights the device alone keeps
+  Bytes overhead;                    // of the device, with the page tables of pinned memory
+  std::int32_t released_layers = 0;  // whose weights only the device keeps
 
   std::int64_t blocks() const { return host.all_act_blocks() + host.all_kv_blocks(); }
 };
 
-// Fails, with numbers, where host or device are too small.
+// Fails with numbers if host or device are too small.
 RunPlan solve(const Policy& policy, const PlanningProblem& problem);
 
-// Buffers of the plan for as long as the pool's border is not where the plan wants it.
+// The plan's buffers until the pool's border is where the plan wants it.
 // REQUIRES: the problem has a pool.
 DeviceLimits limits_until_border_rests(const PlanningProblem& problem, const RunPlan& plan);
 
@@ -65,7 +65,7 @@ inline Bytes bytes_of(const PoolPartition& pool, const ModelShape& shape) {
   return {static_cast<std::int64_t>(pool.region_bytes) * shape.num_hidden_layers};
 }
 
-// Whether buffers made for `there` do for `wanted`, so that a device need not be configured anew.
+// Whether buffers made for `there` suffice for `wanted`, so that the device keeps its configuration.
 bool suffices(const DeviceLimits& there, const DeviceLimits& wanted);
 
 }  // namespace poise

@@ -1,8 +1,8 @@
 #pragma once
-// Another policy while a run goes on: the wish as the user left it, what it asks of a pool and of a
-// device that are there already, and how the border between the pools gets where it is wished. What
-// is stored stays where it is and stays valid, whatever its kind: a swap changes which blocks are
-// taken from then on. The functions decide; planner/process/planner_swap.cpp does.
+// Another policy during a run: the user's wish, what it needs of the existing pool and device, and how
+// the border between the pools reaches its new place. Stored blocks of either kind stay where they are
+// and stay valid; a swap changes which blocks are taken from then on. These functions decide;
+// planner/process/policy_change.cpp acts.
 
 #include <cstdint>
 #include <filesystem>
@@ -18,7 +18,7 @@
 
 namespace poise {
 
-// RUN/policy.json, as `poise policy` writes it (whole, by rename); RUN/policy.in_force.json is the last
+// RUN/policy.json, as `poise policy` writes it (by rename); RUN/policy.in_force.json is the last wish
 // that was fulfilled, for a planner that takes over.
 // {"serial": 7, "policy": "hybrid", "act_share": 0.25, "machine": "h200-pcie5"}
 struct PolicyWish {
@@ -27,22 +27,22 @@ struct PolicyWish {
   std::optional<double> act_share = std::nullopt;
   std::optional<double> recompute_share = std::nullopt;
   std::optional<std::string> machine = std::nullopt;
-  bool rebuild = false;  // pools made anew for it; requests under way are computed again
+  bool rebuild = false;  // make new pools for it; requests under way are computed again
 };
 
-// Fails, with a sentence, where it is none.
+// Fails with a sentence if it is none.
 PolicyWish parse_policy_wish(const std::string& text, const std::string& what);
 
 class PolicyWishes {
  public:
   explicit PolicyWishes(const std::filesystem::path& run_dir);
-  // Whether the file is another than it was when this was last asked. Costs one stat(2).
+  // Whether the file has changed since the last call. Costs one stat(2).
   bool changed();
-  // Fails where there is none that can be read.
+  // Fails if there is none or it cannot be read.
   PolicyWish read() const;
-  // Nothing where none was fulfilled, or it cannot be read.
+  // Nothing if no wish was fulfilled, or if it cannot be read.
   std::optional<PolicyWish> in_force() const;
-  // A disk that does not take it is no trouble: the next planner then begins as the command line says.
+  // A disk error is ignored: the next planner then begins as the command line says.
   void put_in_force(const PolicyWish& wish) const;
 
  private:
@@ -51,8 +51,8 @@ class PolicyWishes {
   std::int64_t changed_ns_ = 0;
 };
 
-// The partition nearest to `wished` that loses no taken block of `pools` and holds `least_blocks`
-// all together; `now` where there is no nearer one.
+// The partition nearest to `wished` that loses no taken block of `pools` and holds `least_blocks` in
+// all; `now` if there is no nearer one.
 PoolPartition border_toward(const PoolPartition& now, const Allocation& wished,
                             const BlockPools& pools, const BlockSizes& sizes,
                             std::int64_t least_blocks);

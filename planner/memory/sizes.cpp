@@ -92,7 +92,7 @@ DeviceLimits buffers_that_fit(const ModelShape& shape, DType dtype, const Demand
   return limits;
 }
 
-// With the page tables for a layer's region of so many blocks, in all layers.
+// With the page tables for a region of these blocks in every layer.
 Bytes overhead_with(const DeviceMemory& memory, const ModelShape& shape, DType dtype,
                     const Allocation& host) {
   const auto region = static_cast<std::int64_t>(region_bytes(block_sizes(shape, dtype), host));

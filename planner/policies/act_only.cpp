@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kWorthKeeping = 0.99;  // of the time without it
 
-// Of `all_act`, whose layers stay where they are, so many KV blocks in place of ACT blocks, all of
+// `all_act` with this number of KV blocks in place of ACT blocks and the layers unchanged, all of
 // them on the device, and ACT blocks in what room they leave there; nothing where there is none.
 std::optional<Allocation> with_kv_on_device(const AllocationInputs& inputs,
                                             const Allocation& all_act, std::int64_t kv) {

@@ -1,7 +1,7 @@
 #pragma once
 // CAPTURE's Algorithm 1 (HybridServe's is the same): how many ACT and KV blocks the host holds, so
 // that T_PCIe = T_load_w + T_load_kv(#KV_Host) and T_Computation = T_kv_gen(#ACT_Host + #ACT_GPU)
-// (Eq. 2, 3) are equal. To the letter: the link's time for host ACT blocks is not in it. A pure
+// (Eq. 2, 3) are equal. As in the paper, the link's time for host ACT blocks is not counted. A pure
 // function; the caller rounds to whole blocks.
 
 #include "common/units.h"
@@ -28,10 +28,10 @@ struct HostBlocksSplit {
   double act_share() const { return act + kv > 0 ? act / (act + kv) : 0; }
 };
 
-// Where the host cannot even hold what step 1 wants, it holds as much of that as it can.
+// If the host cannot hold all blocks of step 1, it holds as many of them as it can.
 HostBlocksSplit algorithm1(const Algorithm1& given);
-// The same where requests fill only `blocks` of them: M_Host is taken to be as small as holds
-// those, since memory that nobody fills balances nothing.
+// The same if requests fill only `blocks` blocks: M_Host is then the memory that holds those, since
+// empty blocks take no time on either side.
 HostBlocksSplit algorithm1_filled(Algorithm1 given, double blocks);
 
 }  // namespace poise

@@ -14,8 +14,8 @@ inline constexpr std::int64_t kRegionAlignment = 4096;
 // blocks. Shares count blocks, not bytes: with grouped queries an ACT block is the larger one.
 Allocation split_host(const AllocationInputs& inputs, double act_share);
 
-// The kind that leaves act : kv nearest to the ratio of all blocks there are, those on the device
-// included; an ACT block where both are as near.
+// The kind that keeps act : kv nearest to the ratio of all blocks, those on the device included; an
+// ACT block if both are equally near.
 BlockKind keep_ratio(const Allocation& host, const RequestSplit& request);
 
 }  // namespace poise

@@ -16,7 +16,7 @@ namespace {
 constexpr std::int64_t kMaxOfAKind = std::int64_t{1} << 24;  // on the device; also in sizes.h
 constexpr std::int64_t kGrid = 32;                           // steps of one search
 constexpr int kMaxRehearsals = 200;
-// An estimate so many times as long may yet be the shortest when it is played.
+// A placement may be best in rehearsal though its estimate is this factor longer than the best one.
 constexpr double kWorthRehearsal = 1.25;
 constexpr double kSlack = 0.98;       // bounds count parts of blocks, packing whole ones
 constexpr double kWorthwhile = 1e-4;  // of the time; less is rounding
@@ -216,8 +216,8 @@ class Search {
   static constexpr std::int64_t kLayers = 6;
   static constexpr std::int64_t kNear = 4;  // blocks of each request
 
-  // So many ACT blocks, and as many KV blocks beside them as requests can fill and as fit; with so
-  // many layers on the device, or any number of them.
+  // This number of ACT blocks, and as many KV blocks as requests can fill and as fit; with
+  // `layers` layers on the device, or any number of them.
   std::optional<Candidate> fullest(std::int64_t act, std::int32_t layers = -1) const {
     std::int64_t fit = inputs_.most_blocks - act;
     const auto place = [&](std::int64_t kv) {

@@ -9,9 +9,9 @@
 
 namespace poise {
 
-// What is best by the costs; `hybrid` where a share says it all. A device that is the host (the CPU
-// device) hides the making of keys and values behind nothing: there they are kept, unless somebody's
-// costs were given to decide by.
+// `optimal`, which decides by the costs; `hybrid` if the user gave a share. If the device is the host
+// (the CPU device), regenerating keys and values saves no transfer: they are kept, unless the user named
+// costs to decide by.
 std::string policy_or_default(const std::optional<std::string>& named, bool device_is_host,
                               const CostOptions& costs, const PolicyOptions& options);
 

@@ -1,5 +1,5 @@
 #pragma once
-// One function for each policy's file, so that the registry can list them.
+// One function for each policy's file, for the registry.
 
 #include "planner/policies/policy.h"
 
@@ -14,10 +14,10 @@ PolicyEntry row_by_row_entry();
 PolicyEntry token_recompute_entry();
 PolicyEntry optimal_entry();
 
-// Fails where --act-share was given to a policy that takes none.
+// Fails if --act-share was given to a policy that takes none.
 void refuse_act_share(std::string_view policy, const PolicyOptions& options);
 
-// The share of --act-share; fails where it is none.
+// The share of --act-share; fails if it is invalid.
 std::optional<double> checked_act_share(const PolicyOptions& options);
 
 }  // namespace poise

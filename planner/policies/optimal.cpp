@@ -18,7 +18,7 @@ class Optimal final : public Policy {
           "(--profile) or name one (--machine), or use another policy");
     }
     const Allocation best = best_allocation(*profile_, inputs);
-    // Where nothing fits, whoever finds no room for these says which memory lacks it.
+    // Nothing fits: the function that finds no room for these blocks names the memory.
     return best.all_act_blocks() + best.all_kv_blocks() > 0 ? best : split_host(inputs, 0);
   }
   bool chooses_concurrency() const override { return true; }

@@ -15,7 +15,7 @@ namespace {
 // Requests of one ratio differ by as much, since each keeps it to a block. A mini-batch that is closed
 // for less costs more than it saves: the next one's loads balance what this one's do not.
 constexpr double kRounding = 1.15;
-constexpr std::size_t kOpenMiniBatches = 64;  // first fit looks back at so many
+constexpr std::size_t kOpenMiniBatches = 64;  // how many of the last ones first fit looks at
 
 // A mini-batch while it fills.
 struct Fill {
@@ -92,7 +92,7 @@ class GreedyPacking {
   }
   bool done() const { return left_.empty(); }
 
-  // One mini-batch from what is left: the first item, then whoever joins, twice round, since an item
+  // One mini-batch from what is left: the first item, then the items that join, in two passes, since an item
   // refused early may balance what came later.
   MiniBatchItems next() {
     const double reachable = imbalance(host_, whole_);
@@ -152,7 +152,7 @@ class EvenPacking {
          need(whole_.rows, limits_.rows), need(whole_.sequences, limits_.sequences)}));
   }
 
-  // Aims at so many.
+  // Aims at this number of mini-batches.
   std::vector<MiniBatchItems> into(std::size_t wanted) {
     queues_ = waiting_;
     std::vector<MiniBatchItems> batches;

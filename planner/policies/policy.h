@@ -1,10 +1,10 @@
 #pragma once
-// A policy answers the planner's three questions (common/README section 5): how is the host's pool split
-// between ACT and KV blocks, of which kind is a request's next block, and which sequences form a
-// mini-batch. Answers are functions of the arguments alone: no clock, socket, file or log, so that
-// the same code plans a run, a dry run and a simulated one; an object holds only the options it was
-// made with and may be shared by threads. Whatever a policy answers changes the time of a run and
-// never its tokens (common/README section 8).
+// A policy answers the planner's three questions (common/README section 5): how the host's pool is split
+// between ACT and KV blocks, of which kind a request's next block is, and which sequences form a
+// mini-batch. Answers are functions of the arguments alone, without clock, socket, file or log, so that
+// the same code plans a run, a dry run and a simulation. An object holds only the options it was made
+// with; threads may share it. A policy's answers change the time of a run and never its tokens
+// (common/README section 8).
 
 #include <cstdint>
 #include <functional>
@@ -21,20 +21,20 @@
 
 namespace poise {
 
-// The device's memory, as far as it is free for a policy to use.
+// The device memory that a policy may use.
 struct DeviceRoom {
-  Bytes layer;      // takes the weights of one that stays on the device
-  Bytes streaming;  // take the buffers for those that do not, where there is one
-  // What is left, without any layer, beside the buffers for so many blocks of each kind (wherever
-  // they lie) and what pinning them on the host takes; below 0: the buffers do not fit.
+  Bytes layer;      // for the weights of one layer that stays on the device
+  Bytes streaming;  // for the weight buffers, if any layer is streamed
+  // What is left without resident layers, beside the buffers for these numbers of blocks (in either
+  // memory) and the page tables of the pinned ones; below 0: the buffers do not fit.
   std::function<Bytes(std::int64_t act_blocks, std::int64_t kv_blocks)> left;
 };
 
 struct Allocation;
 
-// What stands already, or was asked for by the user, and is not the policy's to change.
+// What exists already or was asked for by the user; a policy must not change it.
 struct FixedPlacement {
-  std::optional<std::int32_t> resident_layers;  // nothing: as many as the policy likes
+  std::optional<std::int32_t> resident_layers;  // nothing: the policy decides
   // Blocks of each kind on the device; both or neither.
   std::optional<std::uint32_t> gpu_act_blocks, gpu_kv_blocks;
 
@@ -42,44 +42,45 @@ struct FixedPlacement {
   friend bool operator==(const FixedPlacement&, const FixedPlacement&) = default;
 };
 
-// How long iterations take.
+// Times of iterations.
 struct Rehearsed {
-  Seconds decoding;  // in which as many requests as there are blocks for generate one token each
-  Seconds prefill;   // in which a chunk of prompts runs, as large as may run at once
+  Seconds
+      decoding;     // one in which as many requests as there are blocks for generate one token each
+  Seconds prefill;  // one in which the largest allowed chunk of prompts runs
 };
 
-// What an allocation is decided from.
+// The inputs of an allocation.
 struct AllocationInputs {
-  BlockSizes sizes;                  // of one layer's block
-  std::int32_t layers = 0;           // a block number stands for one block in each of them
-  Bytes host;                        // for blocks of all layers
-  Bytes layer_copy{};                // more of it for each layer whose weights stay on the device
-  std::int64_t most_blocks = 0;      // all that the requests could ever fill at once
-  std::int32_t largest_request = 0;  // blocks
-  std::int32_t mini_batch = 0;       // blocks that one is wished to hold; 0: any number
-  std::int64_t requests = 0;         // in all
-  std::int32_t sequences = 0;        // of them, under way at a time
-  std::int64_t prompt_rows = 0;      // of the prompts of those
-  std::int32_t prefill_rows = 0;     // of prompts in an iteration
+  BlockSizes sizes;              // of one layer's block
+  std::int32_t layers = 0;       // a block number stands for one block in each of them
+  Bytes host;                    // for blocks of all layers
+  Bytes layer_copy{};            // additional bytes for each layer whose weights stay on the device
+  std::int64_t most_blocks = 0;  // the most that the requests can ever fill at once
+  std::int32_t largest_request = 0;                 // blocks
+  std::int32_t mini_batch = 0;                      // blocks that one should hold; 0: any number
+  std::int64_t requests = 0;                        // in all
+  std::int32_t sequences = 0;                       // of them, under way at a time
+  std::int64_t prompt_rows = 0;                     // of the prompts of those
+  std::int32_t prefill_rows = 0;                    // of prompts in an iteration
   std::optional<DeviceRoom> device = std::nullopt;  // nothing: none, or not known
   FixedPlacement fixed = {};
-  // Iterations in virtual time (planner/virtual_time/rehearsal.h); nothing where the blocks do not fit.
+  // Iterations in virtual time (planner/virtual_time/rehearsal.h); nothing if the blocks do not fit.
   std::function<std::optional<Rehearsed>(const Profile& profile, const Allocation& blocks)>
       rehearse = nullptr;
-  // All requests from the first prompt to the last answer, likewise; nothing where that would take
-  // too long.
+  // All requests from the first prompt to the last answer, likewise; nothing if that would take too
+  // long.
   std::function<std::optional<Seconds>(const Profile& profile, const Allocation& blocks)>
       rehearse_job = nullptr;
 };
 
-// The answer to the first question. A policy that decides what the device holds says so (`placed`);
-// otherwise the host's blocks are all the blocks there shall be, and layers, then ACT blocks, then KV
-// blocks go to the device as far as there is room (planner/memory/sizes.h).
+// The answer to the first question. With `placed` the policy also decides what the device holds.
+// Otherwise the host's numbers are the totals, and layers, then ACT blocks, then KV blocks go to the
+// device as far as there is room (planner/memory/sizes.h).
 struct Allocation {
   std::uint32_t act_blocks = 0;                 // on the host
   std::uint32_t kv_blocks = 0;                  // on the host
-  std::uint32_t gpu_act_blocks = 0;             // on the device, beside those
-  std::uint32_t gpu_kv_blocks = 0;              // on the device, beside those
+  std::uint32_t gpu_act_blocks = 0;             // on the device, in addition
+  std::uint32_t gpu_kv_blocks = 0;              // on the device, in addition
   std::int32_t token_blocks = 0;                // of the largest request (Policy::token_blocks)
   bool placed = false;                          // gpu_… and resident_layers are the policy's
   std::optional<std::int32_t> resident_layers;  // nothing: as many as fit on the device
@@ -90,14 +91,14 @@ struct Allocation {
   friend bool operator==(const Allocation&, const Allocation&) = default;
 };
 
-// A request as the second question sees it: its blocks behind those kept as token ids alone.
+// A request for the second question: its blocks without those kept only as token ids.
 struct RequestSplit {
-  std::int32_t act_blocks = 0;   // it has
-  std::int32_t kv_blocks = 0;    // it has
-  std::int32_t most_blocks = 0;  // it may come to have, by its prompt and max_tokens
+  std::int32_t act_blocks = 0;   // that it has
+  std::int32_t kv_blocks = 0;    // that it has
+  std::int32_t most_blocks = 0;  // that it may have at most, by its prompt and max_tokens
 };
 
-// A sequence as the third question sees it: what it brings into a mini-batch.
+// A sequence for the third question: what it adds to a mini-batch.
 struct PackItem {
   std::int32_t act_slots = 0;  // blocks of context, those its new rows go to included
   std::int32_t kv_slots = 0;
@@ -111,7 +112,7 @@ struct PackItem {
 struct PackLimits {
   std::int32_t act_slots = 0;
   std::int32_t kv_slots = 0;
-  std::int32_t tokens = 0;  // context and new, counted in blocks; a sequence beyond it goes alone
+  std::int32_t tokens = 0;  // context and new, counted in blocks; a larger sequence is alone
   std::int32_t rows = 0;
   std::int32_t sequences = 0;
 };
@@ -123,17 +124,17 @@ class Policy {
   virtual ~Policy() = default;
   virtual Allocation allocate(const AllocationInputs& inputs) const = 0;
   virtual BlockKind next_block(const Allocation& host, const RequestSplit& request) const = 0;
-  // How many of the first blocks of a request that may come to have `most_blocks` are kept nowhere:
-  // their tokens run again, through all layers, in every iteration. `next_block` is asked for the
-  // others. Never more for a smaller request.
+  // How many of a request's first blocks are not kept, if it may have `most_blocks`: their tokens run
+  // again through all layers in every iteration. `next_block` is called for the others. The number does
+  // not fall as requests grow.
   virtual std::int32_t token_blocks(std::int32_t most_blocks) const {
     static_cast<void>(most_blocks);
     return 0;
   }
-  // Whether fewer requests than a user allows may be under way at a time (planner/memory/concurrency.h).
+  // Whether the planner may choose fewer requests at a time than allowed (planner/memory/concurrency.h).
   virtual bool chooses_concurrency() const { return false; }
-  // Every item stands in exactly one mini-batch, and no mini-batch breaks a limit.
-  // REQUIRES: each item alone fits.
+  // Puts every item into exactly one mini-batch, within the limits. REQUIRES: each item alone
+  // fits.
   virtual std::vector<MiniBatchItems> pack(const Allocation& host, std::span<const PackItem> items,
                                            const PackLimits& limits) const = 0;
 };
@@ -157,7 +158,7 @@ struct PolicyEntry {
 const PolicyEntry& policy_named(std::string_view name);
 
 std::span<const PolicyEntry> policies();
-// Fails with the names there are, or where an option does not belong to the policy.
+// Fails with the names there are, or if an option does not belong to the policy.
 std::unique_ptr<Policy> make_policy(std::string_view name, const PolicyOptions& options);
 
 }  // namespace poise

@@ -12,7 +12,7 @@ constexpr double kTie = 1e-6;
 // A layer's place on the device is in use all the time, a block's once its request has come so far.
 constexpr double kStreamed = 0.03;
 
-// A line's time for n in all, in so many parts.
+// A line's time for n, divided into `parts` calls.
 double in_parts(const Line& line, double n, double parts) {
   return n > 0 ? parts * line(n / parts).n : 0;
 }

@@ -1,6 +1,6 @@
 #pragma once
-// What a placement is worth, counted and not played: an iteration's time by its costs, and all of the
-// work's by its iterations. Pure functions.
+// A placement's estimated time, without virtual time: an iteration's by its costs, and the whole job's
+// by its iterations. Pure functions.
 
 #include <algorithm>
 #include <cstdint>
@@ -19,19 +19,20 @@ struct IterationTime {
 IterationTime iteration_time(const Profile& profile, const AllocationInputs& inputs,
                              const Allocation& blocks);
 
-// Times that no iterations come below.
+// Lower bounds of the times of iterations.
 Rehearsed least_times(const Profile& profile, const AllocationInputs& inputs,
                       const Allocation& blocks);
 
-// All requests from prompt to answer, in iterations of such times. Where not all have room at a time,
-// whoever ends makes room for the next, or, if they end together, they come in rounds, the last one of
-// those that are left (which began while contexts were short, and have half of their answers by
-// then): whichever takes longer.
+// All requests from prompt to answer, in iterations of such times. If not all have room at a time, it
+// is the longer of two cases: each request that ends makes room for the next; or requests end together
+// and run in rounds, where those of the last round began while contexts were short and already have half
+// of their answers.
 double work_time(const Profile& profile, const AllocationInputs& inputs, const Allocation& blocks,
                  const Rehearsed& times);
 
-// How many times as many requests there are as have room at a time, rounded up: placements alike in
-// this differ as `work_time` says, others also by who waits for whose end, which only playing tells.
+// The number of requests over the number that have room at a time, rounded up. Placements with equal
+// rounds differ as `work_time` says; others also by which request waits for which, so compare those by
+// rehearsal.
 std::int64_t rounds_of(const AllocationInputs& inputs, const Allocation& blocks);
 
 }  // namespace poise

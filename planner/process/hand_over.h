@@ -1,7 +1,7 @@
 #pragma once
-// What one planner of a run leaves to the next, and what this one was left (journal.h). Between reading a
-// journal and going on from it this object holds it: a planner that is replaced before it came so far
-// leaves it to its successor unharmed. One thread.
+// The journal that one planner of a run leaves to the next (journal.h). This object holds a journal from
+// when it is read until the run continues from it: a planner that is replaced before that passes it on
+// unchanged. One thread.
 
 #include <optional>
 #include <utility>
@@ -18,25 +18,25 @@ class HandOver {
  public:
   explicit HandOver(const Run& run) : run_(run) {}
 
-  // Takes what the planner before left, if all of it can be believed; the rest is computed again.
+  // Reads the earlier planner's journal if it is valid; otherwise requests are computed again.
   void read();
-  // What this planner goes on from: read, or kept by itself. Nothing: every request begins anew.
+  // What this planner continues from: read, or kept by itself. Nothing: every request starts again.
   const std::optional<Journal>& journal() const { return journal_; }
   void drop() { journal_.reset(); }
-  // For the loop that goes on from it; this object holds it no more.
+  // Moves it to the loop that continues from it.
   std::optional<Journal> take() { return std::exchange(journal_, std::nullopt); }
-  // What the journal's blocks leave a plan to decide. REQUIRES: there is a journal.
+  // The resources that a plan must keep because of the journal's blocks. REQUIRES: there is a journal.
   FixedResources fixed_resources(const PoolPartition& pool) const;
   void lose(Lost lost);
 
-  // Of a loop that ends while the process goes on, without its blocks.
+  // Keeps the state of a loop that ends while the process continues, without its blocks.
   void keep(const RunLoop& loop);
-  // Writes the journal of `loop` or, where there is none yet, what this planner was left. A disk that
-  // does not take it costs less than the run: it is said, and requests under way are computed again.
+  // Writes the journal of `loop` or, if there is no loop yet, the journal that this planner read. If the
+  // disk fails, it prints a message, and requests under way are computed again.
   void write(const RunLoop* loop) const;
 
  private:
-  // Of this run as it is now, without its requests.
+  // The journal of this run now, without its requests.
   Journal head() const;
 
   const Run& run_;

@@ -1,10 +1,10 @@
 #pragma once
-// What a planner leaves to the one after it (RUN/journal): every request that has begun, its tokens
-// so far and where its context lies, so that no block is computed again. Written whole between two
-// iterations, by rename, when the planner is asked to hand over; taken (read and removed) by the
-// next one before it changes anything, since a journal is true only until then. A planner that is
-// killed leaves none, and what was unfinished is computed again. Nothing of a journal is believed
-// that is torn, damaged, or of another run, build, model, input or pool.
+// What a planner leaves to the next one (RUN/journal): every request that has begun, its tokens so far
+// and where its context lies, so that no block is computed again. The planner writes it between two
+// iterations, by rename, when it is asked to hand over. The next planner reads and removes it before it
+// changes anything, since the journal is true only until then. A killed planner leaves none, and
+// unfinished requests are computed again. A journal that is torn, damaged, or of another run, build,
+// model, input or pool is not used.
 //
 //   file: | magic "POISEJNL" | version u32 | crc32c of payload u32 | payload bytes u64 | payload: CBOR |
 
@@ -22,12 +22,12 @@
 namespace poise {
 
 struct Journal {
-  // Of what it is.
+  // What it belongs to.
   std::string run_id, build, model, input;
   std::uint64_t pool_epoch = 0;
   PoolPartition partition{};
   std::uint32_t gpu_act_blocks = 0, gpu_kv_blocks = 0;
-  std::uint32_t executor = 0;  // whose device holds what lies there (its epoch)
+  std::uint32_t executor = 0;  // epoch of the executor whose device holds the blocks there
   // How far the run is.
   std::uint64_t iteration = 0;
   std::int64_t prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
@@ -38,17 +38,18 @@ struct Journal {
   std::vector<AnswerBook::Snapshot> answers;
 };
 
-// Durable when it returns. Fails (Exit::busy) where the disk does not take it.
+// Durable when it returns. Fails (Exit::busy) if it cannot be written.
 void write_journal(const std::filesystem::path& run_dir, const Journal& journal);
 bool journal_exists(const std::filesystem::path& run_dir);
-// Removes the file, whatever it holds. Fails with a sentence where it is no whole journal.
+// Reads the file and removes it in any case. Fails with a sentence if it is no complete journal.
 Journal take_journal(const std::filesystem::path& run_dir);
-// Where the device is gone, the rows of its blocks are stored again; blocks on the host stay valid. With
-// the host's pool every block is gone, and requests run from their beginning again. What they answered
-// stays.
+// If the device is gone, the rows of its blocks are stored again; blocks on the host stay valid. If the
+// host's pool is gone, every block is, and requests run again from their beginning. Answers
+// stay.
 enum class Lost { device, everything };
 void lose_blocks(Journal& journal, Lost lost);
-// Fails with a sentence where `journal` is not of what `now` is of (all up to the partition).
+// Fails with a sentence if `journal` does not belong to what `now` does (all fields up to the
+// partition).
 void check_same_work(const Journal& journal, const Journal& now);
 
 }  // namespace poise

@@ -1,6 +1,6 @@
 #pragma once
-// By which policy and plan a run goes on: the planning problem as it stands at a start, a swap or a
-// takeover (memory/planning_problem.h), and its solution. Every way to a plan leads through here.
+// The policy and plan of a run: the planning problem at a start, a swap or a takeover
+// (memory/planning_problem.h), and its solution. Every plan is made here.
 
 #include <memory>
 #include <optional>
@@ -17,15 +17,15 @@ struct PlanInForce {
   std::unique_ptr<Policy> policy;
   std::shared_ptr<const Profile> profile;  // of the device; null: costs are not known
   RunPlan plan;
-  // What the device's buffers are made for: the plan's, or those for the time until the border rests.
+  // The device's buffers: the plan's, or those needed until the border has moved to its place.
   DeviceLimits device;
 
   PackLimits pack() const { return pack_limits(plan.batch, device); }
   ScheduleLimits schedule() const { return schedule_limits(plan.demand, plan.host, device); }
 };
 
-// The policy that the wish names, deciding by its machine's costs or else by `profile`. Fails where there
-// is none, or its options do not belong to it.
+// The policy that the wish names, deciding by its machine's costs, otherwise by `profile`. Fails if there
+// is no such policy or an option does not belong to it.
 std::unique_ptr<Policy> make_policy_as(const PolicyWish& wish, const Run& run,
                                        const std::shared_ptr<const Profile>& profile);
 
@@ -35,16 +35,16 @@ PlanningProblem planning_problem(const Run& run, const std::vector<const Request
                                  const std::shared_ptr<const Profile>& profile,
                                  const FixedResources& fixed, Bytes given_back = {});
 
-// The plan for a pool that stands: the one kept for it under the same policy, or else a new one. Fails
-// where the policy has no room in it.
+// The plan for an existing pool: the one kept for it under the same policy, otherwise a new one. Fails
+// if the policy does not fit into the pool.
 RunPlan plan_with_pool(const Run& run, const PlanInForce& in_force, const FixedResources& fixed);
 
-// What the plan cannot have while the pools stand, compared with the plan for pools made anew, in words;
-// empty where that is nothing.
+// What the plan lacks while the pools stay as they are, compared with the plan for new pools, in words;
+// empty if it lacks nothing.
 std::string held_back(const RunPlan& plan, const RunPlan& anew);
 
-// RUN/plan.json: the plan in force, for a planner that takes over under the same policy. A disk that does
-// not take it is no trouble: the next planner plans anew.
+// RUN/plan.json: the plan in force, for a planner that takes over under the same policy. A disk error is
+// ignored: the next planner then makes a new plan.
 void keep_plan(const Run& run, const PlanInForce& in_force, std::uint64_t pool_epoch);
 
 }  // namespace poise

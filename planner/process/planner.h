@@ -1,15 +1,15 @@
 #pragma once
 // Process 2: decides. It reads requests, claims a block pool from the loader, configures the executor,
 // plans iteration after iteration and writes answers as they are finished. One object, one thread, one
-// `step` at a time. What is decided is decided by its parts: Preparation (up to the first iteration),
-// RunLoop (the iterations), PolicyChange (another policy between two of them), HandOver (from planner to
-// planner). This object only says whose turn it is, and how the run ends.
+// `step` at a time. Its parts decide: Preparation (up to the first iteration), RunLoop (the iterations),
+// PolicyChange (another policy between two iterations), HandOver (from planner to planner). This object
+// only chooses which part acts next, and how the run ends.
 //
 //   phase        waits for
 //   preparing    a plan and a pool (preparation.h)
 //   configuring  the executor to be Ready
-//   running      the iteration under way, again and again; between two of them the policy may change,
-//                the executor be another, or the work be handed over to another planner
+//   running      one iteration after the other; between two of them the policy may change, the executor
+//                may be replaced, or the work handed over to another planner
 //   over         nothing: see outcome()
 
 #include <memory>
@@ -28,15 +28,15 @@ namespace poise {
 
 class Planner {
  public:
-  // Fails where run directory, output, model or input are not what they must be. The loader's
-  // control segment must be there.
+  // Fails if run directory, output, model or input are wrong. The loader's control segment must
+  // exist.
   explicit Planner(RunOptions options);
 
   // Does what can be done now, or waits a moment for it. False when the run is over.
   bool step();
   // How it ended; REQUIRES: step() returned false.
   Exit outcome() const { return outcome_; }
-  // "200 results …": what the last line of output says.
+  // "200 results …": the last line of output.
   std::string summary() const;
 
  private:

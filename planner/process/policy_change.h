@@ -1,8 +1,8 @@
 #pragma once
-// Which policy a run goes by: the one it starts with, and another one while it goes on. A wish
-// (memory/policy_swap.h) is solved as a planning problem with what stands; the border of the pool then
-// follows as blocks free up. A wish that cannot be fulfilled is answered with the reason, and the run
-// keeps its policy. One thread.
+// The policy of a run: the first one, and changes during the run. A wish (memory/policy_swap.h) is solved
+// as a planning problem with the existing resources; then the pool's border follows as blocks become
+// free. If a wish cannot be fulfilled, the answer gives the reason, and the run keeps its
+// policy. One thread.
 
 #include <memory>
 #include <optional>
@@ -19,23 +19,24 @@ class PolicyChange {
  public:
   PolicyChange(Run& run, PlanInForce& in_force);
 
-  // Before the first plan: the last wish where this planner takes over, which may be why it does, or
-  // where that cannot be had the one before it; else `by_default`. Does nothing where a policy is there.
+  // Before the first plan: if this planner takes over, the last wish (which may be the reason for the
+  // takeover) or, if that is refused, the wish before it; otherwise `by_default`. Does nothing if there is
+  // a policy already.
   void choose(const PolicyWish& by_default);
-  // Whether the policy is a wish that came with this planner and is not in force yet.
+  // Whether the policy is a wish that came with this planner and is not yet in force.
   bool is_untried() const { return untried_.has_value(); }
-  // There is room for it; or there is not, and `choose` has another go at what is left.
+  // There is room for it; or there is none, and `choose` tries the remaining ones.
   void accept();
   void refuse(const Failure& refusal);
 
   enum class Next { go_on, wait, configure, rebuild };
-  // Between two iterations: obeys a new wish, moves the border, and says what comes first.
+  // Between two iterations: fulfils a new wish, moves the border, and says what must happen first.
   // `rebuild`: the plan in force is for pools that must be made anew.
   Next step(RunLoop& loop);
-  // The plan in force is for another split than the pool has.
+  // Whether the plan in force is for another split than the pool has.
   void begin_border_move() { border_moves_ = true; }
 
-  // To the log of orders.
+  // Writes to the order log.
   void log_policy(std::uint64_t iteration) const;
   void log_pool() const;
 

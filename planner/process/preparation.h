@@ -1,13 +1,13 @@
 #pragma once
-// What a planner does before its first iteration, and again where weights were lost or pools are made
-// anew: what is to be done, with whom, by which costs and policy, and how large everything is made.
+// What a planner does before its first iteration, and again after weights were lost or for new pools: it
+// finds what is to be done, meets loader and executor, and chooses costs, policy and sizes.
 //
 //   phase        waits for
 //   loading      the loader's weights to be sealed
 //   greeting     loader and executor to say Hello, and the host to have all weights that no device has
-//   profiling    the executor to be measured; only where costs are wanted that are not known
-//   holding      the executor to hold layers whose weights the host gives up for blocks
-//   releasing    the loader to have given their memory back: before the pool, which gets it
+//   profiling    the executor to be measured; only if costs are needed and not known
+//   holding      the executor to hold layers whose weights the host frees for blocks
+//   releasing    the loader to give their memory back, which the pool then gets
 //   claiming     the pool
 //   over         nothing: see is_ready() and is_answered()
 
@@ -27,15 +27,15 @@ class Preparation {
   Preparation(Run& run, PlanInForce& in_force, PolicyChange& change, HandOver& hand_over)
       : run_(run), in_force_(in_force), change_(change), hand_over_(hand_over) {}
 
-  // Does what can be done now, or waits a moment for it. REQUIRES: it is not over. True where
-  // something happened.
+  // Does what can be done now, or waits a moment. REQUIRES: it is not over. True if something
+  // happened.
   bool step();
-  // A pool is there and the plan is in force: the executor is to be configured for it.
+  // The pool exists and the plan is in force: the executor must be configured for it.
   bool is_ready() const { return phase_ == Phase::over && !answered_; }
   // There is nothing to compute: all lines have results.
   bool is_answered() const { return phase_ == Phase::over && answered_; }
   bool is_profiling() const { return phase_ == Phase::profiling; }
-  // From the greeting on, with the policy in force if there is one; no block is left.
+  // Starts again from the greeting, with the policy in force if there is one; no block is left.
   void begin_again();
 
  private:

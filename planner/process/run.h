@@ -1,7 +1,7 @@
 #pragma once
-// A run as all parts of the planner's process see it: what was asked for, the files it writes, the peers
-// it talks with, and how far it is. Every part holds a reference; the Planner owns it. Members below the
-// line are filled in the order of the phases (planner.h). One thread.
+// What all parts of the planner's process share of a run: its options, files, peers and progress. Every
+// part holds a reference; the Planner owns it. Members below the line are filled in the order of the
+// phases (planner.h). One thread.
 
 #include <memory>
 #include <optional>
@@ -20,8 +20,8 @@
 namespace poise {
 
 struct Run {
-  // Fails where the model or the input are not what they must be. The loader's control segment must be
-  // there.
+  // Fails if model or input are wrong. The loader's control segment must
+  // exist.
   explicit Run(RunOptions options);
 
   RunOptions options;
@@ -48,9 +48,9 @@ struct Run {
   std::int32_t released_layers() const;
 
   void write(const std::vector<ResultLine>& lines);
-  // Without a supervisor no other executor is started: fails where this one is gone.
+  // Without a supervisor no process starts another executor: fails if this one is gone.
   bool step_executor(Seconds wait);
-  // One line for the user, at once, and for the log.
+  // Prints one line for the user at once, and logs it.
   void print(const std::string& text) const;
 };
 

@@ -1,7 +1,7 @@
 #pragma once
 // The iterations of a run: which chunks run next, their orders, and what their results mean for requests
-// and answers. Between two iterations the plan may change, or the executor be another; the loop then goes
-// on with what is stored. Owns all that is known of requests under way. One thread.
+// and answers. Between two iterations the plan may change or the executor may be replaced; the loop then
+// continues with the stored blocks. Owns the state of requests under way. One thread.
 
 #include <memory>
 #include <optional>
@@ -19,31 +19,31 @@ namespace poise {
 
 class RunLoop {
  public:
-  // Goes on where `journal` says; what contradicts itself there is computed again. REQUIRES: the pool is
-  // granted.
+  // Continues from `journal`; requests that are inconsistent there are computed again. REQUIRES: the pool
+  // is granted.
   RunLoop(Run& run, const PlanInForce& in_force, std::optional<Journal> journal);
 
-  // The executor is configured for the plan in force.
+  // Tells the loop that the executor is configured for the plan in force.
   void configured();
-  // The plan in force is another. REQUIRES: no iteration is under way.
+  // Tells the loop that the plan in force has changed. REQUIRES: no iteration is under way.
   void use_plan();
   // The loader's border has moved.
   void use_partition(const PoolPartition& pool);
-  // The executor is another, or lost sight of us: the iteration under way is planned again. What lay on
-  // the device is stored again.
+  // The executor was replaced or lost the connection: plans the iteration under way again. Rows of blocks
+  // on the device are stored again.
   void executor_was_lost();
 
   bool idle() const { return scheduler_->idle(); }
   // Plans the next iteration and sends it. REQUIRES: none is under way, and the executor is ready.
   void begin_iteration();
-  // False where no results have come.
+  // False if no results have arrived.
   bool take_results();
 
   std::uint64_t next_iteration() const { return iteration_ + 1; }
   const BlockPools& blocks() const { return scheduler_->blocks(); }
   // Requests that have begun.
   std::int64_t begun() const { return std::ssize(scheduler_->snapshots()); }
-  // What a plan must take as it is.
+  // What a plan must keep unchanged.
   FixedResources fixed_resources() const;
   // Requests without an answer.
   std::vector<const Request*> unanswered() const;
@@ -64,7 +64,7 @@ class RunLoop {
   std::uint64_t iteration_ = 0;
   std::optional<Prediction> prediction_;  // where costs are known
   Prediction::Figures predicted_before_;  // by a planner before this one
-  Seconds since_;                         // of this attempt, the time between planners left out
+  Seconds since_;                         // of this attempt, without the time between planners
   std::int64_t preemptions_before_ = 0;
 };
 

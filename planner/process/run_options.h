@@ -21,7 +21,7 @@ struct RunOptions {
   std::filesystem::path executor_socket;
   std::optional<std::string> policy;   // nothing: by the device
   std::optional<std::string> machine;  // whose costs the policy decides by; nothing: unknown
-  std::optional<std::filesystem::path> profile;  // whose costs it decides by instead
+  std::optional<std::filesystem::path> profile;  // a profile to decide by instead
   std::filesystem::path profile_dir;             // measured ones are kept there; empty: nowhere
   PolicyOptions policy_options;
   BatchOptions batch;
@@ -31,7 +31,7 @@ struct RunOptions {
   bool resume = false;
   bool overwrite = false;
   bool takes_over = false;  // from a planner of this run that has ended; loader and executor stayed
-  bool trace = false;       // the executor reports what its streams did, piece by piece
+  bool trace = false;       // the executor reports what its streams did, span by span
   std::string log;
   int death_descriptor = -1;
 };

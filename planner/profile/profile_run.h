@@ -1,6 +1,6 @@
 #pragma once
-// `poise-planner profile`: the planner as far as the profiler, and no further. Waits for the model,
-// greets loader and executor, measures, keeps the profile and ends. One object, one thread.
+// `poise-planner profile`: waits for the model, meets loader and executor, measures, keeps the profile
+// and ends. One object, one thread.
 
 #include <memory>
 #include <optional>
@@ -50,13 +50,13 @@ class ProfileRun {
   Exit outcome_ = Exit::interrupted;
 };
 
-// What is there to be measured: the executor as it greeted, the machine's memory as it is now.
+// What will be measured: the executor by its Hello, and the machine's memory now.
 ProfiledMachine profiled_machine(const ControlSegment& control,
                                  const ExecutorLink::Greeting& device,
                                  const std::optional<Bytes>& gpu_memory,
                                  const std::optional<Bytes>& host_memory);
 
-// Keeps it under its fingerprint. That it cannot be kept is no trouble: it is measured again then.
+// Keeps it under its fingerprint. An error is ignored: costs are then measured again.
 void keep_profile(const std::filesystem::path& folder, const Profile& profile);
 // Where the profile of that fingerprint is kept.
 std::filesystem::path kept_profile(const std::filesystem::path& folder,

@@ -1,9 +1,9 @@
 #pragma once
-// Has the executor do profiling.h's iterations and fits their times: first a small set, which tells
-// how large the others may be to take seconds and not minutes, then all works several times, and once
-// more those whose points lie far off their lines. Claims a small pool and configures the executor,
-// traced; untraced, as runs are, for the last works, which tell how long the device rests between
-// iterations. Whoever goes on with them claims and configures anew. One thread, one `step` at a time.
+// Runs profiling.h's iterations on the executor and fits their times. A small set comes first; it tells
+// how large the others may be to take seconds and not minutes. Then all works run several times, and
+// those with outliers once more. The profiler claims a small pool and configures the executor with
+// traces; without traces, as in runs, for the last works, which tell how long the device is idle between
+// iterations. A run that follows must claim and configure again. One thread, one `step` at a time.
 
 #include <deque>
 #include <functional>
@@ -34,10 +34,10 @@ class Profiler {
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
 
-  // Waits at most `timeout` for an answer. True where anything passed.
+  // Waits at most `timeout` for an answer. True if a message was sent or received.
   bool step(Seconds timeout);
   bool done() const { return phase_ == Phase::over; }
-  // Of the works that are known by now, those that were begun; never less than before.
+  // The share of known works that have begun; it never falls.
   double share() const { return share_; }
   // REQUIRES: done().
   const Profile& profile() const { return profile_; }
@@ -47,7 +47,7 @@ class Profiler {
   struct Work {
     ProfileWork work;
     int round;
-    bool heats = false;  // for what it does to the device; its times are nobody's
+    bool heats = false;  // warm-up; its times are discarded
   };
 
   void begin(ProfileScale scale, int rounds);

@@ -57,7 +57,7 @@ std::vector<std::int32_t> prompt_rows(std::int32_t most) {
 struct Blocks {
   messages::Kind kind;
   messages::Place place;
-  std::uint32_t pool;  // so many there are
+  std::uint32_t pool;  // number of blocks
 };
 
 // Mini-batches one behind the other.
@@ -81,7 +81,7 @@ class Tables {
     end(std::move(batch));
   }
 
-  // New sequences of `rows` rows together, of which `stored` go to blocks that nobody else uses.
+  // New sequences of `rows` rows together, of which `stored` go to blocks that no other sequence uses.
   void add_prompts(const Blocks& blocks, std::int32_t rows, std::int32_t stored) {
     auto batch = begin();
     const std::int32_t longest = std::min(kProfiledPrompt, sizes_.device.max_context);
@@ -112,7 +112,7 @@ class Tables {
     end(std::move(batch));
   }
 
-  // A token is sampled for so many of the sequences, at least one.
+  // Number of sequences for which a token is sampled, at least one.
   messages::IterationT finish(std::uint64_t iteration, std::uint64_t pool_epoch, double share) {
     std::int64_t sequences = 0;
     for (const auto& batch : tables_.mini_batches) {

@@ -1,8 +1,8 @@
 #pragma once
-// How link and computation were balanced: per iteration T_PCIe against T_compute (CAPTURE Eq. 2-4, as
-// measured instead of foretold), what either side stood still for, and F_b of the mini-batches (Eq. 6
-// and 7, with all that a mini-batch computes over all that it loads); and what follows, in words.
-// Sums of what the executor reports of each layer order. Pure; one thread.
+// How link and computation were balanced: per iteration T_PCIe and T_compute (CAPTURE Eq. 2-4, measured
+// instead of predicted), what either side waited for, and F_b of the mini-batches (Eq. 6 and 7, with all
+// that a mini-batch computes over all that it loads); and conclusions in words. All are sums of the
+// executor's reports on layer orders. Pure; one thread.
 
 #include <cstdint>
 #include <deque>
@@ -15,8 +15,8 @@
 
 namespace poise {
 
-// Of some orders, or of some iterations. Where wall time is known, what is neither busy nor waiting
-// had no order to work on.
+// Sums over some orders or iterations. If wall time is known, the time that is neither busy nor waiting
+// is time without an order.
 struct BalanceSums {
   std::int64_t iterations = 0, orders = 0, mini_batches = 0;
   Seconds wall{};                                   // from results to results
@@ -26,22 +26,22 @@ struct BalanceSums {
   std::uint64_t weights = 0, kv = 0, act = 0, stores = 0;  // bytes over the link
   std::int64_t act_blocks = 0;                             // regenerated, wherever they lay
   double f_b = 0;                                          // sum over …
-  std::int64_t f_b_mini_batches = 0;                       // … so many that load and compute
+  std::int64_t f_b_mini_batches = 0;  // … these mini-batches, which load and compute
 
   void add(const BalanceSums& other);
   Seconds compute_waits() const { return for_weights + for_blocks + for_rows; }
   double mean_f_b() const;  // 0: of none
 };
 
-// Eq. 6 and 7; 0 where one of both takes no time.
+// Eq. 6 and 7; 0 if one of the two takes no time.
 double f_b(Seconds compute, Seconds load);
 
-// Of one order. Its mini-batches' blocks are taken to come at the speed of all that the order loads.
+// Of one order. It assumes that mini-batches' blocks load at the speed of all the order's loads.
 BalanceSums balance_of(const messages::LayerDone& done, const BlockSizes& sizes);
 BalanceSums balance_of(const messages::LayerDoneT& done, const BlockSizes& sizes);
 
-// An iteration by its tables: its number, and whether every sequence of it generates. Rows that are
-// computed again in every iteration, since they are kept nowhere, are part of that.
+// An iteration by its tables: its number, and whether every sequence of it generates. Rows that are not
+// kept and run again in every iteration count as generating.
 struct IterationKind {
   std::uint64_t number = 0;
   bool decodes = false;
@@ -63,7 +63,7 @@ class Balance {
   void take(const messages::LayerDone& done) { open_.sums.add(balance_of(done, sizes_)); }
   void take(const messages::LayerDoneT& done) { open_.sums.add(balance_of(done, sizes_)); }
   void end(Seconds now);  // results are there
-  // What follows is another attempt: the time until its first iteration is nobody's.
+  // Another attempt begins; the time until its first iteration is not counted.
   void pause() { since_ = {-1}; }
 
   const BlockSizes& sizes() const { return sizes_; }
@@ -82,22 +82,22 @@ class Balance {
   std::deque<Iteration> last_;
 };
 
-// Whether more requests could have been under way at a time. `slower`: the policy chose fewer than it
-// might have, because so few are done sooner.
+// Whether more requests could have been under way at a time. `slower`: the policy chose fewer because
+// the job then ends sooner.
 enum class MoreRequests : std::uint8_t { unknown, possible, none, slower };
 
-// What words hang on beside the sums.
+// What the words depend on besides the sums.
 struct BalanceFacts {
   std::string device = "GPU";  // what it is called
   MoreRequests more_requests = MoreRequests::unknown;
   bool act_is_smaller = true;  // an ACT block is, than a KV block
 };
-// "While generating, the link was busy 96 % of the time and the GPU 31 %. More ACT would …" Of iterations
-// that only generate or, where they are too few to judge by, of all behind the first, which has starts
-// to wait for; of all where those are too few.
+// "While generating, the link was busy 96 % of the time and the GPU 31 %. More ACT would …" It judges
+// iterations that only generate; if they are too few, all but the first, which includes start-up; if
+// those are too few, all.
 std::string words(const Balance& balance, const BalanceFacts& facts);
 
-// Times in seconds; shares of wall time where that is known.
+// Times in seconds; shares of wall time if that is known.
 nlohmann::ordered_json json_of(const BalanceSums& sums);
 // {"words", "whole", "generating", "last": [{"iteration", …}]}
 nlohmann::ordered_json json_of(const Balance& balance, const BalanceFacts& facts);

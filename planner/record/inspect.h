@@ -1,6 +1,6 @@
 #pragma once
-// `poise inspect`: a log of orders as a table to be read, or as JSON, one object a line. Prompts and
-// answers are not shown. Writes to `out`; fails where the log cannot be read.
+// `poise inspect`: an order log as a table, or as JSON with one object a line. Prompts and answers are
+// not shown. Writes to `out`; fails if the log cannot be read.
 
 #include <cstdio>
 
@@ -24,7 +24,7 @@ std::string iteration_text(const LoggedIteration& iteration, const LogFacts& fac
                            std::optional<std::uint32_t> layer);
 std::string iteration_json(const LoggedIteration& iteration, const LogFacts& facts,
                            std::optional<std::uint32_t> layer);
-// What link and computation did in an iteration, as far as it is known.
+// The balance of link and computation in an iteration, if it is known.
 BalanceSums sums_of(const LoggedIteration& iteration, const LogFacts& facts);
 std::string balance_json(const Balance& balance, const BalanceFacts& facts);
 std::string configure_json(const messages::ConfigureT& configure, double time);

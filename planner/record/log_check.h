@@ -1,20 +1,21 @@
 #pragma once
-// An independent reading of a log of orders (`poise inspect --check`): from the log alone, and from
-// what common/messages.fbs says that orders mean, it keeps its own account of what lies where, and
-// names every order that could not have given right answers. It shares no code with what makes orders
-// or checks them before they run. It holds:
+// An independent check of an order log (`poise inspect --check`). From the log alone, and the meaning of
+// orders in common/messages.fbs, it tracks which rows lie where, and names every order that could not
+// have given right answers. It shares no code with the parts that make orders or check them before they
+// run. It checks:
 //
-//   rows      whatever a mini-batch loads was stored before, and what attention reads of a sequence
-//             are the rows of its request, at its positions, made from its tokens
-//   entries   of a sequence cover its context and new rows; no slot and no block serves two of them
-//   stores    put each new row, once, where its sequence's entries say it lies
-//   tokens    a request's rows continue its text: its prompt, then what was sampled for it
+//   rows      a mini-batch loads only rows that were stored before, and attention reads the rows of the
+//             sequence's request, at its positions, made from its tokens
+//   entries   of a sequence cover its context and new rows; no slot and no block belongs to two of them
+//   stores    put each new row once to the place that its sequence's entries name
+//   tokens    a request's rows continue its text: its prompt, then its sampled tokens
 //   weights   each streamed layer is whole when it is computed, fetched once for it, in two buffers
 //   orders    come stage by stage, each mini-batch once in each, no more of them than credits
 //   bounds    of pools, slots, rows, sequences and contexts, as granted and configured
 //
-// A Configure begins anew: device buffers are empty, and what was under way is over. Blocks on the
-// device stay where as many are asked for again; blocks of a pool stay for as long as the pool does (run and epoch), so a planner that takes over may go on with them.
+// After a Configure, device buffers are empty and no iteration is under way. Blocks on the device stay
+// valid if the Configure asks for the same numbers; blocks of a pool stay valid as long as the pool exists
+// (run and epoch), so a planner that takes over may use them.
 // Reads a log once, from beginning to end.
 
 #include <array>
@@ -42,14 +43,14 @@ struct LogCheckReport {
 };
 inline constexpr std::size_t kViolationsTold = 10;
 
-// Fails where the log cannot be read.
+// Fails if the log cannot be read.
 LogCheckReport check_log(const std::filesystem::path& path);
 // "12 iterations, …: every order holds", or the first violations, a line each.
 std::string to_text(const LogCheckReport& report);
 
-// What lies in a row of a block or of a slot.
+// The contents of one row of a block or of a slot.
 struct CheckedRow {
-  std::uint32_t request = 0;  // 0: nobody wrote it
+  std::uint32_t request = 0;  // 0: never written
   std::uint32_t position = 0;
   TokenId token = -1;
 
@@ -67,12 +68,12 @@ struct CheckedBlockName {
 };
 std::string to_text(const CheckedBlockName& block);
 
-// The account that mini-batches read and change.
+// The contents of blocks, which mini-batches read and change.
 class CheckedMemory {
  public:
   void forget_device();
   void forget_host();
-  // Nothing where nobody ever stored to the block.
+  // Nothing if no order has stored to the block.
   const CheckedBlock* find(const CheckedBlockName& block) const;
   CheckedBlock& at(const CheckedBlockName& block) { return blocks_[block]; }
 
@@ -86,7 +87,7 @@ class CheckedMemory {
   std::unordered_map<CheckedBlockName, CheckedBlock, Hash> blocks_;
 };
 
-// A request's text as its rows and results told it.
+// A request's text, known from its rows and results.
 struct CheckedText {
   std::vector<TokenId> tokens;
   bool sampled = false;  // from here on only results add to it

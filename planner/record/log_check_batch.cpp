@@ -165,7 +165,7 @@ void MiniBatchCheck::load(const messages::BlockRun& run) {
     for (int token = 0; token < std::min(tokens, kBlockTokens); ++token) {
       const auto row = static_cast<std::size_t>(token);
       if (block == nullptr || (*block)[row].request == 0) {
-        violation(fmt::format("loads token {} of {}: nobody wrote it", token, to_text(name)));
+        violation(fmt::format("loads token {} of {}: it was never written", token, to_text(name)));
         break;
       }
       (run.kind() == messages::Kind::Kv ? slot.rows : slot.act)[row] = (*block)[row];

@@ -1,7 +1,7 @@
 #pragma once
-// One mini-batch of a log that is checked (planner/record/log_check.h): its tables played on rows that are
-// (request, position, token), in the order in which they depend on one another. As many layers there
-// are, each does the same.
+// One mini-batch of a checked log (planner/record/log_check.h): applies its tables to symbolic rows
+// (request, position, token), in the order in which they depend on one another. All layers do the same,
+// so one stands for all.
 
 #include <cstdint>
 #include <span>
@@ -23,9 +23,9 @@ inline std::uint32_t end_of(const messages::Sequence& sequence) {
 inline std::uint32_t blocks_of(const messages::Sequence& sequence) {
   return static_cast<std::uint32_t>(ceil_div(end_of(sequence), kBlockTokens));
 }
-// False where an entry's rows are made anew each time and stored nowhere.
+// False if an entry's rows are computed each time and not stored.
 bool is_kept(const messages::AttentionEntry& entry);
-// As many of a sequence's entries as there are.
+// The sequence's entries that exist in the table.
 std::span<const messages::AttentionEntry> entries_of(const messages::MiniBatchT& batch,
                                                      const messages::Sequence& sequence);
 
@@ -56,7 +56,7 @@ class MiniBatchCheck {
   void check_samples();
 
   Slot* slot_of(const messages::AttentionEntry& entry);
-  // What attention reads through an entry; null where there is nothing.
+  // What attention reads through an entry; null if there is nothing.
   const CheckedBlock* read_through(const messages::AttentionEntry& entry);
   std::int64_t blocks_in_pool(messages::Kind kind, messages::Place place) const;
   std::string at(std::uint32_t sequence) const;  // "iteration 1, mini-batch 2, sequence 3 (…)"

@@ -10,7 +10,7 @@ namespace poise {
 namespace {
 
 std::string told(const CheckedRow& row) {
-  return row.request == 0 ? "nobody wrote it"
+  return row.request == 0 ? "it was never written"
                           : fmt::format("it holds position {} of request {}, token {}",
                                         row.position, row.request, row.token);
 }
@@ -44,7 +44,7 @@ void MiniBatchCheck::read_texts() {
       log_.violation(at(i), position < text.tokens.size()
                                 ? fmt::format("position {} is token {}, it was {}", position, token,
                                               text.tokens[position])
-                                : fmt::format("position {} is token {}, which nobody sampled",
+                                : fmt::format("position {} is token {}, which was never sampled",
                                               position, token));
       text.tokens.resize(std::max(text.tokens.size(), position + 1));
       text.tokens[position] = token;

@@ -1,6 +1,6 @@
 #pragma once
-// A log of orders, gathered by iteration and layer for whoever wants to look at it: what was ordered
-// (with the bytes that follows from it), when it was sent, and what the executor reported back.
+// An order log, grouped by iteration and layer for its readers: what was ordered (with the bytes that
+// follow from it), when it was sent, and what the executor reported.
 // Reads one log from beginning to end, one iteration in memory at a time.
 
 #include <cstdint>
@@ -52,7 +52,7 @@ class LogDigest {
   explicit LogDigest(const std::filesystem::path& path);
 
   const LogFacts& facts() const { return facts_; }
-  // Calls for each iteration, in the log's order, once all that is known of it was read.
+  // Calls `on_iteration` for each iteration, in the log's order, once all of it was read.
   void read(const std::function<void(const LoggedIteration&)>& on_iteration,
             const std::function<void(const messages::ConfigureT&, double)>& on_configure,
             const std::function<void(const messages::ReadyT&, double)>& on_ready,

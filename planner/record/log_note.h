@@ -1,6 +1,5 @@
 #pragma once
-// What an order log's reader must know and no executor is told: a message that goes to the log alone,
-// numbered 0.
+// A message for the order log's reader only: it is not sent to an executor and has number 0.
 
 #include <string>
 #include <utility>

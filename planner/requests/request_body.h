@@ -1,7 +1,7 @@
 #pragma once
 // The body of a /v1/completions request, field by field, with the defaults and ranges of vLLM.
-// What is wrong leaves as a BadRequest, which planner/requests/request_line.h turns into an error line; no
-// other exception leaves for anything a body can hold. Pure functions; any thread may call them.
+// An error is thrown as a BadRequest, which planner/requests/request_line.h turns into an error line; no
+// body causes any other exception. Pure functions; any thread may call them.
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -37,7 +37,7 @@ class RequestFields {
       std::string_view name, std::int64_t min,
       std::int64_t max = std::numeric_limits<std::int64_t>::max()) const;
   std::optional<double> number(std::string_view name, double min, double max) const;
-  bool flag(std::string_view name) const;  // false where it is not said
+  bool flag(std::string_view name) const;  // false if absent
   std::optional<std::string> string(std::string_view name) const;
   [[noreturn]] void refuse(std::string_view name, const std::string& rule,
                            const char* code = kInvalid) const;

@@ -1,7 +1,7 @@
 #pragma once
 // The input file as a whole: every line that is not blank becomes a Request or a RequestError, in
 // the file's order. Lines are parsed, checked and tokenised on several threads; the outcome does not
-// depend on how many. Fails where the file itself cannot be used; a bad line never fails.
+// depend on how many. Fails if the file itself cannot be used; a bad line never makes it fail.
 
 #include <cstdint>
 #include <filesystem>

@@ -1,8 +1,8 @@
 #pragma once
 // One input line turned into a Request or into the reason why it is none: an OpenAI batch line whose
-// body is a /v1/completions request, read as vLLM reads it. Every type and range is held; a field
-// that we do not implement is an error where ignoring it would change the answer, and ignored where
-// it would not. Messages name the field and the rule and are the same on each run. Pure functions;
+// body is a /v1/completions request, read as vLLM reads it. Every type and range is checked. A field
+// that poise does not implement is an error if ignoring it would change the answer, and ignored
+// otherwise. Messages name the field and the rule and are the same on each run. Pure functions;
 // any thread may call them.
 
 #include <cstdint>
@@ -27,13 +27,13 @@ struct RequestError {
   int status = 400;
 };
 
-// What a line is held against.
+// What a line is checked against.
 struct RequestRules {
   std::int32_t context = 0;              // tokens of prompt and answer together
   std::int32_t vocab_size = 0;           // rows of the model's embedding: ids lie below
   const Tokenizer* tokenizer = nullptr;  // null with --skip-tokenizer-init
   std::uint64_t run_seed = 0;
-  std::string model = "";  // the name it is served by; empty: any name will do
+  std::string model = "";  // its served name; empty: any name is accepted
 };
 
 using ParsedLine = std::variant<Request, RequestError>;

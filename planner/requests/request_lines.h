@@ -1,8 +1,8 @@
 #pragma once
-// The lines of an input file, one behind the other, in bounded memory: a byte-order mark at the
-// start and CRLF are taken off, blank lines are counted and skipped, a last line needs no newline,
-// and a line longer than the limit is passed over, not held. Fails where the file is not a regular
-// one, is plainly no text (gzip, zip, zstd, UTF-16) or changes while it is read. One thread.
+// The lines of an input file, one after the other, in bounded memory. A byte-order mark at the start and
+// CRLF are removed, blank lines are counted and skipped, the last line needs no newline, and a line
+// longer than the limit is skipped without being stored. Fails if the file is not regular, is plainly no
+// text (gzip, zip, zstd, UTF-16) or changes while it is read. One thread.
 
 #include <cstddef>
 #include <filesystem>

@@ -1,8 +1,8 @@
 #pragma once
-// How long the requests of a file are, read as fast as the file: for plans, which need no more. The
-// first lines are read as a run reads them; of the others only what says how long they are is looked
-// for, and a line that is not written plainly is read in full. The tokens of a prompt given as text
-// are estimated from its bytes, as the first lines have them.
+// The lengths of a file's requests, read at the speed of the file: plans need no more. The first lines
+// are read as a run reads them. In the others only the fields that give the length are searched, and a
+// line in an unusual form is read in full. The tokens of a prompt given as text are estimated from its
+// bytes, by the ratio in the first lines.
 
 #include <cstdint>
 #include <filesystem>
@@ -16,8 +16,8 @@ namespace poise {
 
 struct RequestSizes {
   std::vector<RequestSize> requests;
-  std::int64_t refused = 0;   // lines that become errors, as far as that was looked at
-  std::string first_refusal;  // of them the first one looked at: which line, and why
+  std::int64_t refused = 0;   // lines that become errors, among those read in full
+  std::string first_refusal;  // the first of them: which line, and why
   bool estimated = false;     // some lengths were not counted
 };
 

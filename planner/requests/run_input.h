@@ -1,6 +1,6 @@
 #pragma once
-// All that a run or `validate` reads from disk before any other process is needed: the model's
-// configuration and tokenizer, and every request. Whatever is wrong with these files is found here.
+// Everything that a run or `validate` reads from disk before it needs another process: the model's
+// configuration and tokenizer, and every request. All errors in these files are found here.
 
 #include <memory>
 #include <optional>

@@ -29,7 +29,7 @@ class Answer {
   void set_prompt_values(std::vector<TokenValue> values);
   // One more sampled token. REQUIRES: not finished. `value.top` is empty without logprobs.
   void push(TokenValue value);
-  // The logits were not finite: the request ends with an error line.
+  // Ends the request with an error line: the logits were not finite.
   void break_off();
   // A request that only scores its prompt (max_tokens 0) is finished as soon as its prompt was run.
   void finish_scoring();
@@ -37,11 +37,11 @@ class Answer {
   bool finished() const { return reason_.has_value(); }
   FinishReason reason() const { return *reason_; }
   const std::vector<TokenId>& tokens() const { return tokens_; }
-  // What was pushed and set so far: another answer given the same is this one.
+  // What was pushed and set so far: another answer that is given the same becomes equal.
   std::vector<TokenValue> pushed() const;
   const std::vector<TokenValue>& prompt_values() const { return prompt_values_; }
 
-  // The result line (without its newline): an answer, or an error line where it was broken off. `created` is when, in seconds since
+  // The result line (without its newline): an answer, or an error line if it failed. `created` is when, in seconds since
   // 1970; the rest does not depend on it. REQUIRES: finished().
   std::string result_line(const std::string& model_name, std::int64_t created = 0) const;
 

@@ -1,7 +1,7 @@
 #pragma once
-// The answers under way: what an iteration brought is added to each, and those that are finished
-// leave as result lines. Between the executor's results and the scheduler's outcomes; pure
-// bookkeeping, one thread. Requests outlive the book.
+// The answers under way. It adds an iteration's results to them, turns finished ones into result lines,
+// and gives the scheduler an outcome for each. Pure bookkeeping, one thread. Requests outlive the
+// book.
 
 #include <cstdint>
 #include <functional>
@@ -41,7 +41,7 @@ class AnswerBook {
   Progress apply(std::span<const ScheduledChunk> chunks, const messages::IterationDone& results,
                  std::int64_t created);
 
-  // What another book needs to go on where this one stands, in any order.
+  // What another book needs to continue from this one, in any order.
   struct Snapshot {
     RequestId request;
     bool prompt_ran = false;
@@ -49,7 +49,7 @@ class AnswerBook {
     std::vector<TokenValue> tokens;
   };
   std::vector<Snapshot> snapshots() const;
-  // False where it cannot be so: the answer would be over already, or is not of this request.
+  // False if it is inconsistent: the answer would be over already, or is not of this request.
   bool restore(const Request& request, const Snapshot& begun);
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// The few pieces of JSON that result lines are made of, appended to a string: always valid UTF-8,
+// The few JSON values that result lines are made of, appended to a string: always valid UTF-8,
 // always on one line (also for readers that break lines at U+0085, U+2028 and U+2029), numbers such
 // that they read back to the very same float. Pure functions; any thread may call them.
 

@@ -12,7 +12,7 @@
 
 namespace poise {
 
-// Closes a file descriptor that nobody else owns; -1 is none.
+// Owns a file descriptor and closes it; -1 is none.
 class OwnDescriptor {
  public:
   explicit OwnDescriptor(int descriptor) : descriptor_(descriptor) {}

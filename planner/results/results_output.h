@@ -1,7 +1,7 @@
 #pragma once
-// The output file: looked at before anything is computed, written once at the end, whole or not at
-// all. Its name appears by rename; where it lies on another file system, by a copy beside it that
-// was read back and compared first. Free functions; one process at a time (run.lock).
+// The output file: checked before anything is computed, written once at the end, complete or not at all.
+// It is made by rename; on another file system, by a copy beside it that is read back and compared before
+// the rename. Free functions; one process at a time (run.lock).
 
 #include <filesystem>
 
@@ -9,13 +9,13 @@
 
 namespace poise {
 
-// Fails where `output` could not be written at the end, where it exists and `overwrite` is not
-// said, and where it is the input itself. Opens nothing.
+// Fails if `output` could not be written at the end, if it exists without `overwrite`, and if it is the
+// input itself. Opens no file.
 void check_output(const std::filesystem::path& output, const std::filesystem::path& input,
                   bool overwrite);
 
-// Every input line has its result: they become `output`, and the run is finished. Fails with
-// Exit::busy where that cannot be done; everything stays in the run directory then.
+// Makes the results the `output`, which finishes the run. Fails with Exit::busy if that is not possible;
+// everything then stays in the run directory.
 // REQUIRES: every line of the input is done.
 void publish(ResultsFile results, const std::filesystem::path& run_dir,
              const std::filesystem::path& output, bool overwrite,

@@ -1,7 +1,7 @@
 #pragma once
-// Which block numbers of one kind are free. The lowest free number is handed out first, so that
-// blocks taken together lie together (one copy moves them) and the upper end stays free for a
-// border that moves. Pure bookkeeping: no memory behind it, one thread.
+// Tracks which block numbers of one kind are free. take() returns the lowest one, so that blocks taken
+// together are neighbours (one copy moves them) and the upper end stays free for a moving border. Pure
+// bookkeeping without memory; one thread.
 
 #include <cstdint>
 #include <optional>
@@ -18,14 +18,14 @@ class BlockPool {
 
   // The lowest free number, or nothing when all are taken.
   std::optional<BlockId> take();
-  // This number; false, and nothing changes, where it is taken or is none.
+  // Takes this number; false, and nothing changes, if it is taken or does not exist.
   bool take(BlockId id);
   // REQUIRES: `id` was taken and has not been given back.
   void give_back(BlockId id);
-  // From now on numbers 0 .. limit - 1 exist. False, and nothing changes, where one beyond it is
+  // From now on numbers 0 .. limit - 1 exist. False, and nothing changes, if a higher number is
   // taken.
   bool set_limit(std::uint32_t limit);
-  // One beyond the highest number taken: the smallest limit there can be now.
+  // One beyond the highest number taken: the smallest possible limit.
   std::uint32_t least_limit() const;
 
   std::uint32_t limit() const { return limit_; }

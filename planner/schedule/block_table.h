@@ -2,8 +2,8 @@
 // Where each request's context lies: CAPTURE's unified block table (section IV, Figure 6). Per
 // request a list of (kind, place, number) in position order, one entry for 16 tokens, taken when
 // the tokens come and not before. Pure bookkeeping, one thread. The pools are those of the loader's
-// partition; ids given back are taken again at once, so a request's blocks are given back only when
-// no order that reads or writes them is under way.
+// partition. Numbers given back can be taken again at once, so give a request's blocks back only when no
+// order that reads or writes them is under way.
 
 #include <algorithm>
 #include <array>
@@ -17,8 +17,8 @@
 
 namespace poise {
 
-// Where a block's bytes lie between iterations. Nowhere: its tokens run again in each; such a block
-// is of kind KV, has no number, and stands before all others of its request.
+// Where a block's bytes are between iterations. Nowhere: its tokens run again in each iteration; such a
+// block has kind KV and no number, and comes before all other blocks of its request.
 enum class Place : std::uint8_t { host = 0, gpu = 1, nowhere = 2 };
 
 struct BlockRef {
@@ -41,13 +41,13 @@ class BlockPools {
   BlockPools(std::uint32_t act_blocks, std::uint32_t kv_blocks, std::uint32_t gpu_act_blocks = 0,
              std::uint32_t gpu_kv_blocks = 0);
 
-  // A block of the kind and place asked for; elsewhere, then of the other kind, where that is
-  // exhausted (a request's tokens do not depend on it, common/README section 8); nothing where all are.
+  // A block of this kind and place; if there is none, of this kind elsewhere, then of the other kind (a
+  // request's tokens do not depend on it, common/README section 8); nothing if all are taken.
   std::optional<BlockRef> take(BlockKind wanted, Place place = Place::host);
   void give_back(const BlockRef& block);
-  // This block; false where it is taken or is none.
+  // Takes this block; false if it is taken or does not exist.
   bool take(const BlockRef& block);
-  // The pools of that place have so many blocks from now on. REQUIRES: none beyond is taken.
+  // Sets the sizes of this place's pools. REQUIRES: no block beyond them is taken.
   void set_limits(std::uint32_t act_blocks, std::uint32_t kv_blocks, Place place = Place::host);
 
   const BlockPool& pool(BlockKind kind, Place place = Place::host) const {
@@ -72,13 +72,13 @@ class ContextBlocks {
   std::int32_t on_gpu() const {
     return count(BlockKind::kv, Place::gpu) + count(BlockKind::act, Place::gpu);
   }
-  // Those that are kept nowhere.
+  // Blocks of place Nowhere.
   std::int32_t token_blocks() const { return counts_[kPools]; }
   std::int32_t size() const { return static_cast<std::int32_t>(blocks_.size()); }
   // Tokens from the first on whose rows are in the blocks, in every layer.
   std::int32_t stored() const { return stored_; }
-  // Of the tokens behind those, how many are lost before one comes whose rows are kept; nothing where
-  // none comes.
+  // After those: the number of lost tokens before the next one whose rows are kept; nothing if there is
+  // no next one.
   std::optional<std::int32_t> gap() const;
   // Tokens that are stored, or were before blocks were lost.
   std::int32_t ever_stored() const { return std::max(stored_, kept_end_); }
@@ -87,13 +87,13 @@ class ContextBlocks {
   // Tokens the blocks have room for.
   std::int32_t room() const { return size() * kBlockTokens; }
 
-  // REQUIRES: a block that is kept nowhere comes before all others.
+  // REQUIRES: blocks of place Nowhere come before all others.
   void append(const BlockRef& block);
-  // Rows behind stored() are there now; kept rows that follow them count from then on, too.
+  // `tokens` rows after stored() are stored now; kept rows that follow them then count too.
   // REQUIRES: stored() + tokens <= room(), and no more than gap().
   void mark_stored(std::int32_t tokens);
-  // The device's memory is gone: what its blocks held has to be stored again, into the same blocks.
-  // Blocks on the host keep theirs.
+  // The device's memory is lost: the rows of its blocks must be stored again, into the same blocks. Blocks
+  // on the host keep their rows.
   void lose_device();
   // `tokens` were stored once, and then the rows in these blocks lost. REQUIRES: nothing is stored;
   // rising, and of blocks that hold some of the tokens.

@@ -3,12 +3,12 @@
 // KV buffer and ACT buffer are numbered in slots of one block. Each block of a sequence's context,
 // and each block its new rows go to, has one slot: in the KV buffer for a KV block, in the ACT
 // buffer and the same slot of the regenerated buffer for an ACT block. Blocks that hold rows are
-// loaded (only their filled part), and ACT ones made into K and V; new rows are put by the executor
-// into the slot of their position, and stored to the block behind it. Loaded blocks have the lowest
-// slots, in the order of their numbers, whosoever they are: so neighbours in the pool are neighbours
-// in the buffer and come in one copy, and what is regenerated is one range. A block that is kept
-// nowhere has a slot of the KV buffer, too; the rows that make it again are a sequence of their own,
-// before that of the request's new rows, and both read it through the same entries.
+// loaded (only their filled part), and K and V are regenerated from ACT ones. The executor puts new rows
+// into the slot of their position, and stores them to that slot's block. Loaded blocks have the lowest
+// slots, in the order of their numbers and not of their requests: so neighbours in the pool are
+// neighbours in the buffer and need one copy, and the regenerated blocks are one range. A block of place
+// Nowhere has a slot of the KV buffer too; the rows that compute it again form a sequence of their own,
+// before the sequence of the request's new rows, and both read it through the same entries.
 
 #include <array>
 #include <cstdint>
@@ -21,11 +21,11 @@
 
 namespace poise {
 
-// What each part brings into a mini-batch.
+// What each chunk adds to a mini-batch.
 std::vector<PackItem> pack_items(std::span<const ScheduledChunk> chunks);
 
-// Builds an iteration's tables. What it says depends on the arguments of `build` alone; the object
-// holds room to work in, one entry for each block of the pool. One thread.
+// Builds an iteration's tables. The result depends on the arguments of `build` alone; the object only
+// holds scratch memory, one entry for each block of the pool. One thread.
 class OrderTables {
  public:
   explicit OrderTables(const Allocation& host);

@@ -1,13 +1,13 @@
 #pragma once
-// Which requests run in the next iteration, and how many of their tokens. Continuous batching, first
-// come first served: requests of any length run together, a finished one leaves at once and the next
-// waiting one takes its place. A prompt runs in chunks: at most `prefill_rows` prompt
-// tokens in an iteration beside one token of each request that generates. A request that finds no
-// free block waits with what it has; where an older one finds none, the youngest gives all its
-// blocks back and is recomputed later, prompt and answer so far as one prompt, its next token
-// sampled with the same seed and step. So the oldest always goes on, and every request ends.
+// Chooses which requests run in the next iteration, and how many of their tokens. Continuous batching,
+// first come first served: requests of any length run together; when one finishes, the next waiting one
+// takes its place at once. A prompt runs in chunks: at most `prefill_rows` prompt tokens in an iteration
+// beside one token of each generating request. A request that finds no free block waits and keeps its
+// blocks. If the oldest finds none, the youngest gives all its blocks back and is recomputed later:
+// prompt and answer so far run as one prompt, and the next token is sampled with the same seed and step.
+// So the oldest request always advances, and every request ends.
 //
-// A function of the calls made: no clock, socket or log; one thread. Requests outlive the scheduler.
+// A function of the calls made, without clock, socket or log; one thread. Requests outlive the scheduler.
 
 #include <algorithm>
 #include <cstdint>
@@ -30,7 +30,7 @@ struct ScheduleLimits {
                                    // included: it lies in one mini-batch
 };
 
-// A request that has begun: what is known of its text and where its context lies.
+// A request that has begun: its text so far and where its context lies.
 struct RunningRequest {
   RunningRequest(const Request& r, const Policy& policy)
       : request(&r),
@@ -41,8 +41,8 @@ struct RunningRequest {
   const Request* request;
   std::vector<TokenId> tokens;  // the prompt, then the answer so far
   ContextBlocks context;
-  std::int32_t most_blocks;   // it may come to have
-  std::int32_t token_blocks;  // of them, the first, that are kept as token ids alone
+  std::int32_t most_blocks;   // that it may have at most
+  std::int32_t token_blocks;  // the first of them, which are kept only as token ids
   std::int32_t prompt_values =
       0;  // prompt rows whose values were reported; they survive preemption
 
@@ -63,16 +63,16 @@ struct ScheduledChunk {
 
   // Those of its request that its rows read or are stored in, from the first on.
   std::int32_t blocks() const { return blocks_for(context + new_tokens); }
-  // All that is known of the request will have run; what follows it may be sampled.
+  // The request's whole text so far will have run; its next token may be sampled.
   bool complete() const { return context + new_tokens == request->known(); }
   bool generates() const { return complete() && request->request->sampling.max_tokens > 0; }
 };
 
-// What an iteration brought for a request that was `complete`; or that a request is finished before
-// it came so far, because something broke.
+// The result of an iteration for a request that was `complete`; or the early end of a request that
+// failed.
 struct Outcome {
   RequestId request;
-  std::optional<TokenId> token;  // goes on with this one; nothing: the request is finished
+  std::optional<TokenId> token;  // its next token; nothing: the request is finished
 };
 
 class Scheduler {
@@ -80,7 +80,7 @@ class Scheduler {
   // `policy` outlives this.
   Scheduler(const Policy& policy, const Allocation& host, const ScheduleLimits& limits);
 
-  // To the end of the queue. REQUIRES: alone it fits into the pool.
+  // Adds it to the end of the queue. REQUIRES: it fits into the pool alone.
   void add(const Request& request);
 
   // The chunks of the next iteration, oldest request first; empty when no request is left. Valid
@@ -91,22 +91,22 @@ class Scheduler {
   void complete(std::span<const Outcome> outcomes);
 
   // What follows changes only the iterations to come. REQUIRES: no chunks are under way.
-  // Another policy, and the split it wishes; the host's pools stay as they are, and so do all blocks,
-  // unless tokens of a request are kept nowhere that this policy would keep: that one runs from its
-  // beginning again. `policy` outlives this. REQUIRES: where blocks on the device are taken, `wished`
-  // has as many of them as before.
+  // Another policy and its wished split. The host's pools and all blocks stay as they are, with one
+  // exception: if a request has tokens that are not kept and this policy would keep them, the request
+  // runs again from its beginning. `policy` outlives this. REQUIRES: if blocks on the device are taken,
+  // `wished` has as many of them as before.
   void use(const Policy& policy, const Allocation& wished, const ScheduleLimits& limits);
-  // The host's pools are so large from now on. REQUIRES: no block beyond is taken, and together the
-  // pools hold the largest request.
+  // Sets the sizes of the host's pools. REQUIRES: no block beyond them is taken, and together the pools
+  // hold the largest request.
   void move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks);
 
-  // The iteration under way will bring nothing: its rows count as never run, and `next` plans them
-  // again. `device_lost`: so do the rows of all blocks on the device; a request's blocks on the host
-  // stay valid, before them and behind.
+  // The iteration under way has no result: its rows count as not run, and `next` plans them again.
+  // `device_lost`: the same holds for the rows of all blocks on the device; a request's blocks on the
+  // host stay valid, before and after those.
   void abandon(bool device_lost);
 
-  // What another scheduler needs to go on where this one stands: the requests that have begun,
-  // oldest first; those without blocks wait. REQUIRES: no chunks are under way.
+  // What another scheduler needs to continue from this one: the requests that have begun, oldest
+  // first; those without blocks wait. REQUIRES: no chunks are under way.
   struct Snapshot {
     RequestId request;
     std::vector<TokenId> answered;
@@ -118,12 +118,12 @@ class Scheduler {
     std::vector<std::uint32_t> lost;  // blocks that lost their rows, by their place in `blocks`
   };
   std::vector<Snapshot> snapshots() const;
-  // REQUIRES: called before `add`, in the order of snapshots(). False where it cannot be: a block that
-  // is taken or is none, more rows than blocks or text. Where fewer may run at a time than ran, the
-  // last ones wait, and their context is computed again.
+  // REQUIRES: called before `add`, in the order of snapshots(). False if it is inconsistent: a block that
+  // is taken or does not exist, more rows than blocks or text. If fewer may run at a time than before,
+  // the last ones wait, and their context is computed again.
   bool restore(const Request& request, const Snapshot& begun);
 
-  // Whether no iteration follows the one under way, whatever it brings.
+  // Whether no iteration follows the one under way, for any result of it.
   bool last_iteration() const;
   bool idle() const { return running_.empty() && waiting() == 0; }
   std::int64_t running() const { return static_cast<std::int64_t>(running_.size()); }
@@ -134,11 +134,11 @@ class Scheduler {
   const BlockPools& blocks() const { return blocks_; }
 
  private:
-  // Takes the oldest waiting request in, if there is a place and there are blocks for it.
+  // Starts the oldest waiting request, if the limits and free blocks allow it.
   bool admit();
   bool may_begin(const RunningRequest& request) const;
-  // Schedules request `index` for as many of its tokens as budget and blocks allow; false where it
-  // must wait for blocks.
+  // Schedules request `index` for as many of its tokens as budget and blocks allow; false if it must
+  // wait for blocks.
   bool schedule(std::size_t index);
   void make_room(std::size_t index, std::int32_t tokens);
   std::optional<BlockRef> take_block(const RunningRequest& request);
@@ -163,8 +163,8 @@ class Scheduler {
   std::int64_t preemptions_ = 0;
 };
 
-// What an iteration brings in virtual time: some token for each chunk that is complete, and the end
-// where that is the request's last.
+// An iteration's outcomes in virtual time: some token for each complete chunk, and the end after the
+// request's last one.
 std::vector<Outcome> any_outcomes(std::span<const ScheduledChunk> chunks);
 
 }  // namespace poise

@@ -3,9 +3,9 @@
 // layers (common/device_memory.h says which) stay on the device; the others pass through two
 // buffers in turn, so that a layer can be fetched once the layer two uses before it was computed.
 // Its pieces are spread, by their bytes, over the mini-batches of all orders from then until it is
-// used: the link is given what it carries evenly, between the loads of blocks. While an iteration
-// ends and the next is not planned yet, the first two streamed layers of the next are fetched. Two
-// streamed layers or fewer stay in the two buffers.
+// used, so that the link's load is even between the loads of blocks. At the end of an iteration, before
+// the next one is planned, the first two streamed layers of the next are fetched. One or two streamed
+// layers stay in the two buffers.
 
 #include <cstdint>
 #include <vector>
@@ -21,7 +21,7 @@ class WeightStream {
   WeightStream(const WeightLayout& layout, const DeviceLimits& limits);
 
   // What the order of `stage` fetches (0 embeds, 1 .. L are layers, L + 1 is the head). Call once
-  // for each stage of an iteration, in order. `last_iteration`: nothing is needed behind it.
+  // for each stage of an iteration, in order. `last_iteration`: none follows.
   std::vector<messages::WeightFetch> next(std::uint32_t stage, std::uint32_t mini_batches,
                                           bool last_iteration);
 

@@ -1,6 +1,6 @@
 #pragma once
-// Byte-pair encoding of one word: its bytes become symbols, and while two neighbours have a merge
-// the one that comes first in the list (and among equals the leftmost) is done. O(n log n) in the
+// Byte-pair encoding of one word: its bytes become symbols; while two neighbours have a merge, the
+// merge that is first in the list is applied (the leftmost of equals). O(n log n) in the
 // word's length. Any number of threads may encode at once.
 
 #include <array>
@@ -28,8 +28,8 @@ class Bpe {
     std::uint32_t rank;
     TokenId whole;
   };
-  // A token whose bytes are a word. Whether the merges make it of that word is found out when the
-  // word is first met, and is the same whoever finds it out.
+  // A token whose bytes are a word. The first thread that meets the word computes whether the merges
+  // make this token of it; every thread would find the same.
   enum class Reached : std::uint8_t { unknown, yes, no };
   struct WholeWord {
     std::uint32_t begin, size;  // in word_bytes_

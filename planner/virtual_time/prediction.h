@@ -1,7 +1,7 @@
 #pragma once
-// Predicted beside measured: every iteration that is sent is also played in virtual time, and what
-// both clocks say is kept, of decoding iterations by themselves and of the whole run. Costs
-// microseconds for each mini-batch and layer. One thread.
+// Compares predicted with measured times: every iteration that is sent also runs in virtual time, and
+// both times are summed, for decoding iterations and for the whole run. It costs microseconds for each
+// mini-batch and layer. One thread.
 
 #include <cstdint>
 
@@ -18,11 +18,11 @@ class Prediction {
     Seconds predicted, measured;                // of all
   };
 
-  // `before`: of the same attempt, by a planner before this one.
+  // `before`: the sums of an earlier planner in the same attempt.
   Prediction(const Profile& profile, const WeightLayout& layout, const DeviceLimits& limits,
              const Figures& before)
       : executor_(profile, layout, limits), figures_(before) {}
-  // The executor has other buffers from now on; the time that took is in neither clock.
+  // The executor has new buffers from now on; the time for that is in neither sum.
   void reconfigure(const Profile& profile, const WeightLayout& layout, const DeviceLimits& limits) {
     executor_ = VirtualExecutor(profile, layout, limits);
     since_ = {-1};

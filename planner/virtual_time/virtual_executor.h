@@ -1,12 +1,12 @@
 #pragma once
-// Plays an iteration's orders in virtual time, as gpu_executor/pipeline.h runs them: three streams,
-// each in order, that wait for each other exactly where the pipeline does. Loads go into two sides in
-// turn, weights into two layer buffers, new rows leave from two more; one layer's loads begin while
-// the layer before computes. ACT blocks that stay on the device move on copy_out, between the stores;
-// an iteration's tables come behind the weights that were fetched for it ahead, its results leave
-// behind all stores. It is done once all streams are: with its results and with the weights that were
-// ordered ahead, and nothing of the next one is ordered before. What each piece of work takes, a
-// profile says, and how late it begins where it waited for another stream. Pure; one thread.
+// Plays an iteration's orders in virtual time, as gpu_executor/pipeline.h runs them: three streams, each
+// in order, that wait for each other exactly where the pipeline's streams do. Loads go into two sides in
+// turn, weights into two layer buffers, and new rows leave from two more; a layer's loads begin while
+// the layer before computes. ACT blocks that stay on the device move on copy_out, between the stores. An
+// iteration's tables follow the weights fetched ahead for it, and its results follow all stores. An
+// iteration is done when all streams are, including the weights ordered ahead; the next iteration is
+// ordered only then. A profile gives the time of each span of work, and the latency after a wait for
+// another stream. Pure; one thread.
 
 #include <array>
 #include <vector>
@@ -19,12 +19,12 @@
 
 namespace poise {
 
-// What came over the link: layers' weights, and blocks.
+// What crossed the link: layers' weights, and blocks.
 struct LinkVolume {
   double layers = 0, kv = 0, act = 0;
 };
 
-// A piece of work of one stream.
+// A span of work of one stream.
 struct VirtualSpan {
   enum class Kind : std::uint8_t { load, weights, kv_gen, attention, products, head, store } kind;
   Seconds begin, end;
@@ -36,14 +36,14 @@ class VirtualExecutor {
  public:
   VirtualExecutor(const Profile& profile, const WeightLayout& layout, const DeviceLimits& limits);
 
-  // All orders of an iteration that is planned once the one before is done. `last`: none follows.
+  // Runs all orders of an iteration, planned after the one before was done. `last`: none follows.
   void run(const messages::IterationT& tables, bool last);
 
   Seconds now() const { return now_; }  // the last iteration is done
   Seconds link_busy() const { return link_busy_; }
   Seconds compute_busy() const { return compute_busy_; }
   const LinkVolume& volume() const { return volume_; }
-  // From now on spans go there, too; null: nowhere.
+  // From now on spans are also added to `spans`; null: they are not.
   void trace(std::vector<VirtualSpan>* spans) { spans_ = spans; }
 
  private:
@@ -67,10 +67,10 @@ class VirtualExecutor {
                  const std::vector<messages::WeightFetch>& pieces);
   void run_head(double samples);
   void load(const Batch& batch, std::size_t side, Seconds stored, VirtualSpan span);
-  // When a stream that is free goes on with what needs something of another stream.
+  // When a free stream begins work that needs another stream's result.
   Seconds start(Seconds free, Seconds needed) const;
   void compute(Seconds from, Seconds time, VirtualSpan span);
-  // A span of `time` that ends at `end`; where it takes none, there is none.
+  // Notes a span of `time` that ends at `end`, unless it takes no time.
   void note(VirtualSpan span, Seconds end, Seconds time);
   // When pieces up to `last` of the layer are there; at once for a resident one.
   Seconds arrived(std::uint32_t layer, std::size_t last) const;

@@ -287,14 +287,14 @@ TEST(LogCheck, ALoadThatIsMissingIsCaught) {
                                     .loads;
                   std::erase_if(loads, [&](const auto& run) { return run.kind() == kind; });
                 }),
-                testing::AnyOf(HasSubstr("nobody wrote it"), HasSubstr("nothing is loaded to")));
+                testing::AnyOf(HasSubstr("never written"), HasSubstr("nothing is loaded to")));
   }
   EXPECT_THAT(complaint([](Recorded& recorded) {
                 auto& batch = recorded.batch(
                     5, [](const messages::MiniBatchT& one) { return !one.regenerate.empty(); });
                 batch.regenerate.clear();
               }),
-              HasSubstr("nobody wrote it"));
+              HasSubstr("never written"));
 }
 
 TEST(LogCheck, ABlockThatIsAnothersOrThatNobodyWroteIsCaught) {
