@@ -37,7 +37,7 @@ class Bench:
         self.folder = Path(tempfile.mkdtemp(prefix="poise-gpu-check-"))
         self.results = Path(given.results).absolute()
         self.results.mkdir(parents=True, exist_ok=True)
-        runtime = self.folder / "runtime"  # kept loaders of our own, which nobody else's `stop` ends
+        runtime = self.folder / "runtime"  # our own kept loaders: another user's `stop` does not end them
         runtime.mkdir(mode=0o700)
         self.environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "POISE_SOURCE_DIR": str(ROOT)}
         self.environment |= {"XDG_CACHE_HOME": str(self.folder / "cache")}  # profiles are of this day's machine

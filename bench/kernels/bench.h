@@ -23,7 +23,7 @@ Ceilings measure_ceilings(cpu::Workers& workers);
 double now();
 void use_clock_of(int threads);
 
-// Seconds of the fastest of many runs: what the machine can do when nobody disturbs.
+// Seconds of the fastest of many runs: the machine's speed without other work.
 template <typename Fn>
 double best_seconds(Fn fn, double for_seconds = 0.4) {
   fn();

@@ -99,7 +99,7 @@ TEST_F(ChannelTest, MessagesArriveInOrderBothWays) {
 TEST_F(ChannelTest, NothingIsQueuedForAPeerThatIsNotThere) {
   server_ = serve(path_, kIdentity);
   EXPECT_FALSE(send(*server_, messages::StopT{}));
-  const auto lonely = connect(folder_ / "nobody.sock", kIdentity);
+  const auto lonely = connect(folder_ / "absent.sock", kIdentity);
   usleep(50'000);
   EXPECT_FALSE(send(*lonely, hello()));
 }
@@ -191,7 +191,7 @@ TEST_F(ChannelTest, AHelloOfAnotherRunIsRefused) {
   EXPECT_THROW(next(*stranger), Failure);
 }
 
-TEST_F(ChannelTest, WhoIsRefusedTakesNobodysPlace) {
+TEST_F(ChannelTest, ARefusedPeerDoesNotReplaceThePresentOne) {
   meet();
   ASSERT_TRUE(send(*server_, messages::LayerOrderT{{}, 1}));
   auto stranger = connect(path_, {.run_id = "other", .layout_hash = 77});

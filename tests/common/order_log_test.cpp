@@ -117,7 +117,7 @@ TEST_F(OrderLogTest, AFlippedBitBeforeTheLastRecordIsDamage) {
     flipped[at] = static_cast<char>(flipped[at] ^ 0x10);
     spill(log_, flipped);
     const Reading reading = read_all(log_);
-    // Padding and the unused word are nobody's content; any other flip is noticed.
+    // Padding and the unused word have no content; any other flipped bit is noticed.
     ASSERT_TRUE(reading.damaged || reading.payloads == kPayloads) << "flipped byte " << at;
   }
 }

@@ -40,7 +40,7 @@ class SharedMemoryTest : public ::testing::Test {
       fmt::format("5e67{:08x}{}", getpid(), ::testing::UnitTest::GetInstance()->random_seed());
 };
 
-// As the supervisor does it: what nobody is attached to loses its name, under an exclusive lock.
+// As the supervisor does it: a segment without attached processes loses its name, under an exclusive lock.
 bool reaped(const std::filesystem::path& file) {
   const int descriptor = open(file.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0) {

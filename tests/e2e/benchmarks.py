@@ -180,7 +180,7 @@ def a_run_writes_its_timeline_beside_its_record(workspace):
     slices, _ = tracks_of(json.loads((workspace / "out.jsonl.poise" / "trace.json").read_text()))
     expect(slices["compute"] and slices["copy in"], "an empty timeline")
     workspace.poise(*workspace.run_words(DEMO / "show.jsonl", workspace / "2.jsonl")).expect(0)
-    expect(not (workspace / "2.jsonl.poise" / "trace.json").exists(), "a timeline nobody asked for")
+    expect(not (workspace / "2.jsonl.poise" / "trace.json").exists(), "a timeline that was not asked for")
 
 
 @test

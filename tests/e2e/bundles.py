@@ -74,7 +74,7 @@ def its_processes_map_the_bundles_libraries_alone(workspace):
     expect_equal(process.returncode, 0, f"the run's end: {said}")
     expect_equal(len(read_results(workspace / "out")), 8, "results")
     for name in _OURS:
-        expect(any(found.startswith(name) for found in folders), f"{name} is mapped by nobody: {sorted(folders)}")
+        expect(any(found.startswith(name) for found in folders), f"{name} is mapped by no process: {sorted(folders)}")
     for name, where in folders.items():
         expect_equal(where, {str(bundle / "lib")}, f"where {name} was found")
     noted = json.loads((bundle / "bundle.json").read_text())

@@ -69,7 +69,7 @@ def an_output_that_takes_no_more_is_said(workspace):
 
 
 @test
-def a_run_that_nobody_listens_to_answers_all_the_same(workspace):
+def a_run_with_closed_outputs_answers_all_the_same(workspace):
     words = workspace.run_words(DEMO / "show.jsonl", workspace / "out.jsonl")
     for closed in ((1,), (2,), (0, 1, 2)):
         code, _ = ended(workspace, [*words, "--overwrite"], preexec_fn=lambda closed=closed: [os.close(n) for n in closed])

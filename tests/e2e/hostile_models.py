@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Model directories nobody should write: each ends in one sentence and exit code 2.
+"""Broken model directories: each ends in one sentence and exit code 2.
 
 Every case takes a sound tiny OPT model and breaks one thing of it; each is a test, seen twice. `poise-loader
 --validate-only` refuses it within two seconds of a core (--within SECONDS for other builds) with one line that
@@ -359,7 +359,7 @@ HOSTILE = [
     ("index: not a safetensors file", sharded(lambda f, w: w.update({SOME: "config.json"})), "is no *.safetensors"),
     ("index: a missing shard", sharded(lambda f, w: w.update({SOME: "c.safetensors"})), "c.safetensors is not there"),
     ("index: the wrong shard", sharded(lambda f, w: w.update(dict.fromkeys((SOME, FIRST), "b.safetensors"))), "does not hold"),
-    ("index: a tensor nobody has", sharded(lambda f, w: w.update({"ghost": "a.safetensors"})), "ghost is said to lie in"),
+    ("index: a tensor that no file has", sharded(lambda f, w: w.update({"ghost": "a.safetensors"})), "ghost is said to lie in"),
     ("index: a tensor not named", sharded(lambda f, w: w.pop(SOME)), "the index does not name it"),
     ("index: a tensor in two shards", sharded(in_both), "too; each must be there once"),
     ("index: a name twice", sharded(index=b'{"weight_map": {"a": "a.safetensors", "a": "b.safetensors"}}'), "stands twice"),

@@ -152,7 +152,7 @@ def a_halted_process_is_noticed_and_the_run_ends_resumable(workspace):
 
 
 @test
-def an_order_log_that_is_damaged_hinders_nobody_from_resuming(workspace):
+def a_damaged_order_log_does_not_prevent_a_resume(workspace):
     requests = work(workspace, 60)
     oracle = undisturbed(workspace, requests)
     output, run = workspace / "out.jsonl", workspace / "out.jsonl.poise"

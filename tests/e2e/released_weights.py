@@ -74,7 +74,7 @@ def a_profile_needs_no_run_to_put_a_kept_loader_right(workspace):
 
 
 @test
-def whoever_is_killed_what_is_missing_is_done_by_resume(workspace):
+def after_the_kill_of_any_process_resume_does_what_is_missing(workspace):
     requests, slow = long_requests(workspace, 40), ("--compute-gflops", "12")
     workspace.run(requests, workspace / "oracle", *TIGHT).expect(0)
     for victim in ("planner", "gpu_executor"):

@@ -32,14 +32,14 @@ def kills_and_a_resume_run_clean(workspace):
     output, run = workspace / "out", workspace / "out.poise"
     words = workspace.run_words(requests, output, "--resume", "--max-num-seqs", "2")
     hits = []
-    for victim in ("gpu_executor", "planner", "loader", "supervisor", "nobody"):
+    for victim in ("gpu_executor", "planner", "loader", "supervisor", "none"):
         before = _lines(run)
         process = workspace.start(*words)
         wait_until(lambda p=process, n=before: _lines(run) > n or p.poll() is not None, "another result", seconds=120)
-        pid = process.pid if victim in ("supervisor", "nobody") else workspace.children(run).get(victim)
+        pid = process.pid if victim in ("supervisor", "none") else workspace.children(run).get(victim)
         hit = pid is not None and process.poll() is None
         if hit:
-            os.kill(pid, signal.SIGTERM if victim == "nobody" else signal.SIGKILL)
+            os.kill(pid, signal.SIGTERM if victim == "none" else signal.SIGKILL)
             hits.append(victim)
         ended = workspace.finish(process)
         if hit and victim != "supervisor" and not output.exists():

@@ -86,7 +86,7 @@ def memory_on_its_way_back_from_the_run_before_is_waited_for(workspace):
     with mock.patch.multiple(machine, available_memory=room, unnamed_shared_memory=lambda: 0):
         inputs.clip_memory(given, lambda: 1 << 30)
     expect_equal(given.host_memory, 21 << 30, "what does not come is not waited for long")
-    expect(room.call_count > 3, "nobody looked again")
+    expect(room.call_count > 3, "the room was not looked at again")
     given.host_memory = 80 << 30
     rooms = iter([20 << 30, 20 << 30, 30 << 30, 25 << 30, *range(24 << 30, 0, -1 << 30)])
     signals = iter([False, False, True])

@@ -47,7 +47,7 @@ def policy_words(random):
 
 
 class Disturbed:
-    """A run under way of a model whose weights are gone from disk by now, also for who holds the files open: nobody can
+    """A run under way of a model whose weights are gone from disk by now, even for a process that holds the files open: no process can
     read a byte of them again."""
 
     def __init__(self, workspace, requests, *options):
@@ -250,7 +250,7 @@ def a_planner_that_cannot_bring_the_policy_it_was_to_bring_goes_on_with_the_one_
     run = Disturbed(workspace, requests, *SLOWLY, "--policy", "act-only")
     for kill in ([], ["--kill"]):
         planner = run.pid("planner")
-        told = run.poise("restart", "planner", "--policy", "optimal", *kill)  # nobody measured what things cost
+        told = run.poise("restart", "planner", "--policy", "optimal", *kill)  # costs were not measured
         told.expect(2, "--policy optimal decides by what things cost", "; act-only stays in force")
         expect(run.pid("planner") not in (planner, None), "it is the same planner")
         expect_equal(run.status()["policy"], "act-only", "the policy in force")
@@ -300,7 +300,7 @@ def everybody_who_asks_for_a_restart_is_answered(workspace):
     ends = [workspace.finish(process, timeout=30) for process in asked]
     expect(run.lives(), f"the run was over after {time.monotonic() - began:.1f} s: {[end.err for end in ends]} {harness.said(run.process)[-900:]}")
     expect(all(end.code == 0 or "is being restarted just now" in end.err for end in ends), f"{[end.err for end in ends]}")
-    expect(any(end.code == 0 for end in ends), "nobody was obeyed")
+    expect(any(end.code == 0 for end in ends), "no wish was fulfilled")
     run.check_loader()
     run.finish(oracle)
 

@@ -230,7 +230,7 @@ struct Answered {
   StreamTotals totals;
 };
 
-// Two streams, each of which waits for the other's work so many times.
+// Two streams, each of which waits this many times for the other's work.
 Answered answer_one_another(int times, std::int64_t one_ns, std::int64_t other_ns) {
   Trouble trouble;
   CpuStream one("one", trouble, true, std::nullopt), other("other", trouble, true, std::nullopt);
@@ -257,7 +257,7 @@ Answered answer_one_another(int times, std::int64_t one_ns, std::int64_t other_n
           .totals = end.last->totals};
 }
 
-// As if nobody were ever late: to the nanosecond.
+// As if no thread were ever late: to the nanosecond.
 TEST(CpuStream, ASetSpeedIsKeptHoweverLateThreadsWake) {
   constexpr int kTimes = 50;
   constexpr std::int64_t kOne = 100'000, kOther = 30'000;  // ns
@@ -286,7 +286,7 @@ TEST(CpuStream, WaitsForTheRecordThatWasMeantAlone) {
   one.push([] {}, {1}, 1'000'000);
   one.record(again);
   one.finish();
-  other.end_soon();  // as if nobody had woken it until now
+  other.end_soon();  // as if it had not been woken until now
   other.finish();
   EXPECT_EQ(end.last->totals.wait_ns, 0) << "the first was reached before the wait was queued";
 }

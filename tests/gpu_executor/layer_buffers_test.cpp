@@ -77,7 +77,7 @@ TEST(LayerBuffers, AnAbandonedLayerIsFetchedAnew) {
   run(buffers, 2);
 }
 
-TEST(LayerBuffers, ALayerNobodyFetchedIsNotComputed) {
+TEST(LayerBuffers, ALayerThatWasNotFetchedIsNotComputed) {
   LayerBuffers buffers(kOneResident, 5, 4);
   const int buffer = buffers.use({3});
   EXPECT_THROW(buffers.check_complete(buffer), Failure);

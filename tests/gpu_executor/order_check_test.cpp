@@ -109,46 +109,46 @@ class OrderCheckTest : public testing::Test {
   std::optional<OrderCheck> check_;
 };
 
-TEST_F(OrderCheckTest, WhatIsRightIsAcceptedToTheEnd) {
+TEST_F(OrderCheckTest, ValidOrdersAreAcceptedToTheEnd) {
   accept_all(decode_);
   EXPECT_TRUE(check_->between_iterations());
 }
 
 // ---- iterations
 
-TEST_F(OrderCheckTest, AnIterationThatIsNotLater) {
+TEST_F(OrderCheckTest, AnIterationThatIsNotLaterIsRefused) {
   decode_.tables.iteration = 1;
   EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("comes after iteration 1"));
 }
 
-TEST_F(OrderCheckTest, BlocksOfAnotherPoolEpoch) {
+TEST_F(OrderCheckTest, BlocksOfAnotherPoolEpochAreRefused) {
   decode_.tables.pool_epoch = 2;
   expect_refused("pool epoch 2, the pool's epoch is 1");
 }
 
-TEST_F(OrderCheckTest, BlocksWhileThereIsNoPool) {
+TEST_F(OrderCheckTest, BlocksWithoutAPoolAreRefused) {
   pool_.epoch = 0;
   decode_.tables.pool_epoch = 0;
   EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("pool epoch 0"));
 }
 
-TEST_F(OrderCheckTest, AnIterationWithoutMiniBatches) {
+TEST_F(OrderCheckTest, AnIterationWithoutMiniBatchesIsRefused) {
   decode_.tables.mini_batches.clear();
   expect_refused("no mini-batches");
 }
 
-TEST_F(OrderCheckTest, MiniBatchesWithOthersIds) {
+TEST_F(OrderCheckTest, MiniBatchesWithWrongIdsAreRefused) {
   batch().id = 1;
   expect_refused("an id is its place");
 }
 
-TEST_F(OrderCheckTest, MoreRowsThanTheIterationMayHave) {
+TEST_F(OrderCheckTest, MoreRowsThanTheIterationMayHaveAreRefused) {
   limits_.max_rows = 3;
   check_.emplace(shape_, layout_, limits_, kCredits);
   EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("3 rows that max_rows allows"));
 }
 
-TEST_F(OrderCheckTest, MoreIterationsThanAreKept) {
+TEST_F(OrderCheckTest, MoreIterationsThanAreKeptAreRefused) {
   for (std::uint64_t number = 2; number < 6; ++number) {
     decode_.tables.iteration = number;
     accept(decode_.tables);
@@ -159,23 +159,23 @@ TEST_F(OrderCheckTest, MoreIterationsThanAreKept) {
 
 // ---- rows and sequences
 
-TEST_F(OrderCheckTest, AMiniBatchWithoutRows) {
+TEST_F(OrderCheckTest, AMiniBatchWithoutRowsIsRefused) {
   batch().tokens.clear();
   expect_refused("0 rows");
 }
 
-TEST_F(OrderCheckTest, AMiniBatchWithMoreRowsThanItsBuffers) {
+TEST_F(OrderCheckTest, AMiniBatchWithMoreRowsThanItsBuffersIsRefused) {
   batch().tokens.resize(static_cast<std::size_t>(limits_.max_mini_batch_rows) + 1);
   expect_refused("129 rows, not 1 to 128");
 }
 
-TEST_F(OrderCheckTest, MoreSequencesThanConfigured) {
+TEST_F(OrderCheckTest, MoreSequencesThanConfiguredAreRefused) {
   limits_.max_sequences = 1;
   check_.emplace(shape_, layout_, limits_, kCredits);
   EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("2 sequences, not 1 to 1"));
 }
 
-TEST_F(OrderCheckTest, ATokenBeyondTheVocabulary) {
+TEST_F(OrderCheckTest, ATokenBeyondTheVocabularyIsRefused) {
   for (const std::int32_t token : {shape_.vocab_size, -1, std::numeric_limits<int>::min()}) {
     decode_ = again();
     batch().tokens[1] = token;
@@ -183,7 +183,7 @@ TEST_F(OrderCheckTest, ATokenBeyondTheVocabulary) {
   }
 }
 
-TEST_F(OrderCheckTest, PositionsBeyondTheModelOrTheConfiguredContext) {
+TEST_F(OrderCheckTest, PositionsBeyondTheModelOrTheConfiguredContextAreRefused) {
   auto& sequence = batch().sequences[0];
   sequence = Sequence(0, 128, 1, 0, 0);
   expect_refused("all are at most 128");
@@ -193,17 +193,17 @@ TEST_F(OrderCheckTest, PositionsBeyondTheModelOrTheConfiguredContext) {
   EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("all are at most 40"));
 }
 
-TEST_F(OrderCheckTest, AContextThatOverflows) {
+TEST_F(OrderCheckTest, AContextThatOverflowsIsRefused) {
   batch().sequences[0] = Sequence(0, 0xffffffff, 1, 0, 0);
   expect_refused("4294967295 tokens of context");
 }
 
-TEST_F(OrderCheckTest, ASequenceWithoutNewTokens) {
+TEST_F(OrderCheckTest, ASequenceWithoutNewTokensIsRefused) {
   batch().sequences[0] = Sequence(0, 40, 0, 0, 0);
   expect_refused("at least 1 is new");
 }
 
-TEST_F(OrderCheckTest, RowsThatOverlapOrLeaveGaps) {
+TEST_F(OrderCheckTest, RowsThatOverlapOrLeaveGapsAreRefused) {
   auto& second = batch().sequences[1];
   second = Sequence(second.request(), second.context(), 1, 0, second.first_entry());
   expect_refused("starts at row 0");
@@ -216,7 +216,7 @@ TEST_F(OrderCheckTest, RowsThatOverlapOrLeaveGaps) {
               HasSubstr("have 2 rows of 3"));
 }
 
-TEST_F(OrderCheckTest, EntriesThatAreNotThere) {
+TEST_F(OrderCheckTest, MissingEntriesAreRefused) {
   auto& first = batch().sequences[0];
   first = Sequence(first.request(), first.context(), first.new_tokens(), 0, 5);
   expect_refused("has entries 5 to 8 of 6");
@@ -226,14 +226,14 @@ TEST_F(OrderCheckTest, EntriesThatAreNotThere) {
   EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("has entries 4294967294"));
 }
 
-TEST_F(OrderCheckTest, MoreEntriesThanSlots) {
+TEST_F(OrderCheckTest, MoreEntriesThanSlotsAreRefused) {
   batch().entries.resize(49, batch().entries[0]);
   expect_refused("49 attention entries, not 1 to 48");
 }
 
 // ---- loads
 
-TEST_F(OrderCheckTest, ALoadOfBlocksBeyondThePool) {
+TEST_F(OrderCheckTest, ALoadOfBlocksBeyondThePoolIsRefused) {
   for (const Kind kind : {Kind::Kv, Kind::Act}) {
     decode_ = again();
     BlockRun& run = load(kind);
@@ -244,18 +244,18 @@ TEST_F(OrderCheckTest, ALoadOfBlocksBeyondThePool) {
   }
 }
 
-TEST_F(OrderCheckTest, ALoadIntoSlotsBeyondTheBuffer) {
+TEST_F(OrderCheckTest, ALoadIntoSlotsBeyondTheBufferIsRefused) {
   BlockRun& run = load(Kind::Kv);
   run = BlockRun(Kind::Kv, Place::Host, 16, 2, 1, 23);
   expect_refused("2 Kv slots from 23, the buffer has 24");
 }
 
-TEST_F(OrderCheckTest, ALoadWhoseCountOverflows) {
+TEST_F(OrderCheckTest, ALoadWhoseCountOverflowsIsRefused) {
   load(Kind::Act) = BlockRun(Kind::Act, Place::Host, 16, 0xffffffff, 1, 1);
   expect_refused("4294967295 Act blocks from 1");
 }
 
-TEST_F(OrderCheckTest, ALoadWithoutBlocksOrWithAnImpossibleTail) {
+TEST_F(OrderCheckTest, ALoadWithoutBlocksOrWithAnImpossibleTailIsRefused) {
   for (const auto& [count, tail] : {std::pair{0, 16}, {1, 0}, {1, 17}, {1, 65535}}) {
     decode_ = again();
     BlockRun& run = load(Kind::Kv);
@@ -265,12 +265,12 @@ TEST_F(OrderCheckTest, ALoadWithoutBlocksOrWithAnImpossibleTail) {
   }
 }
 
-TEST_F(OrderCheckTest, TwoLoadsIntoOneSlot) {
+TEST_F(OrderCheckTest, TwoLoadsIntoOneSlotAreRefused) {
   batch().loads.push_back(batch().loads[0]);
   expect_refused("which another load fills");
 }
 
-TEST_F(OrderCheckTest, BlocksOfNoKindOrOfNoPlaceOrBeyondTheDevicesOwn) {
+TEST_F(OrderCheckTest, BlocksOfNoKindOrNoPlaceOrBeyondTheDevicesOwnAreRefused) {
   BlockRun& run = load(Kind::Kv);
   run = BlockRun(static_cast<Kind>(2), Place::Host, 16, 1, 1, 1);
   expect_refused("block kind 2, which is none");
@@ -290,7 +290,7 @@ TEST_F(OrderCheckTest, BlocksOfNoKindOrOfNoPlaceOrBeyondTheDevicesOwn) {
 
 // ---- regeneration
 
-TEST_F(OrderCheckTest, RegenerationBeyondTheBuffer) {
+TEST_F(OrderCheckTest, RegenerationBeyondTheBufferIsRefused) {
   batch().regenerate[0] = SlotRange(23, 2);
   expect_refused("2 slots from 23, the ACT buffer has 24");
   decode_ = again();
@@ -299,7 +299,7 @@ TEST_F(OrderCheckTest, RegenerationBeyondTheBuffer) {
   EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("4294967295 slots from 1"));
 }
 
-TEST_F(OrderCheckTest, RegenerationOfWhatNothingLoads) {
+TEST_F(OrderCheckTest, RegenerationOfSlotsThatNoLoadFillsIsRefused) {
   std::vector<bool> loaded(24);
   for (const BlockRun& run : batch().loads) {
     for (std::uint32_t i = 0; i < run.count() && run.kind() == Kind::Act; ++i) {
@@ -311,14 +311,14 @@ TEST_F(OrderCheckTest, RegenerationOfWhatNothingLoads) {
   expect_refused("which nothing loads");
 }
 
-TEST_F(OrderCheckTest, RegenerationTwice) {
+TEST_F(OrderCheckTest, RegenerationOfOneSlotTwiceIsRefused) {
   batch().regenerate.push_back(batch().regenerate[0]);
   expect_refused("a second time");
 }
 
 // ---- attention
 
-TEST_F(OrderCheckTest, AttentionWhereThisDeviceHasNone) {
+TEST_F(OrderCheckTest, AttentionWhereThisDeviceHasNoneIsRefused) {
   for (const Where where : {Where::Activation, Where::HostInPlace, static_cast<Where>(9)}) {
     decode_ = again();
     AttentionEntry& one = entry(Where::LoadedKv);
@@ -327,13 +327,13 @@ TEST_F(OrderCheckTest, AttentionWhereThisDeviceHasNone) {
   }
 }
 
-TEST_F(OrderCheckTest, ASlotThatIsNone) {
+TEST_F(OrderCheckTest, ASlotThatDoesNotExistIsRefused) {
   AttentionEntry& one = entry(Where::RegeneratedKv);
   one = AttentionEntry(one.where(), one.kind(), one.place(), 0, 24, one.block());
   expect_refused("is slot 24 of 24");
 }
 
-TEST_F(OrderCheckTest, ContextInASlotThatNothingLoaded) {
+TEST_F(OrderCheckTest, ContextInASlotThatNoLoadFilledIsRefused) {
   const BlockRun run = load(Kind::Kv);
   std::erase_if(batch().loads, [&](const BlockRun& one) {
     return one.kind() == Kind::Kv && one.first_slot() == run.first_slot();
@@ -341,7 +341,7 @@ TEST_F(OrderCheckTest, ContextInASlotThatNothingLoaded) {
   expect_refused("are read that nothing loads");
 }
 
-TEST_F(OrderCheckTest, ContextWhoseBlockIsLoadedInPart) {
+TEST_F(OrderCheckTest, ContextWhoseBlockIsLoadedInPartIsRefused) {
   const std::size_t full = index_where<BlockRun>(batch().loads, [](const BlockRun& run) {
     return run.kind() == Kind::Kv && run.tail_tokens() == 16;
   });
@@ -351,12 +351,12 @@ TEST_F(OrderCheckTest, ContextWhoseBlockIsLoadedInPart) {
   expect_refused("are read that nothing loads");
 }
 
-TEST_F(OrderCheckTest, ContextInASlotThatNothingMade) {
+TEST_F(OrderCheckTest, ContextInASlotThatWasNotRegeneratedIsRefused) {
   batch().regenerate.clear();
   expect_refused("that nothing loads and makes");
 }
 
-TEST_F(OrderCheckTest, ContextThatIsKeptNowhereAndThatNobodyMakesAgain) {
+TEST_F(OrderCheckTest, ContextThatIsNeitherKeptNorComputedAgainIsRefused) {
   const auto nowhere = [&](std::size_t i) {
     AttentionEntry& one = batch().entries[i];
     one = AttentionEntry(one.where(), one.kind(), Place::Nowhere, 0, one.slot(), one.block());
@@ -381,7 +381,7 @@ TEST_F(OrderCheckTest, ContextThatIsKeptNowhereAndThatNobodyMakesAgain) {
   EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("is kept nowhere"));
 }
 
-TEST_F(OrderCheckTest, ContextOfAnotherBlockThanWasLoaded) {
+TEST_F(OrderCheckTest, ContextOfAnotherBlockThanWasLoadedIsRefused) {
   const std::size_t old = index_where<AttentionEntry>(
       batch().entries, [](const auto& one) { return one.where() == Where::LoadedKv; });
   AttentionEntry& one = batch().entries[old];
@@ -389,7 +389,7 @@ TEST_F(OrderCheckTest, ContextOfAnotherBlockThanWasLoaded) {
   expect_refused("holds Kv block");
 }
 
-TEST_F(OrderCheckTest, NewRowsOfTwoSequencesInOneSlot) {
+TEST_F(OrderCheckTest, NewRowsOfTwoSequencesInOneSlotAreRefused) {
   const auto last_entry = [&](std::size_t sequence) -> AttentionEntry& {
     const Sequence& one = batch().sequences[sequence];
     return batch().entries[one.first_entry() + (one.context() + one.new_tokens() - 1) / 16];
@@ -400,7 +400,7 @@ TEST_F(OrderCheckTest, NewRowsOfTwoSequencesInOneSlot) {
 
 // ---- stores
 
-TEST_F(OrderCheckTest, AStoreBeyondItsBlockItsRowsOrThePool) {
+TEST_F(OrderCheckTest, AStoreBeyondItsBlockItsRowsOrThePoolIsRefused) {
   const Store right = batch().stores[0];
   const auto refused = [&](const Store& store, const std::string& sentence) {
     decode_ = again();
@@ -419,7 +419,7 @@ TEST_F(OrderCheckTest, AStoreBeyondItsBlockItsRowsOrThePool) {
   refused(Store(static_cast<Kind>(77), Place::Host, 8, 1, 0, 1), "block kind 77");
 }
 
-TEST_F(OrderCheckTest, AStoreOfRowsThatAreNotItsBlocks) {
+TEST_F(OrderCheckTest, AStoreOfRowsOfAnotherBlockIsRefused) {
   const Store right = batch().stores[0];
   batch().stores[0] =
       Store(right.kind(), right.place(), static_cast<std::uint16_t>((right.token() + 1) % 16), 1,
@@ -436,7 +436,7 @@ TEST_F(OrderCheckTest, AStoreOfRowsThatAreNotItsBlocks) {
   EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("its sequence has block"));
 }
 
-TEST_F(OrderCheckTest, AStoreIntoTheDevicesKvBlocksThatItsSequenceDoesNotReadThere) {
+TEST_F(OrderCheckTest, AStoreIntoKvBlocksOnTheDeviceThatItsSequenceDoesNotReadIsRefused) {
   limits_.gpu_kv_blocks = 4;
   check_.emplace(shape_, layout_, limits_, kCredits);
   const Store right = batch().stores[0];
@@ -444,9 +444,9 @@ TEST_F(OrderCheckTest, AStoreIntoTheDevicesKvBlocksThatItsSequenceDoesNotReadThe
   expect_refused("which its sequence does not read");
 }
 
-// Attention writes new rows into the device's KV blocks by the entries alone, which so must name one
-// there is, and the stores must tell of every row: by them, blocks are kept apart.
-TEST_F(OrderCheckTest, NewRowsInTheDevicesKvBlocks) {
+// Attention writes new rows into KV blocks on the device by the entries alone, so an entry must name an
+// existing block. The stores must name every row, since the check uses them to keep blocks apart.
+TEST_F(OrderCheckTest, NewRowsInKvBlocksOnTheDeviceNeedTheirEntriesAndStores) {
   limits_.gpu_kv_blocks = limits_.gpu_act_blocks = 4;
   const auto prompts = [&] {
     return SmallPlanner(plan_, layout_, limits_, pool_.partition).next();
@@ -493,12 +493,12 @@ TEST_F(OrderCheckTest, NewRowsInTheDevicesKvBlocks) {
           "is of kind Kv");
 }
 
-TEST_F(OrderCheckTest, TwoStoresOfTheSameRows) {
+TEST_F(OrderCheckTest, TwoStoresOfTheSameRowsAreRefused) {
   batch().stores.push_back(batch().stores[0]);
   expect_refused("that are stored already");
 }
 
-TEST_F(OrderCheckTest, ALoadOfRowsThatALaterMiniBatchStores) {
+TEST_F(OrderCheckTest, ALoadOfRowsThatALaterMiniBatchStoresIsRefused) {
   const Store later = decode_.tables.mini_batches[1]->stores[0];
   const std::uint32_t free_slot = [&] {
     std::vector<bool> used(24);
@@ -515,7 +515,7 @@ TEST_F(OrderCheckTest, ALoadOfRowsThatALaterMiniBatchStores) {
 
 // ---- samples
 
-TEST_F(OrderCheckTest, SamplesThatAskForTheImpossible) {
+TEST_F(OrderCheckTest, ImpossibleSamplesAreRefused) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const auto refused = [&](const std::function<void(messages::SampleT&)>& change,
                            const std::string& sentence) {
@@ -540,14 +540,14 @@ TEST_F(OrderCheckTest, SamplesThatAskForTheImpossible) {
 
 // ---- layer orders
 
-TEST_F(OrderCheckTest, AnOrderOfAnIterationNobodyBegan) {
+TEST_F(OrderCheckTest, AnOrderOfAnIterationThatDidNotBeginIsRefused) {
   expect_order_refused(decode_.orders[0], "iteration 2, which was not begun");
   expect_order_refused(prefill_.orders.back(),
                        "iteration 1, which was not begun, was refused or "
                        "is over");
 }
 
-TEST_F(OrderCheckTest, StagesOutOfOrder) {
+TEST_F(OrderCheckTest, StagesOutOfOrderAreRefused) {
   accept(decode_.tables);
   expect_order_refused(decode_.orders[1], "is of stage 1, stage 0 is next");
   accept(decode_.orders[0]);
@@ -556,7 +556,7 @@ TEST_F(OrderCheckTest, StagesOutOfOrder) {
   expect_order_refused(decode_.orders[1], "is of stage 4294967295");
 }
 
-TEST_F(OrderCheckTest, AnOrderAheadOfTheIterationBefore) {
+TEST_F(OrderCheckTest, AnOrderAheadOfTheIterationBeforeIsRefused) {
   accept(decode_.tables);
   decode_.tables.iteration = 3;
   accept(decode_.tables);
@@ -564,7 +564,7 @@ TEST_F(OrderCheckTest, AnOrderAheadOfTheIterationBefore) {
   expect_order_refused(decode_.orders[0], "while iteration 2 still lacks orders");
 }
 
-TEST_F(OrderCheckTest, MiniBatchesMissingTwiceOrUnknown) {
+TEST_F(OrderCheckTest, MiniBatchesThatAreMissingTwiceThereOrUnknownAreRefused) {
   accept(decode_.tables);
   LayerOrderT order = decode_.orders[0];
   order.mini_batches = {0};
@@ -577,7 +577,7 @@ TEST_F(OrderCheckTest, MiniBatchesMissingTwiceOrUnknown) {
   expect_order_refused(order, "names mini-batch 7 of none such");
 }
 
-TEST_F(OrderCheckTest, AMiniBatchBeforeTheOneWhoseRowsItLoads) {
+TEST_F(OrderCheckTest, AMiniBatchBeforeTheOneWhoseRowsItLoadsIsRefused) {
   plan_.chunk = 13;
   plan_.chunks_at_once = 2;
   plan_.per_batch = 4;
@@ -590,7 +590,7 @@ TEST_F(OrderCheckTest, AMiniBatchBeforeTheOneWhoseRowsItLoads) {
   expect_order_refused(planned.orders[0], "mini-batch 1 before 0, whose rows it loads");
 }
 
-TEST_F(OrderCheckTest, MoreOrdersThanCredits) {
+TEST_F(OrderCheckTest, MoreOrdersThanCreditsAreRefused) {
   check_.emplace(shape_, layout_, limits_, 2);
   accept(prefill_.tables);
   accept(prefill_.orders[0]);
@@ -600,7 +600,7 @@ TEST_F(OrderCheckTest, MoreOrdersThanCredits) {
   accept(prefill_.orders[2]);
 }
 
-TEST_F(OrderCheckTest, FetchesOfWhatIsNotStreamed) {
+TEST_F(OrderCheckTest, FetchesOfLayersThatAreNotStreamedAreRefused) {
   accept(decode_.tables);
   const auto refused = [&](const WeightFetch& fetch, const std::string& sentence) {
     LayerOrderT order = decode_.orders[0];
@@ -617,7 +617,7 @@ TEST_F(OrderCheckTest, FetchesOfWhatIsNotStreamed) {
   refused(WeightFetch(1, 0, 0), "piece 0 of layer 1 a second time");
 }
 
-TEST_F(OrderCheckTest, FetchesThatNoBufferIsFreeFor) {
+TEST_F(OrderCheckTest, FetchesWithoutAFreeBufferAreRefused) {
   ModelShape shape = shape_;
   shape.num_hidden_layers = 5;
   layout_ = weight_layout(shape, DType::float32);
@@ -629,7 +629,7 @@ TEST_F(OrderCheckTest, FetchesThatNoBufferIsFreeFor) {
   expect_order_refused(planned.orders[0], "both layer buffers hold layers not computed yet");
 }
 
-TEST_F(OrderCheckTest, ALayerWhoseWeightsAreNotThere) {
+TEST_F(OrderCheckTest, ALayerWithoutItsWeightsIsRefused) {
   accept(decode_.tables);
   accept(decode_.orders[0]);
   accept(decode_.orders[1]);
@@ -661,7 +661,7 @@ TEST_F(OrderCheckTest, AfterAnAbandonedIterationTheNextBeginsWithFreshFetches) {
 
 // ---- pools and buffers
 
-TEST_F(OrderCheckTest, APoolThatDoesNotFitItsSegment) {
+TEST_F(OrderCheckTest, APoolThatDoesNotFitItsSegmentIsRefused) {
   const BlockSizes sizes = block_sizes(shape_, DType::float32);
   PoolPartition pool = pool_.partition;
   check_pool(pool, sizes, 3, {3 << 20});
@@ -679,7 +679,7 @@ TEST_F(OrderCheckTest, APoolThatDoesNotFitItsSegment) {
 
 // Messages with fields changed at random are refused, or harmless: then they run, under the
 // sanitizers, over memory that holds nothing but what the tables may touch.
-TEST(OrderMutation, WhatIsAcceptedIsHarmless) {
+TEST(OrderMutation, AcceptedOrdersAreHarmless) {
   const std::uint32_t seed = 20261121;
   std::mt19937 random(seed);
   const TinyModel model(tiny_shape(), DType::float32, 2);

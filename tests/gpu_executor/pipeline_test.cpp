@@ -107,7 +107,7 @@ TEST(Pipeline, ComputesTheSameWhereMatricesCrossInManyPieces) {
         bytes += outcome.layers[i].link->weights();
         expected_bytes += expected.layers[i].link->weights();
       }
-      if (late) {  // leaves out most of what nobody waits for at the end
+      if (late) {  // leaves out most fetches that no order waits for at the end
         EXPECT_LT(bytes, expected_bytes);
       } else {
         EXPECT_EQ(bytes, expected_bytes);
@@ -223,7 +223,7 @@ Accounts accounts_of_a_trace(const TinyModel& model, const Plan& plan) {
 TEST(Pipeline, ATraceAccountsForWhatEachStreamDid) {
   const TinyModel model(tiny_shape(), DType::float32, 6);
   const Plan plan{.sequences = random_sequences(model.shape, {37, 21, 60}, 7), .kind = mixed};
-  EXPECT_TRUE(run_pipeline(model, plan).layers.front().spans.empty()) << "nobody asked";
+  EXPECT_TRUE(run_pipeline(model, plan).layers.front().spans.empty()) << "spans without a trace";
   // Between two pieces a busy machine may pause a stream: not in each of several runs.
   double in = 1, out = 1;
   for (int attempt = 0; attempt < 8 && std::max(in, out) > 0.1; ++attempt) {

@@ -24,7 +24,7 @@ struct Plan {
   // First blocks of each request that are kept nowhere: made again by rows of their own.
   std::uint32_t nowhere = 0;
   std::int32_t prompt = 20;         // tokens of each sequence that are a prompt …
-  std::int32_t chunk = 1000;        // … run so many at a time; the rest one by one
+  std::int32_t chunk = 1000;        // … run in chunks of this many; the rest one by one
   std::int32_t chunks_at_once = 1;  // chunks of one prompt in one iteration, each its own batch
   std::int32_t per_batch = 2;       // sequences in a mini-batch
   std::int32_t logprobs = 3;

@@ -111,7 +111,7 @@ TEST(SampleTokens, SaysMinusOneWhereALogitIsNotFinite) {
   }
 }
 
-TEST(SampleTokens, LeavesLogprobsOutWhereNobodyAsks) {
+TEST(SampleTokens, LeavesLogprobsOutUnlessAskedFor) {
   SampleRow row = kGreedy;
   row.logprobs = -1;
   const SampledRow out = sample({0, 5, 2}, row);

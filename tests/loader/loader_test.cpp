@@ -458,7 +458,7 @@ TEST_F(LoaderProcess, ASecondOneOfTheSameRunLeavesTheFirstOnesMemoryAlone) {
 }
 
 // A kept loader serves runs of other caps than the one that started it.
-TEST_F(LoaderProcess, TheCapIsThatOfWhoeverClaims) {
+TEST_F(LoaderProcess, TheCapIsThatOfTheClaimingRun) {
   const WeightLayout layout = weight_layout(tiny_shape(), DType::float32);
   LoaderOptions capped = options();
   capped.host_memory = layout.total() + kKiB * 64;
@@ -478,7 +478,7 @@ TEST_F(LoaderProcess, TheCapIsThatOfWhoeverClaims) {
   EXPECT_THAT(ask_for_pool(*planner, wanted).sentence, HasSubstr("this machine has"));
 }
 
-TEST_F(LoaderProcess, AClaimNobodyWaitsForAnyMoreLeavesNoPool) {
+TEST_F(LoaderProcess, AClaimWhosePlannerIsGoneLeavesNoPool) {
   start();
   wait_for_seal();
   {

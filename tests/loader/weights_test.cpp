@@ -342,7 +342,7 @@ TEST_F(ChangedModel, ATiedHeadOfAnotherShapeIsRefused) {
   EXPECT_THAT(said_when_opened(), HasSubstr("lm_head.weight has shape [2], [61, 32] was expected"));
 }
 
-TEST_F(ChangedModel, TensorsNobodyNeedsMakeOneNotice) {
+TEST_F(ChangedModel, UnneededTensorsMakeOneNotice) {
   write([](auto& tensors) {
     for (int i = 0; i < 6; ++i) {
       tensors.push_back(file_tensor(fmt::format("extra.{}", i), DType::float16, {1}, {0}));
@@ -354,7 +354,7 @@ TEST_F(ChangedModel, TensorsNobodyNeedsMakeOneNotice) {
                                                     "extra.0, extra.1, extra.2, extra.3, …")));
 }
 
-TEST_F(ChangedModel, OneTensorThatNobodyNeedsIsOne) {
+TEST_F(ChangedModel, OneUnneededTensorIsOne) {
   write([](auto& tensors) { tensors.push_back(file_tensor("extra", DType::float16, {1}, {0})); });
   EXPECT_THAT(open().notices, ElementsAre("1 tensor is not needed and not loaded: extra"));
 }

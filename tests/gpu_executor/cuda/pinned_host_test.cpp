@@ -124,7 +124,7 @@ TEST_F(PinnedHostTest, APartMayEndBeforeItsTurn) {
   pinned.need(memory_.data(), Bytes{1});  // of no part: nothing to wait for
 }
 
-TEST_F(PinnedHostTest, WhatCannotBePinnedIsToldToWhoeverNeedsIt) {
+TEST_F(PinnedHostTest, AFailureToPinIsToldToTheCopyThatNeedsTheMemory) {
   ASSERT_EQ(mprotect(&memory_[kCut], kCut, PROT_NONE), 0);
   PinnedHost pinned;
   pinned.pin({&memory_, 1}, false);

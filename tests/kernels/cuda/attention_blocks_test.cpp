@@ -17,7 +17,7 @@ TEST(AttentionBlocks, ManyShareALongContextThatIsAlone) {
   EXPECT_GE(blocks_for(1, 1040), 4);
 }
 
-TEST(AttentionBlocks, NobodySharesWhereEveryPlaceIsTaken) {
+TEST(AttentionBlocks, NoBlocksShareWhereEveryPlaceIsTaken) {
   EXPECT_EQ(blocks_for(8, 1024), 1);
   EXPECT_EQ(blocks_for(128, 1025), 1);
 }

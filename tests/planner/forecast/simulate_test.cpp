@@ -108,7 +108,7 @@ TEST(Simulation, PaysBetweenIterationsAndWhereStreamsWaitForOneAnother) {
                   1e-3 * static_cast<double>(iterations) + 1e-6 * work.requests * work.answer,
               1e-3)
       << "but for the first tables, behind which weights come";
-  // KV blocks that wait for nobody load while the layer before computes: what waits is computation.
+  // KV blocks wait for no other work and load while the layer before computes: only computation waits.
   Profile waiting = machine;
   waiting.event_latency = {1e-4};
   const double layers = work.shape.num_hidden_layers;

@@ -76,7 +76,7 @@ TEST(Concurrency, AllThatMayBeWhereWeightsAreStreamed) {
   EXPECT_EQ(at_a_time("optimal", {"opt-30b", 1000, 256, 256}, 256), 256);
 }
 
-TEST(Concurrency, AsTheUserSaysUnderAPolicyThatIsHeldAgainstOthers) {
+TEST(Concurrency, IsTheUsersUnderAPolicyThatIsComparedWithOthers) {
   for (const PolicyEntry& policy : policies()) {
     if (policy.name != "optimal") {
       EXPECT_EQ(at_a_time(policy.name.data(), {"opt-6.7b", 1000, 256, 256}, 256), 256)

@@ -153,7 +153,7 @@ TEST(Packing, NewPromptsJoinWhateverTheBalance) {
   EXPECT_EQ(pack_balanced(kHalves, items, kRoomy).size(), 1u);
 }
 
-TEST(Packing, NobodyIsLeftOutAndNoLimitIsBroken) {
+TEST(Packing, EveryItemIsPackedAndNoLimitIsBroken) {
   for (std::uint32_t seed = 1; seed <= 300; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 random(seed);

@@ -345,7 +345,7 @@ TEST_F(PlannerProcess, APoolThatIsRefusedEndsTheRunWithTheLoadersSentence) {
 }
 
 // Of a kept loader, say, whose last planner was killed: the memory is this run's now.
-TEST_F(PlannerProcess, APoolThatSomebodyLeftIsGivenBackBeforeAnythingIsSized) {
+TEST_F(PlannerProcess, APoolOfAKilledPlannerIsGivenBackBeforeAnythingIsSized) {
   write_requests(7, 3);
   SealedModel model(new_run_id());
   model.control()->pool_epoch = 4;

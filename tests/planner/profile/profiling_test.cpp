@@ -227,7 +227,7 @@ TEST(ProfileIteration, LoadsBlocksThatPromptsHaveWrittenBefore) {
 // A machine that takes exactly a + b · n for everything.
 struct Exact {
   Profile costs;
-  double late = 1;  // of kv_gen with so many blocks:
+  double late = 1;  // of kv_gen with this many blocks:
   std::uint32_t late_n = 0;
 
   std::vector<ProfileTimes::StageSpan> spans(const messages::IterationT& tables,

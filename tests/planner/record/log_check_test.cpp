@@ -297,7 +297,7 @@ TEST(LogCheck, ALoadThatIsMissingIsCaught) {
               HasSubstr("never written"));
 }
 
-TEST(LogCheck, ABlockThatIsAnothersOrThatNobodyWroteIsCaught) {
+TEST(LogCheck, ABlockOfAnotherRequestOrNeverWrittenIsCaught) {
   EXPECT_THAT(complaint([](Recorded& recorded) {
                 auto& batch = recorded.batch(5, decodes);
                 const auto& own = batch.entries[batch.sequences[0].first_entry()];
@@ -314,7 +314,7 @@ TEST(LogCheck, ABlockThatIsAnothersOrThatNobodyWroteIsCaught) {
               HasSubstr("is stored nowhere"));
 }
 
-TEST(LogCheck, ATokenThatNobodySampledIsCaught) {
+TEST(LogCheck, ATokenThatWasNotSampledIsCaught) {
   EXPECT_THAT(complaint([](Recorded& recorded) {
                 auto& batch = recorded.batch(5, decodes);
                 batch.tokens[1] = (batch.tokens[1] + 1) % 100;

@@ -89,7 +89,7 @@ TEST(ResultsOutput, ACopyThatWasPublishedBeforeACrashIsTheEnd) {
   EXPECT_FALSE(fs::exists(work / "run" / kPartialName));
 }
 
-TEST(ResultsOutput, SomebodyElsesFileIsReplacedOnlyIfToldTo) {
+TEST(ResultsOutput, AFileOfAnotherOriginIsReplacedOnlyIfToldTo) {
   for (const bool across : {false, true}) {
     const ScratchDirectory run(across ? fs::path("/dev/shm") : fs::temp_directory_path()), work;
     work.write("out.jsonl", "precious");
@@ -185,7 +185,7 @@ TEST(ResultsOutput, WithoutPermissionNothingIsBegun) {
                                    fs::perms::others_read | fs::perms::others_exec);
   const pid_t child = ::fork();
   if (child == 0) {
-    // Root may write everywhere: as nobody, if this is root.
+    // Root may write everywhere: if this is root, act as the user `nobody`.
     if (::geteuid() == 0 && ::setreuid(65534, 65534) != 0) {
       ::_exit(2);
     }

@@ -443,7 +443,7 @@ TEST(Schedule, ManyRequestsOnAPoolForOneAllEnd) {
   expect_undisturbed(requests, outcomes);
 }
 
-TEST(Schedule, WithRoomForAllNobodyIsPreempted) {
+TEST(Schedule, WithRoomForAllNoRequestIsPreempted) {
   std::mt19937 random(6);
   const auto requests = random_requests(random, 40, 90, 60);
   Setting setting;
@@ -562,7 +562,7 @@ TEST(Orders, NeighbouringBlocksAreLoadedAsOneRun) {
   EXPECT_TRUE(tables.mini_batches[0]->regenerate.empty());
 }
 
-TEST(Orders, NeighboursAreOneRunWhosoeverTheyAre) {
+TEST(Orders, NeighboursOfDifferentRequestsAreOneRun) {
   // Each request's second block comes after all first ones: 0 1 2, then 3 4 5 beside one another.
   std::vector<Request> requests;
   std::vector<Outcome> outcomes;

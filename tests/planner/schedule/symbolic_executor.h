@@ -1,6 +1,6 @@
 #pragma once
 // Runs orders on symbols instead of numbers: a row of a block is (request, position, token), or
-// nothing where nobody wrote. It trusts no order and knows nothing of how orders are built: each
+// nothing if it was never written. It trusts no order and knows nothing of how orders are built: each
 // rule is stated here from common/messages.fbs. The "model" is a hash of all tokens a sequence's
 // attention reads, so an answer is right only if every row came from the right place; being a
 // function of the text alone, it must not depend on policy, chunks, preemption or mini-batches.
@@ -77,7 +77,7 @@ class SymbolicExecutor {
     return results;
   }
 
-  // Another device, whose blocks nobody has written.
+  // Another device, whose blocks were never written.
   void lose_device() {
     for (const int kind : {kKv, kAct}) {
       pools_[kHere + kind].assign(pools_[kHere + kind].size(), {});
@@ -153,7 +153,7 @@ class SymbolicExecutor {
         buffers.filled[kind][slot] = true;
         const std::uint32_t tokens = i + 1 == run.count() ? run.tail_tokens() : kBlockTokens;
         for (std::uint32_t t = 0; t < tokens; ++t) {
-          EXPECT_TRUE(from[t].has_value()) << "a row is loaded that nobody wrote";
+          EXPECT_TRUE(from[t].has_value()) << "a row is loaded that was never written";
           buffers.slots[kind][slot][t] = from[t];
         }
         loaded_tokens_ += tokens;
@@ -261,7 +261,8 @@ class SymbolicExecutor {
     std::vector<TokenId> text;
     for (std::uint32_t p = 0; p < sequence.context() + sequence.new_tokens(); ++p) {
       const auto& row = at(batch, buffers, sequence, p);
-      EXPECT_TRUE(row.has_value()) << "attention reads what nobody wrote, position " << p;
+      EXPECT_TRUE(row.has_value())
+          << "attention reads a row that was never written, position " << p;
       EXPECT_EQ(row.value_or(Row{}).request, sequence.request());
       EXPECT_EQ(row.value_or(Row{}).position, p);
       text.push_back(row.value_or(Row{}).token);

@@ -108,7 +108,7 @@ TEST(WeightStream, EachStreamedLayerIsWholeInOneOfTwoBuffersWhenItIsComputed) {
           }
         }
       }
-      EXPECT_FALSE(buffers.anything_waits()) << "something is fetched that nobody uses";
+      EXPECT_FALSE(buffers.anything_waits()) << "something is fetched that no layer uses";
     }
   }
 }
