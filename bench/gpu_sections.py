@@ -213,7 +213,7 @@ def speed(bench):
 
 
 def _profile(bench, name, model):
-    """What everything costs with this model here: policies decide by it, and runs are told beside what it foretells."""
+    """What everything costs with this model here: policies decide by it, and runs show their times beside its predictions."""
     given, kept = bench.given, bench.results / f"profile-{name}.json"
     common = ["--model", model, "--load-format", "dummy", "--host-memory", bench.works["host_memory"]]
     bench.poise("load", *common)

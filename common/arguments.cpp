@@ -30,7 +30,7 @@ cxxopts::ParseResult parse_arguments(cxxopts::Options& options,
   try {
     cxxopts::ParseResult given = options.parse(static_cast<int>(argv.size()), argv.data());
     if (!given.unmatched().empty()) {
-      fail("there is no place for \"{}\" (options: {} --help)", shown(given.unmatched().front()),
+      fail("unexpected argument \"{}\" (options: {} --help)", shown(given.unmatched().front()),
            options.program());
     }
     return given;

@@ -68,7 +68,7 @@ class StrictReader : public nlohmann::json_sax<Json> {
     Json& object = *open_.back();
     const auto [place, fresh] = object.get_ref<Json::object_t&>().try_emplace(std::move(name));
     if (!fresh) {
-      fail("{}the name \"{}\" stands twice in one object", prefix(what_), shown(place->first));
+      fail("{}the name \"{}\" appears twice in one object", prefix(what_), shown(place->first));
     }
     slot_ = &place->second;
     return true;

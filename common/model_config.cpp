@@ -158,8 +158,9 @@ std::vector<TokenId> eos_of(const std::vector<JsonObject>& documents, std::int32
     if (id < vocab_size) {
       eos.push_back(static_cast<TokenId>(id));
     } else {
-      notices.push_back(fmt::format(
-          "eos_token_id {} lies beyond the vocabulary of {} and never comes", id, vocab_size));
+      notices.push_back(
+          fmt::format("eos_token_id {} lies beyond the vocabulary of {} and can never be sampled",
+                      id, vocab_size));
     }
   }
   std::ranges::sort(eos);
@@ -198,7 +199,7 @@ ModelConfig model_config_from(const nlohmann::json& config, const nlohmann::json
                   "is there: quantised checkpoints are not supported, take the float16 one");
   }
   if (object.has("auto_map")) {
-    model.notices.push_back(what + ": \"auto_map\" names code to run; it is passed over");
+    model.notices.push_back(what + ": \"auto_map\" names code to run; it is ignored");
   }
   model.shape = shape_of(object);
   model.declared = declared_dtype(object);

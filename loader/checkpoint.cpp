@@ -106,8 +106,7 @@ Checkpoint::Checkpoint(const std::filesystem::path& directory) {
     // transformers, we use the single file.
     if (has_single && !named.contains(kSingleFile)) {
       index.reset();
-      notices_.push_back(
-          fmt::format("{} is passed over, {} holds the whole model", what, kSingleFile));
+      notices_.push_back(fmt::format("{} is ignored, {} holds the whole model", what, kSingleFile));
     }
   }
   if (index) {

@@ -194,7 +194,7 @@ bool Loader::handle(const messages::Message& message) {
       return false;
     }
     default:
-      spdlog::warn("a {} is no message for a loader; it is passed over",
+      spdlog::warn("a {} is no message for a loader; it is ignored",
                    messages::EnumNameBody(message.body_type()));
       return true;
   }

@@ -109,7 +109,7 @@ messages::PoolGrantT PoolKeeper::finish() {
 
 messages::PoolGrantT PoolKeeper::move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks) {
   if (!blocks_ || busy()) {
-    return refusal("there is no block pool whose border could move: claim one first");
+    return refusal("there is no block pool: claim one before moving its border");
   }
   PoolPartition moved = control_->pool;
   moved.act_blocks = act_blocks;

@@ -134,7 +134,8 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
       "prefill-tokens", "rows of prompts in an iteration", text())(
       "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
       "resume", "go on with the run directory")("overwrite", "replace an existing output")(
-      "takes-over", "from a planner of this run, whose loader and gpu_executor live")(
+      "takes-over",
+      "continue the work of this run's earlier planner, with its loader and gpu_executor")(
       "trace", "log what each stream did, span by span")("log", "file", text())(
       "death-fd", "pipe that the supervisor holds", text());
   const auto given = parse_arguments(options, words);
@@ -184,15 +185,14 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
   options.add_options()("dtype", "of weights and context", text())("policy", "name", text())(
       "act-share", "share of ACT blocks", text())("recompute-share",
                                                   "share of context as ids alone", text())(
-      "machine", "whose costs to count with", text())(
-      "profile", "costs that were measured", text())("profile-dir", "where such are kept", text())(
-      "max-num-seqs", "requests at a time", text())("min-num-seqs",
-                                                    "where the policy may choose fewer",
-                                                    text())("mini-batch-tokens", "context", text())(
-      "prefill-tokens", "rows of prompts in an iteration", text())(
-      "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
-      "device", "whose kept costs: cpu, cuda or auto, the newest", text())(
-      "check", "only whether policy and costs can be had");
+      "machine", "use this machine's costs", text())("profile", "costs that were measured", text())(
+      "profile-dir", "where such are kept", text())("max-num-seqs", "requests at a time", text())(
+      "min-num-seqs", "where the policy may choose fewer", text())(
+      "mini-batch-tokens", "context", text())("prefill-tokens", "rows of prompts in an iteration",
+                                              text())("gpu-memory", "cap, bytes", text())(
+      "host-memory", "cap, bytes", text())(
+      "device", "use costs kept for: cpu, cuda, or auto (the newest)", text())(
+      "check", "only check that policy and costs exist");
   const auto given = parse_arguments(options, words);
   if (given.count("help") != 0) {
     return HelpOptions{options.help()};

@@ -111,9 +111,9 @@ void Planner::begin_running() {
     loop_.emplace(run_, in_force_, hand_over_.take());
     if (run_.options.takes_over && !std::exchange(has_taken_over_, true)) {
       const std::int64_t begun = loop_->begun();
-      announce(fmt::format(
-          "a planner took over before iteration {}: it goes on with {} and begins {}",
-          loop_->next_iteration(), counted(begun, "request"), std::ssize(run_.to_do) - begun));
+      announce(fmt::format("a planner took over before iteration {}: it continues {} and begins {}",
+                           loop_->next_iteration(), counted(begun, "request"),
+                           std::ssize(run_.to_do) - begun));
       run_.status.policy_since = loop_->next_iteration();
       if (run_.status.policy_serial != 0) {
         run_.status.answer_wish();

@@ -46,8 +46,9 @@ const char* advice_for_weights(MoreRequests more) {
     case MoreRequests::none:
       return "there were no more requests to share them; more of the GPU's memory would keep them.";
     case MoreRequests::slower:
-      return "so few requests at a time are done sooner than more, whose context would leave less "
-             "of the GPU's memory to them; more of it would keep them.";
+      return "this few requests at a time are done sooner than more, whose context would leave "
+             "less "
+             "of the GPU's memory for weights; more memory would keep them.";
     default:
       return "more requests at a time (--max-num-seqs, more host memory) would share them, or more "
              "of the GPU's memory keep them.";
@@ -90,7 +91,7 @@ std::string advice_for_link(const BalanceSums& sums, const Shares& shares,
                            : "no context crosses.");
   }
   if (!facts.act_is_smaller) {
-    return "More ACT would not help: of this model an ACT block is no smaller than a KV block.";
+    return "More ACT would not help: with this model an ACT block is no smaller than a KV block.";
   }
   return fmt::format(
       "More ACT would help: {} of what it carried were KV blocks, and the {} has time "
@@ -103,26 +104,26 @@ std::string advice_for_compute(const BalanceSums& sums, const Shares& shares) {
     return "Both sides are busy: neither more ACT nor less would help.";
   }
   if (sums.act_blocks > 0) {
-    return "More ACT would not help, less would: KV blocks need not be made again, and the link "
+    return "More ACT would not help, less would: KV blocks need no regeneration, and the link "
            "has "
            "time to bring them.";
   }
-  return "More ACT would not help: computation is the limit, and none of it is for ACT blocks.";
+  return "More ACT would not help: computation is the limit, and no part of it is for ACT blocks.";
 }
 
 std::string advice_for_neither(const BalanceSums& sums, const Shares& shares,
                                const BalanceFacts& facts) {
   if (shares.no_orders >= kMuch) {
     return fmt::format(
-        "{} of the time there was no order to work on: results were awaited, or the "
-        "next iteration was planned. {}",
+        "{} of the time there was no order to work on: the planner waited for results or "
+        "planned the next iteration. {}",
         percent(shares.no_orders), advice_for_gaps(facts.more_requests));
   }
   if (sums.mini_batches * 2 <= sums.iterations * 3) {
     const bool more = facts.more_requests == MoreRequests::unknown ||
                       facts.more_requests == MoreRequests::possible;
     return fmt::format(
-        "Most iterations had a single mini-batch, whose blocks cannot come while it computes: "
+        "Most iterations had a single mini-batch, whose blocks cannot load while it computes: "
         "{}smaller mini-batches (--mini-batch-tokens){} would overlap them.",
         more ? "more requests, or " : "", more ? "," : "");
   }

@@ -212,7 +212,7 @@ void LogCheck::fetch(const messages::WeightFetch& fetch, const std::string& wher
   const std::uint32_t layer = fetch.layer();
   if (layer >= static_cast<std::uint32_t>(layers_) || fetch.piece() >= pieces_ ||
       !streamed(layer)) {
-    violation(where, fmt::format("fetches piece {} of layer {}, which is none that is streamed",
+    violation(where, fmt::format("fetches piece {} of layer {}, which is not streamed",
                                  fetch.piece(), layer));
     return;
   }

@@ -154,7 +154,7 @@ std::vector<TokenId> read_stop_ids(const RequestFields& body) {
   std::vector<TokenId> ids;
   for (const nlohmann::json& element : *list) {
     const auto id = as_integer(element);
-    // An id beyond the model's rows is let stand, as in vLLM: it never comes.
+    // An id beyond the model's rows is accepted, as in vLLM: it is never sampled.
     if (!id || *id < 0 || *id > std::numeric_limits<TokenId>::max()) {
       body.refuse("stop_token_ids", fmt::format("must hold token ids, not {}", described(element)));
     }

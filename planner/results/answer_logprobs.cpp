@@ -19,7 +19,7 @@ class LogprobsWriter {
       : best_(static_cast<std::size_t>(sampling.logprobs)),
         tokenizer_(sampling.tokens_as_ids ? nullptr : tokenizer) {}
 
-  // The first token of all: nothing foretells it.
+  // The first token of all: nothing predicts it.
   void add_first(TokenId token) {
     begin_entry(name_of(token));
     values_ += "null";

@@ -67,8 +67,8 @@ TEST(JsonFile, AValueComesOutAsTheLibraryItselfReadsIt) {
 
 TEST(JsonFile, TheSameNameTwiceInOneObjectIsRefused) {
   EXPECT_THAT(complaint_about(R"({"a": {"b": 1}, "c": 2, "a": 3})"),
-              HasSubstr("a.json: the name \"a\" stands twice"));
-  EXPECT_THAT(complaint_about(R"([{"x": 1, "\u0078": 2}])"), HasSubstr("\"x\" stands twice"));
+              HasSubstr("a.json: the name \"a\" appears twice"));
+  EXPECT_THAT(complaint_about(R"([{"x": 1, "\u0078": 2}])"), HasSubstr("\"x\" appears twice"));
   EXPECT_EQ(complaint_about(R"([{"a": 1}, {"a": {"a": 2}}])"), "nothing was refused");
 }
 

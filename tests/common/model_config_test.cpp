@@ -180,7 +180,7 @@ TEST(ModelConfig, WhatCannotBeIsRefusedInOneSentenceThatNamesTheField) {
       {R"("architectures": ["OPTForSequenceClassification"])", "OPTForSequenceClassification"},
       {R"("architectures": "OPTForCausalLM")", "must be a list of names"},
       {R"("architectures": [3])", "must hold names, not 3"},
-      {R"("vocab_size": 5, "vocab_size": 5)", "\"vocab_size\" stands twice"},
+      {R"("vocab_size": 5, "vocab_size": 5)", "\"vocab_size\" appears twice"},
   };
   for (const Row& row : table) {
     const std::string sentence =

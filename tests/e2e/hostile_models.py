@@ -255,7 +255,7 @@ HOSTILE = [
     ("config: cut short", config_text(b'{"model_type": "opt", '), "not valid JSON"),
     ("config: a list", config_text(b"[]"), "a JSON object is needed, not a list"),
     ("config: NaN", config_text(b'{"model_type": "opt", "hidden_size": NaN}'), "not valid JSON"),
-    ("config: a name twice", config_text(b'{"vocab_size": 1, "vocab_size": 2}'), "stands twice"),
+    ("config: a name twice", config_text(b'{"vocab_size": 1, "vocab_size": 2}'), "appears twice"),
     ("config: invalid UTF-8", config_text(b'{"model_type": "\xff"}'), "ill-formed UTF-8"),
     ("config: a million deep", config_text(b"[" * 1_000_000), "more than 32 deep"),
     ("config: too large", config_text(b" " * (5 << 20)), "at most 4194304 are read"),
@@ -316,7 +316,7 @@ HOSTILE = [
     ("file: a link to itself", special("model.safetensors", lambda p: p.symlink_to(p.name)), "leads back to itself"),
     ("file: a broken link", special("model.safetensors", lambda p: p.symlink_to("../blobs/x")), "that is not there"),
     # what the header says
-    ("header: a name twice", header(duplicate_key), "stands twice"),
+    ("header: a name twice", header(duplicate_key), "appears twice"),
     ("header: metadata not strings", header(lambda h: h["__metadata__"].update(a=1)), "must hold strings"),
     ("header: metadata a list", header(lambda h: h.update(__metadata__=[])), '"__metadata__" must be an object'),
     ("header: an entry a number", header(lambda h: h.update({SOME: 1})), "must be described by an object"),
@@ -362,7 +362,7 @@ HOSTILE = [
     ("index: a tensor that no file has", sharded(lambda f, w: w.update({"ghost": "a.safetensors"})), "ghost is said to lie in"),
     ("index: a tensor not named", sharded(lambda f, w: w.pop(SOME)), "the index does not name it"),
     ("index: a tensor in two shards", sharded(in_both), "too; each must be there once"),
-    ("index: a name twice", sharded(index=b'{"weight_map": {"a": "a.safetensors", "a": "b.safetensors"}}'), "stands twice"),
+    ("index: a name twice", sharded(index=b'{"weight_map": {"a": "a.safetensors", "a": "b.safetensors"}}'), "appears twice"),
     # the directory
     ("directory: not there", lambda directory: directory.rmdir(), "is not there"),
     ("directory: empty", lambda directory: None, "has no config.json"),

@@ -81,7 +81,7 @@ TEST_F(CheckpointFiles, AnIndexLeftBehindByALargerModelIsPassedOver) {
   write_index({{"a", "model-00001-of-00002.safetensors"}});
   const Checkpoint checkpoint(directory());
   EXPECT_EQ(file_of(checkpoint, "a"), "model.safetensors");
-  EXPECT_THAT(checkpoint.notices(), ElementsAre(HasSubstr("is passed over")));
+  EXPECT_THAT(checkpoint.notices(), ElementsAre(HasSubstr("is ignored")));
 }
 
 TEST_F(CheckpointFiles, TheCacheOfTheHubWithItsLinksIsRead) {
@@ -137,7 +137,7 @@ TEST_F(CheckpointFiles, AnIndexThatIsWrongIsRefusedInOneSentence) {
       {R"({"weight_map":null})", "\"weight_map\" is missing or empty"},
       {R"({"weight_map":[]})", "\"weight_map\" must be an object, not a list"},
       {R"({"weight_map":{"x":1}})", "the file of tensor x must be a string, not 1"},
-      {R"({"weight_map":{"x":"a.safetensors","x":"b.safetensors"}})", "\"x\" stands twice"},
+      {R"({"weight_map":{"x":"a.safetensors","x":"b.safetensors"}})", "\"x\" appears twice"},
       {naming("../a.safetensors"), "only names of files beside the index are allowed"},
       {naming("/etc/a.safetensors"), "only names of files beside the index are allowed"},
       {naming("sub/a.safetensors"), "only names of files beside the index are allowed"},

@@ -143,7 +143,7 @@ class MeasuredOnAnH200 : public ::testing::Test {
   const MeasuredLine& measured(std::string_view name) const {
     return *std::ranges::find(profile_.measured, name, &MeasuredLine::name);
   }
-  // Mean distance of inner points, in proportion, from what all others foretell.
+  // Mean distance of inner points, in proportion, from the prediction of all others.
   static double left_out(const std::vector<Point>& points, bool by_points) {
     double sum = 0;
     for (std::size_t i = 1; i + 1 < points.size(); ++i) {
@@ -162,7 +162,7 @@ class MeasuredOnAnH200 : public ::testing::Test {
       read_profile(source_folder() / "tests" / "planner" / "profiles" / "h200_opt_6.7b.json");
 };
 
-TEST_F(MeasuredOnAnH200, PointsForetellOneThatIsLeftOutAboutAsWellAsTheLineOrBetter) {
+TEST_F(MeasuredOnAnH200, PointsPredictAnOmittedPointAboutAsWellAsTheLineOrBetter) {
   for (const MeasuredLine& line : profile_.measured) {
     const double by_line = left_out(line.points, false), by_points = left_out(line.points, true);
     std::printf("%-10s left out: line %4.1f %%, points %4.1f %%\n", line.name.c_str(),

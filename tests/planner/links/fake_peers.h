@@ -1,7 +1,7 @@
 #pragma once
 // The peers of a planner under test, over real sockets and shared memory: a model that is loaded, and
 // a loader and an executor that are threads here. The executor runs orders on symbols, so that every
-// answer can be foretold, and does them as late as it may.
+// answer can be predicted, and does them as late as it may.
 
 #include <fmt/core.h>
 #include <gtest/gtest.h>

@@ -36,7 +36,7 @@ struct InputLine {
   bool echo;  // with logprobs
 };
 
-std::vector<TokenId> foretold(const InputLine& line) {
+std::vector<TokenId> predicted(const InputLine& line) {
   std::vector<TokenId> text = line.prompt, answer;
   for (int step = 0; step < line.max_tokens; ++step) {
     answer.push_back(symbolic_token(text, line.seed ^ static_cast<std::uint64_t>(step)));
@@ -141,13 +141,13 @@ class PlannerProcess : public testing::Test {
     return by_id;
   }
 
-  void expect_foretold(const std::map<std::string, json>& results) const {
+  void expect_predicted(const std::map<std::string, json>& results) const {
     for (const auto& [id, line] : lines_) {
       const auto found = results.find(id);
       ASSERT_NE(found, results.end()) << id;
       EXPECT_EQ(found->second["response"]["status_code"], 200) << found->second.dump();
       const json& choice = found->second["response"]["body"]["choices"][0];
-      EXPECT_EQ(choice["token_ids"].get<std::vector<TokenId>>(), foretold(line)) << id;
+      EXPECT_EQ(choice["token_ids"].get<std::vector<TokenId>>(), predicted(line)) << id;
       if (line.echo) {
         json values = json::array({nullptr});
         for (std::size_t position = 0; position + 1 < line.prompt.size(); ++position) {
@@ -180,7 +180,7 @@ TEST_F(PlannerProcess, AnswersEveryLineUnderEachPolicy) {
               Exit::done);
     const auto results = output();
     EXPECT_EQ(results.size(), lines_.size());
-    expect_foretold(results);
+    expect_predicted(results);
     const json status = json::parse(testing_support::read_file(at("run") / "status.json"));
     EXPECT_EQ(status["state"], "done");
     EXPECT_EQ(status["done"], 40);
@@ -200,7 +200,7 @@ TEST_F(PlannerProcess, ASmallPoolChangesNoAnswer) {
                            run.batch.prefill_tokens = 40;
                          }}),
             Exit::done);
-  expect_foretold(output());
+  expect_predicted(output());
   const json status = json::parse(testing_support::read_file(at("run") / "status.json"));
   EXPECT_GT(status["preemptions"], 0);
 }
@@ -229,7 +229,7 @@ TEST_F(PlannerProcess, OptimalHasFewRequestsUnderWayWhereTheLinkIsSlow) {
                                       executor.told_most = &most;
                                     }});
     EXPECT_EQ(ended, Exit::done);
-    expect_foretold(output());
+    expect_predicted(output());
     return most;
   };
   const int optimal = most_under_way("optimal"), kv_only = most_under_way("kv-only");
@@ -246,7 +246,7 @@ TEST_F(PlannerProcess, ABadLineIsAnErrorLineAndTheOthersGoOn) {
   EXPECT_EQ(attempt(), Exit::done);
   const auto results = output();
   EXPECT_EQ(results.size(), 8u);
-  expect_foretold(results);
+  expect_predicted(results);
   EXPECT_EQ(results.at("bad")["response"]["status_code"], 400);
   EXPECT_EQ(results.at("")["response"]["status_code"], 400);
 }
@@ -274,7 +274,7 @@ TEST_F(PlannerProcess, LogitsThatAreNotFiniteEndTheirRequestAlone) {
   auto results = output();
   EXPECT_NE(results.at("r3")["response"]["status_code"], 200);
   lines_.erase("r3");
-  expect_foretold(results);
+  expect_predicted(results);
 }
 
 TEST_F(PlannerProcess, WhatWasDoneBeforeAnEndIsNotDoneAgain) {
@@ -286,7 +286,7 @@ TEST_F(PlannerProcess, WhatWasDoneBeforeAnEndIsNotDoneAgain) {
   try {
     attempt({.options = small,
              .peers = [](FakeLoader&, FakeExecutor& e) { e.refuses_iteration = 60; }});
-    FAIL() << "a refused order was passed over";
+    FAIL() << "a refused order was ignored";
   } catch (const Failure& failure) {
     EXPECT_NE(std::string(failure.what()).find("it is not to be run"), std::string::npos);
   }
@@ -305,7 +305,7 @@ TEST_F(PlannerProcess, WhatWasDoneBeforeAnEndIsNotDoneAgain) {
             Exit::done);
   const auto results = output();
   EXPECT_EQ(results.size(), lines_.size());
-  expect_foretold(results);
+  expect_predicted(results);
   const json status = json::parse(testing_support::read_file(at("run") / "status.json"));
   EXPECT_EQ(status["done"], 40);
 

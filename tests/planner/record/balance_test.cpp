@@ -160,7 +160,7 @@ TEST(BalanceWords, OfABusyLinkThatBringsWeightsAdviseMoreRequestsWhereThereAreAn
   EXPECT_THAT(said_of(told, {.more_requests = MoreRequests::none}),
               AllOf(HasSubstr("no more requests"), Not(HasSubstr("--max-num-seqs"))));
   EXPECT_THAT(said_of(told, {.more_requests = MoreRequests::slower}),
-              AllOf(HasSubstr("so few requests at a time are done sooner"),
+              AllOf(HasSubstr("this few requests at a time are done sooner"),
                     Not(HasSubstr("--max-num-seqs"))));
 }
 
@@ -170,7 +170,7 @@ TEST(BalanceWords, OfABusyGpuAdviseLessActWhereThereIsAny) {
       AllOf(HasSubstr("link was busy 50 %"), HasSubstr("More ACT would not help, less would")));
   EXPECT_THAT(
       said_of({.link = 50, .compute = 97, .kv = 900, .kv_blocks = 9}, {.device = "CPU device"}),
-      AllOf(HasSubstr("the CPU device 97 %"), HasSubstr("none of it is for ACT blocks")));
+      AllOf(HasSubstr("the CPU device 97 %"), HasSubstr("no part of it is for ACT blocks")));
 }
 
 TEST(BalanceWords, OfBothBusySayThatNothingIsToBeWon) {

@@ -176,7 +176,7 @@ TEST(HostileTokenizerJson, EachTextThatIsNoDocumentIsRefused) {
        }(),
        "deep in one another"},
       {"invalid UTF-8", "{\"\xFF\": 1}", "not valid JSON"},
-      {"a token twice", R"({"model": {"vocab": {"a": 0, "a": 1}}})", "stands twice"},
+      {"a token twice", R"({"model": {"vocab": {"a": 0, "a": 1}}})", "appears twice"},
       {"NaN", R"({"model": NaN})", "not valid JSON"},
       {"binary", std::string("\0\1\2\3", 4), "not valid JSON"},
   };
