@@ -147,7 +147,7 @@ Exit run(const Command& command) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // A command that hands over to the planner (poise inspect) calls it by its own name: so it refuses.
+  // A command that execs the planner (poise inspect) passes its own name, for use in refusals.
   return run_main(std::filesystem::path(argc > 0 ? argv[0] : "").filename(), [&] {
     return std::visit([](auto&& command) { return run(std::move(command)); },
                       parse_planner_arguments(argc, argv));

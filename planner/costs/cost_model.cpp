@@ -20,8 +20,8 @@ namespace {
 
 constexpr double kGiga = 1e9;
 constexpr double kTera = 1e12;
-constexpr double kLeastRise = 1e-9;  // of a level line, in its height for each n
-constexpr double kLeastTime = 1e-4;  // of the longest; a shorter one weighs no more
+constexpr double kLeastRise = 1e-9;  // slope of a level line, relative to its height
+constexpr double kLeastTime = 1e-4;  // of the longest time; a shorter time has no larger weight
 
 constexpr std::array<ProfileLine, 15> kLines{{
     {"load_w", "layers", &Profile::load_w},
@@ -45,7 +45,7 @@ double seconds(Bytes bytes, double gb_per_second) {
   return static_cast<double>(bytes.n) / (gb_per_second * kGiga);
 }
 
-// How much of the points' scatter the line explains.
+// R²: the share of the points' variance that the line explains.
 double r_squared(std::span<const Point> points, const Line& line) {
   double mean = 0, scatter = 0, left = 0;
   for (const Point& point : points) {
@@ -59,7 +59,7 @@ double r_squared(std::span<const Point> points, const Line& line) {
   return scatter > 0 ? 1 - left / scatter : left > 0 ? 0 : 1;
 }
 
-// Of each point: so that residuals count in proportion.
+// The weight of each point: residuals count relative to the time.
 std::vector<double> weights_of(std::span<const Point> points) {
   double longest = 0;
   for (const Point& point : points) {
@@ -270,7 +270,8 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype)
   const auto per_row = [&](BlockKind kind) {
     return Line{.b = seconds(sizes.row(kind), machine.back)};
   };
-  // Few rows cost the weights' way from the device's memory, many their operations.
+  // Few rows cost the time of reading the weights from the device's memory, many rows that of their
+  // operations.
   const Line forward{.a = seconds(layout.layer.bytes, machine.memory), .b = 2 * weights / flops};
   const double qkv_share = first / weights;
   return {.name = std::string(machine.name),

@@ -1,5 +1,5 @@
-// What a GPU's measured times mean beyond their points: how they go on between them, and which of them
-// count. Of cores and of machines known by constants, the points and lines say all.
+// How to interpret a GPU's measured times: how they continue between the points, and which points count.
+// For CPU cores and for machines known by constants, points and lines suffice.
 
 #include <algorithm>
 #include <cmath>
@@ -12,8 +12,8 @@ namespace {
 
 constexpr double kFewRows = 256;  // kernels/cuda/gemm.h
 
-// Where copies come in, the events that times are taken by hold a GPU up, each 5 µs longer
-// (cuda_stream.h). Of few rows' products that is a tenth, so that those count which were alone.
+// While copies arrive, each timing event delays a GPU by 5 µs more (cuda_stream.h). That is a tenth of a
+// product of few rows, so for these the times without copies count.
 std::vector<Point> few_alone(const MeasuredLine& measured) {
   std::vector<Point> points;
   for (Point point : measured.points) {
@@ -33,7 +33,7 @@ double Profile::in_tiles(double rows) const {
 }
 
 Seconds Profile::prefill_of(double pairs, double rows) const {
-  // Of a prompt that was measured: its rows and theirs, as if all were pairs.
+  // For a measured prompt: its rows and pairs, counted in pairs.
   const auto all = [&](double measured) {
     constexpr double kLongest = double{kProfiledPrompt} * (kProfiledPrompt + 1) / 2;
     const double whole = std::floor(measured / kLongest);

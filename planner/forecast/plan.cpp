@@ -18,7 +18,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::int64_t kSteps = 1'000'000;  // rows of requests that are scheduled at most
-constexpr std::int32_t kRefills = 4;        // so often the machine is filled, at most
+constexpr std::int32_t kRefills = 4;        // how many times the machine is filled, at most
 
 // Evenly spread over the file, and enough to fill the machine several times.
 std::vector<Request> some_of(std::span<const RequestSize> all, std::int32_t sequences) {

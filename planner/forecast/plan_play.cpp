@@ -5,7 +5,7 @@
 namespace poise {
 namespace {
 
-constexpr double kAlike = 0.04;  // so far apart, two iterations' numbers count as one
+constexpr double kAlike = 0.04;  // relative difference up to which two iterations count as alike
 
 }  // namespace
 

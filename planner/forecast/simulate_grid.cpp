@@ -95,7 +95,7 @@ nlohmann::ordered_json grid_row(const GridModel& model, const GridMemory& memory
   }
   row["best"] = best;
   row["optimal_to_best"] = best > 0 ? optimal / best : 1;
-  // Left to itself, it has as many under way as it likes.
+  // Without a bound, it chooses how many are under way.
   SimulatedWork any = simulated;
   any.batch.min_num_seqs = BatchOptions{}.min_num_seqs;
   const SimulatedRun run = simulate(profile, "optimal", {.profile = shared}, any);

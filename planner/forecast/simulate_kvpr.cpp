@@ -24,14 +24,14 @@ constexpr Best kKvprModels[] = {{"opt-6.7b", 0.151}, {"opt-13b", 0.462}, {"opt-3
 }  // namespace
 
 // KVPR is built into FlexGen's loop, which ends every step with "synchronize all devices" (its
-// Algorithm 1): what FlexGen loses there, KVPR loses, too. So the time that FlexGen stands still for each
-// token (1 / 0.67 − 1 of what its bytes need) is added to KVPR's as it is to FlexGen's.
+// Algorithm 1): KVPR loses the same time there as FlexGen. So the time that FlexGen is idle for each token
+// (1 / 0.67 − 1 of the time its bytes need) is added to both.
 //
-// The paper gains most with 13B; no such pair of systems does. A token's keys and values grow with the
-// hidden size, making them with its square, and so do the weights that both bring: whatever the link and
-// the computation, the gain falls as models grow. `at_roof` is the gain of two systems that never stand
-// still, the most there can be. The paper's 13B has all of it, its 30B most, its 6.7B less than a third:
-// FlexGen would stand still there for 1.6 times as long as its bytes take, and for none with 13B.
+// In the paper, 13B gains most, which no link and compute speed can give. A token's keys and values grow
+// with the hidden size; regenerating them and loading the weights grow with its square. So the gain falls
+// as models grow. `at_roof` is the gain of two systems that are never idle, the upper bound. The paper's
+// 13B reaches it, its 30B most of it, its 6.7B less than a third: FlexGen would be idle there for 1.6
+// times the time of its bytes, and never with 13B.
 Json kvpr_gains() {
   Json rows = Json::array(), best = Json::array();
   for (const Best& model : kKvprModels) {

@@ -22,7 +22,7 @@ constexpr std::array<OptSize, 6> kOptSizes{{{"opt-1.3b", 24, 2048, 32},
                                             {"opt-66b", 64, 9216, 72},
                                             {"opt-175b", 96, 12288, 96}}};
 
-// What CAPTURE's systems pay beside ours: loaded and regenerated K and V are first merged into an
+// A cost of CAPTURE's systems that ours has not: loaded and regenerated K and V are first merged into an
 // Attention buffer (section IV-B), so the device's memory reads them, writes them and reads them again.
 constexpr double kMergedAttention = 3;
 
@@ -102,7 +102,7 @@ SimulatedRun simulate_system(PaperSystem system, std::string_view machine, Simul
       policy = our_policy();
       break;
   }
-  // The paper's act-only knows no costs.
+  // The paper's act-only does not use costs.
   const bool knows = policy != "act-only";
   return simulate(*profile, policy, {.profile = knows ? profile : nullptr}, work);
 }

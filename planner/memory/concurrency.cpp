@@ -107,8 +107,8 @@ std::int32_t choose_concurrency(const Policy& policy, const PlanningProblem& pro
   if (!times.holds_most_weights(least)) {
     return most;
   }
-  // The least product of both cases' parts of the time with `most`: on the way, and of the numbers that
-  // are better by a good part in both.
+  // Each case's time relative to the time with `most`: the least product found so far, and the least one
+  // among the numbers that are clearly better in both cases.
   double best_product = 1, good_product = 1;
   std::int32_t best = most, good = most;
   const auto try_number = [&](std::int32_t n) {

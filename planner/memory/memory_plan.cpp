@@ -91,8 +91,8 @@ MemoryPlan plan_memory(const Policy& policy, const PlanningProblem& problem, con
   if (problem.fixed.placement.resident_layers || budget.pool || !problem.device.holds_blocks) {
     return whole;
   }
-  // A policy that places all itself weighs it wherever the host could not hold all blocks: it may have
-  // put some on the device that would do better on the host, beside more layers.
+  // If the host cannot hold all blocks, a policy that places blocks itself also tries this: it may have put
+  // blocks on the device that are better on the host, with more layers on the device.
   if (whole.host.placed) {
     if (planner.pool_of(off_device(whole.host)).n <
         static_cast<std::int64_t>(kFull * static_cast<double>(bytes_for_blocks(budget).n))) {

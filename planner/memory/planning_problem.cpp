@@ -10,10 +10,10 @@
 namespace poise {
 namespace {
 
-// More requests may run in a pool that stands than it has room for at their ends: answers end early.
+// In an existing pool more requests may run than have room at their ends, since answers end early.
 constexpr std::int64_t kEarlyEnds = 2;
 
-// Of `wanted` requests, as many as could ever run at once in the blocks that stand.
+// How many of `wanted` requests can run at once in the existing blocks.
 std::int32_t with_room(const PlanningProblem& problem, std::int32_t wanted) {
   if (!problem.fixed.pool) {
     return wanted;
@@ -32,7 +32,7 @@ std::int32_t with_room(const PlanningProblem& problem, std::int32_t wanted) {
       std::clamp<std::int64_t>(room, std::min(problem.fixed.running, wanted), wanted));
 }
 
-// The pool must hold the largest request at once, and once its border has moved.
+// The pool must hold the largest request both now and after its border has moved.
 void check_room(const PlanningProblem& problem, const RunPlan& plan) {
   const PoolPartition& pool = *problem.fixed.pool;
   const std::int64_t now = std::int64_t{pool.act_blocks} + pool.kv_blocks +

@@ -100,7 +100,7 @@ Bytes overhead_with(const DeviceMemory& memory, const ModelShape& shape, DType d
          (memory.pins_host_memory ? page_tables_of({region * shape.num_hidden_layers}) : Bytes{});
 }
 
-// A policy that places no block on the device has fewer on the host beside those that stand there.
+// If blocks exist on the device, a policy that places none there has fewer on the host.
 Allocation with_fixed(const Allocation& placed, const FixedPlacement& fixed) {
   Allocation blocks = placed;
   if (!fixed.fixes_blocks() || placed.gpu_act_blocks + placed.gpu_kv_blocks > 0) {
@@ -316,7 +316,7 @@ Placement place_blocks(const ModelShape& shape, DType dtype, const Demand& deman
   Allocation& placed = placement.host;
   placed.act_blocks = left(host.act_blocks, act, placed.gpu_act_blocks);
   placed.kv_blocks = left(host.kv_blocks, kv, placed.gpu_kv_blocks);
-  // Where more of a kind stand on the device than the policy wishes, they take the place of the other.
+  // Blocks of a kind on the device beyond the policy's wish replace blocks of the other kind.
   const std::int64_t more = placed.all_act_blocks() + placed.all_kv_blocks() - most;
   if (fixed.fixes_blocks() && more > 0) {
     std::uint32_t& other =
@@ -336,7 +336,7 @@ BatchOptions with_mini_batch(BatchOptions options, const Profile* profile) {
     return options;
   }
   const double usual = static_cast<double>(options.mini_batch_tokens) / kBlockTokens;
-  options.by_profile = false;  // it is decided: asked once more, this size is not the usual one
+  options.by_profile = false;  // decided: a second call must not change the size again
   double least = kGains * profile->kv_gen(usual).n / usual;
   for (const Point& point : profile->kv_gen.points) {
     const bool near = point.n >= kNear * usual && kNear * point.n <= usual;

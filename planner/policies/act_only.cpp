@@ -33,15 +33,15 @@ std::optional<Allocation> with_kv_on_device(const AllocationInputs& inputs,
   return blocks;
 }
 
-// Once all context that crosses the link is ACT, more ACT blocks on the device than the link takes
-// time for only make the device busier; KV blocks there cost neither. The number of them for which an
-// iteration takes least, `all_act` where that gains nothing.
+// When all context that crosses the link is ACT and computation takes longer than the link, more ACT
+// blocks on the device only make it busier; KV blocks there cost neither side. Chooses the number of KV
+// blocks with the shortest iteration; `all_act` if there is no gain.
 Allocation balanced_on_device(const Profile& profile, const AllocationInputs& inputs,
                               const Allocation& all_act) {
   const std::int64_t blocks = all_act.act_blocks;
   const auto first = best_placement(profile, inputs, blocks, 0);
   if (blocks < inputs.most_blocks || !first) {
-    return all_act;  // where blocks are short, each should be the smaller kind
+    return all_act;  // if there are too few blocks, each should be of the smaller kind
   }
   const auto time = [&](const Allocation& placed) {
     return iteration_time(profile, inputs, placed).longest().n;

@@ -181,10 +181,10 @@ class Search {
     return best;
   }
 
-  // The candidate that does best in rehearsal. Bounds say who is worth one. Numbers of ACT blocks are
-  // then such that a request of the average length has a whole number of them. Where candidates differ
-  // in how many rounds the requests take, each number's best one is played from the first prompt to
-  // the last answer.
+  // The candidate with the best rehearsal. Bounds select the candidates to rehearse. Numbers of ACT blocks
+  // are such that a request of average length has a whole number of them. If candidates differ in the
+  // number of rounds, the best one for each number is rehearsed over the whole job, from the first prompt
+  // to the last answer.
   Candidate best_rehearsed(const Candidate& first) {
     const std::int64_t unit = std::max(inputs_.sequences, 1);
     const std::int64_t most = inputs_.most_blocks / unit;
@@ -243,8 +243,8 @@ class Search {
                      .holds_largest = act + fit >= inputs_.largest_request};
   }
 
-  // More layers on the device may leave room for fewer requests: both the most that fit beside as many
-  // blocks as there can be, and the most at all, and a few numbers below.
+  // More layers on the device may leave room for fewer requests. Adds the most layers that fit beside all
+  // blocks, the most layers at all, and a few smaller numbers.
   void add_with_layers(std::int64_t act, std::vector<Candidate>& candidates) const {
     const auto most_blocks = fullest(act);
     if (!most_blocks) {
@@ -278,7 +278,7 @@ class Search {
     }
   }
 
-  // Ever nearer to the best one, in ACT blocks and in layers.
+  // Refines around the best one, in ACT blocks and in layers.
   void rehearse_near() {
     const std::int64_t unit = std::max(inputs_.sequences, 1);
     std::int64_t acts = inputs_.most_blocks / unit / kShares, layers = inputs_.layers / kLayers;
@@ -309,7 +309,7 @@ class Search {
       }
     };
     if (!least) {
-      return estimated;  // of too much work, all are
+      return estimated;  // the job is too long to rehearse
     }
     for (const auto& [rounds, candidates] : by_rounds) {
       if (!candidates.empty()) {
@@ -318,7 +318,7 @@ class Search {
         compare(best_);
       }
     }
-    // Estimates pass over who waits for whose end: of more or fewer ACT blocks, that decides.
+    // Estimates ignore which requests wait for which; that decides between more and fewer ACT blocks.
     const std::int64_t unit = std::max(inputs_.sequences, 1);
     for (std::int64_t step = kNear; step > 0; step /= 2) {
       const Allocation from = best.blocks;

@@ -12,8 +12,8 @@
 namespace poise {
 namespace {
 
-// Requests of one ratio differ by as much, since each keeps it to a block. A mini-batch that is closed
-// for less costs more than it saves: the next one's loads balance what this one's do not.
+// Requests of one ratio still differ by a block. Closing a mini-batch for a smaller imbalance costs more
+// than it saves: the next one's loads compensate for it.
 constexpr double kRounding = 1.15;
 constexpr std::size_t kOpenMiniBatches = 64;  // how many of the last ones first fit looks at
 

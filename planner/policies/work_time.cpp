@@ -6,8 +6,7 @@
 namespace poise {
 namespace {
 
-// Of the work that does not bound an iteration, so much decides between placements that are otherwise
-// as good.
+// Weight of the work that is not an iteration's limit: it decides between otherwise equal placements.
 constexpr double kTie = 1e-6;
 // A layer's place on the device is in use all the time, a block's once its request has come so far.
 constexpr double kStreamed = 0.03;

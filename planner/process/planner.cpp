@@ -16,8 +16,8 @@ namespace poise {
 namespace {
 
 constexpr Seconds kWait{0.1};          // for messages, where nothing else is to be done
-constexpr Seconds kLastIteration{15};  // an iteration under way may take so long after SIGTERM
-constexpr Seconds kLastWords{0.5};     // for the loader to hear the last words
+constexpr Seconds kLastIteration{15};  // how long an iteration under way may take after SIGTERM
+constexpr Seconds kLastWords{0.5};     // for the loader to read the last messages
 constexpr Seconds kLastWordsStep{0.01};
 
 // What can be refused without reading the model or the requests.
@@ -182,8 +182,8 @@ bool Planner::between_iterations() {
   return false;
 }
 
-// Another executor, or one that lost sight of us: it knows of nothing that was under way, and blocks on
-// the device are lost. What they held is computed again, to the same bits.
+// Another executor, or one that lost the connection: it has no iteration under way, and blocks on the
+// device are lost. Their contents are computed again, with the same bits.
 void Planner::recover_executor() {
   if (find_stale_memory(*run_.control, *run_.executor->greeting(), true).lost_layers > 0) {
     prepare_again();
@@ -232,7 +232,7 @@ void Planner::hand_over() {
 
 // ---- the end
 
-// SIGTERM: the iteration under way may bring answers, so it is waited for, but not for ever.
+// SIGTERM: waits for the iteration under way, which may bring answers, but only for a limited time.
 bool Planner::give_up() {
   if (!stopping_since_) {
     stopping_since_ = monotonic_now();
@@ -275,9 +275,9 @@ void Planner::end(Exit outcome, const char* state) {
   phase_ = Phase::over;
 }
 
-// A loader that is kept may have the pool's memory back, and is kept whole. What it has not heard when
-// this process ends is lost; no run fails by that. The executor ends; where there is a supervisor, by
-// its hand, once this process has ended.
+// Gives the pool and released weights back to a kept loader. Messages that it has not read when this
+// process ends are lost, which makes no run fail. The executor ends; under a supervisor, the supervisor
+// ends it after this process.
 void Planner::leave(const std::string& reason) {
   try {
     if (LoaderLink* const loader = run_.loader.get()) {

@@ -164,8 +164,8 @@ bool Preparation::greet() {
   return loader_moved || executor_moved;
 }
 
-// True once the host has all weights that the device lacks, and no pool of a planner that is gone but
-// the one that this planner takes over.
+// True once the host has all weights that the device lacks, and no pool of an ended planner except one
+// that this planner takes over.
 bool Preparation::host_is_in_order() {
   if (run_.loader->gives_back() || run_.loader->asked_for_weights()) {
     return false;
@@ -184,7 +184,7 @@ bool Preparation::host_is_in_order() {
 
 // ---- by which costs
 
-// Which policy, and what everything costs, where that is known. False where it is to be measured
+// Chooses the policy, and the costs if they are known. False if they must be measured
 // first.
 bool Preparation::find_profile() {
   const RunOptions& options = run_.options;
@@ -280,8 +280,8 @@ void Preparation::decide() {
   }
 }
 
-// True where the pool that stands does. A wish that came with this planner is in force once there is
-// room for it; else it is refused, and the policy before it decides.
+// True if the existing pool suffices. A wish that came with this planner comes into force if there is
+// room for it; otherwise it is refused, and the earlier policy decides.
 bool Preparation::make_room_as_wished() {
   const bool costs_decide = in_force_.profile != nullptr;
   const PolicyWish by_default{

@@ -1,4 +1,4 @@
-// What the spans of profiling's iterations say, and lines through it.
+// Collects times from the spans of profiling's iterations, and fits lines to them.
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,8 @@ namespace {
 
 using messages::SpanKind;
 
-// A span counts as alone where others worked for at most so much of it, as together from so much on.
+// The shares of a span during which other streams worked: up to the first it counts as alone, from the
+// second on as together.
 constexpr double kAlone = 0.1;
 constexpr double kTogether = 0.5;
 
@@ -22,7 +23,7 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-// When a stream worked: begins and ends of its spans, in order, none into the next.
+// When a stream worked: begins and ends of its spans, in order and without overlap.
 class Busy {
  public:
   void add(std::int64_t begin, std::int64_t end) { spans_.emplace_back(begin, end); }
@@ -143,8 +144,8 @@ class ProfileTimes::Reader {
     return {seconds, overlap};
   }
 
-  // How late what waited for a mini-batch's blocks began. `loaded_`: when those of mini-batches that
-  // nothing was computed of were there.
+  // The latency of work that waited for a mini-batch's blocks. `loaded_`: when blocks arrived, of
+  // mini-batches whose computation has not begun.
   void take_event_latency(const messages::Span& span) {
     if (span.stream() != 1) {
       if (span.kind() == SpanKind::Load) {
@@ -267,7 +268,7 @@ class ProfileTimes::Reader {
   std::vector<Group> groups_;
   double rows_ = 0, samples_ = 0, head_left_ = 0, head_rows_ = 0;
   std::map<std::uint32_t, std::int64_t> loaded_;
-  std::int64_t computed_ = INT64_MAX;  // the end of the last piece of work; none: no wait is known
+  std::int64_t computed_ = INT64_MAX;  // the end of the last span of work; none: no wait is known
   std::array<Busy, 3> busy_;           // by stream
 };
 
@@ -291,7 +292,7 @@ ProfileTimes::Samples& ProfileTimes::samples(Line Profile::*line) {
   return lines_.at(static_cast<std::size_t>(found - lines.begin()));
 }
 
-// Together: times while others worked, or all of them where none is such.
+// Together: times while others worked; all times if there are none of these.
 std::vector<Point> ProfileTimes::medians(const Samples& samples, bool alone) {
   std::vector<Point> points;
   for (const auto& [n, times] : samples.by_n) {

@@ -14,19 +14,19 @@ namespace {
 
 constexpr Bytes kLargestPool = kGiB * 2;
 constexpr std::int64_t kShareOfHost = 8;  // of what is free, the pool may take one part
-// All works of full size together, beside their weights. A GPU takes mini-batches as large as those of
-// runs, and has its clock of long work, in this time; cores take as long for less.
+// Time for all works of full size, beside their weights. In this time a GPU can run mini-batches as large
+// as those of runs, at its clock under steady load; CPU cores run smaller ones.
 constexpr Seconds kMeasuring{2}, kMeasuringOnGpu{5};
-constexpr int kSmaller = 4;           // so much smaller is a work that is not of full size
+constexpr int kSmaller = 4;           // factor by which the other works are smaller
 constexpr int kFewestRounds = 3;      // 6 sizes of the head's rows
 constexpr std::int32_t kVisits = 24;  // of each size, all layers and rounds together, at least
-constexpr Seconds kHeating{8};  // until a clock has fallen as far as it does: heat lowers it, too
+constexpr Seconds kHeating{8};        // until heat has lowered the clock to its steady value
 constexpr double kMaxHeats = 100;
 // Iterations of a few sequences that generate, for the time between them: tables as those of runs in
 // which it counts. Those of many prompts take longer to build, check and send.
 constexpr int kRests = 8;
 
-// What was measured of one executor says nothing of another.
+// Measurements of one executor do not hold for another.
 void check_there(const ExecutorLink& executor) {
   if (executor.gone() || executor.returned()) {
     fail(Exit::interrupted, "the gpu_executor is gone");

@@ -4,8 +4,8 @@
 
 #include "planner/record/balance.h"
 
-// What to say of a run's balance. A side is "busy" where it works nearly all the time: more cannot be
-// had of it, whatever is moved to the other side.
+// What to say about a run's balance. A side is "busy" if it works nearly all the time and so cannot do
+// more.
 
 namespace poise {
 namespace {
@@ -66,7 +66,7 @@ const char* advice_for_gaps(MoreRequests more) {
   }
 }
 
-// Why a link that is always busy would or would not be helped by keeping more context as ACT.
+// Whether more ACT would help a link that is always busy, and why.
 std::string advice_for_link(const BalanceSums& sums, const Shares& shares,
                             const BalanceFacts& facts) {
   if (shares.back) {

@@ -29,7 +29,7 @@ std::string line_of(RequestId line, const std::optional<std::string>& custom_id,
   return out;
 }
 
-// A status tells apart whose fault it was, and so does OpenAI's type.
+// The status says whether the request or the service was at fault, and so does OpenAI's type.
 const char* error_type(int status) {
   return status < 500 ? "invalid_request_error" : "server_error";
 }

@@ -98,9 +98,9 @@ std::optional<BlockRef> Scheduler::take_block(const RunningRequest& request) {
   return blocks_.take(kind, next_place(request, kind));
 }
 
-// Of the blocks that it may come to have, every request has the same share on the device, so that all
-// mini-batches leave the link as much to do; and they are its first ones, so that the device is in
-// use from the beginning.
+// Every request has the same share of its blocks on the device, so that all mini-batches leave the same
+// work to the link. They are its first blocks, so that the device is in use from the
+// beginning.
 Place Scheduler::next_place(const RunningRequest& request, BlockKind kind) const {
   const std::int64_t here = kind == BlockKind::act ? host_.gpu_act_blocks : host_.gpu_kv_blocks;
   const std::int64_t all = host_.all_act_blocks() + host_.all_kv_blocks();
@@ -136,8 +136,8 @@ bool Scheduler::admit() {
   return true;
 }
 
-// Surely: all that run could grow to their ends beside it. Likely: there is room for what is known
-// of every request and one more block each; answers often end before max_tokens.
+// Surely: all running requests can grow to their ends beside it. Likely: there is room for every
+// request's present text and one more block each; answers often end before max_tokens.
 bool Scheduler::may_begin(const RunningRequest& request) const {
   return running_.empty() ||
          most_blocks_ + request.of_pools(request.most_blocks) <= blocks_.total() ||
