@@ -275,7 +275,7 @@ void Planner::end(Exit outcome, const char* state) {
   phase_ = Phase::over;
 }
 
-// Gives the pool and released weights back to a kept loader. Messages that it has not read when this
+// Gives the pool back and asks for released weights, for a kept loader. Messages that it has not read when this
 // process ends are lost, which makes no run fail. The executor ends; under a supervisor, the supervisor
 // ends it after this process.
 void Planner::leave(const std::string& reason) {
@@ -292,7 +292,7 @@ void Planner::leave(const std::string& reason) {
       }
     }
   } catch (const Failure& failure) {
-    spdlog::warn("the loader was not taken leave of: {}", failure.what());
+    spdlog::warn("the loader could not be told that this planner ends: {}", failure.what());
   }
   if (run_.executor && run_.options.death_descriptor < 0) {
     run_.executor->stop(reason);
