@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Everything that has to be seen on a GPU machine, section by section, with a time budget for each.
+"""All checks for a GPU machine, section by section, each with a time budget.
 
 Results stand in DIR/gpu_check.json and, to be read, in DIR/gpu_check.txt; what programs said is in DIR/gpu_check.log. A second call
 with the same DIR adds to them, so that sections may run one by one. Ends with 0 if nothing failed, 1 otherwise.
@@ -29,7 +29,7 @@ BUDGETS = {"tests": 300, "goldens": 180, "demo": 120, "sanitizer": 300, "restart
 
 
 class Bench:
-    """What the sections share: programs, time, a log, and the items they found."""
+    """What the sections share: programs, time, a log, and their items."""
 
     def __init__(self, given):
         self.given = given
@@ -61,7 +61,7 @@ class Bench:
         return self.run(["/bin/sh", ROOT / "launch" / "poise", *words], **more)
 
     def run(self, command, environment=None, most=None):
-        """(exit code or None where time ran out, what it printed). Interrupted first, so that it can clean up."""
+        """(exit code, or None if time ran out; output). At the time limit it is interrupted first, so that it can clean up."""
         command = [str(word) for word in command]
         left = min(self.seconds_left(), most or 1e9)
         if left <= 0:
@@ -89,7 +89,7 @@ class Bench:
             log.write(text + "\n")
 
     def note(self, name, ok, told, **figures):
-        """`ok`: True, False, or None for what could not be run. An item of the same name is replaced."""
+        """`ok`: True, False, or None if it could not run. An item of the same name is replaced."""
         items = self.told["sections"].setdefault(self.section, [])
         items[:] = [item for item in items if item["name"] != name]
         items.append({"name": name, "ok": ok, "told": told, **figures})
@@ -102,7 +102,7 @@ class Bench:
 
 
 def _end(process):
-    """Interrupted, and killed if that does not help, with all that it started; its exit code."""
+    """Interrupts a process group, kills it if that does not help, and returns the exit code."""
     for number, patience in ((signal.SIGINT, 40), (signal.SIGKILL, 20)):
         until = time.monotonic() + patience
         try:
@@ -117,7 +117,7 @@ def _end(process):
 
 
 def _works(group):
-    """Whether a process of the group still runs: a tool may be gone before what it watches, which still has the GPU."""
+    """Whether a process of the group still runs: a tool may end before the program it watches, which still has the GPU."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]

@@ -1,4 +1,4 @@
-"""The section `restart` of gpu_check.py: a gpu_executor ended and started again in the middle of a run."""
+"""The section `restart` of gpu_check.py: a gpu_executor is ended and restarted in the middle of a run."""
 
 import json
 import re
@@ -38,7 +38,7 @@ class _Run:
         return False
 
     def end(self, patience=0.0):
-        """Its exit code, once it has ended by itself or, behind `patience`, by our hand."""
+        """Its exit code, after it ended by itself or was ended after `patience`."""
         try:
             return self.process.wait(min(patience, max(self.bench.seconds_left(), 0.1)) or 0.1)
         except subprocess.TimeoutExpired:
@@ -50,7 +50,7 @@ class _Run:
             return self.process.wait()
 
     def gone_after(self):
-        """Seconds from when the supervisor was asked for another executor until the one before had ended."""
+        """Seconds from the request for another executor until the earlier one had ended."""
         try:
             return json.loads((self.directory / "restarted.json").read_text())["seconds"]
         except (OSError, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""The sections of gpu_check.py. Each notes what it finds and lets nothing through that it did not see."""
+"""The sections of gpu_check.py. Each records its results, and reports nothing as passed that it did not check."""
 
 import json
 import os
@@ -63,7 +63,7 @@ _SANITIZED = "CudaAttentionBits.OfAFewRowsThatBlocksShare:CudaGemm.OurKernelMult
 
 
 def demo(bench):
-    """The demo model's questions: right answers, and the same ones whatever the policy."""
+    """The demo model's questions: right answers, and the same ones under every policy."""
     folder, first = bench.root / "launch" / "demo", None
     for number, (name, options) in enumerate(_POLICIES):
         output = bench.folder / f"demo-{number}.jsonl"
@@ -232,7 +232,7 @@ def _profile(bench, name, model):
 
 
 def _peaks(bench):
-    """The machine's: what was given, else what torch reaches; {} where there is neither."""
+    """The machine's peaks: the given ones, otherwise torch's; {} if there are neither."""
     given, output = bench.given, bench.folder / "peaks.json"
     told = {"link_gbps": given.link_peak} if given.link_peak else {}
     if given.device != "cuda":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Predicted beside measured: a decoding iteration's time on the CPU device at set speeds, over works and policies.
+"""Compares predicted with measured times of a decoding iteration on the CPU device at set speeds, over works and policies.
 
     bench/predictions.py [--model DIR] [--speeds 0.2,8 0.1,0 …] [--policies NAME …] [--times 3]
 

@@ -1,4 +1,4 @@
-"""What gpu_check.py found, as a text: a line for each item, then one table of all systems on each work."""
+"""The results of gpu_check.py as text: a line for each item, then one table of all systems on each work."""
 
 _MARKS = {True: "ok", False: "FAILED", None: "not run"}
 
@@ -31,7 +31,7 @@ def speed_rows(told):
 
 
 def _figures(item):
-    """The same names for ours and theirs; None where a system does not tell."""
+    """The same names for poise and its peers; None if a system does not report it."""
     if "peer" in item:
         peer = item["peer"]
         return {
@@ -52,13 +52,13 @@ def _figures(item):
 
 
 def _predicted(figures):
-    """How far the prediction of a decoding iteration was off."""
+    """The relative error of the prediction of a decoding iteration."""
     both = [(figures.get(name) or {}).get("decode_iteration_seconds") for name in ("predicted", "measured")]
     return both[0] / both[1] - 1 if all(both) else None
 
 
 def _gemm_share(figures, prefill):
-    """What prefill reaches with the layers' weights alone, of the library's best on a large product."""
+    """Prefill's rate in products with the layers' weights, as a share of the library's best on a large product."""
     peak = figures["compute_peak_flops_per_second"]
     return prefill["weight_flops_per_second"] / peak if peak and prefill else None
 

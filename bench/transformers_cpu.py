@@ -66,7 +66,7 @@ def transformers_seconds(work, model):
 
 
 def register_peak(threads):
-    """What the cores multiply and add from registers, which nothing can exceed; None where the bench is not built. GFLOP/s."""
+    """The cores' rate of multiply-adds from registers, the upper bound; None if the bench is not built. GFLOP/s."""
     program = ROOT / "build" / "release" / "bin" / "poise-kernels-bench"
     if not program.exists():
         return None
@@ -75,7 +75,7 @@ def register_peak(threads):
 
 
 def torch_product():
-    """What torch's own large matrix product reaches here, float32. GFLOP/s."""
+    """The rate of torch's own large matrix product, float32. GFLOP/s."""
     import torch
     a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
     best = 0.0

@@ -19,7 +19,7 @@ import types
 
 
 class Tokenizer:
-    """As much of a tokenizer as flex_opt asks of one: prompts of `max_length` ids, none of them padding."""
+    """The parts of a tokenizer that flex_opt uses: prompts of `max_length` ids, without padding."""
 
     @classmethod
     def from_pretrained(cls, *_, **__):

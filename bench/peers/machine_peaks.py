@@ -11,7 +11,7 @@ import json
 
 
 def best_seconds(work, times, rounds=6):
-    """Of one `work()`: the least of `rounds` means over `times`."""
+    """Seconds of one `work()`: the least of `rounds` means over `times` calls."""
     import torch
 
     best = float("inf")

@@ -17,7 +17,7 @@ import time
 
 
 def build(config, gpu_memory, host_memory):
-    """The model with its weights in fp16: on the GPU where they leave room there for a batch, else as many as half of it holds."""
+    """The model with fp16 weights: all on the GPU if they leave room for a batch, otherwise as many as fit into half of it."""
     import torch
     import transformers
 

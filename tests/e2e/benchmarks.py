@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`poise bench` and `--trace`: the figures add up, the timeline holds everything and nests, the datasets are what they say."""
+"""`poise bench` and `--trace`: the figures add up, the timeline is complete and nests, the datasets are as documented."""
 
 import gzip
 import json

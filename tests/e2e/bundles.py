@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`poise bundle`: what it makes runs elsewhere, from its own programs and libraries, and holds what it says."""
+"""`poise bundle`: a bundle runs elsewhere, with its own programs and libraries, and contains what it lists."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def made(workspace, name, *options):
 
 
 def elsewhere(bundle, *words, runtime):
-    """`poise WORDS` of a bundle, as somebody with nothing in the environment would run it."""
+    """`poise WORDS` of a bundle, with an empty environment."""
     environment = {"XDG_RUNTIME_DIR": str(runtime)}
     command = ["/bin/sh", str(bundle / "launch" / "poise"), *map(str, words)]
     return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=120)

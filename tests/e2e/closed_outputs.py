@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Commands whose stdout is closed, full, or read no further: quiet where somebody has seen enough, a sentence else."""
+"""Commands whose stdout is closed, full, or read no further: no message if the reader closed the pipe, otherwise a sentence."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from harness import DEMO, expect, expect_equal, test
 
 
 def commands(run):
-    """Those that print what was asked for."""
+    """Commands that only print."""
     return [
         ["inspect", run],
         ["inspect", run, "--json"],

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How commands end: exit codes and the one line that says why, as launch/README.md promises them."""
+"""How commands end: exit codes and the one line that says why, as launch/README.md documents."""
 
 import ctypes
 import json
@@ -17,7 +17,7 @@ from mixed_requests import good_request
 
 
 def without_roots_rights():
-    """Root, too, shall find closed doors: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH go with the next exec."""
+    """Permissions must hold for root too: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH go with the next exec."""
     if os.geteuid() == 0:
         libc = ctypes.CDLL(None, use_errno=True)
         for capability in (1, 2):
@@ -361,7 +361,7 @@ SLOWLY = ("--max-num-seqs", "3")
 
 
 def long_requests(workspace, count=400):
-    """With SLOWLY, work for half a minute: enough to be in the middle of it."""
+    """With SLOWLY, work for half a minute: enough to interrupt it in the middle."""
     lines = [good_request(workspace.random, i) for i in range(4)]
     lines += [request(f"long{i}", "Once there was a clever wolf", max_tokens=100, ignore_eos=True) for i in range(count)]
     return workspace.write_requests("requests.jsonl", lines)

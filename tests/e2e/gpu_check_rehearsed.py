@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`bench/gpu_check.sh` on the CPU device: what it sees it notes, what goes wrong or does not run is not called well."""
+"""`bench/gpu_check.sh` on the CPU device: it records its results, and does not report failed or missing checks as passed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: a workspace for each test, `poise` as a user types it, and a look at what is left.
+"""What the end-to-end tests share: a workspace for each test, `poise` as a user types it, and a check for leftovers.
 
 A test is a function decorated with `test`, its name a sentence; it takes a Workspace. A script of tests ends with
 `harness.main()`: one line a test, then `N passed, N failed`. Random tests take `workspace.random`, whose seed is
@@ -166,7 +166,7 @@ class Workspace:
     # ---- afterwards
 
     def leftovers(self):
-        """What must not be there any more once every `poise` of the test has ended."""
+        """What must be gone after every `poise` of the test has ended."""
         found = []
         for process in processes.running():
             if any(str(self.folder) in argument for argument in process.arguments):
@@ -179,7 +179,7 @@ class Workspace:
         return found + [f"socket {path}" for path in bound if path.startswith(str(self.folder))]
 
     def _runs_of_other_tests(self):
-        """Ids of runs in the workspaces of scripts that run beside this one: what they leave is theirs to judge."""
+        """Ids of runs in the workspaces of other scripts that run at the same time: those scripts check their own leftovers."""
         for folder in self.folder.parent.glob("poise-test-*"):
             if folder != self.folder:
                 for name in ("run.json", "kept.json"):
@@ -250,7 +250,7 @@ def _json(path):
 
 
 def wait_until(condition, what, seconds=30):
-    """What `condition` returns, once it is something."""
+    """Waits until `condition` returns something true, and returns it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         value = condition()
@@ -296,7 +296,7 @@ def read_results(path):
 
 
 def comparable(path):
-    """All of a results file that must be the same each time: ids of results and times aside, in any order."""
+    """The parts of a results file that must be equal each time: without result ids and times, in any order."""
     lines = []
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         result = json.loads(line)

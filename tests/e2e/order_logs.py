@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`poise inspect --check` reads what real runs ordered, of every policy, and finds nothing wrong; a damaged log is no run's."""
+"""`poise inspect --check` accepts the orders of real runs under every policy, and refuses a damaged log."""
 
 import json
 import signal

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Requests in, results out: the whole path on the CPU device, with the model that has learned something."""
+"""Requests in, results out: the whole path on the CPU device, with the trained demo model."""
 
 import json
 import shutil

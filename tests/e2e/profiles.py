@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What everything costs: measured on a CPU device whose speeds are set, so that sleeping is nearly all of it."""
+"""Measured costs: on a CPU device whose speeds are set, so that nearly all of the time is sleeping."""
 
 import json
 import shutil
@@ -99,7 +99,7 @@ def costs_are_measured_once_where_a_policy_decides_by_them(workspace):
 
 @test
 def a_plan_takes_the_costs_of_the_device_that_is_asked_for(workspace):
-    """A profile kept of the CPU device says nothing of a GPU."""
+    """A kept profile of the CPU device is not used for a GPU."""
     requests = workspace.write_requests("in.jsonl", [request("a", [5, 6, 7])])
     measured(workspace)
     words = ("plan", "--model", DEMO_MODEL, "-i", requests)

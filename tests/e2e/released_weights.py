@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Where host memory is short, weights that the device holds give theirs to blocks: the same answers, more of them at a
-time, and a loader that is whole again whatever happened."""
+"""If host memory is short, blocks replace the host's copy of weights that the device holds: the same answers, more requests
+at a time, and the loader has all weights again at the end, whichever process was killed."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def short_of_memory(workspace):
 
 
 def short_to_the_end():
-    """Requests, as many at a time to the end: those that are left find too few blocks, however late it is."""
+    """Requests with the same number at a time to the end, so that there are always too few blocks."""
     return [request(i, "Rosa lives in", max_tokens=60, ignore_eos=True) for i in range(90)]
 
 

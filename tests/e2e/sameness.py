@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The policy changes the time, never the tokens: bit-equal results however the work is cut, kept, ordered or threaded."""
+"""The policy changes the time, never the tokens: bit-equal results for every split, policy, order and number of threads."""
 
 import json
 
@@ -13,7 +13,7 @@ WEIGHTS = (DEMO_MODEL / "model.safetensors").stat().st_size
 
 
 def work(random, count):
-    """Requests whose answers do not hang on their line: sampled ones carry a seed."""
+    """Requests whose answers do not depend on their line: sampled ones carry a seed."""
     lines = []
     for number in range(count):
         line = good_request(random, number, longest=random.choice((3, 30, 60)))

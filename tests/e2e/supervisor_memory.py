@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the supervisor tells of memory: how much a run may take, and how much of what it takes is there already."""
+"""What the supervisor reports of memory: how much a run may take, and how much of it is reserved already."""
 
 import os
 import time
@@ -17,7 +17,7 @@ def write(path, text):
 
 
 def groups_in(workspace):
-    """The control groups of a machine made up."""
+    """The control groups of an invented machine."""
     return mock.patch.multiple(machine, _GROUPS=workspace / "groups", _MEMBERSHIP=workspace / "membership")
 
 

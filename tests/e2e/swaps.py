@@ -78,13 +78,13 @@ class Disturbed:
         return self.process.poll() is None
 
     def reads(self):
-        """By the loader, from whatever but sockets: (bytes, calls)."""
+        """What the loader has read, except from sockets: (bytes, calls)."""
         with open(f"/proc/{self.loader}/io", encoding="ascii") as file:
             facts = dict(line.split(":") for line in file)
         return int(facts["rchar"]), int(facts["syscr"])
 
     def ask(self, command, *words):
-        """`poise COMMAND WORDS RUN` without a process of its own, for many of them in seconds: what it prints."""
+        """Runs `poise COMMAND WORDS RUN` within this process, which is fast, and returns its output."""
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             expect_equal(command([*words, self.run]), 0, f"the end of {command.__name__} {' '.join(words)}")
@@ -154,7 +154,7 @@ def policies_are_swapped_and_planners_killed_while_the_run_goes_on(workspace):
 
 
 def with_blocks_on_the_device(workspace, requests, *options):
-    """A device of a size of its own holds blocks, too; they are lost with it."""
+    """A device with a memory size of its own holds blocks too; they are lost with it."""
     weights = (DEMO_MODEL / "model.safetensors").stat().st_size
     return Disturbed(workspace, requests, *SLOWLY, "--gpu-memory", str(weights * 10 // 3), *options)
 

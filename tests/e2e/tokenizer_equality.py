@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the tokenizer to HuggingFace `tokenizers` on random text, random ids and random patterns.
+"""Compares the tokenizer with HuggingFace `tokenizers` on random text, random ids and random patterns.
 
     tokenizer_equality.py TOOL [--strings N] [--seed S]
 

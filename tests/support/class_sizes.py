@@ -1,4 +1,4 @@
-"""How much a C++ class keeps to itself, read from its source: private (and protected) methods and members.
+"""Counts a C++ class's private (and protected) methods and members, from its source.
 
 No parser of C++: enough of one for this project's clang-formatted sources.
 """
