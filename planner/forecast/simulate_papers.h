@@ -28,7 +28,7 @@ std::span<const Simulation> simulations();
 const Simulation& simulation_named(std::string_view name);
 
 // FlexGen's measured share of the link's roof. On an H200 with 24 GiB, OPT-6.7B 128 × 1024, 13B
-// 128 × 512 and 30B 64 × 512 tokens ran at 59 to 76 % of it (bench/README.md); this is the middle.
+// 128 × 512 and 30B 64 × 512 tokens ran at 59 to 76 % of it (planner/README.md); this is the middle.
 inline constexpr double kFlexGenOfRoof = 0.67;
 // The policy that "ours" means.
 std::string_view our_policy();
