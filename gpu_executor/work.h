@@ -30,6 +30,12 @@ struct TableSpan {
   Bytes bytes{};
 };
 
+// An array of a span, where its tables lie.
+template <typename Record>
+const Record* at(const std::byte* tables, std::int64_t offset) {
+  return reinterpret_cast<const Record*>(tables + offset);
+}
+
 // What the embedding needs of the iteration's rows; the tables of the head stand in the same span.
 struct IterationTable {
   TableSpan span;
