@@ -31,6 +31,7 @@ BlockCopies::BlockCopies(Device& device, const ModelShape& shape, DType dtype,
     side = {.act = device.allocate(sizes.act_buffer, "ACT buffer"),
             .kv = device.allocate(sizes.kv_buffer, "KV buffer"),
             .tables = device.allocate(sizes.batch_tables, "tables"),
+            .act_loaded = device.make_signal(),
             .loaded = device.make_signal(),
             .loaded_here = device.make_signal(),
             .computed = device.make_signal()};
@@ -46,28 +47,45 @@ BlockCopies::BlockCopies(Device& device, const ModelShape& shape, DType dtype,
   }
 }
 
-void BlockCopies::load(const IterationWork& work, const Visit& visit, LayerId layer, bool first,
+void BlockCopies::load(const IterationWork& work, Visit& visit, LayerId layer, bool first,
                        LinkTraffic& link) {
-  const TableSpan& table = visit.batch.layer.span;
   device_.wait(Stream::copy_in, *visit.side.computed);
   if (first || !visit.batch.after.empty()) {
     device_.wait(Stream::copy_in, *stored_[layer.n]);
   }
-  std::vector<Copy> copies{{.to = visit.side.tables.data(),
-                            .from = work.tables.data() + table.offset,
-                            .bytes = table.bytes}};
+  std::vector<Copy> act, kv;
   for (const BlockLoad& run : visit.batch.loads) {
     if (run.place == messages::Place::Host) {
-      add_run(work.blocks, run, visit.side, layer, copies);
-      (run.kind == BlockKind::kv ? link.kv : link.act) += bytes_of(run, sizes_);
+      const bool is_kv = run.kind == BlockKind::kv;
+      add_run(work.blocks, run, visit.side, layer, is_kv ? kv : act);
+      (is_kv ? link.kv : link.act) += bytes_of(run, sizes_);
     }
   }
+  const TableSpan& table = visit.batch.layer.span;
+  std::vector<Copy>& first_copies = act.empty() ? kv : act;
+  first_copies.insert(first_copies.begin(), {.to = visit.side.tables.data(),
+                                             .from = work.tables.data() + table.offset,
+                                             .bytes = table.bytes});
+  visit.act_there = visit.side.loaded.get();
+  if (!act.empty()) {
+    load_host(visit, act);
+    if (!kv.empty()) {
+      device_.record(*visit.side.act_loaded, Stream::copy_in);
+      visit.act_there = visit.side.act_loaded.get();
+    }
+  }
+  if (!kv.empty()) {
+    load_host(visit, kv);
+  }
+  device_.record(*visit.side.loaded, Stream::copy_in);
+  load_here(work, visit, layer);
+}
+
+void BlockCopies::load_host(const Visit& visit, std::span<const Copy> copies) {
   tracer_.begin(
       {.kind = messages::SpanKind::Load, .stream = Stream::copy_in, .mini_batch = visit.id});
   device_.copy(Stream::copy_in, copies);
   tracer_.end(bytes_of(copies));
-  device_.record(*visit.side.loaded, Stream::copy_in);
-  load_here(work, visit, layer);
 }
 
 // ACT blocks that stay on the device, into their slots.

@@ -32,8 +32,9 @@ namespace poise {
 // Half of the double buffer for what a mini-batch brings into a layer.
 struct BatchSide {
   Buffer act, kv, tables;
-  std::unique_ptr<Event> loaded;       // copy_in: blocks and tables have arrived
-  std::unique_ptr<Event> loaded_here;  // copy_out: blocks of the device have, too
+  std::unique_ptr<Event> act_loaded;   // copy_in: ACT blocks have arrived, where KV blocks follow
+  std::unique_ptr<Event> loaded;       // copy_in: all blocks and tables have
+  std::unique_ptr<Event> loaded_here;  // copy_out: ACT blocks of the device have
   std::unique_ptr<Event> computed;     // compute: nothing reads the side any more
 };
 
@@ -50,6 +51,8 @@ struct Visit {
   MiniBatchWork& batch;
   BatchSide& side;
   std::int64_t first_row = 0;  // within its group
+  const Event* act_there =
+      nullptr;  // once loads are queued: its ACT blocks of the host have arrived
 };
 
 class BlockCopies {
@@ -62,10 +65,9 @@ class BlockCopies {
   BatchSide& next_side() { return sides_[visits_++ % sides_.size()]; }
   RowsSide& next_rows_side() { return rows_sides_[groups_++ % rows_sides_.size()]; }
 
-  // Each queues its copies, and adds what crosses the link to `link`. `first`: of the order's
-  // mini-batches.
-  void load(const IterationWork& work, const Visit& visit, LayerId layer, bool first,
-            LinkTraffic& link);
+  // Each queues its copies, and adds what crosses the link to `link`. ACT blocks go before KV blocks,
+  // so that KV Gen runs while these cross. `first`: of the order's mini-batches.
+  void load(const IterationWork& work, Visit& visit, LayerId layer, bool first, LinkTraffic& link);
   // The new rows of a group.
   void store(const IterationWork& work, std::span<const Visit> visits, const RowsSide& side,
              LayerId layer, LinkTraffic& link);
@@ -76,6 +78,7 @@ class BlockCopies {
   Buffer leave_blocks() { return std::move(context_blocks_); }
 
  private:
+  void load_host(const Visit& visit, std::span<const Copy> copies);
   void load_here(const IterationWork& work, const Visit& visit, LayerId layer);
   void add_run(const HostBlocks& blocks, const BlockLoad& run, const BatchSide& side, LayerId layer,
                std::vector<Copy>& copies) const;

@@ -77,16 +77,20 @@ class Decoder {
   Decoder(Device& device, const ModelShape& shape, DType dtype, const DeviceLimits& limits);
 
   void embed(const OuterWeights& weights, const EmbedInput& input);
-  // A layer: `project` makes queries, keys and values of the new rows, `attend` then reads the context
-  // of each mini-batch, `finish` is all that follows attention.
-  void project(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
-  void attend(const LayerWeights& weights, const LayerRows& rows, const LayerContext& context,
-              const LayerHooks& hooks);
+  // A layer, for a group: `project_kv` makes the keys and values of its new rows, `project_queries`
+  // their queries; for each of its mini-batches `regenerate` makes keys and values of the ACT blocks
+  // (KV Gen), and `attend` reads the context; `finish` is all that follows attention. `project_kv` and
+  // `regenerate` read W_K, W_V and the attention norm, and no other weight. `attend` comes last of a
+  // mini-batch; the order of the others is free.
+  void project_kv(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
+  void project_queries(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
+  void regenerate(const LayerWeights& weights, const LayerContext& context,
+                  const LayerHooks& hooks);
+  void attend(const LayerRows& rows, const LayerContext& context, const LayerHooks& hooks);
   void finish(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
   void head(const OuterWeights& weights, const HeadInput& input);
 
  private:
-  void regenerate(const LayerWeights& weights, const LayerContext& context);
   void mlp(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
   void norm(const Rows& out, const float* in, const void* weight, const void* bias,
             std::int32_t rows);

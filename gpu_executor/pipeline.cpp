@@ -33,7 +33,7 @@ Pipeline::Pipeline(Device& device, const Model& model, const DeviceLimits& limit
       copies_(device, model.shape, model.dtype, limits, tracer_, std::move(kept)),
       orders_(device, tracer_, host_buffers_, model.shape.num_hidden_layers),
       outer_(parts(), sizes_),
-      layer_(parts(), copies_, limits, model.shape.num_hidden_layers, sizes_) {
+      layer_(parts(), copies_, limits, model.layout, sizes_) {
   const Bytes planned =
       plan_device_memory(model.shape, model.dtype, limits, device.overhead()).total;
   check(device.in_use() + device.overhead() == planned, "device memory is what was planned");

@@ -34,15 +34,13 @@ BatchCost batch_cost(const Profile& profile, const messages::MiniBatchT& batch) 
                    : 0;
   }
   BatchCost costs{
-      .load = profile.load_kv(kv) + profile.load_act(act),
+      .load_act = profile.load_act(act),
+      .load_kv = profile.load_kv(kv),
       .here = profile.load_here(here),
       .regenerate = profile.kv_gen(regenerated),
       .attend = profile.attention_beside(here > 0)(decoded) + profile.prefill_of(pairs, prompts),
       .kv = kv,
       .act = act};
-  if (kv > 0 && act > 0) {  // in one copy, which begins once
-    costs.load -= Seconds{std::min(profile.load_kv.a, profile.load_act.a)};
-  }
   for (const auto& store : batch.stores) {
     if (store.place() == messages::Place::Host) {
       (store.kind() == messages::Kind::Kv ? costs.stored_kv : costs.stored_act) += store.count();

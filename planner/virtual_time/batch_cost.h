@@ -7,12 +7,12 @@
 namespace poise {
 
 struct BatchCost {
-  Seconds load;  // its blocks over the link
-  Seconds here;  // its blocks on the device
+  Seconds load_act, load_kv;  // its blocks over the link, one kind behind the other
+  Seconds here;               // its ACT blocks on the device
   Seconds regenerate;
   Seconds attend;
   double stored_kv = 0, stored_act = 0;  // rows that leave over the link
-  double kv = 0, act = 0;                // blocks in `load`
+  double kv = 0, act = 0;                // blocks over the link
 };
 
 BatchCost batch_cost(const Profile& profile, const messages::MiniBatchT& batch);

@@ -3,12 +3,26 @@
 #include <algorithm>
 
 namespace poise {
+namespace {
+
+// Of the products before attention, by what they multiply.
+double kv_share_of(const Slab& layer) {
+  const auto bytes = [&](Weight weight) {
+    const WeightEntry* entry = layer.find(weight);
+    return entry == nullptr ? 0.0 : static_cast<double>(entry->bytes.n);
+  };
+  const double kv = bytes(Weight::w_kv), all = kv + bytes(Weight::w_q);
+  return all > 0 ? kv / all : 1;
+}
+
+}  // namespace
 
 VirtualExecutor::VirtualExecutor(const Profile& profile, const WeightLayout& layout,
                                  const DeviceLimits& limits)
     : profile_(profile),
       limits_(limits),
       layers_(layout.layers),
+      kv_share_(kv_share_of(layout.layer)),
       weight_stream_(layout, limits),
       weights_(layout, limits),
       streams_(profile.handover),
@@ -82,44 +96,58 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
     fetch(pieces, id);
   };
   load_next(0);
+  const bool queries_wait = weights_.brought_by(pieces, layer, Weight::w_q);
   for (const RowGroup& group : batches.groups) {
     Seconds& rows_stored = rows_stored_[groups_++ % 2];
-    const Seconds first = profile_.qkv_of(group.rows);
+    const auto span = [&](VirtualSpan::Kind kind, std::size_t i) {
+      return VirtualSpan{.kind = kind, .layer = layer, .mini_batch = static_cast<std::uint32_t>(i)};
+    };
     const VirtualSpan of_rows{.kind = VirtualSpan::Kind::products, .layer = layer};
-    compute(std::max({rows_stored, weights_.arrived(layer, Weight::w_kv),
-                      weights_.arrived(layer, Weight::w_q)}),
-            first, of_rows);
+    const bool regenerate_first = queries_wait && group.begin == 0;
+    const Seconds qkv = profile_.qkv_of(group.rows);
+    const Seconds kv = regenerate_first ? qkv * kv_share_ : qkv;
+    const Seconds for_kv = std::max(rows_stored, weights_.arrived(layer, Weight::w_kv));
+    const Seconds for_queries = weights_.arrived(layer, Weight::w_q);
+    compute(regenerate_first ? for_kv : std::max(for_kv, for_queries), kv, of_rows);
     if (const auto stored = store(batches, group, layer)) {
       rows_stored = stored_[layer] = *stored;
+    }
+    if (regenerate_first) {
+      regenerate(batches.costs[0], first_visit % 2, span(VirtualSpan::Kind::kv_gen, 0));
+      compute(for_queries, qkv - kv, of_rows);
     }
     for (std::size_t i = group.begin; i < group.end; ++i) {
       if (i + 1 < batches.count) {
         load_next(i + 1);
       }
       const std::size_t side = (first_visit + i) % 2;
-      const Seconds there = std::max(loaded_[side], here_[side]);
-      VirtualSpan span{.kind = VirtualSpan::Kind::kv_gen,
-                       .layer = layer,
-                       .mini_batch = static_cast<std::uint32_t>(i)};
-      compute(there, batches.costs[i].regenerate, span);
-      span.kind = VirtualSpan::Kind::attention;
-      computed_[side] = compute(there, batches.costs[i].attend, span);
+      if (!regenerate_first || i > group.begin) {
+        regenerate(batches.costs[i], side, span(VirtualSpan::Kind::kv_gen, i));
+      }
+      sides_[side].computed = compute(sides_[side].loaded, batches.costs[i].attend,
+                                      span(VirtualSpan::Kind::attention, i));
     }
-    compute(weights_.arrived(layer, Weight::fc2), profile_.forward_of(group.rows) - first, of_rows);
+    compute(weights_.arrived(layer, Weight::fc2), profile_.forward_of(group.rows) - qkv, of_rows);
   }
   weights_.computed(layer, streams_.end(VirtualStream::compute));
 }
 
 void VirtualExecutor::load(const BatchCost& batch, std::size_t side, Seconds stored,
                            VirtualSpan span) {
-  loaded_[side] =
-      streams_.add(VirtualStream::copy_in, std::max(computed_[side], stored), batch.load, span);
-  link_busy_ += batch.load;
+  Side& to = sides_[side];
+  to.act_loaded =
+      streams_.add(VirtualStream::copy_in, std::max(to.computed, stored), batch.load_act, span);
+  to.loaded = streams_.add(VirtualStream::copy_in, {}, batch.load_kv, span);
+  link_busy_ += batch.load_act + batch.load_kv;
   volume_.kv += batch.kv;
   volume_.act += batch.act;
   if (batch.here.n > 0) {
-    here_[side] = streams_.add(VirtualStream::copy_out, computed_[side], batch.here);
+    to.here = streams_.add(VirtualStream::copy_out, to.computed, batch.here);
   }
+}
+
+void VirtualExecutor::regenerate(const BatchCost& batch, std::size_t side, VirtualSpan span) {
+  compute(std::max(sides_[side].act_loaded, sides_[side].here), batch.regenerate, span);
 }
 
 std::optional<Seconds> VirtualExecutor::store(const Batches& batches, const RowGroup& group,

@@ -1,7 +1,7 @@
 #pragma once
 // Plays an iteration's orders in virtual time, as gpu_executor/pipeline.h runs them: three streams,
 // each in order, that wait for each other exactly where the pipeline does. Loads go into two sides in
-// turn, weights into two layer buffers, new rows leave from two more; one layer's loads begin while
+// turn, ACT blocks before KV blocks, weights into two layer buffers, new rows leave from two more; one layer's loads begin while
 // the layer before computes. ACT blocks that stay on the device move on copy_out, between the stores;
 // an iteration's tables come behind the weights that were fetched for it ahead, its results leave
 // behind all stores. It is done once all streams are: with its results and with the weights that were
@@ -52,6 +52,11 @@ class VirtualExecutor {
     std::uint32_t count;
   };
 
+  // What computation of a mini-batch's blocks waits for, and frees.
+  struct Side {
+    Seconds act_loaded, loaded, here, computed;
+  };
+
   void fetch(const std::vector<messages::WeightFetch>& pieces, std::uint32_t mini_batch);
   void run_embedding(const messages::IterationT& tables,
                      const std::vector<messages::WeightFetch>& pieces);
@@ -59,6 +64,7 @@ class VirtualExecutor {
                  const std::vector<messages::WeightFetch>& pieces);
   void run_head(double samples);
   void load(const BatchCost& batch, std::size_t side, Seconds stored, VirtualSpan span);
+  void regenerate(const BatchCost& batch, std::size_t side, VirtualSpan span);
   // Returns when the new rows of a group have left; nothing: none do.
   std::optional<Seconds> store(const Batches& batches, const RowGroup& group, std::uint32_t layer);
   Seconds compute(Seconds needed, Seconds time, VirtualSpan span);
@@ -66,14 +72,16 @@ class VirtualExecutor {
   Profile profile_;
   DeviceLimits limits_;
   std::int32_t layers_;
+  double kv_share_;  // of `qkv`: keys and values
   WeightStream weight_stream_;
   VirtualWeights weights_;
   VirtualStreams streams_;
 
   Seconds now_{}, link_busy_{}, compute_busy_{};
   LinkVolume volume_;
-  std::array<Seconds, 2> loaded_{}, here_{}, computed_{}, rows_stored_{};  // by side
-  std::vector<Seconds> stored_;                                            // by layer
+  std::array<Side, 2> sides_;
+  std::array<Seconds, 2> rows_stored_{};  // by side of new rows
+  std::vector<Seconds> stored_;           // by layer
   std::size_t visits_ = 0, groups_ = 0;
 };
 

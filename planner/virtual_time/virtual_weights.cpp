@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/trouble.h"
+#include "common/weight_fetch.h"
 
 namespace poise {
 
@@ -26,6 +27,12 @@ Seconds VirtualWeights::fetch(const messages::WeightFetch& piece, const Profile&
       streams.add(VirtualStream::copy_in, buffer.computed, time,
                   {.kind = VirtualSpan::Kind::weights, .layer = piece.layer()});
   return time;
+}
+
+bool VirtualWeights::brought_by(const std::vector<messages::WeightFetch>& pieces,
+                                std::uint32_t layer, Weight weight) const {
+  return !is_resident(limits_, LayerId{layer}, layout_.layers) &&
+         fetches(pieces, layout_, LayerId{layer}, weight);
 }
 
 Seconds VirtualWeights::arrived(std::uint32_t layer, Weight weight) const {

@@ -25,6 +25,9 @@ class VirtualWeights {
   // The share of a layer's bytes that a piece is.
   double share(std::uint32_t piece) const;
 
+  // Whether these fetches bring some of a streamed layer's weight (common/weight_fetch.h).
+  bool brought_by(const std::vector<messages::WeightFetch>& pieces, std::uint32_t layer,
+                  Weight weight) const;
   // When all of a weight is there; at once for a resident layer. REQUIRES: it was fetched.
   Seconds arrived(std::uint32_t layer, Weight weight) const;
   // The layer was computed: its buffer is free from then on.
