@@ -1,8 +1,8 @@
 #pragma once
 // The model's arithmetic as launches on the compute stream: embedding, one decoder layer and the
 // head, each for the rows of one mini-batch, in the order of operations of transformers'
-// OPTDecoderLayer. Everything is in device memory and already there; waiting is the pipeline's
-// affair, which says so through `Layer::need` and `Layer::rows_made`. Owns the buffers between
+// OPTDecoderLayer. Everything lies in device memory; the pipeline queues the waits for it,
+// through LayerHooks and between the calls. Owns the buffers between
 // operations; nothing in them outlives a call.
 
 #include <functional>
@@ -56,7 +56,7 @@ struct LayerContext {
   std::int32_t max_context;     // … with its new tokens
 };
 
-// What the pipeline is told, and asked to wait for, while a layer is launched.
+// What the pipeline does while a layer is launched.
 struct LayerHooks {
   std::function<void(Weight)> need;                // before the first launch that reads a weight
   std::function<void(messages::SpanKind)> begins;  // behind that, before a piece of the layer

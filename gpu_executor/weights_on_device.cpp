@@ -10,7 +10,7 @@ WeightsOnDevice::WeightsOnDevice(Device& device, Tracer& tracer, const ModelShap
                                  std::shared_ptr<const ResidentWeights> resident)
     : device_(device),
       tracer_(tracer),
-      places_(device, shape, dtype, layout, host),
+      map_(device, shape, dtype, layout, host),
       ledger_(limits, layout.layers, static_cast<std::int32_t>(layout.layer.pieces.size())),
       resident_(std::move(resident)) {
   check(resident_->layers() == limits.resident_layers, "the layers wanted are resident");
@@ -22,7 +22,7 @@ WeightsOnDevice::WeightsOnDevice(Device& device, Tracer& tracer, const ModelShap
       one.arrived.push_back(device.make_signal());
     }
     if (sizes.layer_buffer.n > 0) {
-      one.weights = places_.layer_at(one.memory.data());
+      one.weights = map_.layer_at(one.memory.data());
     }
   }
 }
@@ -47,7 +47,7 @@ Bytes WeightsOnDevice::fetch(LayerId layer, std::uint32_t piece, std::uint32_t m
                  .layer = layer.n,
                  .weight_piece = static_cast<std::uint16_t>(piece)});
   const Bytes bytes =
-      places_.upload_layer(layer, buffer.memory.data(), static_cast<std::int32_t>(piece));
+      map_.upload_layer(layer, buffer.memory.data(), static_cast<std::int32_t>(piece));
   tracer_.end(bytes);
   device_.record(*buffer.arrived[piece], Stream::copy_in);
   return bytes;
@@ -64,7 +64,7 @@ const LayerWeights& WeightsOnDevice::begin(LayerId layer) {
 }
 
 void WeightsOnDevice::need(Weight weight) {
-  const WeightEntry* entry = places_.layout().layer.find(weight);
+  const WeightEntry* entry = map_.layout().layer.find(weight);
   if (!buffer_in_use_ || entry == nullptr) {
     return;
   }

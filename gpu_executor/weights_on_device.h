@@ -16,7 +16,7 @@
 #include "common/model_shape.h"
 #include "common/weight_layout.h"
 #include "gpu_executor/device.h"
-#include "gpu_executor/layer_buffers.h"
+#include "gpu_executor/layer_ledger.h"
 #include "gpu_executor/resident_weights.h"
 #include "gpu_executor/tracer.h"
 
@@ -33,7 +33,7 @@ class WeightsOnDevice {
   const OuterWeights& outer() const { return resident_->outer(); }
 
   // Queues on copy_in those of an order's fetches that come behind the loads of a mini-batch; returns
-  // their bytes. Fails as LayerBuffers does.
+  // their bytes. Fails as LayerLedger does.
   Bytes fetch_behind(std::uint32_t mini_batch, std::span<const messages::WeightFetch> fetches);
 
   // Between the two an order computes the layer; `need` makes the compute stream wait for the
@@ -56,8 +56,8 @@ class WeightsOnDevice {
 
   Device& device_;
   Tracer& tracer_;
-  WeightPlaces places_;
-  LayerBuffers ledger_;
+  DeviceWeightMap map_;
+  LayerLedger ledger_;
   std::shared_ptr<const ResidentWeights> resident_;
   std::array<Streamed, 2> streamed_;
 

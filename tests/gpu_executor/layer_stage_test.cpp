@@ -136,7 +136,8 @@ TEST(LayerStage, AttentionWaitsForAllBlocksOfItsMiniBatch) {
 }
 
 TEST(LayerStage, KvGenAndStoresWaitForNoOtherWeightsThanTheFirst) {
-  const QueuedPlan plan(some_plan(true), 0);  // all others come behind the first mini-batch's blocks
+  const QueuedPlan plan(some_plan(true),
+                        0);  // all others come behind the first mini-batch's blocks
   for (const char* kind : {"KvGen 0", "Store 0"}) {
     const auto all = plan.before(kind);
     EXPECT_GT(all.size(), 10u);
