@@ -9,8 +9,8 @@
 //
 // A slab is contiguous and page-aligned; within it, weights are ordered as the DMA wants them and
 // grouped into pieces, the units of streaming: a decoder layer's first pieces are what KV
-// regeneration needs (W_K W_V b_K b_V), so that it starts before the rest has arrived (KVPR
-// section 3.3, fine-grained pipeline). A large matrix crosses in several pieces, so that a
+// regeneration needs (W_K W_V b_K b_V) and the attention norm, without which new rows have no keys and
+// values, so that both start before the rest has arrived (KVPR section 3.3, fine-grained pipeline). A large matrix crosses in several pieces, so that a
 // mini-batch's blocks never wait long behind weights. Matrices are stored as in the checkpoint, (out, in)
 // row-major, in `dtype`; W_K and W_V stand as one matrix of 2·kv_dim rows. Weights the model does
 // not have (no bias, say) have no entry.

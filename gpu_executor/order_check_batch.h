@@ -60,8 +60,8 @@ class BatchCheck {
   void check_regenerate();
   void check_entries();
   void check_entry_of_device(std::uint32_t i, const messages::AttentionEntry& entry) const;
-  // A sequence's context is read from rows that were loaded or made, its new rows go where nobody
-  // else reads or writes.
+  // A sequence's context is read from rows that were loaded or made; its new rows go where no other
+  // sequence reads or writes.
   void check_context(std::uint32_t index, const messages::Sequence& sequence);
   // Of a block that is kept nowhere, a sequence reads what earlier ones of its request make through the
   // same entry at the same place of their context, and its own new rows go on with that.

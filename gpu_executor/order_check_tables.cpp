@@ -161,7 +161,7 @@ void BatchCheck::check_samples() const {
     const messages::Sample& sample = *batch_.samples()->Get(i);
     if (sample.sequence() >= sampled.size() || sampled[sample.sequence()]) {
       refuse("sample {} is of sequence {} {}", i, sample.sequence(),
-             sample.sequence() >= sampled.size() ? "of none such" : "again");
+             sample.sequence() >= sampled.size() ? "that does not exist" : "again");
     }
     sampled[sample.sequence()] = true;
     if (!std::isfinite(sample.temperature()) || sample.temperature() < 0 ||
