@@ -11,6 +11,7 @@
 #include "common/words.h"
 #include "planner/links/announce.h"
 #include "planner/links/clock.h"
+#include "planner/schedule/iteration.h"
 
 namespace poise {
 
@@ -127,10 +128,9 @@ void RunLoop::begin_iteration() {
   const Seconds begin = monotonic_now();
   const auto chunks = scheduler_->next();
   chunks_.assign(chunks.begin(), chunks.end());
-  const auto items = pack_items(chunks_);
-  const auto batches = in_force_.policy->pack(in_force_.plan.host, items, in_force_.pack());
-  messages::IterationT tables =
-      tables_->build(++iteration_, run_.loader->grant()->pool_epoch, chunks_, items, batches);
+  messages::IterationT tables = plan_iteration(
+      {.policy = *in_force_.policy, .host = in_force_.plan.host, .limits = in_force_.pack()},
+      chunks_, *tables_, {.number = ++iteration_, .pool_epoch = run_.loader->grant()->pool_epoch});
   const bool last = scheduler_->last_iteration();
   if (prediction_) {
     prediction_->begin(tables, last, begin);
