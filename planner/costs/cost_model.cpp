@@ -1,16 +1,14 @@
 #include "planner/costs/cost_model.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "common/json_file.h"
+#include "common/replace_file.h"
 #include "common/sha256.h"
 #include "common/trouble.h"
 #include "common/weight_layout.h"
@@ -326,16 +324,7 @@ void write_profile(const std::filesystem::path& path, const Profile& profile) {
       json[line.name]["alone"]["points"] = json_of(measured->alone, measured->alone_line);
     }
   }
-  // Whoever reads at the same time sees the old file or the new one.
-  std::filesystem::path fresh = path;
-  fresh += fmt::format(".{}.new", getpid());
-  std::ofstream file(fresh);
-  file << json.dump(2) << '\n';
-  file.close();
-  if (!file) {
-    fail(Exit::busy, "{}: the profile cannot be written", fresh.string());
-  }
-  std::filesystem::rename(fresh, path);
+  replace_file(path, json.dump(2) + '\n', {.shared = true});
 }
 
 Profile read_profile(const std::filesystem::path& path) {

@@ -1,16 +1,13 @@
 #include "planner/process/journal.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <system_error>
+#include <string>
 
 #include "common/order_log.h"
 #include "common/regular_file.h"
+#include "common/replace_file.h"
 #include "common/trouble.h"
 
 namespace poise {
@@ -209,22 +206,6 @@ Journal journal_of(const json& from) {
 
 // ---- the file
 
-[[noreturn]] void fail_to_write(const std::filesystem::path& path) {
-  fail(Exit::busy, "{} cannot be written: {}", path.string(),
-       std::generic_category().message(errno));
-}
-
-void write_whole(int descriptor, std::span<const std::byte> bytes,
-                 const std::filesystem::path& path) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(descriptor, bytes.data(), bytes.size());
-    if (written < 0 && errno != EINTR) {
-      fail_to_write(path);
-    }
-    bytes = bytes.subspan(static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
-  }
-}
-
 }  // namespace
 
 void write_journal(const std::filesystem::path& run_dir, const Journal& journal) {
@@ -232,28 +213,9 @@ void write_journal(const std::filesystem::path& run_dir, const Journal& journal)
   const auto bytes = std::as_bytes(std::span(payload));
   Head head{.magic = {}, .version = kJournalVersion, .crc = crc32c(bytes), .bytes = payload.size()};
   std::memcpy(head.magic, kMagic, sizeof kMagic);
-  const std::filesystem::path path = path_in(run_dir), fresh = path.string() + ".new";
-  const int descriptor =
-      open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (descriptor < 0) {
-    fail_to_write(fresh);
-  }
-  try {
-    write_whole(descriptor, std::as_bytes(std::span(&head, 1)), fresh);
-    write_whole(descriptor, bytes, fresh);
-    if (fdatasync(descriptor) != 0) {
-      fail_to_write(fresh);
-    }
-  } catch (...) {
-    close(descriptor);
-    throw;
-  }
-  close(descriptor);
-  std::error_code problem;
-  std::filesystem::rename(fresh, path, problem);
-  if (problem) {
-    fail(Exit::busy, "{} cannot be written: {}", path.string(), problem.message());
-  }
+  std::string whole(reinterpret_cast<const char*>(&head), sizeof head);
+  whole.append(payload.begin(), payload.end());
+  replace_file(path_in(run_dir), whole);
 }
 
 bool journal_exists(const std::filesystem::path& run_dir) {

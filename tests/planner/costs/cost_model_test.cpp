@@ -350,6 +350,21 @@ TEST(ProfileFile, HoldsForOneMachineAndModel) {
   }
 }
 
+TEST(ProfileFile, ThatCannotBeWrittenIsNamedWithTheRemedy) {
+  const testing_support::TempDirectory folder;
+  std::filesystem::create_directories(folder.path() / "p.json" / "in the way");
+  const Profile profile = profile_of(machine_named("l4-pcie4"), shape_of(8), DType::float16);
+  try {
+    write_profile(folder.path() / "p.json", profile);
+    ADD_FAILURE() << "it was written";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::busy);
+    EXPECT_NE(std::string(failure.what()).find("p.json cannot be written: Is a directory (remove"),
+              std::string::npos)
+        << failure.what();
+  }
+}
+
 TEST(ProfileFile, OfAnotherModelIsRefusedWhereItWasNamed) {
   const TempDirectory folder;
   const auto path = folder.path() / "profile.json";
