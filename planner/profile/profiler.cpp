@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/trouble.h"
+#include "planner/costs/measuring_build.h"
 #include "planner/memory/sizes.h"
 
 namespace poise {
@@ -41,6 +42,8 @@ Profiler::Profiler(ProfiledMachine machine, LoaderLink& loader, ExecutorLink& ex
       loader_(loader),
       executor_(executor) {
   profile_.name = machine_.device;
+  profile_.kind = machine_.kind;
+  profile_.build = measuring_build();
   profile_.fingerprint = profile_fingerprint(machine_.device, machine_.shape, machine_.dtype);
   profile_.model = model_fingerprint(machine_.shape, machine_.dtype);
   profile_.gpu_memory = machine_.gpu_memory;
@@ -61,7 +64,7 @@ Profiler::~Profiler() { executor_.watch(nullptr); }
 
 void Profiler::begin(ProfileScale scale, int rounds) {
   const Bytes pool = std::min(kLargestPool, machine_.host_free / kShareOfHost);
-  const Bytes tables = machine_.device.starts_with("cpu") ? Bytes{0} : page_tables_of(kLargestPool);
+  const Bytes tables = machine_.kind == DeviceKind::cpu ? Bytes{0} : page_tables_of(kLargestPool);
   sizes_ = profile_sizes(machine_.shape, machine_.dtype, scale, pool,
                          machine_.gpu_overhead + tables, machine_.gpu_memory);
   rounds_ = rounds;
@@ -76,7 +79,7 @@ void Profiler::begin(ProfileScale scale, int rounds) {
 // Whether the device's clock depends on what it did before: cores need no heat, nor does the pass that
 // only finds the scale.
 bool Profiler::heats() const {
-  return sizes_.scale.blocks > kFirstProfileScale.blocks && !machine_.device.starts_with("cpu");
+  return sizes_.scale.blocks > kFirstProfileScale.blocks && machine_.kind != DeviceKind::cpu;
 }
 
 // Where heat counts, prompts are measured on a busy device, too; once before that they only fill the
@@ -198,7 +201,7 @@ void Profiler::next_pass() {
     const int rounds = std::max(kFewestRounds, static_cast<int>(ceil_div(kVisits, layers)));
     const auto full =
         static_cast<double>(ceil_div(rounds, kFewestRounds) * std::ssize(kProfileWork));
-    const Seconds all = machine_.device.starts_with("cpu") ? kMeasuring : kMeasuringOnGpu;
+    const Seconds all = machine_.kind == DeviceKind::cpu ? kMeasuring : kMeasuringOnGpu;
     const ProfileScale scale = profile_scale(profile_, layers, {all.n / full});
     spdlog::info("profiling with up to {} blocks and {} rows", scale.blocks, scale.rows);
     begin(scale, rounds);

@@ -20,6 +20,7 @@ struct ProfiledMachine {
   ModelShape shape{};
   DType dtype{};
   std::string device;  // as the executor names it
+  DeviceKind kind = DeviceKind::cuda;
   Bytes gpu_memory;    // at most
   Bytes gpu_overhead;  // of it, beside the buffers
   Bytes host_free;     // that a pool may be made of
