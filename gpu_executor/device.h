@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/device_kind.h"
 #include "common/units.h"
 #include "kernels/kernels.h"
 
@@ -101,8 +102,9 @@ class Device {
   virtual ~Device() = default;
 
   virtual std::string name() const = 0;  // "cpu, 2 threads", "cuda: NVIDIA H200"
-  virtual Bytes memory() const = 0;      // all it could use
-  virtual Bytes overhead() const = 0;    // of it, taken beside our buffers: context, workspaces
+  virtual DeviceKind kind() const = 0;
+  virtual Bytes memory() const = 0;    // all it could use
+  virtual Bytes overhead() const = 0;  // of it, taken beside our buffers: context, workspaces
   // How numbers are kept between operations where kernels.h leaves it open (Rows), for a model
   // stored as `stored`. Never wider than float32.
   virtual DType work_type(DType stored) const = 0;

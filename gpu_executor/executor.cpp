@@ -97,6 +97,7 @@ void Executor::greet() {
   hello.process = static_cast<std::uint32_t>(Process::gpu_executor);
   hello.pid = static_cast<std::uint32_t>(getpid());
   hello.device = device_->name();
+  hello.device_kind = static_cast<messages::DeviceKind>(device_->kind());
   hello.device_memory = static_cast<std::uint64_t>(cap(0).n);
   hello.device_overhead = static_cast<std::uint64_t>(device_->overhead().n);
   hello.resident_layers = resident_ ? resident_->layers() : -1;

@@ -37,7 +37,7 @@ void check_pool(const PoolPartition& pool, const BlockSizes& sizes, std::int32_t
 // For each mini-batch, those whose stores its loads read.
 using StoreDependencies = std::vector<std::vector<std::uint32_t>>;
 
-// The tables of one mini-batch by themselves (order_check_tables.cpp).
+// The tables of one mini-batch by themselves (order_check_rows.cpp).
 void check_mini_batch(const messages::MiniBatch& batch, const ModelShape& shape,
                       const DeviceLimits& limits, const PoolPartition& pool);
 // Stores and loads of all mini-batches together (block_hazards.cpp).

@@ -83,6 +83,7 @@ class Opened final : public CpuDevice {
     }
     return name;
   }
+  DeviceKind kind() const override { return DeviceKind::cpu; }
   Bytes memory() const override { return memory_; }
   Bytes overhead() const override { return {0}; }
   DType work_type(DType) const override { return DType::float32; }

@@ -143,6 +143,7 @@ class Opened final : public Device {
   }
 
   std::string name() const override { return fmt::format("cuda: {}", properties_.name); }
+  DeviceKind kind() const override { return DeviceKind::cuda; }
   Bytes memory() const override { return memory_; }
   Bytes overhead() const override { return overhead_ + page_tables_of(pinned_.bytes()); }
   DType work_type(DType stored) const override { return stored; }

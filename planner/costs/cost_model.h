@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "common/blocks.h"
+#include "common/device_kind.h"
 #include "common/model_shape.h"
 #include "common/units.h"
 
@@ -77,7 +78,9 @@ struct MeasuredLine {
 inline constexpr std::int32_t kProfiledPrompt = 1024;
 
 struct Profile {
-  std::string name;         // the machine's
+  std::string name;  // the machine's
+  DeviceKind kind = DeviceKind::cuda;
+  std::string build;  // that measured it (measuring_build.h); empty: of constants, or not known
   std::string fingerprint;  // of the machine and the model that it holds for
   std::string model;        // of the model alone
 
@@ -162,8 +165,8 @@ std::string model_fingerprint(const ModelShape& shape, DType dtype);
 void write_profile(const std::filesystem::path& path, const Profile& profile);
 // Fails, naming file and field, where it is no profile.
 Profile read_profile(const std::filesystem::path& path);
-// Nothing where the file is not there or holds for another machine or model; fails where it is there
-// and is no profile.
+// Nothing where the file is not there or holds for another machine or model, whichever build measured it;
+// fails where it is there and is no profile.
 std::optional<Profile> read_profile(const std::filesystem::path& path,
                                     std::string_view fingerprint);
 // Of a file that the user named: fails where it is of another model.

@@ -28,8 +28,8 @@ struct PlanOptions {
   PolicyOptions policy_options;
   BatchOptions batch;
   std::optional<Bytes> gpu_memory, host_memory;
-  DeviceChoice device = DeviceChoice::any;  // whose kept costs
-  bool check_only = false;  // whether policy and costs can be had; nothing is planned
+  std::optional<DeviceKind> device;  // whose kept costs; nothing: of any
+  bool check_only = false;           // whether policy and costs can be had; nothing is planned
 };
 
 struct SetUp {

@@ -1,7 +1,8 @@
 #pragma once
 // How far a run is: RUN/status.json, replaced whole (a reader never sees half of one) and not more
 // often than twice a second, so that it costs nothing. Read by `poise status` and the progress line.
-// One thread; the file is a convenience, so a disk that does not take it is no trouble.
+// One thread; the file is a convenience: where the disk does not take it the run goes on, with a warning
+// in the log.
 
 #include <cstdint>
 #include <filesystem>
@@ -70,8 +71,9 @@ class StatusFile {
   bool due(Seconds now) const;
 
  private:
-  std::filesystem::path path_, fresh_;
+  std::filesystem::path path_;
   Seconds last_{-1};
+  bool complained_ = false;  // since the file was last written
 };
 
 }  // namespace poise

@@ -42,7 +42,7 @@ class PolicyWishes {
   PolicyWish read() const;
   // Nothing where none was fulfilled, or it cannot be read.
   std::optional<PolicyWish> in_force() const;
-  // A disk that does not take it is no trouble: the next planner then begins as the command line says.
+  // Fails (Exit::busy) where the disk does not take it: the file then names an older policy, if any.
   void put_in_force(const PolicyWish& wish) const;
 
  private:
