@@ -119,9 +119,9 @@ Slab layer_slab(const ModelShape& shape, DType dtype, Bytes piece_bytes) {
   SlabBuilder slab(dtype);
   slab.add(Weight::w_kv, 2 * shape.kv_dim(), h);
   slab.add(Weight::b_kv, 1, 2 * shape.kv_dim(), bias);
-  slab.close_group();
   slab.add(Weight::attention_norm_weight, 1, h, affine);
   slab.add(Weight::attention_norm_bias, 1, h, affine);
+  slab.close_group();
   slab.add(Weight::w_q, shape.q_dim(), h);
   slab.add(Weight::b_q, 1, shape.q_dim(), bias);
   slab.add(Weight::w_o, h, shape.q_dim());

@@ -9,11 +9,11 @@
 //
 // A slab is contiguous and page-aligned. Its weights lie in the order of the copies and are grouped
 // into pieces, the units of streaming. A decoder layer's first pieces are what KV regeneration needs
-// (W_K W_V b_K b_V), so that it starts before the rest has arrived (KVPR section 3.3, fine-grained
-// pipeline). A large matrix crosses the link in several pieces, so that a mini-batch's blocks never
-// wait long behind weights. Matrices are stored as in the checkpoint, (out, in) row-major, in `dtype`;
-// W_K and W_V are one matrix of 2·kv_dim rows. Weights that the model does not have (biases, for
-// example) have no entry.
+// (W_K W_V b_K b_V) and the attention norm, which the keys and values of new rows need as well. So both
+// start before the rest has arrived (KVPR section 3.3, fine-grained pipeline). A large matrix crosses the
+// link in several pieces, so that a mini-batch's blocks never wait long behind weights. Matrices are
+// stored as in the checkpoint, (out, in) row-major, in `dtype`; W_K and W_V are one matrix of 2·kv_dim
+// rows. Weights that the model does not have (biases, for example) have no entry.
 
 #include <cstdint>
 #include <optional>

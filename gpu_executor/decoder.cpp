@@ -51,9 +51,11 @@ void Decoder::embed(const OuterWeights& weights, const EmbedInput& input) {
                               .offset = shape_.position_offset});
 }
 
-void Decoder::project(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks) {
+void Decoder::project_kv(const LayerWeights& weights, const LayerRows& rows,
+                         const LayerHooks& hooks) {
   hooks.need(Weight::w_kv);
-  hooks.need(Weight::w_q);
+  hooks.need(Weight::attention_norm_weight);
+  hooks.need(Weight::attention_norm_bias);
   hooks.begins(messages::SpanKind::Qkv);
   // The attention input, rounded as it will be stored: all that follows is made from that.
   const Rows act{.data = rows.new_act, .dtype = dtype_, .stride = shape_.hidden_size};
@@ -71,8 +73,14 @@ void Decoder::project(const LayerWeights& weights, const LayerRows& rows, const 
                       .rows = rows.rows,
                       .epilogue = Epilogue::none});
   hooks.rows_made();
+}
+
+void Decoder::project_queries(const LayerWeights& weights, const LayerRows& rows,
+                              const LayerHooks& hooks) {
+  hooks.need(Weight::w_q);
+  hooks.begins(messages::SpanKind::Qkv);
   device_.launch(Gemm{.out = work_rows(q_, shape_.q_dim()),
-                      .in = act,
+                      .in = {.data = rows.new_act, .dtype = dtype_, .stride = shape_.hidden_size},
                       .weight = weights.w_q,
                       .bias = weights.b_q,
                       .residual = nullptr,
@@ -80,12 +88,7 @@ void Decoder::project(const LayerWeights& weights, const LayerRows& rows, const 
                       .epilogue = Epilogue::none});
 }
 
-void Decoder::attend(const LayerWeights& weights, const LayerRows& rows,
-                     const LayerContext& context, const LayerHooks& hooks) {
-  if (!context.regenerate.empty()) {
-    hooks.begins(messages::SpanKind::KvGen);
-    regenerate(weights, context);
-  }
+void Decoder::attend(const LayerRows& rows, const LayerContext& context, const LayerHooks& hooks) {
   hooks.begins(messages::SpanKind::Attention);
   const std::int64_t kv_row = kv_width() * size_of(dtype_).n;
   const auto scatter = [&](void* to, const RowMove* moves, std::int32_t count) {
@@ -119,7 +122,13 @@ void Decoder::attend(const LayerWeights& weights, const LayerRows& rows,
 }
 
 // KV Gen (Eq. 1): rows of ACT blocks to rows of KV blocks in the same slots.
-void Decoder::regenerate(const LayerWeights& weights, const LayerContext& context) {
+void Decoder::regenerate(const LayerWeights& weights, const LayerContext& context,
+                         const LayerHooks& hooks) {
+  if (context.regenerate.empty()) {
+    return;
+  }
+  hooks.need(Weight::w_kv);
+  hooks.begins(messages::SpanKind::KvGen);
   const std::int64_t h = shape_.hidden_size;
   const std::int64_t width = size_of(dtype_).n;
   for (const Regenerate& range : context.regenerate) {

@@ -1,8 +1,8 @@
 #pragma once
 // The model's arithmetic as launches on the compute stream: embedding, one decoder layer and the
 // head, each for the rows of one mini-batch, in the order of operations of transformers'
-// OPTDecoderLayer. Everything is in device memory and already there; waiting is the pipeline's
-// affair, which says so through `Layer::need` and `Layer::rows_made`. Owns the buffers between
+// OPTDecoderLayer. Everything lies in device memory; the pipeline queues the waits for it,
+// through LayerHooks and between the calls. Owns the buffers between
 // operations; nothing in them outlives a call.
 
 #include <functional>
@@ -56,7 +56,7 @@ struct LayerContext {
   std::int32_t max_context;     // … with its new tokens
 };
 
-// What the pipeline is told, and asked to wait for, while a layer is launched.
+// What the pipeline does while a layer is launched.
 struct LayerHooks {
   std::function<void(Weight)> need;                // before the first launch that reads a weight
   std::function<void(messages::SpanKind)> begins;  // behind that, before a piece of the layer
@@ -77,16 +77,20 @@ class Decoder {
   Decoder(Device& device, const ModelShape& shape, DType dtype, const DeviceLimits& limits);
 
   void embed(const OuterWeights& weights, const EmbedInput& input);
-  // A layer: `project` makes queries, keys and values of the new rows, `attend` then reads the context
-  // of each mini-batch, `finish` is all that follows attention.
-  void project(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
-  void attend(const LayerWeights& weights, const LayerRows& rows, const LayerContext& context,
-              const LayerHooks& hooks);
+  // A layer, for a group: `project_kv` makes the keys and values of its new rows, `project_queries`
+  // their queries; for each of its mini-batches `regenerate` makes keys and values of the ACT blocks
+  // (KV Gen), and `attend` reads the context; `finish` is all that follows attention. `project_kv` and
+  // `regenerate` read W_K, W_V and the attention norm, and no other weight. `attend` comes last of a
+  // mini-batch; the order of the others is free.
+  void project_kv(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
+  void project_queries(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
+  void regenerate(const LayerWeights& weights, const LayerContext& context,
+                  const LayerHooks& hooks);
+  void attend(const LayerRows& rows, const LayerContext& context, const LayerHooks& hooks);
   void finish(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
   void head(const OuterWeights& weights, const HeadInput& input);
 
  private:
-  void regenerate(const LayerWeights& weights, const LayerContext& context);
   void mlp(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
   void norm(const Rows& out, const float* in, const void* weight, const void* bias,
             std::int32_t rows);

@@ -4,8 +4,8 @@
 //
 // A stream runs what it was given in order, by itself; streams wait for one another only through
 // events. Calls return at once (they may wait for room in a stream's queue) and what they point to,
-// tables excepted, must stay until the stream is past it. Trouble on a stream is kept: from then on
-// nothing runs any more, all events complete, and `failure` tells it once. One thread uses a device
+// tables excepted, must stay until the stream is past it. After an error on a stream nothing runs any
+// more, all events complete, and `failure` returns the error once. One thread uses a device
 // and all that came from it.
 
 #include <chrono>
@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/device_kind.h"
 #include "common/units.h"
 #include "kernels/kernels.h"
 
@@ -55,8 +56,8 @@ struct StreamTotals {
   std::int64_t wait_ns = 0;  // stood waiting for another stream
 };
 
-// A point in a stream; recorded anew as often as one likes, and then it means the last record. One
-// never recorded counts as reached.
+// A point in a stream. It may be recorded again, and then means the last record. An event that was never
+// recorded counts as reached.
 class Event {
  public:
   virtual ~Event() = default;
@@ -101,8 +102,9 @@ class Device {
   virtual ~Device() = default;
 
   virtual std::string name() const = 0;  // "cpu, 2 threads", "cuda: NVIDIA H200"
-  virtual Bytes memory() const = 0;      // all it could use
-  virtual Bytes overhead() const = 0;    // of it, taken beside our buffers: context, workspaces
+  virtual DeviceKind kind() const = 0;
+  virtual Bytes memory() const = 0;    // all it could use
+  virtual Bytes overhead() const = 0;  // of it, taken beside our buffers: context, workspaces
   // How numbers are kept between operations where kernels.h leaves it open (Rows), for a model
   // stored as `stored`. Never wider than float32.
   virtual DType work_type(DType stored) const = 0;
@@ -120,7 +122,7 @@ class Device {
   // Host memory that copies reach at full speed: of our own (for tables and results) …
   HostBuffer allocate_host(Bytes size);
   Bytes host_in_use() const { return host_in_use_; }
-  // … or a shared mapping of somebody else's, which must stay mapped until the registration ends. That
+  // … or a shared mapping that another process owns, which must stay mapped until the registration ends. That
   // may take its time behind the caller: a call of `copy` or `upload` then waits for the bytes it is
   // given, and fails where they cannot be had.
   Registration register_host(std::span<std::byte> memory, bool read_only);
@@ -129,7 +131,7 @@ class Device {
                                           bool read_only);
 
   virtual std::unique_ptr<Event> make_event() = 0;
-  // One that streams and callers wait for and nobody asks more: cheaper where time is dear to tell.
+  // For waiting alone: it has neither totals nor a time, which makes it cheaper on a GPU.
   virtual std::unique_ptr<Event> make_signal() = 0;
   virtual void record(Event& event, Stream stream) = 0;
   virtual void wait(Stream stream, const Event& event) = 0;  // the stream waits, not the caller

@@ -18,7 +18,7 @@ constexpr Seconds kIdleWait{0.1};   // for a message, where nothing is under way
 constexpr Seconds kBusyWait{1e-3};  // for the order under way, before messages are looked for again
 constexpr auto kLoaderWait = std::chrono::milliseconds(5);
 
-// Told apart from those before it by its start; never 0.
+// Differs from that of earlier executors by its time of start; never 0.
 std::uint32_t executor_epoch() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return std::max<std::uint32_t>(
@@ -97,6 +97,7 @@ void Executor::greet() {
   hello.process = static_cast<std::uint32_t>(Process::gpu_executor);
   hello.pid = static_cast<std::uint32_t>(getpid());
   hello.device = device_->name();
+  hello.device_kind = static_cast<messages::DeviceKind>(device_->kind());
   hello.device_memory = static_cast<std::uint64_t>(cap(0).n);
   hello.device_overhead = static_cast<std::uint64_t>(device_->overhead().n);
   hello.resident_layers = resident_ ? resident_->layers() : -1;
@@ -111,7 +112,7 @@ void Executor::forget_planner() {
   if (pipeline_) {
     check_->abandon();
     pipeline_->abandon();
-    report_all();  // nobody listens; the buffers are free behind it
+    report_all();  // dropped, as the planner is gone; the buffers are free afterwards
   }
 }
 
@@ -129,7 +130,7 @@ void Executor::take(const Received& message) {
   take_order(*message);
 }
 
-// What is wrong with an order is told to the planner, and nothing of it runs.
+// An order that is refused is answered with the reason, and none of it runs.
 void Executor::take_order(const messages::Message& message) {
   try {
     switch (message.body_type()) {
@@ -148,7 +149,7 @@ void Executor::take_order(const messages::Message& message) {
     accepted_ = message.seq();
   } catch (const Failure& refusal) {
     if (refusal.code() != Exit::cannot_start) {
-      throw;  // not the order is at fault
+      throw;  // the order is not at fault
     }
     spdlog::warn("order {} is refused: {}", message.seq(), refusal.what());
     tell(messages::RejectedT{.order = message.seq(), .sentence = refusal.what()});
@@ -163,7 +164,7 @@ void Executor::configure(const messages::Configure& configure) {
   const DeviceLimits limits = limits_of(configure);
   const Bytes allowed = cap(configure.gpu_memory());
   report_all();
-  // Before anybody waits for an answer: a large pool takes seconds to pin, and memory of the device.
+  // Before the planner waits for an answer: a large pool takes seconds to pin, and memory of the device.
   if (const PoolNow pool = memory_.pool(); pool.epoch != 0 && !memory_.mapped(pool)) {
     memory_.map_blocks(pool);
   }
@@ -244,7 +245,7 @@ void Executor::submit(const messages::LayerOrder& order, std::uint64_t seq) {
   pipeline_->submit(make_order(order, seq));
 }
 
-// Tells of finished orders, waiting at most `timeout` for the first.
+// Reports finished orders, waiting at most `timeout` for the first.
 bool Executor::report(Seconds timeout) {
   bool any = false;
   while (pipeline_ && !pipeline_->idle()) {
@@ -269,7 +270,7 @@ void Executor::report_all() {
   }
 }
 
-// Nothing is kept for a planner that is gone.
+// A message to a planner that is gone is dropped.
 template <typename Table>
 void Executor::tell(Table&& table) {
   if (!send(*channel_, std::forward<Table>(table)) && planner_listens()) {

@@ -1,9 +1,9 @@
 #pragma once
 // Process 3: obeys. Waits for the sealed weights, greets the planner (Hello), sets its buffers up
-// as Configure says (Ready), checks and runs orders, and tells what it did (Ack, LayerDone,
-// IterationDone) or why not (Rejected). One thread; `step` blocks for at most about 0.1 s. A planner
-// that goes away takes its orders with it: what is queued is finished, and the next one that
-// connects is greeted anew.
+// as Configure says (Ready), checks and runs orders, and reports what it did (Ack, LayerDone,
+// IterationDone) or why it refused (Rejected). One thread; `step` blocks for at most about 0.1 s. When
+// the planner goes away, queued work is finished and its reports are dropped; the next planner that
+// connects gets a Hello of its own.
 
 #include <cstdint>
 #include <functional>

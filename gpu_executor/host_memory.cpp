@@ -8,7 +8,7 @@
 namespace poise {
 namespace {
 
-constexpr std::int32_t kMostHeadDim = 256;  // the kernels' limit
+constexpr std::int32_t kMaxHeadDim = 256;  // the kernels' limit
 
 LoaderState state_of(const ControlSegment& control) {
   return static_cast<LoaderState>(control.loader_state.load(std::memory_order_acquire));
@@ -24,9 +24,9 @@ void check_shape(const ModelShape& shape, DType dtype) {
   if (!sound) {
     fail(Exit::foreign, "the model in the control segment has impossible sizes");
   }
-  if (shape.head_dim > kMostHeadDim) {
+  if (shape.head_dim > kMaxHeadDim) {
     fail("the model's heads have {} numbers, this device does at most {}", shape.head_dim,
-         kMostHeadDim);
+         kMaxHeadDim);
   }
 }
 

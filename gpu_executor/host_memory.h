@@ -1,8 +1,8 @@
 #pragma once
 // What the loader shares with the executor: the control segment, the weights (mapped read-only once
 // they are sealed) and the block pool of the current epoch, registered with the device where it
-// copies from them. Nothing in the control segment is believed before it was held against the sizes of
-// the segments. One thread; the device must outlive this.
+// copies from them. Offsets in the control segment are used only once they were checked against the
+// sizes of the segments. One thread; the device must outlive this.
 
 #include <cstdint>
 #include <optional>

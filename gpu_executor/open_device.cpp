@@ -16,7 +16,7 @@
 namespace poise {
 namespace {
 
-constexpr int kMostThreads = 256;
+constexpr int kMaxThreads = 256;
 
 int usable_cores() {
   cpu_set_t cores;
@@ -45,8 +45,8 @@ std::unique_ptr<Device> open_device(const DeviceOptions& options) {
   if (options.device != "cpu" && options.device != "auto" && options.device != "cuda") {
     fail("--device must be auto, cpu or cuda, not {}", options.device);
   }
-  if (options.threads < 0 || options.threads > kMostThreads) {
-    fail("--threads is {}: it must be 1 to {}", options.threads, kMostThreads);
+  if (options.threads < 0 || options.threads > kMaxThreads) {
+    fail("--threads is {}: it must be 1 to {}", options.threads, kMaxThreads);
   }
   check_speed("link-gbps", options.link_gbps);
   check_speed("compute-gflops", options.compute_gflops);
@@ -57,7 +57,7 @@ std::unique_ptr<Device> open_device(const DeviceOptions& options) {
     return device;
   }
   std::unique_ptr<Device> device = open_cpu_device(
-      {.threads = options.threads > 0 ? options.threads : std::min(usable_cores(), kMostThreads),
+      {.threads = options.threads > 0 ? options.threads : std::min(usable_cores(), kMaxThreads),
        .link_bytes_per_s = options.link_gbps * 1e9,
        .compute_flops = options.compute_gflops * 1e9});
   spdlog::info("device: {}{}", device->name(), why ? fmt::format(" (auto: {})", *why) : "");

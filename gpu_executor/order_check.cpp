@@ -8,7 +8,7 @@
 namespace poise {
 namespace {
 
-constexpr std::size_t kMostIterations = 4;  // begun and not finished: this one, the next, and spare
+constexpr std::size_t kMaxIterations = 4;  // begun and not finished: this one, the next, and spare
 
 }  // namespace
 
@@ -42,13 +42,13 @@ OrderCheck::OrderCheck(const ModelShape& shape, const WeightLayout& layout,
     : shape_(shape),
       limits_(limits),
       credits_(credits),
-      buffers_(limits, layout.layers, static_cast<std::int32_t>(layout.layer.pieces.size())) {}
+      ledger_(limits, layout.layers, static_cast<std::int32_t>(layout.layer.pieces.size())) {}
 
 StoreDependencies OrderCheck::accept(const messages::Iteration& iteration, const PoolNow& pool) {
   if (any_iteration_ && iteration.iteration() <= last_iteration_) {
     fail("iteration {} comes after iteration {}", iteration.iteration(), last_iteration_);
   }
-  if (begun_.size() >= kMostIterations) {
+  if (begun_.size() >= kMaxIterations) {
     fail("iteration {} comes while {} others are not finished", iteration.iteration(),
          begun_.size());
   }
@@ -100,7 +100,7 @@ void OrderCheck::accept(const messages::LayerOrder& order) {
     fail("an order of iteration {} comes beyond the {} credits", order.iteration(), credits_);
   }
   check_mini_batches(order, begun);
-  buffers_ = check_weights(order);
+  ledger_ = check_weights(order);
 
   ++running_;
   if (++begun.next_stage > static_cast<std::uint32_t>(shape_.num_hidden_layers) + 1) {
@@ -119,7 +119,7 @@ void OrderCheck::check_mini_batches(const messages::LayerOrder& order, const Beg
   for (const std::uint32_t id : *order.mini_batches()) {
     if (id >= begun.mini_batches || seen[id]) {
       fail("an order of iteration {}, stage {} names mini-batch {} {}", order.iteration(),
-           order.stage(), id, id >= begun.mini_batches ? "of none such" : "twice");
+           order.stage(), id, id >= begun.mini_batches ? "that does not exist" : "twice");
     }
     for (const std::uint32_t before : begun.after[id]) {
       if (!seen[before]) {
@@ -132,14 +132,14 @@ void OrderCheck::check_mini_batches(const messages::LayerOrder& order, const Beg
   }
 }
 
-// The layer buffers as they will be behind this order.
-LayerBuffers OrderCheck::check_weights(const messages::LayerOrder& order) const {
-  LayerBuffers buffers = buffers_;
+// The layer buffers as this order will leave them.
+LayerLedger OrderCheck::check_weights(const messages::LayerOrder& order) const {
+  LayerLedger ledger = ledger_;
   const LayerId layer{order.stage() - 1};
   const bool computes = order.stage() > 0 &&
                         order.stage() <= static_cast<std::uint32_t>(shape_.num_hidden_layers) &&
-                        buffers.streamed(layer);
-  const int in_use = computes ? buffers.use(layer) : 0;
+                        ledger.streamed(layer);
+  const int in_use = computes ? ledger.use(layer) : 0;
   const std::uint32_t first = order.mini_batches()->Get(0);
   // In the order they will be queued: behind each mini-batch's loads.
   for (const std::uint32_t id : *order.mini_batches()) {
@@ -150,22 +150,22 @@ LayerBuffers OrderCheck::check_weights(const messages::LayerOrder& order) const 
              order.mini_batches()->size());
       }
       if (fetch.after_mini_batch() == id) {
-        buffers.fetch({fetch.layer()}, fetch.piece());
+        ledger.fetch({fetch.layer()}, fetch.piece());
       }
     }
     if (computes && id == first) {
-      buffers.check_complete(in_use);
+      ledger.check_complete(in_use);
     }
   }
   if (computes) {
-    buffers.used(in_use);
+    ledger.used(in_use);
   }
-  return buffers;
+  return ledger;
 }
 
 void OrderCheck::abandon() {
   begun_.clear();
-  buffers_.abandon();
+  ledger_.abandon();
 }
 
 }  // namespace poise

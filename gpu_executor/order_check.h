@@ -1,10 +1,11 @@
 #pragma once
-// Trusts no order. Every number of an Iteration, a LayerOrder or a Configure is held against the
-// model, the pool as the control segment has it and the configured buffers before memory is
-// touched; what is wrong fails with a sentence (the executor turns it into Rejected), and the state
-// is as before. Besides ranges: no row of a slot is read that nothing loaded or made, no row is
-// written twice, stages come in order, weights are there when a layer computes. Messages must have
-// passed the FlatBuffers verifier. No device and no memory but the messages' own is touched here.
+// Trusts no order. Every number of an Iteration, a LayerOrder or a Configure is compared with the
+// model, the pool in the control segment and the configured buffers before any memory is touched. A
+// wrong number fails with a sentence (the executor turns it into Rejected) and leaves the state
+// unchanged. Besides ranges, the check proves that every row of a slot that is read was loaded or
+// made before, that no row is written twice, that stages come in order, and that a layer's weights are
+// there when it is computed. Messages must have passed the FlatBuffers verifier. Only the messages'
+// own memory is touched here, and no device.
 
 #include <cstdint>
 #include <map>
@@ -16,27 +17,27 @@
 #include "common/messages_generated.h"
 #include "common/model_shape.h"
 #include "common/weight_layout.h"
-#include "gpu_executor/layer_buffers.h"
+#include "gpu_executor/layer_ledger.h"
 
 namespace poise {
 
 // The limits a Configure asks for; fails where they are not limits.
 DeviceLimits limits_of(const messages::Configure& configure);
 
-// What orders are held against, as it is now.
+// The block pool at the time of an order.
 struct PoolNow {
   std::uint64_t epoch = 0;  // 0: no pool
   PoolPartition partition{};
 };
 
-// The pool of the control segment, believed only where it fits the segment that holds the blocks.
+// Fails where the pool in the control segment does not fit the segment that holds the blocks.
 void check_pool(const PoolPartition& pool, const BlockSizes& sizes, std::int32_t layers,
                 Bytes segment);
 
 // For each mini-batch, those whose stores its loads read.
 using StoreDependencies = std::vector<std::vector<std::uint32_t>>;
 
-// The tables of one mini-batch by themselves (order_check_tables.cpp).
+// The tables of one mini-batch by themselves (order_check_rows.cpp).
 void check_mini_batch(const messages::MiniBatch& batch, const ModelShape& shape,
                       const DeviceLimits& limits, const PoolPartition& pool);
 // Stores and loads of all mini-batches together (block_hazards.cpp).
@@ -52,8 +53,8 @@ class OrderCheck {
   void accept(const messages::LayerOrder& order);
   // An order that was accepted is done; makes room for another.
   void done() { --running_; }
-  // Nothing more will come of the iterations at hand: the planner is another, or an order of
-  // theirs was refused.
+  // No more orders come for the iterations that were begun: another planner has taken over, or one of
+  // their orders was refused.
   void abandon();
   const DeviceLimits& limits() const { return limits_; }
   // No iteration is half-way: buffers may be changed.
@@ -67,12 +68,12 @@ class OrderCheck {
   };
 
   void check_mini_batches(const messages::LayerOrder& order, const Begun& begun) const;
-  LayerBuffers check_weights(const messages::LayerOrder& order) const;
+  LayerLedger check_weights(const messages::LayerOrder& order) const;
 
   const ModelShape shape_;
   const DeviceLimits limits_;
   const std::uint32_t credits_;
-  LayerBuffers buffers_;
+  LayerLedger ledger_;
   std::map<std::uint64_t, Begun> begun_;  // by iteration; their last order has not come
   std::uint64_t last_iteration_ = 0;
   bool any_iteration_ = false;

@@ -1,4 +1,4 @@
-// BatchCheck's slots: what is loaded into the KV and ACT buffers, made there and read.
+// The slots of a mini-batch (gpu_executor/order_check_batch.h).
 
 #include <algorithm>
 
@@ -17,30 +17,36 @@ constexpr std::uint32_t row_bits(std::uint32_t first, std::uint32_t end) {
 
 }  // namespace
 
-void BatchCheck::check_loads() {
-  for (std::uint32_t i = 0; i < size_of_vector(batch_.loads()); ++i) {
-    const messages::BlockRun& run = *batch_.loads()->Get(i);
-    check_place("load", i, run.kind(), run.place());
+void SlotCheck::run() {
+  check_loads();
+  check_regenerate();
+  check_entries();
+}
+
+void SlotCheck::check_loads() {
+  for (std::uint32_t i = 0; i < size_of_vector(batch_.tables.loads()); ++i) {
+    const messages::BlockRun& run = *batch_.tables.loads()->Get(i);
+    batch_.check_place("load", i, run.kind(), run.place());
     if (run.count() == 0 || run.tail_tokens() == 0 || run.tail_tokens() > kBlockTokens) {
-      refuse("load {} is of {} blocks, the last with {} tokens of {}", i, run.count(),
-             run.tail_tokens(), kBlockTokens);
+      batch_.refuse("load {} is of {} blocks, the last with {} tokens of {}", i, run.count(),
+                    run.tail_tokens(), kBlockTokens);
     }
-    const std::uint32_t blocks = pool_blocks(run.kind(), run.place());
+    const std::uint32_t blocks = batch_.pool_blocks(run.kind(), run.place());
     if (std::uint64_t{run.first_block()} + run.count() > blocks) {
-      refuse("load {} is of {} {} blocks from {}, the {} pool has {}", i, run.count(),
-             messages::EnumNameKind(run.kind()), run.first_block(),
-             messages::EnumNamePlace(run.place()), blocks);
+      batch_.refuse("load {} is of {} {} blocks from {}, the {} pool has {}", i, run.count(),
+                    messages::EnumNameKind(run.kind()), run.first_block(),
+                    messages::EnumNamePlace(run.place()), blocks);
     }
     auto& into = slots(run.kind());
     if (std::uint64_t{run.first_slot()} + run.count() > into.size()) {
-      refuse("load {} goes to {} {} slots from {}, the buffer has {}", i, run.count(),
-             messages::EnumNameKind(run.kind()), run.first_slot(), into.size());
+      batch_.refuse("load {} goes to {} {} slots from {}, the buffer has {}", i, run.count(),
+                    messages::EnumNameKind(run.kind()), run.first_slot(), into.size());
     }
     for (std::uint32_t j = 0; j < run.count(); ++j) {
       Slot& slot = into[run.first_slot() + j];
       if (slot.loaded != 0) {
-        refuse("load {} goes to {} slot {}, which another load fills", i,
-               messages::EnumNameKind(run.kind()), run.first_slot() + j);
+        batch_.refuse("load {} goes to {} slot {}, which another load fills", i,
+                      messages::EnumNameKind(run.kind()), run.first_slot() + j);
       }
       const std::uint32_t tokens = j + 1 == run.count() ? run.tail_tokens() : kBlockTokens;
       slot.loaded = static_cast<std::uint16_t>(row_bits(0, tokens));
@@ -50,71 +56,72 @@ void BatchCheck::check_loads() {
   }
 }
 
-void BatchCheck::check_regenerate() {
-  for (std::uint32_t i = 0; i < size_of_vector(batch_.regenerate()); ++i) {
-    const messages::SlotRange& range = *batch_.regenerate()->Get(i);
+void SlotCheck::check_regenerate() {
+  for (std::uint32_t i = 0; i < size_of_vector(batch_.tables.regenerate()); ++i) {
+    const messages::SlotRange& range = *batch_.tables.regenerate()->Get(i);
     if (range.count() == 0 || std::uint64_t{range.first_slot()} + range.count() > act_.size()) {
-      refuse("regenerate {} is of {} slots from {}, the ACT buffer has {}", i, range.count(),
-             range.first_slot(), act_.size());
+      batch_.refuse("regenerate {} is of {} slots from {}, the ACT buffer has {}", i, range.count(),
+                    range.first_slot(), act_.size());
     }
     for (std::uint32_t slot = range.first_slot(); slot < range.first_slot() + range.count();
          ++slot) {
       if (act_[slot].loaded == 0) {
-        refuse("regenerate {} reads ACT slot {}, which nothing loads", i, slot);
+        batch_.refuse("regenerate {} reads ACT slot {}, which nothing loads", i, slot);
       }
       if (act_[slot].regenerated) {
-        refuse("regenerate {} makes slot {} a second time", i, slot);
+        batch_.refuse("regenerate {} makes slot {} a second time", i, slot);
       }
       act_[slot].regenerated = true;
     }
   }
 }
 
-void BatchCheck::check_entries() {
-  for (std::uint32_t i = 0; i < entries_; ++i) {
-    const messages::AttentionEntry& entry = *batch_.entries()->Get(i);
+void SlotCheck::check_entries() {
+  for (std::uint32_t i = 0; i < batch_.entries(); ++i) {
+    const messages::AttentionEntry& entry = *batch_.tables.entries()->Get(i);
     if (entry.place() != Place::Nowhere) {
-      check_place("entry", i, entry.kind(), entry.place());
+      batch_.check_place("entry", i, entry.kind(), entry.place());
     } else if (entry.kind() != Kind::Kv || entry.where() != Where::LoadedKv) {
-      refuse("entry {} is kept nowhere: it is of kind Kv, in the KV buffer", i);
+      batch_.refuse("entry {} is kept nowhere: it is of kind Kv, in the KV buffer", i);
     }
     if (entry.where() != Where::LoadedKv && entry.where() != Where::RegeneratedKv) {
-      refuse("entry {} is to be computed {} ({}), which this device does not do", i,
-             entry.where() == Where::Activation    ? "straight from activations"
-             : entry.where() == Where::HostInPlace ? "on host cores"
-                                                   : "nowhere known",
-             static_cast<int>(entry.where()));
+      batch_.refuse("entry {} is to be computed {} ({}), which this device does not do", i,
+                    entry.where() == Where::Activation    ? "straight from activations"
+                    : entry.where() == Where::HostInPlace ? "on host cores"
+                                                          : "nowhere known",
+                    static_cast<int>(entry.where()));
     }
     if (entry.slot() >= slots_read(entry).size()) {
-      refuse("entry {} is slot {} of {}", i, entry.slot(), slots_read(entry).size());
+      batch_.refuse("entry {} is slot {} of {}", i, entry.slot(), slots_read(entry).size());
     }
     if (entry.place() == Place::Gpu) {
       check_entry_of_device(i, entry);
     }
   }
-  for (std::uint32_t i = 0; i < batch_.sequences()->size(); ++i) {
-    check_context(i, *batch_.sequences()->Get(i));
+  for (std::uint32_t i = 0; i < batch_.tables.sequences()->size(); ++i) {
+    check_context(i, *batch_.tables.sequences()->Get(i));
   }
 }
 
 // Attention goes by such an entry alone to where its block lies.
-void BatchCheck::check_entry_of_device(std::uint32_t i,
-                                       const messages::AttentionEntry& entry) const {
+void SlotCheck::check_entry_of_device(std::uint32_t i,
+                                      const messages::AttentionEntry& entry) const {
   if ((entry.kind() == Kind::Kv) != (entry.where() == Where::LoadedKv)) {
-    refuse("entry {} is of kind {}, on the device, and to be read as {}", i,
-           messages::EnumNameKind(entry.kind()), messages::EnumNameWhere(entry.where()));
+    batch_.refuse("entry {} is of kind {}, on the device, and to be read as {}", i,
+                  messages::EnumNameKind(entry.kind()), messages::EnumNameWhere(entry.where()));
   }
-  const std::uint32_t blocks = pool_blocks(entry.kind(), entry.place());
+  const std::uint32_t blocks = batch_.pool_blocks(entry.kind(), entry.place());
   if (entry.block() >= blocks) {
-    refuse("entry {} is {} block {}, the Gpu pool has {}", i, messages::EnumNameKind(entry.kind()),
-           entry.block(), blocks);
+    batch_.refuse("entry {} is {} block {}, the Gpu pool has {}", i,
+                  messages::EnumNameKind(entry.kind()), entry.block(), blocks);
   }
 }
 
-void BatchCheck::check_context(std::uint32_t index, const messages::Sequence& sequence) {
+void SlotCheck::check_context(std::uint32_t index, const messages::Sequence& sequence) {
   const std::int64_t end = std::int64_t{sequence.context()} + sequence.new_tokens();
   for (std::uint32_t j = 0; j < blocks_of(sequence); ++j) {
-    const messages::AttentionEntry& entry = *batch_.entries()->Get(sequence.first_entry() + j);
+    const messages::AttentionEntry& entry =
+        *batch_.tables.entries()->Get(sequence.first_entry() + j);
     const std::int64_t start = std::int64_t{j} * kBlockTokens;
     const auto old_rows = static_cast<std::uint32_t>(
         std::clamp<std::int64_t>(sequence.context() - start, 0, kBlockTokens));
@@ -131,26 +138,26 @@ void BatchCheck::check_context(std::uint32_t index, const messages::Sequence& se
     }
     if ((reads & slot.written & ~slot.made) != 0 || (!nowhere && (reads & slot.made) != 0) ||
         (writes & (slot.read | slot.written)) != 0) {
-      refuse("sequence {}, block {}: its rows in slot {} are another's too", index, j,
-             entry.slot());
+      batch_.refuse("sequence {}, block {}: its rows in slot {} are another's too", index, j,
+                    entry.slot());
     }
     slot.read = static_cast<std::uint16_t>(slot.read | reads);
     slot.written = static_cast<std::uint16_t>(slot.written | writes);
   }
 }
 
-void BatchCheck::check_made_again(std::uint32_t index, std::uint32_t j, Slot& slot,
-                                  std::uint32_t reads, std::uint32_t writes) {
-  const messages::Sequence& sequence = *batch_.sequences()->Get(index);
+void SlotCheck::check_made_again(std::uint32_t index, std::uint32_t j, Slot& slot,
+                                 std::uint32_t reads, std::uint32_t writes) {
+  const messages::Sequence& sequence = *batch_.tables.sequences()->Get(index);
   const std::uint32_t entry = sequence.first_entry() + j;
   const bool same = slot.entry == entry && slot.position == j && slot.request == sequence.request();
   if (slot.loaded != 0 || (slot.made != 0 && !same)) {
-    refuse("sequence {}, block {}: its rows in slot {} are another's too", index, j,
-           batch_.entries()->Get(entry)->slot());
+    batch_.refuse("sequence {}, block {}: its rows in slot {} are another's too", index, j,
+                  batch_.tables.entries()->Get(entry)->slot());
   }
   if ((reads & ~std::uint32_t{slot.made}) != 0) {
-    refuse("sequence {}, block {}: rows of slot {} are read that nothing makes", index, j,
-           batch_.entries()->Get(entry)->slot());
+    batch_.refuse("sequence {}, block {}: rows of slot {} are read that nothing makes", index, j,
+                  batch_.tables.entries()->Get(entry)->slot());
   }
   slot.entry = entry;
   slot.position = j;
@@ -158,20 +165,21 @@ void BatchCheck::check_made_again(std::uint32_t index, std::uint32_t j, Slot& sl
   slot.made = static_cast<std::uint16_t>(slot.made | (writes & ~std::uint32_t{slot.written}));
 }
 
-void BatchCheck::check_source(std::uint32_t index, std::uint32_t j,
-                              const messages::AttentionEntry& entry, const Slot& slot,
-                              std::uint32_t reads) const {
+void SlotCheck::check_source(std::uint32_t index, std::uint32_t j,
+                             const messages::AttentionEntry& entry, const Slot& slot,
+                             std::uint32_t reads) const {
   const bool loaded = entry.where() == Where::LoadedKv;
   if ((reads & ~std::uint32_t{slot.loaded}) != 0 || (!loaded && !slot.regenerated)) {
-    refuse("sequence {}, block {}: rows of slot {} are read that nothing {}", index, j,
-           entry.slot(), loaded ? "loads" : "loads and makes");
+    batch_.refuse("sequence {}, block {}: rows of slot {} are read that nothing {}", index, j,
+                  entry.slot(), loaded ? "loads" : "loads and makes");
   }
   if (entry.kind() != (loaded ? Kind::Kv : Kind::Act) || entry.block() != slot.block ||
       entry.place() != slot.place) {
-    refuse("sequence {}, block {} is {} block {} ({}), slot {} holds {} block {} ({})", index, j,
-           messages::EnumNameKind(entry.kind()), entry.block(),
-           messages::EnumNamePlace(entry.place()), entry.slot(), loaded ? "Kv" : "Act", slot.block,
-           messages::EnumNamePlace(slot.place));
+    batch_.refuse("sequence {}, block {} is {} block {} ({}), slot {} holds {} block {} ({})",
+                  index, j, messages::EnumNameKind(entry.kind()), entry.block(),
+                  messages::EnumNamePlace(entry.place()), entry.slot(), loaded ? "Kv" : "Act",
+                  slot.block, messages::EnumNamePlace(slot.place));
   }
 }
+
 }  // namespace poise

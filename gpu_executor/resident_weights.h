@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "gpu_executor/weight_places.h"
+#include "gpu_executor/device_weight_map.h"
 
 namespace poise {
 

@@ -2,7 +2,7 @@
 // A timeline of what orders do: events at the beginning and the end of each piece of work on each
 // stream, read once the order is finished. Pieces are queued one after the other, whatever their
 // streams; waits for other streams stand between them, not in them. A profiler that watches sees
-// ranges of the same names. Switched off, every call returns at once. Belongs to the pipeline.
+// ranges of the same names. Without a trace every call returns at once. Belongs to the pipeline.
 
 #include <cstdint>
 #include <memory>

@@ -4,12 +4,13 @@
 
 namespace poise {
 
-WeightsOnDevice::WeightsOnDevice(Device& device, const ModelShape& shape, DType dtype,
-                                 const WeightLayout& layout, std::span<const std::byte> host,
-                                 const DeviceLimits& limits,
+WeightsOnDevice::WeightsOnDevice(Device& device, Tracer& tracer, const ModelShape& shape,
+                                 DType dtype, const WeightLayout& layout,
+                                 std::span<const std::byte> host, const DeviceLimits& limits,
                                  std::shared_ptr<const ResidentWeights> resident)
     : device_(device),
-      places_(device, shape, dtype, layout, host),
+      tracer_(tracer),
+      map_(device, shape, dtype, layout, host),
       ledger_(limits, layout.layers, static_cast<std::int32_t>(layout.layer.pieces.size())),
       resident_(std::move(resident)) {
   check(resident_->layers() == limits.resident_layers, "the layers wanted are resident");
@@ -21,18 +22,33 @@ WeightsOnDevice::WeightsOnDevice(Device& device, const ModelShape& shape, DType 
       one.arrived.push_back(device.make_signal());
     }
     if (sizes.layer_buffer.n > 0) {
-      one.weights = places_.layer_at(one.memory.data());
+      one.weights = map_.layer_at(one.memory.data());
     }
   }
 }
 
-Bytes WeightsOnDevice::fetch(LayerId layer, std::uint32_t piece,
-                             const std::function<void()>& begins) {
+Bytes WeightsOnDevice::fetch_behind(std::uint32_t mini_batch,
+                                    std::span<const messages::WeightFetch> fetches) {
+  Bytes bytes{};
+  for (const messages::WeightFetch& one : fetches) {
+    if (one.after_mini_batch() == mini_batch) {
+      bytes += fetch({one.layer()}, one.piece(), mini_batch);
+    }
+  }
+  return bytes;
+}
+
+Bytes WeightsOnDevice::fetch(LayerId layer, std::uint32_t piece, std::uint32_t mini_batch) {
   Streamed& buffer = streamed_[static_cast<std::size_t>(ledger_.fetch(layer, piece))];
   device_.wait(Stream::copy_in, *buffer.computed);
-  begins();
+  tracer_.begin({.kind = messages::SpanKind::Weights,
+                 .stream = Stream::copy_in,
+                 .mini_batch = mini_batch,
+                 .layer = layer.n,
+                 .weight_piece = static_cast<std::uint16_t>(piece)});
   const Bytes bytes =
-      places_.upload_layer(layer, buffer.memory.data(), static_cast<std::int32_t>(piece));
+      map_.upload_layer(layer, buffer.memory.data(), static_cast<std::int32_t>(piece));
+  tracer_.end(bytes);
   device_.record(*buffer.arrived[piece], Stream::copy_in);
   return bytes;
 }
@@ -48,7 +64,7 @@ const LayerWeights& WeightsOnDevice::begin(LayerId layer) {
 }
 
 void WeightsOnDevice::need(Weight weight) {
-  const WeightEntry* entry = places_.layout().layer.find(weight);
+  const WeightEntry* entry = map_.layout().layer.find(weight);
   if (!buffer_in_use_ || entry == nullptr) {
     return;
   }

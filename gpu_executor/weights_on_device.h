@@ -6,18 +6,19 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "common/device_memory.h"
+#include "common/messages_generated.h"
 #include "common/model_shape.h"
 #include "common/weight_layout.h"
 #include "gpu_executor/device.h"
-#include "gpu_executor/layer_buffers.h"
+#include "gpu_executor/layer_ledger.h"
 #include "gpu_executor/resident_weights.h"
+#include "gpu_executor/tracer.h"
 
 namespace poise {
 
@@ -25,15 +26,15 @@ class WeightsOnDevice {
  public:
   // `host`: the weights segment, laid out as `layout` says. REQUIRES: `resident` are the layers that
   // `limits` name.
-  WeightsOnDevice(Device& device, const ModelShape& shape, DType dtype, const WeightLayout& layout,
-                  std::span<const std::byte> host, const DeviceLimits& limits,
-                  std::shared_ptr<const ResidentWeights> resident);
+  WeightsOnDevice(Device& device, Tracer& tracer, const ModelShape& shape, DType dtype,
+                  const WeightLayout& layout, std::span<const std::byte> host,
+                  const DeviceLimits& limits, std::shared_ptr<const ResidentWeights> resident);
 
   const OuterWeights& outer() const { return resident_->outer(); }
 
-  // Queues a piece of a streamed layer on copy_in; returns its bytes. Fails as LayerBuffers does.
-  // `begins` is called when the wait for room is queued and the copy is not.
-  Bytes fetch(LayerId layer, std::uint32_t piece, const std::function<void()>& begins);
+  // Queues on copy_in those of an order's fetches that come behind the loads of a mini-batch; returns
+  // their bytes. Fails as LayerLedger does.
+  Bytes fetch_behind(std::uint32_t mini_batch, std::span<const messages::WeightFetch> fetches);
 
   // Between the two an order computes the layer; `need` makes the compute stream wait for the
   // pieces a weight is in, whose fetches must have been queued.
@@ -51,9 +52,12 @@ class WeightsOnDevice {
     std::unique_ptr<Event> computed;              // the last order that used it; on compute
   };
 
+  Bytes fetch(LayerId layer, std::uint32_t piece, std::uint32_t mini_batch);
+
   Device& device_;
-  WeightPlaces places_;
-  LayerBuffers ledger_;
+  Tracer& tracer_;
+  DeviceWeightMap map_;
+  LayerLedger ledger_;
   std::shared_ptr<const ResidentWeights> resident_;
   std::array<Streamed, 2> streamed_;
 

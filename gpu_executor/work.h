@@ -1,7 +1,7 @@
 #pragma once
 // An Iteration message turned into what the pipeline runs: for each mini-batch its copies, and the
 // tables its kernels read, packed so that one copy brings what a stage needs. Made only from
-// messages that passed the order check; nothing here doubts a number.
+// messages that passed the order check; numbers are not checked again here.
 
 #include <cstdint>
 #include <memory>
@@ -29,6 +29,12 @@ struct TableSpan {
   std::int64_t offset = 0;
   Bytes bytes{};
 };
+
+// An array of a span, where its tables lie.
+template <typename Record>
+const Record* at(const std::byte* tables, std::int64_t offset) {
+  return reinterpret_cast<const Record*>(tables + offset);
+}
 
 // What the embedding needs of the iteration's rows; the tables of the head stand in the same span.
 struct IterationTable {
@@ -66,7 +72,7 @@ struct RowStore {  // new rows into one block
   std::uint32_t block, token, row, count;
 };
 
-// A row of the results: which sample it belongs to, and whether it tells of a prompt's token.
+// A row of the results: which sample it belongs to, and whether it is the logprob of a prompt's token.
 struct ResultRow {
   std::uint32_t sample;
   bool prompt;
@@ -131,7 +137,7 @@ IterationWork make_work(const messages::Iteration& iteration,
 
 LayerOrderWork make_order(const messages::LayerOrder& order, std::uint64_t seq);
 
-// What the head sampled, as the planner is told; for a finished iteration.
+// The message with what the head sampled in a finished iteration.
 messages::IterationDoneT results_of(const IterationWork& work);
 
 }  // namespace poise

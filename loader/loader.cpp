@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "common/regular_file.h"
+#include "common/replace_file.h"
 #include "common/trouble.h"
 #include "common/words.h"
 
@@ -51,33 +52,6 @@ HostBudget checked_budget(const ModelOnDisk& model, const LoaderOptions& options
   HostBudget budget = host_budget(options.host_memory, options.available());
   check_weights_fit(model.layout.total(), budget);
   return budget;
-}
-
-void write_all(int descriptor, std::string_view text, const std::string& path) {
-  while (!text.empty()) {
-    const ssize_t written = ::write(descriptor, text.data(), text.size());
-    if (written < 0) {
-      fail("{} cannot be written: {}", path, std::strerror(errno));
-    }
-    text.remove_prefix(static_cast<std::size_t>(written));
-  }
-}
-
-// Writes the whole file or none of it.
-void write_private_file(const std::filesystem::path& path, std::string_view text) {
-  const std::string fresh = path.string() + ".new";
-  const int descriptor = ::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  if (descriptor < 0) {
-    fail("{} cannot be written: {}", fresh, std::strerror(errno));
-  }
-  try {
-    write_all(descriptor, text, fresh);
-  } catch (...) {
-    ::close(descriptor);
-    throw;
-  }
-  ::close(descriptor);
-  std::filesystem::rename(fresh, path);
 }
 
 }  // namespace
@@ -276,8 +250,8 @@ void Loader::write_card() const {
       {"host_memory", budget_.cap.n},
       {"fingerprint", to_hex(std::to_array(control_->fingerprint))},
       {"state", "sealed"}};
-  write_private_file(options_.home / kCard,
-                     card.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  replace_file(options_.home / kCard,
+               card.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace poise

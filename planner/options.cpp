@@ -221,12 +221,10 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
   take_bytes(given, "host-memory", plan.host_memory);
   if (given.count("device") != 0) {
     const std::string device = required_argument(given, "device");
-    if (device != "auto" && device != "cpu" && device != "cuda") {
+    plan.device = device_kind_from(device);
+    if (!plan.device && device != "auto") {
       fail("--device {}: one of auto, cpu and cuda is wanted", device);
     }
-    plan.device = device == "cpu"    ? DeviceChoice::cpu
-                  : device == "cuda" ? DeviceChoice::cuda
-                                     : DeviceChoice::any;
   }
   plan.check_only = given.count("check") != 0;
   return plan;

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "planner/policies/packing.h"
-#include "planner/schedule/orders.h"
+#include "planner/schedule/iteration.h"
 #include "planner/schedule/schedule.h"
 
 namespace poise {
@@ -61,9 +61,9 @@ Took plan(std::string_view name, std::uint32_t count) {
   for (std::uint64_t iteration = 1; iteration <= kIterations; ++iteration) {
     const double begin = now_ms();
     const auto chunks = scheduler.next();
-    const auto items = pack_items(chunks);
-    const auto batches = policy->pack(host, items, limits);
-    const messages::IterationT tables = order_tables.build(iteration, 1, chunks, items, batches);
+    const messages::IterationT tables =
+        plan_iteration({.policy = *policy, .host = host, .limits = limits}, chunks, order_tables,
+                       {.number = iteration});
     const double planned = now_ms() - begin;
     flatbuffers::FlatBufferBuilder builder;
     builder.Finish(messages::Iteration::Pack(builder, &tables));
@@ -77,7 +77,7 @@ Took plan(std::string_view name, std::uint32_t count) {
     if (iteration > 1) {  // the first is the prefill
       took.planning = std::min(took.planning, planned + now_ms() - middle);
       took.message = std::min(took.message, packed);
-      batches_made = batches.size();
+      batches_made = tables.mini_batches.size();
       bytes = builder.GetSize();
     }
   }

@@ -83,6 +83,7 @@ class Opened final : public CpuDevice {
     }
     return name;
   }
+  DeviceKind kind() const override { return DeviceKind::cpu; }
   Bytes memory() const override { return memory_; }
   Bytes overhead() const override { return {0}; }
   DType work_type(DType) const override { return DType::float32; }
@@ -100,7 +101,7 @@ class Opened final : public CpuDevice {
     stream_of(stream).wait(static_cast<const CpuEvent&>(event));
     settle(stream);
   }
-  void resume() override {}  // a stream's thread tells the time where it works
+  void resume() override {}  // a stream's thread reads the time where it works
 
   bool reached(const Event& event, Seconds timeout) override {
     const auto record = static_cast<const CpuEvent&>(event).last;
@@ -166,7 +167,7 @@ class Opened final : public CpuDevice {
   void launch(const Attention& op) override { compute(op, cpu::attention); }
   void launch(const SampleTokens& op) override { compute(op, cpu::sample_tokens); }
 
-  std::optional<std::string> failure() override { return trouble_.tell_once(); }
+  std::optional<std::string> failure() override { return trouble_.take_sentence(); }
 
   void hold() override {
     for (auto& stream : streams_) {

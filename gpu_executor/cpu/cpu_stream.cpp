@@ -27,7 +27,7 @@ void Trouble::report(const std::string& sentence) {
   }
 }
 
-std::optional<std::string> Trouble::tell_once() {
+std::optional<std::string> Trouble::take_sentence() {
   if (!reported()) {
     return std::nullopt;
   }
@@ -120,7 +120,7 @@ void CpuStream::run() {
     lock.unlock();
     changed_.notify_all();
     run(task);
-    task = {};  // what it held goes before anybody is told that it is done
+    task = {};  // what it held is released before its end is announced
     lock.lock();
     working_ = false;
     changed_.notify_all();

@@ -4,10 +4,10 @@
 // streams share nothing else. The host thread pushes; only it calls the public members.
 //
 // A stream of a set speed keeps it by sleeping, and machines wake a sleeper 20 to 100 µs late. So it has
-// a clock of its own, which stands where its work should have ended: that is when what follows begins,
-// there and on others of a set speed that wait for it, and what its events tell. The real time is a
-// little later, and caught up with where it sleeps next; it is all that a stream of no set speed knows.
-// Work that takes longer than the set speed allows takes its time.
+// a clock of its own, which stands where its work should have ended. By this clock the next task begins,
+// there and on paced streams that wait for it, and this clock is what its events report. The real time
+// is a little later; the stream catches up at its next sleep. A stream without a set speed uses the real
+// time. Work that takes longer than the set speed allows takes its time.
 
 #include <atomic>
 #include <chrono>
@@ -26,8 +26,8 @@
 
 namespace poise {
 
-// What is behind an Event of the CPU device. Each record is one of its own: whoever waits for it learns
-// when that was, and is ordered behind nothing more, however often the event is recorded meanwhile.
+// What is behind an Event of the CPU device. Each record is an object of its own: a waiter learns when
+// it was reached and is ordered behind it alone, however often the event is recorded meanwhile.
 class CpuEvent final : public Event {
  public:
   struct Record {
@@ -50,7 +50,7 @@ class Trouble {
   void report(const std::string& sentence);
   // Relaxed: it must not order anything that events do not order.
   bool reported() const { return reported_.load(std::memory_order_relaxed); }
-  std::optional<std::string> tell_once();
+  std::optional<std::string> take_sentence();
 
  private:
   std::atomic<bool> reported_{false};
@@ -63,8 +63,8 @@ class CpuStream {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `paced`: has a set speed. `jitter`: pauses of random length between tasks, to shake out orders
-  // that only luck provides.
+  // `paced`: has a set speed. `jitter`: pauses of random length between tasks, to uncover orders that
+  // hold by luck alone.
   CpuStream(std::string name, Trouble& trouble, bool paced, std::optional<std::uint64_t> jitter);
   ~CpuStream();  // what is queued is done first
   CpuStream(const CpuStream&) = delete;

@@ -1,6 +1,6 @@
 #pragma once
 // The device's clock: when the GPU passed an event, in nanoseconds since the clock was made. CUDA
-// tells the time between two events as a float, good to 60 ns over a second and worse over more, so
+// gives the time between two events as a float, good to 60 ns over a second and worse over more, so
 // the events that times count from move along: the older of two serves what lies before the newer.
 // Host thread of the device only.
 

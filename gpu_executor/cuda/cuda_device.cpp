@@ -28,7 +28,7 @@ using cuda::cuda_check;
 
 // Code of library kernels is loaded as they are first used; this much is set aside for it.
 constexpr Bytes kLaterCode = kMiB * 96;
-// What a context takes where nobody can say.
+// What a context takes where NVML does not say.
 constexpr Bytes kUsualContext = kMiB * 640;
 constexpr auto kPause = std::chrono::microseconds(20);
 
@@ -143,6 +143,7 @@ class Opened final : public Device {
   }
 
   std::string name() const override { return fmt::format("cuda: {}", properties_.name); }
+  DeviceKind kind() const override { return DeviceKind::cuda; }
   Bytes memory() const override { return memory_; }
   Bytes overhead() const override { return overhead_ + page_tables_of(pinned_.bytes()); }
   DType work_type(DType stored) const override { return stored; }
@@ -184,7 +185,7 @@ class Opened final : public Device {
   }
 
   StreamTotals totals(const Event& event) override {
-    // What was asked for is kept in the event; that is no change anybody sees.
+    // What was asked for is kept in the event; that is no change that a caller sees.
     auto& asked = const_cast<CudaEvent&>(static_cast<const CudaEvent&>(event));
     check(asked.recorded, "totals are asked of an event that was reached");
     return asked.stream->totals(asked);

@@ -1,11 +1,11 @@
 #pragma once
 // One CUDA stream and what it did: bytes copied, time at work, time spent waiting. Work between two
-// waits is a span; an event stands at both its ends. Spans are added up, oldest first, when somebody
-// asks what the stream had done at an event behind them. Host thread of the device only.
+// waits is a span; an event stands at both its ends. Spans are added up, oldest first, when `totals`
+// is asked for at an event behind them. Host thread of the device only.
 //
-// An event that tells the time holds its stream up: on an H200 for 2 µs, for 7 while copies come in.
-// So events between which nothing was queued and the stream did not rest are one event, and those that
-// only order streams tell no time; they cost nothing that could be measured.
+// A timed event delays its stream: on an H200 by 2 µs, by 7 while copies come in. So events between
+// which nothing was queued and the stream did not rest share one CUDA event, and events that only order
+// streams are not timed; they cost nothing that could be measured.
 
 #include <cuda_runtime_api.h>
 
@@ -56,12 +56,12 @@ class CudaStream {
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
 
-  // The stream, for work that copies so many bytes.
+  // The stream, for work that copies this many bytes.
   cudaStream_t work(Bytes copied = {});
   void record(CudaEvent& event);
   void wait(const CudaEvent& event);
-  // New work begins. Where the stream has come to the last time it told, and nothing was queued since,
-  // it has rested until now, which is neither work nor waiting.
+  // New work begins. Where the stream has passed its last timed event and nothing was queued since, it has
+  // rested until now, which is neither work nor waiting.
   void resume();
   // REQUIRES: timed, recorded here and reached; asked in the order of recording, or again.
   StreamTotals totals(CudaEvent& event);
@@ -77,7 +77,7 @@ class CudaStream {
   // The time by now: the last event where nothing was queued or to be waited for since, or a new one.
   const Point& now();
   void add_mark(bool rested);
-  // For another use here, unless somebody still asks it.
+  // For another use here, unless an event still refers to it.
   void give_back(Point&& point);
 
   cudaStream_t stream_ = nullptr;

@@ -10,7 +10,7 @@
 
 namespace poise {
 
-// Bytes in use on the GPU with that PCI bus id, by everybody; nothing where NVML does not say.
+// Bytes in use on the GPU with that PCI bus id, by all processes; nothing where NVML does not say.
 std::optional<Bytes> gpu_memory_in_use(const std::string& pci_bus_id);
 
 }  // namespace poise

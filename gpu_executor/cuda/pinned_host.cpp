@@ -94,7 +94,7 @@ void PinnedHost::work() {
     if (code == cudaSuccess) {
       slice->state = State::pinned;
       --waiting_;
-    } else {  // `waiting_` stays above 0: whoever needs anything hears of it
+    } else {  // `waiting_` stays above 0, so that `need` looks for the failure
       slice->state = State::not_pinned;
       failure_ = fmt::format(
           "{} bytes of host memory cannot be pinned for the GPU: {}; the limit on locked memory "

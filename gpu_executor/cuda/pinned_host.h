@@ -1,8 +1,7 @@
 #pragma once
 // Host memory that the GPU's copy engines reach at full speed: shared mappings of this process,
-// registered with CUDA in slices by a few threads behind the caller's back, since a pool of a hundred
-// GB takes seconds. Whoever copies asks for the bytes first (`need`) and waits for no more than their
-// slices, which are pinned before all others: the first layer works while the last is being pinned. No
+// registered with CUDA in slices by a few threads in the background, since a pool of a hundred GB takes
+// seconds. A copy asks for its bytes first (`need`) and waits for their slices alone, which are pinned before all others: the first layer works while the last is being pinned. No
 // copy may cross from a slice into the next (`run`). Called by the host thread of the device only.
 
 #include <atomic>
@@ -31,11 +30,11 @@ class PinnedHost {
 
   static constexpr std::size_t kSlice = std::size_t{256} << 20;
 
-  // Begins. A part's slices are of kSlice bytes, its last of what is left. What is asked for last is
-  // pinned first, in the order of addresses, and before it what somebody needs.
+  // Begins. A part's slices are of kSlice bytes, its last of what is left. Slices that
+  // `need` waits for are pinned first, then those of the latest call, in the order of addresses.
   void pin(std::span<const std::span<std::byte>> parts, bool read_only);
   // Waits until these bytes are pinned, as far as they lie in a part. Fails (Exit::interrupted) where
-  // the machine does not let so much be pinned.
+  // the machine does not let this much be pinned.
   void need(const void* begin, Bytes size) {
     if (waiting_.load(std::memory_order_acquire) > 0) {
       wait_for(static_cast<const std::byte*>(begin), size);

@@ -1,16 +1,15 @@
 #include "planner/costs/cost_model.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "common/json_file.h"
+#include "common/regular_file.h"
+#include "common/replace_file.h"
 #include "common/sha256.h"
 #include "common/trouble.h"
 #include "common/weight_layout.h"
@@ -130,6 +129,19 @@ std::vector<Point> points_of(const JsonObject& object) {
     points.push_back({point[0].get<double>(), {point[1].get<double>()}});
   }
   return points;
+}
+
+// Files of before kinds were kept say it by how the name begins.
+DeviceKind kind_of(const JsonObject& object, std::string_view name) {
+  const auto text = object.string("kind");
+  if (!text) {
+    return name.starts_with("cpu") ? DeviceKind::cpu : DeviceKind::cuda;
+  }
+  const auto kind = device_kind_from(*text);
+  if (!kind) {
+    object.refuse("kind", fmt::format("must be cpu or cuda, not {}", shown(*text)));
+  }
+  return *kind;
 }
 
 std::string hash_text(std::string_view text) {
@@ -309,6 +321,8 @@ std::span<const ProfileLine> profile_lines() { return kLines; }
 
 void write_profile(const std::filesystem::path& path, const Profile& profile) {
   nlohmann::ordered_json json{{"name", profile.name},
+                              {"kind", name_of(profile.kind)},
+                              {"build", profile.build},
                               {"fingerprint", profile.fingerprint},
                               {"model", profile.model},
                               {"gpu_memory", profile.gpu_memory.n},
@@ -327,16 +341,7 @@ void write_profile(const std::filesystem::path& path, const Profile& profile) {
       json[line.name]["alone"]["points"] = json_of(measured->alone, measured->alone_line);
     }
   }
-  // A process that reads at the same time sees the old file or the new one.
-  std::filesystem::path fresh = path;
-  fresh += fmt::format(".{}.new", getpid());
-  std::ofstream file(fresh);
-  file << json.dump(2) << '\n';
-  file.close();
-  if (!file) {
-    fail(Exit::busy, "{}: the profile cannot be written", fresh.string());
-  }
-  std::filesystem::rename(fresh, path);
+  replace_file(path, json.dump(2) + '\n', {.shared = true});
 }
 
 Profile read_profile(const std::filesystem::path& path) {
@@ -349,7 +354,10 @@ Profile read_profile(const std::filesystem::path& path) {
         "one",
         path.string());
   }
-  Profile profile{.name = object.string("name").value_or(""),
+  const std::string name = object.string("name").value_or("");
+  Profile profile{.name = name,
+                  .kind = kind_of(object, name),
+                  .build = object.string("build").value_or(""),
                   .fingerprint = object.string("fingerprint").value_or(""),
                   .model = object.string("model").value_or(""),
                   .between = {required_number(object, "between", 0)},

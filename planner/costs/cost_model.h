@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "common/blocks.h"
+#include "common/device_kind.h"
 #include "common/model_shape.h"
 #include "common/units.h"
 
@@ -76,7 +77,9 @@ struct MeasuredLine {
 inline constexpr std::int32_t kProfiledPrompt = 1024;
 
 struct Profile {
-  std::string name;         // the machine's
+  std::string name;  // the machine's
+  DeviceKind kind = DeviceKind::cuda;
+  std::string build;  // that measured it (measuring_build.h); empty: of constants, or not known
   std::string fingerprint;  // of the machine and the model that it holds for
   std::string model;        // of the model alone
 
@@ -161,7 +164,8 @@ std::string model_fingerprint(const ModelShape& shape, DType dtype);
 void write_profile(const std::filesystem::path& path, const Profile& profile);
 // Fails and names file and field if it is no profile.
 Profile read_profile(const std::filesystem::path& path);
-// Nothing if the file does not exist or is of another machine or model; fails if it is no profile.
+// Nothing if the file does not exist or is of another machine or model; the build that measured it does
+// not matter. Fails if it is no profile.
 std::optional<Profile> read_profile(const std::filesystem::path& path,
                                     std::string_view fingerprint);
 // For a file that the user named: fails if it is of another model.

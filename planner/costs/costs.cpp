@@ -6,12 +6,6 @@
 #include "common/trouble.h"
 
 namespace poise {
-namespace {
-
-bool is_host(const Profile& profile) { return profile.name.starts_with("cpu"); }
-
-}  // namespace
-
 std::optional<Profile> named_costs(const CostOptions& costs, const ModelShape& shape, DType dtype) {
   if (costs.machine) {
     return profile_of(machine_named(*costs.machine), shape, dtype);
@@ -22,15 +16,14 @@ std::optional<Profile> named_costs(const CostOptions& costs, const ModelShape& s
   return std::nullopt;
 }
 
-bool is_of(const Profile& profile, DeviceChoice device) {
-  return device == DeviceChoice::any || (device == DeviceChoice::cpu) == is_host(profile);
-}
-
-std::optional<Profile> newest_kept_profile(const std::filesystem::path& folder,
-                                           const ModelShape& shape, DType dtype,
-                                           DeviceChoice device) {
-  const std::string model = model_fingerprint(shape, dtype);
-  std::optional<Profile> found;
+std::optional<KeptProfile> newest_kept_profile(const std::filesystem::path& folder,
+                                               const KeptFor& wanted) {
+  const std::string model = model_fingerprint(wanted.shape, wanted.dtype);
+  const auto is_wanted = [&](const Profile& profile) {
+    return profile.model == model && profile.kind == wanted.device.value_or(profile.kind) &&
+           profile.build == wanted.build.value_or(profile.build);
+  };
+  std::optional<KeptProfile> found;
   std::filesystem::file_time_type newest;
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
@@ -40,8 +33,8 @@ std::optional<Profile> newest_kept_profile(const std::filesystem::path& folder,
     try {
       const auto written = entry.last_write_time();
       Profile profile = read_profile(entry.path());
-      if (profile.model == model && is_of(profile, device) && (!found || written > newest)) {
-        found = std::move(profile);
+      if (is_wanted(profile) && (!found || written > newest)) {
+        found = KeptProfile{entry.path(), std::move(profile)};
         newest = written;
       }
     } catch (const Failure&) {                            // of another version

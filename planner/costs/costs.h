@@ -20,13 +20,19 @@ struct CostOptions {
 // of this model.
 std::optional<Profile> named_costs(const CostOptions& costs, const ModelShape& shape, DType dtype);
 
-// A profile's device, as --device names it.
-enum class DeviceChoice { any, cpu, cuda };
-bool is_of(const Profile& profile, DeviceChoice device);
-
-// The newest kept profile of the model, measured on such a device.
-std::optional<Profile> newest_kept_profile(const std::filesystem::path& folder,
-                                           const ModelShape& shape, DType dtype,
-                                           DeviceChoice device);
+// Which of the profiles kept in a folder are wanted.
+struct KeptFor {
+  ModelShape shape{};
+  DType dtype{};
+  std::optional<DeviceKind> device;  // measured on such a device; nothing: on any
+  std::optional<std::string> build;  // measured by this build; nothing: by any
+};
+struct KeptProfile {
+  std::filesystem::path file;
+  Profile profile;
+};
+// The newest of them.
+std::optional<KeptProfile> newest_kept_profile(const std::filesystem::path& folder,
+                                               const KeptFor& wanted);
 
 }  // namespace poise

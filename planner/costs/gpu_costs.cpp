@@ -57,7 +57,7 @@ Seconds Profile::prefill_of(double pairs, double rows) const {
 void complete(Profile& profile) {
   constexpr double kRowTile = 256;  // cuBLAS's: 257 rows take what 512 do, 1,799 what 2,048 do
   constexpr double kRowPairs = 90;  // on an H200: half a tile of 64 rows, and 55 for the way
-  const bool tiled = profile.name.starts_with("cuda") && !profile.measured.empty();
+  const bool tiled = profile.kind == DeviceKind::cuda && !profile.measured.empty();
   profile.row_tile = tiled ? kRowTile : 1;
   profile.row_pairs = tiled ? kRowPairs : 0;
   for (const auto& [name, line] :
@@ -69,7 +69,7 @@ void complete(Profile& profile) {
   }
   const auto measured = std::ranges::find(profile.measured, "attention", &MeasuredLine::name);
   if (measured != profile.measured.end() && measured->alone.size() > 1 &&
-      !profile.name.starts_with("cpu")) {
+      profile.kind == DeviceKind::cuda) {
     profile.attention_undisturbed = measured->alone_line;
     profile.attention_undisturbed->points = rising(measured->alone);
   }

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "planner/schedule/iteration.h"
+
 namespace poise {
 namespace {
 
@@ -35,9 +37,9 @@ const Cost& Player::cost_of(std::span<const ScheduledChunk> chunks) {
 }
 
 Cost Player::play(std::span<const ScheduledChunk> chunks) {
-  const auto items = pack_items(chunks);
-  const auto batches = made_.policy->pack(made_.placement.host, items, limits_);
-  const auto tables = tables_.build(++number_, 1, chunks, items, batches);
+  const auto tables =
+      plan_iteration({.policy = *made_.policy, .host = made_.placement.host, .limits = limits_},
+                     chunks, tables_, {.number = ++number_});
   if (number_ == 1) {  // the weights of the first two layers, which others find fetched
     executor_.run(tables, false);
   }

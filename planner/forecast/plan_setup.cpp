@@ -8,6 +8,7 @@
 #include "common/trouble.h"
 #include "common/words.h"
 #include "planner/costs/costs.h"
+#include "planner/costs/measuring_build.h"
 #include "planner/memory/planning_problem.h"
 #include "planner/policies/default_policy.h"
 
@@ -18,13 +19,27 @@ DType dtype_of(const PlanOptions& options, const ModelConfig& model) {
   return options.dtype.value_or(model.declared.value_or(DType::float32));
 }
 
+const char* where(std::optional<DeviceKind> device) {
+  return !device ? "" : device == DeviceKind::cpu ? " on the CPU device" : " on a GPU";
+}
+
 // Of the machine or the file that was named, or the newest profile that was kept for model and device.
 Profile costs_for(const PlanOptions& options, const ModelShape& shape, DType dtype) {
   if (auto named = named_costs({options.machine, options.profile}, shape, dtype)) {
     return *std::move(named);
   }
-  if (auto kept = newest_kept_profile(options.profile_dir, shape, dtype, options.device)) {
-    return *std::move(kept);
+  KeptFor wanted{
+      .shape = shape, .dtype = dtype, .device = options.device, .build = measuring_build()};
+  if (auto kept = newest_kept_profile(options.profile_dir, wanted)) {
+    return std::move(kept->profile);
+  }
+  wanted.build.reset();
+  if (const auto kept = newest_kept_profile(options.profile_dir, wanted)) {
+    fail(
+        "what everything costs{} was measured by another build ({}): measure again with poise "
+        "profile --model DIR, or name it, --profile {}",
+        where(options.device), kept->profile.build.empty() ? "an older one" : kept->profile.build,
+        kept->file.string());
   }
   std::string names;
   for (const Machine& machine : machines()) {
@@ -33,10 +48,7 @@ Profile costs_for(const PlanOptions& options, const ModelShape& shape, DType dty
   fail(
       "what everything costs{} is not known: name a machine (--machine, one of {}), a file "
       "(--profile), or measure this one with poise profile --model DIR",
-      options.device == DeviceChoice::cpu    ? " on the CPU device"
-      : options.device == DeviceChoice::cuda ? " on a GPU"
-                                             : "",
-      names);
+      where(options.device), names);
 }
 
 // What the user allows, at most what the machine has; which is said where it is less.
@@ -56,13 +68,13 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
   made.shape = model.shape;
   made.dtype = dtype_of(options, model);
   made.profile = costs_for(options, made.shape, made.dtype);
-  const bool device_is_host = is_of(made.profile, DeviceChoice::cpu);
+  const bool device_is_host = made.profile.kind == DeviceKind::cpu;
   made.policy_name = policy_or_default(options.policy, device_is_host,
                                        {options.machine, options.profile}, options.policy_options);
-  if (!is_of(made.profile, options.device)) {
+  if (options.device && options.device != made.profile.kind) {
     made.notes.push_back(
         fmt::format("--device {}: the costs given are those of {}; planned for that",
-                    options.device == DeviceChoice::cpu ? "cpu" : "cuda", made.profile.name));
+                    name_of(*options.device), made.profile.name));
   }
   PolicyOptions policy_options = options.policy_options;
   policy_options.profile = std::make_shared<const Profile>(made.profile);

@@ -28,8 +28,8 @@ struct PlanOptions {
   PolicyOptions policy_options;
   BatchOptions batch;
   std::optional<Bytes> gpu_memory, host_memory;
-  DeviceChoice device = DeviceChoice::any;  // whose kept costs
-  bool check_only = false;  // only checks that policy and costs exist; plans nothing
+  std::optional<DeviceKind> device;  // whose kept costs; nothing: of any
+  bool check_only = false;           // only checks that policy and costs exist; plans nothing
 };
 
 struct SetUp {

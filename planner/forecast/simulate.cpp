@@ -5,7 +5,7 @@
 
 #include "common/weight_layout.h"
 #include "planner/memory/planning_problem.h"
-#include "planner/schedule/orders.h"
+#include "planner/schedule/iteration.h"
 #include "planner/schedule/schedule.h"
 #include "planner/virtual_time/virtual_executor.h"
 
@@ -61,6 +61,7 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
   run.host = made.host;
   run.device = made.device;
   const PackLimits limits = pack_limits(work.batch, run.device);
+  const PackingRule packing{.policy = *policy, .host = run.host, .limits = limits};
 
   Scheduler scheduler(*policy, run.host, schedule_limits(demand, run.host, run.device));
   for (const Request& request : requests) {
@@ -87,11 +88,8 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
                            end.iterations - begin.iterations >= work.answer / 2
                        ? &run.spans
                        : nullptr);
-    const auto items = pack_items(chunks);
-    const auto batches = policy->pack(run.host, items, limits);
-    executor.run(
-        tables.build(static_cast<std::uint64_t>(++run.iterations), 1, chunks, items, batches),
-        scheduler.last_iteration());
+    const IterationName name{.number = static_cast<std::uint64_t>(++run.iterations)};
+    executor.run(plan_iteration(packing, chunks, tables, name), scheduler.last_iteration());
     const auto outcomes = any_outcomes(chunks);
     over = executor.now();
     tokens += std::ssize(outcomes);

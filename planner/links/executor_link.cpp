@@ -17,6 +17,18 @@ Bytes bytes_of(std::uint64_t number) {
   return {static_cast<std::int64_t>(std::min<std::uint64_t>(number, INT64_MAX))};
 }
 
+DeviceKind kind_of(const messages::Hello& hello) {
+  switch (hello.device_kind()) {
+    case messages::DeviceKind::Cpu:
+      return DeviceKind::cpu;
+    case messages::DeviceKind::Cuda:
+      return DeviceKind::cuda;
+    default:
+      fail(Exit::foreign, "the gpu_executor does not name the kind of its device '{}'",
+           hello.device() != nullptr ? hello.device()->string_view() : "");
+  }
+}
+
 }  // namespace
 
 ExecutorLink::ExecutorLink(std::unique_ptr<Channel> channel, OrderLog& log, std::int32_t layers,
@@ -161,6 +173,7 @@ void ExecutorLink::take(const messages::Hello& hello, std::uint32_t epoch) {
   iteration_.reset();
   greeting_ = Greeting{.pid = static_cast<std::int32_t>(hello.pid()),
                        .device = hello.device() != nullptr ? hello.device()->str() : "",
+                       .kind = kind_of(hello),
                        .memory = bytes_of(hello.device_memory()),
                        .overhead = bytes_of(hello.device_overhead()),
                        .resident_layers = hello.resident_layers(),

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "common/channel.h"
+#include "common/device_kind.h"
 #include "common/device_memory.h"
 #include "common/order_log.h"
 #include "planner/record/balance.h"
@@ -32,7 +33,8 @@ class ExecutorLink {
  public:
   struct Greeting {
     std::int32_t pid;
-    std::string device;                 // "cpu, 2 threads"
+    std::string device;  // "cpu, 2 threads"
+    DeviceKind kind;
     Bytes memory;                       // it could use at most
     Bytes overhead;                     // of it, taken beside buffers
     std::int32_t resident_layers = -1;  // whose weights it holds already; -1: none yet

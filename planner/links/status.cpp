@@ -1,12 +1,13 @@
 #include "planner/links/status.h"
 
-#include <fcntl.h>
-#include <unistd.h>
+#include <spdlog/spdlog.h>
 
-#include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
+#include <utility>
+
+#include "common/replace_file.h"
+#include "common/trouble.h"
 
 namespace poise {
 namespace {
@@ -109,8 +110,7 @@ std::string to_json(const RunStatus& status) {
   return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-StatusFile::StatusFile(const std::filesystem::path& run_dir)
-    : path_(run_dir / "status.json"), fresh_(run_dir / "status.json.new") {}
+StatusFile::StatusFile(const std::filesystem::path& run_dir) : path_(run_dir / "status.json") {}
 
 bool StatusFile::due(Seconds now) const { return last_.n < 0 || now.n - last_.n >= kInterval; }
 
@@ -119,17 +119,13 @@ void StatusFile::write(const RunStatus& status, Seconds now, bool always) {
     return;
   }
   last_ = now;
-  const std::string text = to_json(status);
-  const int descriptor =
-      open(fresh_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (descriptor < 0) {
-    return;
-  }
-  const bool whole =
-      ::write(descriptor, text.data(), text.size()) == static_cast<ssize_t>(text.size());
-  close(descriptor);
-  if (whole) {
-    std::rename(fresh_.c_str(), path_.c_str());
+  try {
+    replace_file(path_, to_json(status), {.durable = false});
+    complained_ = false;
+  } catch (const Failure& failure) {
+    if (!std::exchange(complained_, true)) {
+      spdlog::warn("{}; the run goes on, its status is old", failure.what());
+    }
   }
 }
 

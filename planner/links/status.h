@@ -1,7 +1,8 @@
 #pragma once
 // The progress of a run in RUN/status.json, for `poise status` and the progress line. The file is
 // replaced as a whole (a reader never sees half of it), at most twice a second to keep it cheap. One
-// thread. A disk error is ignored: no result depends on the file.
+// thread. No result depends on the file: if the disk does not take it, the run continues, with a warning
+// in the log.
 
 #include <cstdint>
 #include <filesystem>
@@ -70,8 +71,9 @@ class StatusFile {
   bool due(Seconds now) const;
 
  private:
-  std::filesystem::path path_, fresh_;
+  std::filesystem::path path_;
   Seconds last_{-1};
+  bool complained_ = false;  // since the file was last written
 };
 
 }  // namespace poise

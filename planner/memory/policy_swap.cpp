@@ -3,12 +3,11 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "common/json_file.h"
 #include "common/regular_file.h"
+#include "common/replace_file.h"
 #include "common/trouble.h"
 #include "common/words.h"
 
@@ -81,9 +80,7 @@ void PolicyWishes::put_in_force(const PolicyWish& wish) const {
   if (wish.machine) {
     json["machine"] = *wish.machine;
   }
-  const std::string fresh = in_force_.string() + ".new";
-  std::ofstream(fresh, std::ios::trunc) << json.dump() << "\n";
-  std::rename(fresh.c_str(), in_force_.c_str());
+  replace_file(in_force_, json.dump() + "\n");
 }
 
 PoolPartition border_toward(const PoolPartition& now, const Allocation& wished,

@@ -42,7 +42,7 @@ class PolicyWishes {
   PolicyWish read() const;
   // Nothing if no wish was fulfilled, or if it cannot be read.
   std::optional<PolicyWish> in_force() const;
-  // A disk error is ignored: the next planner then begins as the command line says.
+  // Fails (Exit::busy) if the disk does not take it: the file then names an older policy, if any.
   void put_in_force(const PolicyWish& wish) const;
 
  private:

@@ -1,16 +1,13 @@
 #include "planner/process/journal.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <system_error>
+#include <string>
 
 #include "common/order_log.h"
 #include "common/regular_file.h"
+#include "common/replace_file.h"
 #include "common/trouble.h"
 
 namespace poise {
@@ -19,7 +16,7 @@ namespace {
 using nlohmann::json;
 
 constexpr char kMagic[8] = {'P', 'O', 'I', 'S', 'E', 'J', 'N', 'L'};
-constexpr std::uint32_t kJournalVersion = 3;
+constexpr std::uint32_t kJournalVersion = 4;
 
 struct Head {
   char magic[8];
@@ -33,37 +30,36 @@ std::filesystem::path path_in(const std::filesystem::path& run_dir) { return run
 
 // ---- one way and the other: lists, in the order of the fields
 
-json to_json(const TokenValue& value) {
+json to_json(const TokenLogprobs& value) {
   json top = json::array();
   for (const auto& [token, logprob] : value.top) {
     top.push_back(token);
     top.push_back(logprob);
   }
-  return json::array({value.token, value.logprob, std::move(top)});
+  return json::array({value.logprob, std::move(top)});
 }
 
-TokenValue token_value(const json& from) {
-  TokenValue value{
-      .token = from.at(0).get<TokenId>(), .logprob = from.at(1).get<float>(), .top = {}};
-  const json& top = from.at(2);
+TokenLogprobs token_logprobs(const json& from) {
+  TokenLogprobs value{.logprob = from.at(0).get<float>(), .top = {}};
+  const json& top = from.at(1);
   for (std::size_t i = 0; i < top.size(); i += 2) {
     value.top.emplace_back(top.at(i).get<TokenId>(), top.at(i + 1).get<float>());
   }
   return value;
 }
 
-json to_json(const std::vector<TokenValue>& values) {
+json to_json(const std::vector<TokenLogprobs>& values) {
   json all = json::array();
-  for (const TokenValue& value : values) {
+  for (const TokenLogprobs& value : values) {
     all.push_back(to_json(value));
   }
   return all;
 }
 
-std::vector<TokenValue> token_values(const json& from) {
-  std::vector<TokenValue> values;
+std::vector<TokenLogprobs> all_token_logprobs(const json& from) {
+  std::vector<TokenLogprobs> values;
   for (const json& value : from) {
-    values.push_back(token_value(value));
+    values.push_back(token_logprobs(value));
   }
   return values;
 }
@@ -85,13 +81,13 @@ json to_json(const Scheduler::Snapshot& begun) {
   for (const BlockRef& block : begun.blocks) {
     blocks.push_back(to_json(block));
   }
-  return json::array({begun.request.n, begun.answered, begun.prompt_values, begun.running,
+  return json::array({begun.request.n, begun.answer, begun.prompt_values, begun.running,
                       begun.stored, begun.token_blocks, std::move(blocks), begun.lost});
 }
 
 Scheduler::Snapshot begun_request(const json& from) {
   Scheduler::Snapshot begun{.request = {from.at(0).get<std::uint32_t>()},
-                            .answered = from.at(1).get<std::vector<TokenId>>(),
+                            .answer = from.at(1).get<std::vector<TokenId>>(),
                             .prompt_values = from.at(2).get<std::int32_t>(),
                             .running = from.at(3).get<bool>(),
                             .stored = from.at(4).get<std::int32_t>(),
@@ -106,14 +102,14 @@ Scheduler::Snapshot begun_request(const json& from) {
 
 json to_json(const AnswerBook::Snapshot& begun) {
   return json::array(
-      {begun.request.n, begun.prompt_ran, to_json(begun.prompt_values), to_json(begun.tokens)});
+      {begun.request.n, begun.prompt_ran, to_json(begun.prompt_values), to_json(begun.values)});
 }
 
 AnswerBook::Snapshot begun_answer(const json& from) {
   return {.request = {from.at(0).get<std::uint32_t>()},
           .prompt_ran = from.at(1).get<bool>(),
-          .prompt_values = token_values(from.at(2)),
-          .tokens = token_values(from.at(3))};
+          .prompt_values = all_token_logprobs(from.at(2)),
+          .values = all_token_logprobs(from.at(3))};
 }
 
 json to_json(const ExecutorTotals& totals) {
@@ -209,22 +205,6 @@ Journal journal_of(const json& from) {
 
 // ---- the file
 
-[[noreturn]] void fail_to_write(const std::filesystem::path& path) {
-  fail(Exit::busy, "{} cannot be written: {}", path.string(),
-       std::generic_category().message(errno));
-}
-
-void write_whole(int descriptor, std::span<const std::byte> bytes,
-                 const std::filesystem::path& path) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(descriptor, bytes.data(), bytes.size());
-    if (written < 0 && errno != EINTR) {
-      fail_to_write(path);
-    }
-    bytes = bytes.subspan(static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
-  }
-}
-
 }  // namespace
 
 void write_journal(const std::filesystem::path& run_dir, const Journal& journal) {
@@ -232,28 +212,9 @@ void write_journal(const std::filesystem::path& run_dir, const Journal& journal)
   const auto bytes = std::as_bytes(std::span(payload));
   Head head{.magic = {}, .version = kJournalVersion, .crc = crc32c(bytes), .bytes = payload.size()};
   std::memcpy(head.magic, kMagic, sizeof kMagic);
-  const std::filesystem::path path = path_in(run_dir), fresh = path.string() + ".new";
-  const int descriptor =
-      open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (descriptor < 0) {
-    fail_to_write(fresh);
-  }
-  try {
-    write_whole(descriptor, std::as_bytes(std::span(&head, 1)), fresh);
-    write_whole(descriptor, bytes, fresh);
-    if (fdatasync(descriptor) != 0) {
-      fail_to_write(fresh);
-    }
-  } catch (...) {
-    close(descriptor);
-    throw;
-  }
-  close(descriptor);
-  std::error_code problem;
-  std::filesystem::rename(fresh, path, problem);
-  if (problem) {
-    fail(Exit::busy, "{} cannot be written: {}", path.string(), problem.message());
-  }
+  std::string whole(reinterpret_cast<const char*>(&head), sizeof head);
+  whole.append(payload.begin(), payload.end());
+  replace_file(path_in(run_dir), whole);
 }
 
 bool journal_exists(const std::filesystem::path& run_dir) {

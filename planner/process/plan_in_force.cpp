@@ -1,14 +1,15 @@
 #include "planner/process/plan_in_force.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <nlohmann/json.hpp>
 
 #include "common/json_file.h"
 #include "common/process.h"
+#include "common/replace_file.h"
 #include "common/trouble.h"
 #include "common/words.h"
-#include "planner/results/results_directory.h"
 
 namespace poise {
 namespace {
@@ -187,8 +188,9 @@ void keep_plan(const Run& run, const PlanInForce& in_force, std::uint64_t pool_e
     json["resident_layers"] = *plan.host.resident_layers;
   }
   try {
-    replace_file(run.options.run_dir, kPlanFile, json.dump(1) + "\n");
-  } catch (const Failure&) {
+    replace_file(run.options.run_dir / kPlanFile, json.dump(1) + "\n");
+  } catch (const Failure& failure) {
+    spdlog::warn("{}; a planner that takes over plans anew", failure.what());
   }
 }
 

@@ -57,7 +57,7 @@ void PolicyChange::choose(const PolicyWish& by_default) {
 
 void PolicyChange::accept() {
   if (untried_) {
-    wishes_.put_in_force(*untried_);
+    record(*untried_);
     untried_.reset();
   }
 }
@@ -68,6 +68,15 @@ void PolicyChange::refuse(const Failure& refusal) {
   if (untried_) {
     untried_.reset();
     in_force_.policy.reset();
+  }
+}
+
+// The policy is in force, whether or not the disk takes its name.
+void PolicyChange::record(const PolicyWish& wish) const {
+  try {
+    wishes_.put_in_force(wish);
+  } catch (const Failure& failure) {
+    announce(fmt::format("{}; the run goes on with {}", failure.what(), wish.policy));
   }
 }
 
@@ -113,7 +122,7 @@ PolicyChange::Next PolicyChange::obey(RunLoop& loop) {
     auto policy = make_policy_as(wish, run_, in_force_.profile);
     next = wish.rebuild ? rebuild_for(wish, std::move(policy), loop)
                         : swap_to(wish, std::move(policy), loop);
-    wishes_.put_in_force(wish);
+    record(wish);
     status.policy = wish.policy;
     status.policy_since = loop.next_iteration();
   } catch (const Failure& refusal) {

@@ -41,6 +41,8 @@ class PolicyChange {
   void log_pool() const;
 
  private:
+  // For a planner that takes over.
+  void record(const PolicyWish& wish) const;
   bool border_rests(RunLoop& loop);
   Next obey(RunLoop& loop);
   Next swap_to(const PolicyWish& wish, std::unique_ptr<Policy> policy, RunLoop& loop);

@@ -10,6 +10,7 @@
 #include "common/trouble.h"
 #include "common/words.h"
 #include "planner/costs/costs.h"
+#include "planner/costs/measuring_build.h"
 #include "planner/links/announce.h"
 #include "planner/links/clock.h"
 #include "planner/links/greeting.h"
@@ -200,10 +201,15 @@ bool Preparation::find_profile() {
     return true;
   }
   const std::string fingerprint = profile_fingerprint(device, run_.shape(), run_.dtype());
+  std::string known = "is not known yet; measuring it once";
   try {
     if (auto kept = read_profile(kept_profile(options.profile_dir, fingerprint), fingerprint)) {
-      use_profile(std::move(*kept));
-      return true;
+      // A planner that takes over cannot measure, so another build's is better than none.
+      if (kept->build == measuring_build() || options.takes_over) {
+        use_profile(std::move(*kept));
+        return true;
+      }
+      known = "was measured by another build; measuring it again";
     }
   } catch (const Failure& broken) {  // of an older version, say
     spdlog::warn("{}", broken.what());
@@ -215,8 +221,7 @@ bool Preparation::find_profile() {
   if (!wanted) {
     return true;
   }
-  fmt::print("policy {}: what everything costs on {} is not known yet; measuring it once\n",
-             policy_name_, device);
+  fmt::print("policy {}: what everything costs on {} {}\n", policy_name_, device, known);
   std::fflush(stdout);
   try {
     begin_profiling();

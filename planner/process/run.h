@@ -42,7 +42,7 @@ struct Run {
   WeightLayout layout() const { return weight_layout(shape(), dtype()); }
   BlockSizes block_sizes() const { return poise::block_sizes(shape(), dtype()); }
   // REQUIRES: the executor has greeted.
-  bool device_is_host() const { return executor->greeting()->device.starts_with("cpu"); }
+  bool device_is_host() const { return executor->greeting()->kind == DeviceKind::cpu; }
   Bytes device_cap() const;
   // Layers whose weights the executor's device holds and the host does not.
   std::int32_t released_layers() const;

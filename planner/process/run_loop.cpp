@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <span>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -11,6 +12,7 @@
 #include "common/words.h"
 #include "planner/links/announce.h"
 #include "planner/links/clock.h"
+#include "planner/schedule/iteration.h"
 
 namespace poise {
 
@@ -55,26 +57,27 @@ bool RunLoop::restore(const Journal& journal) {
   for (const Request* request : run_.to_do) {
     by_line.emplace(request->id.n, request);
   }
+  std::unordered_map<std::uint32_t, std::span<const TokenId>> answered;
+  std::int64_t tokens = 0;
   for (const Scheduler::Snapshot& begun : journal.requests) {
     const auto found = by_line.find(begun.request.n);
     if (found == by_line.end() || !scheduler_->restore(*found->second, begun)) {
       return false;
     }
+    answered.emplace(begun.request.n, begun.answer);
+    tokens += std::ssize(begun.answer);
   }
-  std::unordered_map<std::uint32_t, std::size_t> answered;
-  std::int64_t tokens = 0;
   for (const AnswerBook::Snapshot& begun : journal.answers) {
-    const auto found = by_line.find(begun.request.n);
-    if (found == by_line.end() || !answers_->restore(*found->second, begun)) {
+    const auto answer = answered.extract(begun.request.n);
+    if (answer.empty() ||
+        !answers_->restore(*by_line.at(begun.request.n), answer.mapped(), begun)) {
       return false;
     }
-    answered[begun.request.n] = begun.tokens.size();
-    tokens += static_cast<std::int64_t>(begun.tokens.size());
   }
-  for (const Scheduler::Snapshot& begun : journal.requests) {
-    if (answered[begun.request.n] != begun.answered.size()) {
-      return false;
-    }
+  const bool unknown =
+      std::ranges::any_of(answered, [](const auto& left) { return !left.second.empty(); });
+  if (unknown) {  // tokens of an answer that is in no book
+    return false;
   }
   run_.status.tokens_left -= tokens;
   run_.status.prompt_tokens = journal.prompt_tokens;
@@ -127,10 +130,9 @@ void RunLoop::begin_iteration() {
   const Seconds begin = monotonic_now();
   const auto chunks = scheduler_->next();
   chunks_.assign(chunks.begin(), chunks.end());
-  const auto items = pack_items(chunks_);
-  const auto batches = in_force_.policy->pack(in_force_.plan.host, items, in_force_.pack());
-  messages::IterationT tables =
-      tables_->build(++iteration_, run_.loader->grant()->pool_epoch, chunks_, items, batches);
+  messages::IterationT tables = plan_iteration(
+      {.policy = *in_force_.policy, .host = in_force_.plan.host, .limits = in_force_.pack()},
+      chunks_, *tables_, {.number = ++iteration_, .pool_epoch = run_.loader->grant()->pool_epoch});
   const bool last = scheduler_->last_iteration();
   if (prediction_) {
     prediction_->begin(tables, last, begin);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/row_groups.h"
 #include "common/trouble.h"
 #include "planner/costs/prefill_pairs.h"
 #include "planner/profile/profiling.h"
@@ -87,17 +88,18 @@ class ProfileTimes::Reader {
       : times_(times),
         busy_work_(work == ProfileWork::context_busy),
         prompts_(work == ProfileWork::prompts_kv || work == ProfileWork::prompts_act) {
-    double rows = 0;
     for (const auto& batch : tables.mini_batches) {
-      Brought one = brought_by(*batch);
-      const bool joins = !brought_.empty() && rows + one.rows <= times.limits_.max_mini_batch_rows;
-      one.group = brought_.empty() ? 0 : brought_.back().group + (joins ? 0 : 1);
-      rows = joins ? rows + one.rows : one.rows;
-      brought_.push_back(one);
-      rows_ += one.rows;
+      brought_.push_back(brought_by(*batch));
+      rows_ += brought_.back().rows;
       samples_ += static_cast<double>(batch->samples.size());
     }
-    groups_.resize(brought_.back().group + 1);
+    const auto groups = row_groups(tables, times.limits_.max_mini_batch_rows);
+    for (std::size_t group = 0; group < groups.size(); ++group) {
+      for (std::size_t i = groups[group].begin; i < groups[group].end; ++i) {
+        brought_[i].group = group;
+      }
+    }
+    groups_.resize(groups.size());
     for (const Brought& one : brought_) {
       groups_[one.group].rows += one.rows;
       groups_[one.group].stored_kv += one.stored_kv;

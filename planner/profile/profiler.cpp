@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/trouble.h"
+#include "planner/costs/measuring_build.h"
 #include "planner/memory/sizes.h"
 
 namespace poise {
@@ -18,7 +19,6 @@ constexpr std::int64_t kShareOfHost = 8;  // of what is free, the pool may take 
 // as those of runs, at its clock under steady load; CPU cores run smaller ones.
 constexpr Seconds kMeasuring{2}, kMeasuringOnGpu{5};
 constexpr int kSmaller = 4;           // factor by which the other works are smaller
-constexpr int kFewestRounds = 3;      // 6 sizes of the head's rows
 constexpr std::int32_t kVisits = 24;  // of each size, all layers and rounds together, at least
 constexpr Seconds kHeating{8};        // until heat has lowered the clock to its steady value
 constexpr double kMaxHeats = 100;
@@ -41,6 +41,8 @@ Profiler::Profiler(ProfiledMachine machine, LoaderLink& loader, ExecutorLink& ex
       loader_(loader),
       executor_(executor) {
   profile_.name = machine_.device;
+  profile_.kind = machine_.kind;
+  profile_.build = measuring_build();
   profile_.fingerprint = profile_fingerprint(machine_.device, machine_.shape, machine_.dtype);
   profile_.model = model_fingerprint(machine_.shape, machine_.dtype);
   profile_.gpu_memory = machine_.gpu_memory;
@@ -61,63 +63,30 @@ Profiler::~Profiler() { executor_.watch(nullptr); }
 
 void Profiler::begin(ProfileScale scale, int rounds) {
   const Bytes pool = std::min(kLargestPool, machine_.host_free / kShareOfHost);
-  const Bytes tables = machine_.device.starts_with("cpu") ? Bytes{0} : page_tables_of(kLargestPool);
+  const Bytes tables = machine_.kind == DeviceKind::cpu ? Bytes{0} : page_tables_of(kLargestPool);
   sizes_ = profile_sizes(machine_.shape, machine_.dtype, scale, pool,
                          machine_.gpu_overhead + tables, machine_.gpu_memory);
-  rounds_ = rounds;
-  works_.push_back({.work = ProfileWork::prompts_here, .round = 0});
-  add_works([](ProfileWork) { return true; });
+  // Cores need no heat, nor does the pass that only finds the scale.
+  works_.begin(rounds,
+               sizes_.scale.blocks > kFirstProfileScale.blocks && machine_.kind != DeviceKind::cpu);
   times_.emplace(layout_, sizes_.device);
   loader_.claim(region_bytes(block_sizes(machine_.shape, machine_.dtype), sizes_.host),
                 sizes_.host);
   phase_ = Phase::claiming;
 }
 
-// Whether the device's clock depends on what it did before: cores need no heat, nor does the pass that
-// only finds the scale.
-bool Profiler::heats() const {
-  return sizes_.scale.blocks > kFirstProfileScale.blocks && !machine_.device.starts_with("cpu");
-}
-
-// Where heat counts, prompts are measured on a busy device, too; once before that they only fill the
-// blocks.
-void Profiler::add_works(const std::function<bool(ProfileWork)>& wanted) {
-  for (int round = 0; round < rounds_; ++round) {
-    for (const ProfileWork work : kProfileWork) {
-      const bool prompts = work == ProfileWork::prompts_kv || work == ProfileWork::prompts_act;
-      const bool busy = work == ProfileWork::context_busy || (prompts && heats());
-      if (!wanted(work)) {
-        continue;
-      }
-      if (busy && prompts && round == 0) {
-        works_.push_back({.work = work, .round = 0, .heats = true});
-      }
-      (busy ? behind_ : works_).push_back({.work = work, .round = round});
-    }
-  }
-}
-
-// Those of a busy device stand together, behind all others, which say how many blocks the link brings
-// meanwhile. The first are there for the clock's sake; so is one before each large work of prompts.
-void Profiler::add_works_behind() {
+// The works of a busy device. All others say how many blocks the link brings meanwhile.
+void Profiler::begin_busy() {
   times_->fit(profile_);
-  const Work heat{.work = ProfileWork::context_busy, .round = 0, .heats = true};
-  if (heats()) {
-    const std::int32_t streamed = layout_.layers - sizes_.device.resident_layers;
-    sizes_.busy = busy_work(profile_, sizes_.scale.blocks, layout_.layers, streamed);
-    const double iteration = time_of(sizes_.busy, profile_, layout_.layers).n;
-    const double heats =
-        std::clamp(std::ceil(kHeating.n / std::max(iteration, 1e-9)), 1.0, kMaxHeats);
-    works_.assign(static_cast<std::size_t>(heats), heat);
+  if (!works_.heats()) {
+    works_.add_busy(0);
+    return;
   }
-  std::ranges::stable_partition(
-      behind_, [](const Work& one) { return one.work == ProfileWork::context_busy; });
-  for (const Work& work : std::exchange(behind_, {})) {
-    if (heats() && work.work != ProfileWork::context_busy && work.round % kFewestRounds == 0) {
-      works_.push_back(heat);
-    }
-    works_.push_back(work);
-  }
+  const std::int32_t streamed = layout_.layers - sizes_.device.resident_layers;
+  sizes_.busy = busy_work(profile_, sizes_.scale.blocks, layout_.layers, streamed);
+  const double iteration = time_of(sizes_.busy, profile_, layout_.layers).n;
+  works_.add_busy(static_cast<std::size_t>(
+      std::clamp(std::ceil(kHeating.n / std::max(iteration, 1e-9)), 1.0, kMaxHeats)));
 }
 
 bool Profiler::step(Seconds timeout) {
@@ -146,7 +115,7 @@ bool Profiler::step(Seconds timeout) {
           if (rest_.n > 0) {  // none before the first
             times_->add_between(rest_);
           }
-        } else if (!work_.heats && work_.work != ProfileWork::prompts_here) {
+        } else if (!work_.warms_up && work_.work != ProfileWork::prompts_here) {
           times_->add(work_.work, tables_, spans_);
         }
         go_on();
@@ -163,14 +132,13 @@ void Profiler::go_on() {
     next_pass();
     return;
   }
-  work_ = works_.front();
-  const Work& next = work_;
-  works_.pop_front();
+  work_ = works_.take();
+  const WorkOrder::Work& next = work_;
   spans_.clear();
   rest_ = {};
   ++iteration_;
   if (!small_) {
-    const auto left = static_cast<double>(works_.size() + behind_.size());
+    const auto left = static_cast<double>(works_.left());
     const auto begun = static_cast<double>(iteration_);
     share_ = std::max(share_, begun / (begun + left + kRests));
   }
@@ -180,15 +148,16 @@ void Profiler::go_on() {
     sizes.scale.blocks = std::max(1, sizes.scale.blocks / kSmaller - next.round);
     sizes.scale.rows = std::max(1, sizes.scale.rows / kSmaller - next.round);
   }
-  messages::IterationT tables = profile_iteration(next.work, sizes, machine_.shape, iteration_,
-                                                  loader_.grant()->pool_epoch, next.round, rounds_);
+  messages::IterationT tables =
+      profile_iteration(next.work, sizes, machine_.shape, iteration_, loader_.grant()->pool_epoch,
+                        next.round, works_.rounds());
   tables_ = tables;
   executor_.begin(std::move(tables), works_.empty());
 }
 
 void Profiler::next_pass() {
-  if (!behind_.empty()) {
-    add_works_behind();
+  if (works_.only_busy_left()) {
+    begin_busy();
     go_on();
     return;
   }
@@ -198,7 +167,7 @@ void Profiler::next_pass() {
     const int rounds = std::max(kFewestRounds, static_cast<int>(ceil_div(kVisits, layers)));
     const auto full =
         static_cast<double>(ceil_div(rounds, kFewestRounds) * std::ssize(kProfileWork));
-    const Seconds all = machine_.device.starts_with("cpu") ? kMeasuring : kMeasuringOnGpu;
+    const Seconds all = machine_.kind == DeviceKind::cpu ? kMeasuring : kMeasuringOnGpu;
     const ProfileScale scale = profile_scale(profile_, layers, {all.n / full});
     spdlog::info("profiling with up to {} blocks and {} rows", scale.blocks, scale.rows);
     begin(scale, rounds);
@@ -208,7 +177,7 @@ void Profiler::next_pass() {
   if (!outliers.empty() && !std::exchange(repeated_, true)) {
     repeat(outliers);
   } else if (!std::exchange(rested_, true)) {
-    works_.assign(kRests, {.work = ProfileWork::context_few, .round = 0});
+    works_.repeat({.work = ProfileWork::context_few, .round = 0}, kRests);
     executor_.configure(sizes_.device, machine_.gpu_memory, layout_, false);
     phase_ = Phase::configuring;
   } else {
@@ -230,7 +199,7 @@ void Profiler::check_whole() const {
 // Their works again, every round: a size of the head's rows comes in one round alone.
 void Profiler::repeat(const ProfileTimes::Outliers& outliers) {
   times_->forget(outliers);
-  add_works([&](ProfileWork work) {
+  works_.add([&](ProfileWork work) {
     return std::ranges::any_of(outliers,
                                [&](const auto& one) { return measures(work, one.first); });
   });

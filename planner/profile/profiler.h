@@ -5,13 +5,13 @@
 // traces; without traces, as in runs, for the last works, which tell how long the device is idle between
 // iterations. A run that follows must claim and configure again. One thread, one `step` at a time.
 
-#include <deque>
-#include <functional>
 #include <optional>
+#include <vector>
 
 #include "planner/links/executor_link.h"
 #include "planner/links/loader_link.h"
 #include "planner/profile/profiling.h"
+#include "planner/profile/work_order.h"
 
 namespace poise {
 
@@ -20,6 +20,7 @@ struct ProfiledMachine {
   ModelShape shape{};
   DType dtype{};
   std::string device;  // as the executor names it
+  DeviceKind kind = DeviceKind::cuda;
   Bytes gpu_memory;    // at most
   Bytes gpu_overhead;  // of it, beside the buffers
   Bytes host_free;     // that a pool may be made of
@@ -44,16 +45,9 @@ class Profiler {
 
  private:
   enum class Phase { claiming, configuring, measuring, over };
-  struct Work {
-    ProfileWork work;
-    int round;
-    bool heats = false;  // warm-up; its times are discarded
-  };
 
   void begin(ProfileScale scale, int rounds);
-  void add_works(const std::function<bool(ProfileWork)>& wanted);
-  void add_works_behind();
-  bool heats() const;
+  void begin_busy();
   void go_on();
   void next_pass();
   void check_whole() const;
@@ -67,12 +61,11 @@ class Profiler {
   bool small_ = true;  // the first pass, which only finds the scale
   bool repeated_ = false;
   bool rested_ = false;  // the time between iterations is being measured, untraced, or is known
-  int rounds_ = 1;
   ProfileSizes sizes_;
-  std::deque<Work> works_, behind_;  // those of a busy device come behind all others
+  WorkOrder works_;
   std::uint64_t iteration_ = 0;
   double share_ = 0;
-  Work work_{};                  // the iteration under way
+  WorkOrder::Work work_{};       // the iteration under way
   messages::IterationT tables_;  // its tables
   std::vector<ProfileTimes::StageSpan> spans_;
   Seconds rest_{};  // of the device, before it

@@ -4,12 +4,12 @@
 
 #include <algorithm>
 
-#include "common/device_memory.h"
 #include "common/json_file.h"
 #include "common/order_log.h"
 #include "common/trouble.h"
 #include "common/words.h"
 #include "planner/record/log_check_batch.h"
+#include "planner/record/log_check_weights.h"
 
 namespace poise {
 
@@ -29,12 +29,15 @@ std::string to_text(const CheckedBlockName& block) {
                      block.place == messages::Place::Host ? "" : " of the device");
 }
 
-LogCheck::LogCheck(std::int32_t layers, std::size_t pieces) : layers_(layers), pieces_(pieces) {}
+LogCheck::LogCheck(std::int32_t layers, std::size_t pieces)
+    : layers_(layers), weights_(std::make_unique<CheckedWeights>(layers, pieces, report_)) {}
 
-void LogCheck::violation(const std::string& where, const std::string& what) {
-  ++report_.violations;
-  if (report_.first.size() < kViolationsTold) {
-    report_.first.push_back(fmt::format("{}: {}", where, what));
+LogCheck::~LogCheck() = default;
+
+void LogCheckReport::add_violation(const std::string& where, const std::string& what) {
+  ++violations;
+  if (first.size() < kViolationsTold) {
+    first.push_back(fmt::format("{}: {}", where, what));
   }
 }
 
@@ -74,7 +77,7 @@ void LogCheck::take(const messages::ConfigureT& configure) {
     memory_.forget_device();
   }
   configure_ = configure;
-  buffers_ = {};
+  weights_->configure(configure.resident_layers);
   order_.reset();
   undone_ = 0;
   for (const auto& [request, text] : texts_) {
@@ -158,7 +161,7 @@ void LogCheck::take(const messages::LayerOrderT& order) {
               fmt::format("{} orders are under way, there are {} credits", undone_, credits_));
   }
   check_mini_batches(order, where);
-  check_weights(order, where);
+  weights_->take(order, where);
 }
 
 void LogCheck::check_mini_batches(const messages::LayerOrderT& order, const std::string& where) {
@@ -178,87 +181,6 @@ void LogCheck::check_mini_batches(const messages::LayerOrderT& order, const std:
       violation(where, fmt::format("mini-batch {} loads what mini-batch {} stores, and comes first",
                                    second, first));
     }
-  }
-}
-
-bool LogCheck::streamed(std::uint32_t layer) const {
-  return !is_resident({.resident_layers = configure_->resident_layers}, LayerId{layer}, layers_);
-}
-
-LogCheck::LayerBuffer* LogCheck::find(std::uint32_t layer, LayerBuffer::State state) {
-  const auto found = std::ranges::find_if(buffers_, [&](const LayerBuffer& buffer) {
-    return buffer.layer == layer && buffer.state == state;
-  });
-  return found == buffers_.end() ? nullptr : &*found;
-}
-
-// The one that was computed from first; nothing where both are needed.
-LogCheck::LayerBuffer* LogCheck::take_idle(std::uint32_t layer, LayerBuffer::State state) {
-  LayerBuffer* oldest = nullptr;
-  for (LayerBuffer& buffer : buffers_) {
-    if (buffer.state == LayerBuffer::State::idle &&
-        (oldest == nullptr || buffer.used < oldest->used)) {
-      oldest = &buffer;
-    }
-  }
-  if (oldest != nullptr) {
-    *oldest = {.state = state, .layer = layer, .pieces = {}, .used = oldest->used};
-  }
-  return oldest;
-}
-
-void LogCheck::fetch(const messages::WeightFetch& fetch, const std::string& where) {
-  ++report_.pieces_fetched;
-  const std::uint32_t layer = fetch.layer();
-  if (layer >= static_cast<std::uint32_t>(layers_) || fetch.piece() >= pieces_ ||
-      !streamed(layer)) {
-    violation(where, fmt::format("fetches piece {} of layer {}, which is not streamed",
-                                 fetch.piece(), layer));
-    return;
-  }
-  LayerBuffer* buffer = find(layer, LayerBuffer::State::computes);
-  if (buffer == nullptr || buffer->pieces.size() == pieces_) {
-    buffer = find(layer, LayerBuffer::State::waits);
-  }
-  if (buffer == nullptr) {
-    buffer = take_idle(layer, LayerBuffer::State::waits);
-  }
-  if (buffer == nullptr) {
-    violation(where, fmt::format("fetches layer {} while both buffers hold others", layer));
-  } else if (!buffer->pieces.insert(fetch.piece()).second) {
-    violation(where, fmt::format("fetches piece {} of layer {} twice", fetch.piece(), layer));
-  }
-}
-
-void LogCheck::check_weights(const messages::LayerOrderT& order, const std::string& where) {
-  const bool layer = order.stage >= 1 && order.stage <= static_cast<std::uint32_t>(layers_);
-  LayerBuffer* used = nullptr;
-  if (layer && streamed(order.stage - 1)) {
-    used = find(order.stage - 1, LayerBuffer::State::waits);
-    used = used != nullptr ? used : find(order.stage - 1, LayerBuffer::State::idle);
-    used = used != nullptr ? used : take_idle(order.stage - 1, LayerBuffer::State::computes);
-    if (used != nullptr) {
-      used->state = LayerBuffer::State::computes;
-    }
-  }
-  for (const bool first : {true, false}) {  // the first mini-batch's are there when it is computed
-    for (const messages::WeightFetch& one : order.fetch) {
-      if (order.mini_batches.empty() ||
-          (one.after_mini_batch() == order.mini_batches.front()) != first) {
-        continue;
-      }
-      fetch(one, where);
-    }
-    if (first && layer && streamed(order.stage - 1) &&
-        (used == nullptr || used->pieces.size() < pieces_)) {
-      violation(where,
-                fmt::format("layer {} is computed with {} of its {} pieces of weights",
-                            order.stage - 1, used == nullptr ? 0 : used->pieces.size(), pieces_));
-    }
-  }
-  if (used != nullptr) {
-    used->state = LayerBuffer::State::idle;
-    used->used = ++uses_;
   }
 }
 

@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -40,6 +41,9 @@ struct LogCheckReport {
   std::uint64_t blocks_loaded = 0, rows_read = 0, rows_stored = 0, pieces_fetched = 0;
   std::uint64_t starts = 0;  // Configures
   Bytes torn;                // at the end, not read: a process was killed in the middle of a record
+
+  // `where`: "iteration 12, mini-batch 3, sequence 1 (request 7)".
+  void add_violation(const std::string& where, const std::string& what);
 };
 inline constexpr std::size_t kViolationsTold = 10;
 
@@ -93,10 +97,13 @@ struct CheckedText {
   bool sampled = false;  // from here on only results add to it
 };
 
+class CheckedWeights;
+
 class LogCheck {
  public:
   // `layers` and `pieces` (of a layer's weights) as the log's header has them.
   LogCheck(std::int32_t layers, std::size_t pieces);
+  ~LogCheck();
 
   void take(const messages::Message& message);
   const LogCheckReport& report() const { return report_; }
@@ -112,12 +119,6 @@ class LogCheck {
     std::map<CheckedBlockName, std::uint32_t> stored;  // in this iteration, by which mini-batch
     std::map<std::uint32_t, bool> samples;             // by request: whether a token is to come
   };
-  struct LayerBuffer {  // one of the two that streamed layers pass through
-    enum class State { idle, waits, computes } state = State::idle;
-    std::uint32_t layer = ~0u;
-    std::set<std::uint32_t> pieces;
-    std::uint64_t used = 0;  // when it was computed from, in uses
-  };
 
   void take(const messages::ConfigureT& configure);
   void take(const messages::IterationT& iteration, const std::string& run);
@@ -125,17 +126,13 @@ class LogCheck {
   void take(const messages::IterationDoneT& done);
   void check_sharing(const messages::IterationT& iteration);
   void check_mini_batches(const messages::LayerOrderT& order, const std::string& where);
-  void check_weights(const messages::LayerOrderT& order, const std::string& where);
-  void fetch(const messages::WeightFetch& fetch, const std::string& where);
-  LayerBuffer* find(std::uint32_t layer, LayerBuffer::State state);
-  LayerBuffer* take_idle(std::uint32_t layer, LayerBuffer::State state);
-  bool streamed(std::uint32_t layer) const;
-  // `where`: "iteration 12, mini-batch 3, sequence 1 (request 7)".
-  void violation(const std::string& where, const std::string& what);
+  void violation(const std::string& where, const std::string& what) {
+    report_.add_violation(where, what);
+  }
 
   std::int32_t layers_;
-  std::size_t pieces_;
   LogCheckReport report_;
+  std::unique_ptr<CheckedWeights> weights_;
   std::optional<messages::ConfigureT> configure_;
   std::optional<messages::PoolGrantT> grant_;
   std::string pool_;  // run and epoch
@@ -144,8 +141,6 @@ class LogCheck {
   std::set<std::uint32_t>
       reopened_;                // begun before the last Configure: their answers may begin anew
   std::optional<Order> order_;  // the last iteration
-  std::array<LayerBuffer, 2> buffers_;
-  std::uint64_t uses_ = 0;
   std::uint32_t credits_ = 0, undone_ = 0;
 };
 

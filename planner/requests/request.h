@@ -1,10 +1,11 @@
 #pragma once
 // A request as the planner works with it: validated, tokenised, every default filled in. Made by planner/requests/request_file.h from one input
-// line; immutable from then on. What has been answered of it is planner/results/answer.h's business.
+// line; immutable from then on. What has been answered of it: tokens in planner/schedule/schedule.h, text in planner/results/answer.h.
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/units.h"
@@ -42,11 +43,12 @@ struct Request {
   }
 };
 
-// What one position of an answer or an echoed prompt was worth; as the executor reports it.
-struct TokenValue {
-  TokenId token = -1;
-  float logprob = 0;
+// What the executor reports of one position of an answer or an echoed prompt, beside its token.
+struct TokenLogprobs {
+  float logprob = 0;                           // of that token
   std::vector<std::pair<TokenId, float>> top;  // best first
+
+  friend bool operator==(const TokenLogprobs&, const TokenLogprobs&) = default;
 };
 
 }  // namespace poise

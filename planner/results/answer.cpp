@@ -19,7 +19,7 @@ const char* name_of(FinishReason reason) {
   return reason == FinishReason::stop ? "stop" : "length";
 }
 
-void append_ids(std::string& out, const std::vector<TokenId>& ids) {
+void append_ids(std::string& out, std::span<const TokenId> ids) {
   out += '[';
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (i > 0) {
@@ -33,7 +33,7 @@ void append_ids(std::string& out, const std::vector<TokenId>& ids) {
 // What can be written: minus infinity can (an impossible token), the others are no probability.
 bool is_probability(float logprob) { return !std::isnan(logprob) && logprob < HUGE_VALF; }
 
-bool is_sound(const TokenValue& value) {
+bool is_sound(const TokenLogprobs& value) {
   return is_probability(value.logprob) &&
          std::ranges::all_of(value.top, is_probability, &std::pair<TokenId, float>::second);
 }
@@ -57,9 +57,9 @@ Answer::Answer(Answer&&) noexcept = default;
 Answer& Answer::operator=(Answer&&) noexcept = default;
 Answer::~Answer() = default;
 
-void Answer::set_prompt_values(std::vector<TokenValue> values) {
+void Answer::set_prompt_values(std::vector<TokenLogprobs> values) {
   check(request_->sampling.prompt_logprobs(), "prompt values are of a request that asked for them");
-  check(tokens_.empty() && prompt_values_.empty(), "prompt values come once, before any token");
+  check(size_ == 0 && prompt_values_.empty(), "prompt values come once, before any token");
   check(values.size() + 1 == request_->prompt.size(),
         "every prompt token but the first has a value");
   prompt_values_ = std::move(values);
@@ -68,39 +68,25 @@ void Answer::set_prompt_values(std::vector<TokenValue> values) {
   }
 }
 
-std::vector<TokenValue> Answer::pushed() const {
-  if (!values_.empty()) {
-    return values_;
-  }
-  std::vector<TokenValue> values;
-  values.reserve(tokens_.size());
-  for (const TokenId token : tokens_) {
-    values.push_back({.token = token, .logprob = 0, .top = {}});
-  }
-  return values;
-}
-
-void Answer::push(TokenValue value) {
+void Answer::push(TokenId token, TokenLogprobs logprobs) {
   check(!finished(), "an answer that is finished takes no token");
   const SamplingParams& sampling = request_->sampling;
-  check(static_cast<std::int32_t>(tokens_.size()) < sampling.max_tokens,
-        "an answer has at most max_tokens tokens");
-  const TokenId token = value.token;
+  check(size_ < sampling.max_tokens, "an answer has at most max_tokens tokens");
   const bool wants_values = sampling.logprobs >= 0;
-  if (wants_values && !is_sound(value)) {
+  if (wants_values && !is_sound(logprobs)) {
     break_off();
     return;
   }
-  tokens_.push_back(token);
+  ++size_;
   if (wants_values) {
-    values_.push_back(std::move(value));
+    values_.push_back(std::move(logprobs));
   }
 
   // As in vLLM: ids are asked before lengths, and the id that stops leaves no text.
   const bool is_eos = !sampling.ignore_eos && holds(*eos_, token);
   const bool is_stop_id = !is_eos && holds(sampling.stop_token_ids, token);
   const bool stops = is_eos || is_stop_id;
-  const bool is_last = static_cast<std::int32_t>(tokens_.size()) == sampling.max_tokens;
+  const bool is_last = size_ == sampling.max_tokens;
   if (is_stop_id) {
     stop_id_ = token;
   }
@@ -156,7 +142,9 @@ void Answer::finish_scoring() {
   finish(FinishReason::length);
 }
 
-std::string Answer::body(const std::string& model_name, std::int64_t created) const {
+std::string Answer::body(std::span<const TokenId> tokens, const std::string& model_name,
+                         std::int64_t created) const {
+  check(std::ssize(tokens) == size_, "an answer is written with the tokens it was made of");
   const SamplingParams& sampling = request_->sampling;
   std::string out = fmt::format("{{\"id\":\"{}\",\"object\":\"text_completion\",\"created\":{}",
                                 completion_id(request_->id), created);
@@ -166,7 +154,7 @@ std::string Answer::body(const std::string& model_name, std::int64_t created) co
   append_json_text(out, sampling.echo ? request_->prompt_text + text_ : text_);
   out += ",\"logprobs\":";
   if (sampling.logprobs >= 0) {
-    append_logprobs(out, *request_, tokenizer_, prompt_values_, values_);
+    append_logprobs(out, *request_, tokenizer_, prompt_values_, tokens, values_);
   } else {
     out += "null";
   }
@@ -180,18 +168,19 @@ std::string Answer::body(const std::string& model_name, std::int64_t created) co
   }
   if (sampling.return_token_ids) {
     out += ",\"token_ids\":";
-    append_ids(out, tokens_);
+    append_ids(out, tokens);
     out += ",\"prompt_token_ids\":";
     append_ids(out, request_->prompt);
   }
   const std::size_t prompt = request_->prompt.size();
   out += fmt::format(
       "}}],\"usage\":{{\"prompt_tokens\":{},\"completion_tokens\":{},\"total_tokens\":{}}}}}",
-      prompt, tokens_.size(), prompt + tokens_.size());
+      prompt, tokens.size(), prompt + tokens.size());
   return out;
 }
 
-std::string Answer::result_line(const std::string& model_name, std::int64_t created) const {
+std::string Answer::result_line(std::span<const TokenId> tokens, const std::string& model_name,
+                                std::int64_t created) const {
   check(finished(), "a result line is of a finished answer");
   if (*reason_ == FinishReason::error) {
     return error_line({request_->id, request_->custom_id,
@@ -199,7 +188,7 @@ std::string Answer::result_line(const std::string& model_name, std::int64_t crea
                        "it; its weights may be damaged",
                        "", "not_finite", 500});
   }
-  return answered_line(request_->id, request_->custom_id, body(model_name, created));
+  return answered_line(request_->id, request_->custom_id, body(tokens, model_name, created));
 }
 
 }  // namespace poise

@@ -1,10 +1,11 @@
 #pragma once
 // What has been answered of one request so far: tokens in, text out, and the decision that it is finished (EOS, stop ids, stop strings,
 // max_tokens; behaviour of vLLM). Pure bookkeeping on one request: no clock, file or socket; one thread. Its state is a function of the
-// request and the tokens pushed, so that a restart replays it.
+// request and the tokens pushed, so that a restart replays it. It keeps text and logprobs, not the tokens: those the scheduler has.
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,9 +27,9 @@ class Answer {
   ~Answer();
 
   // The values of the echoed prompt, one for each prompt token but the first; once, before the first push, only with prompt_logprobs().
-  void set_prompt_values(std::vector<TokenValue> values);
-  // One more sampled token. REQUIRES: not finished. `value.top` is empty without logprobs.
-  void push(TokenValue value);
+  void set_prompt_values(std::vector<TokenLogprobs> values);
+  // One more sampled token. REQUIRES: not finished. `logprobs` is ignored if the request wants none.
+  void push(TokenId token, TokenLogprobs logprobs);
   // Ends the request with an error line: the logits were not finite.
   void break_off();
   // A request that only scores its prompt (max_tokens 0) is finished as soon as its prompt was run.
@@ -36,26 +37,29 @@ class Answer {
 
   bool finished() const { return reason_.has_value(); }
   FinishReason reason() const { return *reason_; }
-  const std::vector<TokenId>& tokens() const { return tokens_; }
-  // What was pushed and set so far: another answer that is given the same becomes equal.
-  std::vector<TokenValue> pushed() const;
-  const std::vector<TokenValue>& prompt_values() const { return prompt_values_; }
+  // Tokens pushed so far.
+  std::int32_t size() const { return size_; }
+  // The logprobs of those tokens, if the request wants them: another answer that is given the same becomes equal.
+  const std::vector<TokenLogprobs>& values() const { return values_; }
+  const std::vector<TokenLogprobs>& prompt_values() const { return prompt_values_; }
 
-  // The result line (without its newline): an answer, or an error line if it failed. `created` is when, in seconds since
-  // 1970; the rest does not depend on it. REQUIRES: finished().
-  std::string result_line(const std::string& model_name, std::int64_t created = 0) const;
+  // The result line (without its newline): an answer, or an error line if it failed. `tokens`: those that were pushed.
+  // `created` is when, in seconds since 1970; the rest does not depend on it. REQUIRES: finished().
+  std::string result_line(std::span<const TokenId> tokens, const std::string& model_name,
+                          std::int64_t created) const;
 
  private:
   void finish(FinishReason reason);
   bool cut_at_stop_string(std::size_t searched);
-  std::string body(const std::string& model_name, std::int64_t created) const;
+  std::string body(std::span<const TokenId> tokens, const std::string& model_name,
+                   std::int64_t created) const;
 
   const Request* request_;
   const Tokenizer* tokenizer_;
   const std::vector<TokenId>* eos_;
-  std::vector<TokenId> tokens_;
-  std::vector<TokenValue> values_;         // of the answer, with logprobs
-  std::vector<TokenValue> prompt_values_;  // with prompt_logprobs
+  std::int32_t size_ = 0;
+  std::vector<TokenLogprobs> values_;         // of the answer, with logprobs
+  std::vector<TokenLogprobs> prompt_values_;  // with prompt_logprobs
   std::unique_ptr<Detokenizer> detokenizer_;
   std::string text_;  // of the answer; ends before a stop string once one was found
   std::optional<FinishReason> reason_;

@@ -1,29 +1,30 @@
 #include "planner/results/answer_book.h"
 
 #include <utility>
+#include <vector>
 
 #include "common/trouble.h"
 
 namespace poise {
 namespace {
 
-TokenValue value_of(const messages::LogprobRow& row) {
-  TokenValue value{.token = row.token(), .logprob = row.logprob(), .top = {}};
+TokenLogprobs logprobs_of(const messages::LogprobRow& row) {
+  TokenLogprobs logprobs{.logprob = row.logprob(), .top = {}};
   if (row.top() != nullptr) {
-    value.top.reserve(row.top()->size());
+    logprobs.top.reserve(row.top()->size());
     for (const messages::TokenLogprob* token : *row.top()) {
-      value.top.emplace_back(token->token(), token->logprob());
+      logprobs.top.emplace_back(token->token(), token->logprob());
     }
   }
-  return value;
+  return logprobs;
 }
 
-TokenValue sampled_value(const messages::SampleResult& result, const Request& request) {
-  if (result.token() < 0 || (request.sampling.logprobs >= 0 && result.chosen() == nullptr)) {
+void check_sampled(const messages::SampleResult& result, const Request& request) {
+  const bool wants = request.sampling.logprobs >= 0;
+  if (result.token() < 0 ||
+      (wants && (result.chosen() == nullptr || result.chosen()->token() != result.token()))) {
     fail(Exit::interrupted, "the gpu_executor sampled no token for line {}", request.id.n);
   }
-  return result.chosen() != nullptr ? value_of(*result.chosen())
-                                    : TokenValue{.token = result.token(), .logprob = 0, .top = {}};
 }
 
 }  // namespace
@@ -54,13 +55,17 @@ AnswerBook::Progress AnswerBook::apply(std::span<const ScheduledChunk> chunks,
                   .emplace(request.id.n, RunningAnswer{.answer = Answer(request, tokenizer_, *eos_),
                                                        .prompt_values = {}})
                   .first->second;
-    add(chunk, result == by_request.end() ? nullptr : result->second, entry, progress);
+    const std::optional<TokenId> sampled =
+        add(chunk, result == by_request.end() ? nullptr : result->second, entry, progress);
     if (entry.answer.finished()) {
+      std::vector<TokenId> tokens = chunk.request->answer;
+      if (sampled) {
+        tokens.push_back(*sampled);
+      }
       progress.lines.push_back({.request = request.id,
                                 .error = entry.answer.reason() == FinishReason::error,
-                                .text = entry.answer.result_line(*model_name_, created)});
-      progress.saved_tokens +=
-          request.sampling.max_tokens - static_cast<std::int64_t>(entry.answer.tokens().size());
+                                .text = entry.answer.result_line(tokens, *model_name_, created)});
+      progress.saved_tokens += request.sampling.max_tokens - entry.answer.size();
       answers_.erase(request.id.n);
     }
   }
@@ -75,12 +80,17 @@ std::vector<AnswerBook::Snapshot> AnswerBook::snapshots() const {
                    .prompt_ran = running.prompt_ran,
                    .prompt_values =
                        running.prompt_ran ? running.answer.prompt_values() : running.prompt_values,
-                   .tokens = running.answer.pushed()});
+                   .values = running.answer.values()});
   }
   return all;
 }
 
-bool AnswerBook::restore(const Request& request, const Snapshot& begun) {
+bool AnswerBook::restore(const Request& request, std::span<const TokenId> answer,
+                         const Snapshot& begun) {
+  const bool wants = request.sampling.logprobs >= 0;
+  if (begun.values.size() != (wants ? answer.size() : 0)) {
+    return false;
+  }
   RunningAnswer running{.answer = Answer(request, tokenizer_, *eos_),
                         .prompt_values = begun.prompt_values,
                         .prompt_ran = begun.prompt_ran};
@@ -90,17 +100,18 @@ bool AnswerBook::restore(const Request& request, const Snapshot& begun) {
     }
     running.answer.set_prompt_values(std::exchange(running.prompt_values, {}));
   }
-  for (const TokenValue& value : begun.tokens) {
+  for (std::size_t i = 0; i < answer.size(); ++i) {
     if (running.answer.finished()) {
       return false;
     }
-    running.answer.push(value);
+    running.answer.push(answer[i], wants ? begun.values[i] : TokenLogprobs{});
   }
   return !running.answer.finished() && answers_.emplace(request.id.n, std::move(running)).second;
 }
 
-void AnswerBook::add(const ScheduledChunk& chunk, const messages::SampleResult* result,
-                     RunningAnswer& running, Progress& progress) {
+std::optional<TokenId> AnswerBook::add(const ScheduledChunk& chunk,
+                                       const messages::SampleResult* result, RunningAnswer& running,
+                                       Progress& progress) {
   const Request& request = *chunk.request->request;
   Answer& answer = running.answer;
   if (chunk.generates() && result == nullptr) {
@@ -109,11 +120,17 @@ void AnswerBook::add(const ScheduledChunk& chunk, const messages::SampleResult* 
   if (result != nullptr && !result->finite()) {
     answer.break_off();
     progress.outcomes.push_back({.request = request.id, .token = std::nullopt});
-    return;
+    return std::nullopt;
   }
   if (result != nullptr && result->prompt() != nullptr) {
     for (const messages::LogprobRow* row : *result->prompt()) {
-      running.prompt_values.push_back(value_of(*row));
+      const std::size_t position = running.prompt_values.size() + 1;
+      if (position >= request.prompt.size() || row->token() != request.prompt[position]) {
+        fail(Exit::interrupted,
+             "the gpu_executor valued token {} as prompt token {} of line {}, which is another",
+             row->token(), position, request.id.n);
+      }
+      running.prompt_values.push_back(logprobs_of(*row));
     }
   }
   if (!running.prompt_ran && chunk.context + chunk.new_tokens >= chunk.request->prompt_size()) {
@@ -128,19 +145,24 @@ void AnswerBook::add(const ScheduledChunk& chunk, const messages::SampleResult* 
     }
   }
   if (!chunk.complete()) {
-    return;
+    return std::nullopt;
   }
+  std::optional<TokenId> sampled;
   Outcome outcome{.request = request.id, .token = std::nullopt};
   if (chunk.generates()) {
-    answer.push(sampled_value(*result, request));
+    check_sampled(*result, request);
+    sampled = result->token();
+    answer.push(*sampled,
+                result->chosen() != nullptr ? logprobs_of(*result->chosen()) : TokenLogprobs{});
     ++progress.generated_tokens;
     if (!answer.finished()) {
-      outcome.token = answer.tokens().back();
+      outcome.token = sampled;
     }
   } else {
     answer.finish_scoring();
   }
   progress.outcomes.push_back(outcome);
+  return sampled;
 }
 
 }  // namespace poise

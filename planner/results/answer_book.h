@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -41,26 +42,28 @@ class AnswerBook {
   Progress apply(std::span<const ScheduledChunk> chunks, const messages::IterationDone& results,
                  std::int64_t created);
 
-  // What another book needs to continue from this one, in any order.
+  // What another book needs to continue from this one, in any order, beside the tokens of each answer so
+  // far.
   struct Snapshot {
     RequestId request;
     bool prompt_ran = false;
-    std::vector<TokenValue> prompt_values;
-    std::vector<TokenValue> tokens;
+    std::vector<TokenLogprobs> prompt_values;
+    std::vector<TokenLogprobs> values;  // of the answer's tokens, where the request wants them
   };
   std::vector<Snapshot> snapshots() const;
   // False if it is inconsistent: the answer would be over already, or is not of this request.
-  bool restore(const Request& request, const Snapshot& begun);
+  bool restore(const Request& request, std::span<const TokenId> answer, const Snapshot& begun);
 
  private:
   struct RunningAnswer {
     Answer answer;
-    std::vector<TokenValue> prompt_values;  // until the prompt has run
+    std::vector<TokenLogprobs> prompt_values;  // until the prompt has run
     bool prompt_ran = false;
   };
 
-  void add(const ScheduledChunk& chunk, const messages::SampleResult* result,
-           RunningAnswer& running, Progress& progress);
+  // Returns the token that was sampled, if one was.
+  std::optional<TokenId> add(const ScheduledChunk& chunk, const messages::SampleResult* result,
+                             RunningAnswer& running, Progress& progress);
 
   const Tokenizer* tokenizer_;
   const std::vector<TokenId>* eos_;

@@ -26,12 +26,12 @@ class LogprobsWriter {
     top_ += "null";
   }
 
-  void add(const TokenValue& value) {
-    begin_entry(name_of(value.token));
+  void add(TokenId chosen, const TokenLogprobs& value) {
+    begin_entry(name_of(chosen));
     append_json_logprob(values_, value.logprob);
     top_ += '{';
     bool later = false;
-    for (const auto& [name, logprob] : entries_of(value)) {
+    for (const auto& [name, logprob] : entries_of(chosen, value)) {
       if (std::exchange(later, true)) {
         top_ += ',';
       }
@@ -68,7 +68,7 @@ class LogprobsWriter {
   }
 
   // The best k, best first, and the token itself; tokens of equal text share the higher value.
-  std::vector<Entry> entries_of(const TokenValue& value) const {
+  std::vector<Entry> entries_of(TokenId chosen, const TokenLogprobs& value) const {
     std::vector<Entry> entries;
     const auto add = [&](TokenId token, float logprob) {
       std::string name = name_of(token);
@@ -83,11 +83,11 @@ class LogprobsWriter {
     bool chosen_stands = false;
     for (std::size_t i = 0; i < count; ++i) {
       const auto& [token, logprob] = value.top[i];
-      chosen_stands = chosen_stands || token == value.token;
+      chosen_stands = chosen_stands || token == chosen;
       add(token, logprob);
     }
     if (!chosen_stands) {
-      add(value.token, value.logprob);
+      add(chosen, value.logprob);
     }
     return entries;
   }
@@ -102,16 +102,21 @@ class LogprobsWriter {
 }  // namespace
 
 void append_logprobs(std::string& out, const Request& request, const Tokenizer* tokenizer,
-                     const std::vector<TokenValue>& prompt_values,
-                     const std::vector<TokenValue>& values) {
+                     std::span<const TokenLogprobs> prompt_values, std::span<const TokenId> tokens,
+                     std::span<const TokenLogprobs> values) {
   LogprobsWriter writer(request.sampling, tokenizer);
   if (request.sampling.echo) {
     check(prompt_values.size() + 1 == request.prompt.size(),
           "the echoed prompt's values were set before the answer was written");
     writer.add_first(request.prompt.front());
-    std::ranges::for_each(prompt_values, [&](const TokenValue& value) { writer.add(value); });
+    for (std::size_t i = 0; i < prompt_values.size(); ++i) {
+      writer.add(request.prompt[i + 1], prompt_values[i]);
+    }
   }
-  std::ranges::for_each(values, [&](const TokenValue& value) { writer.add(value); });
+  check(tokens.size() == values.size(), "each token of an answer with logprobs has its own");
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    writer.add(tokens[i], values[i]);
+  }
   writer.append_to(out);
 }
 

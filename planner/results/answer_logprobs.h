@@ -3,8 +3,8 @@
 // "text_offset"}, one entry a token; with echo the prompt's come first, the very first null. Pure
 // function; any thread may call it.
 
+#include <span>
 #include <string>
-#include <vector>
 
 #include "planner/requests/request.h"
 
@@ -12,10 +12,10 @@ namespace poise {
 
 class Tokenizer;
 
-// Appends the object to `out`. `prompt_values` (prompt tokens but the first) only with echo;
-// `values` of the answer's tokens. `tokenizer` may be null: tokens are named by their ids then.
+// Appends the object to `out`. `prompt_values` (of the prompt's tokens but the first) only with echo;
+// `values` are of the answer's `tokens`. `tokenizer` may be null: tokens are named by their ids then.
 void append_logprobs(std::string& out, const Request& request, const Tokenizer* tokenizer,
-                     const std::vector<TokenValue>& prompt_values,
-                     const std::vector<TokenValue>& values);
+                     std::span<const TokenLogprobs> prompt_values, std::span<const TokenId> tokens,
+                     std::span<const TokenLogprobs> values);
 
 }  // namespace poise

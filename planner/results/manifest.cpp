@@ -8,7 +8,6 @@
 #include "common/regular_file.h"
 #include "common/sha256.h"
 #include "common/trouble.h"
-#include "planner/results/results_directory.h"
 
 namespace poise {
 namespace {
@@ -129,7 +128,7 @@ void write_manifest(const std::filesystem::path& run_dir, const Manifest& manife
                                         {"input", manifest.input},
                                         {"model", manifest.model},
                                         {"options", manifest.options}};
-  replace_file(run_dir, kName,
+  replace_file(run_dir / kName,
                document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + '\n');
 }
 

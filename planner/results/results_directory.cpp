@@ -1,17 +1,15 @@
 #include "planner/results/results_directory.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <utility>
 #include <vector>
 
 #include "common/regular_file.h"
+#include "common/replace_file.h"
 #include "common/trouble.h"
 
 namespace poise {
@@ -20,55 +18,7 @@ namespace {
 constexpr std::size_t kCopiedAtOnce = 1 << 20;
 constexpr Bytes kLongestPublication = kMiB;
 
-[[noreturn]] void fail_to_write(const std::filesystem::path& path, int error) {
-  fail(Exit::busy, "{} cannot be written: {}", shown(path.string(), 300), std::strerror(error));
-}
-
 }  // namespace
-
-OwnDescriptor::~OwnDescriptor() {
-  if (descriptor_ >= 0) {
-    ::close(descriptor_);
-  }
-}
-
-void sync_directory(const std::filesystem::path& directory) {
-  const OwnDescriptor opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  // Some file systems do not sync directories and say EINVAL; they have nothing to promise.
-  if (opened.get() < 0 || (::fsync(opened.get()) != 0 && errno != EINVAL)) {
-    fail_to_write(directory, errno);
-  }
-}
-
-void replace_file(const std::filesystem::path& directory, const std::string& name,
-                  std::string_view content) {
-  const std::filesystem::path path = directory / name;
-  const std::filesystem::path fresh = directory / (name + ".new");
-  {
-    const OwnDescriptor opened(
-        ::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-    if (opened.get() < 0) {
-      fail_to_write(path, errno);
-    }
-    while (!content.empty()) {
-      const ssize_t written = ::write(opened.get(), content.data(), content.size());
-      if (written < 0 && errno == EINTR) {
-        continue;
-      }
-      if (written <= 0) {
-        fail_to_write(path, written < 0 ? errno : ENOSPC);
-      }
-      content.remove_prefix(static_cast<std::size_t>(written));
-    }
-    if (::fsync(opened.get()) != 0) {
-      fail_to_write(path, errno);
-    }
-  }
-  if (::rename(fresh.c_str(), path.c_str()) != 0) {
-    fail_to_write(path, errno);
-  }
-  sync_directory(directory);
-}
 
 bool same_bytes(const std::filesystem::path& a, const std::filesystem::path& b) {
   std::error_code none;
@@ -111,7 +61,7 @@ std::optional<Publication> read_publication(const std::filesystem::path& run_dir
 }
 
 void write_publication(const std::filesystem::path& run_dir, const Publication& publication) {
-  replace_file(run_dir, kPublishedName,
+  replace_file(run_dir / kPublishedName,
                fmt::format("{}\n{}", publication.size.n, publication.output.string()));
 }
 

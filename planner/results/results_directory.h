@@ -1,29 +1,13 @@
 #pragma once
-// What of a run directory tells how far the run came, and the two ways of changing a directory that
-// survive a crash. A run is unfinished while its partial results are there, and finished once they
+// What of a run directory tells how far the run came. A run is unfinished while its partial results are there, and finished once they
 // have gone to the output. Free functions; one process at a time (run.lock).
 
 #include <filesystem>
 #include <optional>
-#include <string>
-#include <string_view>
 
 #include "common/units.h"
 
 namespace poise {
-
-// Owns a file descriptor and closes it; -1 is none.
-class OwnDescriptor {
- public:
-  explicit OwnDescriptor(int descriptor) : descriptor_(descriptor) {}
-  ~OwnDescriptor();
-  OwnDescriptor(const OwnDescriptor&) = delete;
-  OwnDescriptor& operator=(const OwnDescriptor&) = delete;
-  int get() const { return descriptor_; }
-
- private:
-  int descriptor_;
-};
 
 inline constexpr const char* kPartialName = "results.jsonl.partial";
 inline constexpr const char* kPublishedName = "results.jsonl.published";
@@ -44,12 +28,6 @@ struct Publication {
 std::optional<Publication> read_publication(const std::filesystem::path& run_dir);
 void write_publication(const std::filesystem::path& run_dir, const Publication& publication);
 void remove_publication(const std::filesystem::path& run_dir);  // nothing where there is none
-
-// Replaces directory/name by a file with this content, or leaves what was there: never a half one.
-void replace_file(const std::filesystem::path& directory, const std::string& name,
-                  std::string_view content);
-// Makes durable which names the directory holds.
-void sync_directory(const std::filesystem::path& directory);
 
 // True if both are regular files with the same bytes.
 bool same_bytes(const std::filesystem::path& a, const std::filesystem::path& b);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "common/regular_file.h"
+#include "common/replace_file.h"
 #include "common/trouble.h"
 #include "planner/results/result_line.h"
 #include "planner/results/results_directory.h"

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/regular_file.h"
+#include "common/replace_file.h"
 #include "common/sha256.h"
 #include "common/trouble.h"
 #include "planner/results/results_directory.h"

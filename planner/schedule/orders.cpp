@@ -80,8 +80,9 @@ class MiniBatchBuilder {
     const std::uint32_t first_row = count_of(tables_->tokens);
     tables_->sequences.emplace_back(chunk.request->request->id.n, unsigned_of(context),
                                     unsigned_of(tokens), first_row, first_entry);
-    const auto first_token = chunk.request->tokens.begin() + context;
-    tables_->tokens.insert(tables_->tokens.end(), first_token, first_token + tokens);
+    for (std::int32_t position = context; position < context + tokens; ++position) {
+      tables_->tokens.push_back(chunk.request->token(position));
+    }
     return first_row;
   }
 
@@ -176,7 +177,7 @@ class MiniBatchBuilder {
     std::vector<TokenId> targets(static_cast<std::size_t>(chunk.new_tokens), -1);
     for (std::int32_t position = first; position < end; ++position) {
       targets[static_cast<std::size_t>(position - chunk.context)] =
-          chunk.request->tokens[static_cast<std::size_t>(position) + 1];
+          chunk.request->token(position + 1);
     }
     return targets;
   }

@@ -178,7 +178,7 @@ void Scheduler::go_on(RunningRequest& request, const ScheduledChunk& ran, const 
   request.prompt_values =
       std::max(request.prompt_values, std::min(request.context.stored(), request.prompt_size()));
   if (outcome != nullptr && outcome->token) {
-    request.tokens.push_back(*outcome->token);
+    request.answer.push_back(*outcome->token);
   }
 }
 
@@ -222,15 +222,14 @@ std::vector<Scheduler::Snapshot> Scheduler::snapshots() const {
   check(chunks_.empty(), "what has begun is told between iterations");
   std::vector<Snapshot> all;
   const auto snapshot = [&](const RunningRequest& request, bool running) {
-    all.push_back(
-        {.request = request.request->id,
-         .answered = {request.tokens.begin() + request.prompt_size(), request.tokens.end()},
-         .prompt_values = request.prompt_values,
-         .running = running,
-         .stored = request.context.ever_stored(),
-         .token_blocks = request.token_blocks,
-         .blocks = request.context.blocks(),
-         .lost = request.context.lost()});
+    all.push_back({.request = request.request->id,
+                   .answer = request.answer,
+                   .prompt_values = request.prompt_values,
+                   .running = running,
+                   .stored = request.context.ever_stored(),
+                   .token_blocks = request.token_blocks,
+                   .blocks = request.context.blocks(),
+                   .lost = request.context.lost()});
   };
   for (const auto& request : running_) {
     snapshot(*request, true);
@@ -243,7 +242,7 @@ std::vector<Scheduler::Snapshot> Scheduler::snapshots() const {
 
 bool Scheduler::restore(const Request& request, const Snapshot& begun) {
   auto restored = std::make_unique<RunningRequest>(request, *policy_);
-  restored->tokens.insert(restored->tokens.end(), begun.answered.begin(), begun.answered.end());
+  restored->answer = begun.answer;
   restored->prompt_values = begun.prompt_values;
   if (begun.stored < 0 || begun.stored >= restored->known() ||
       blocks_for(begun.stored) != static_cast<std::int32_t>(begun.blocks.size()) ||

@@ -34,21 +34,25 @@ struct ScheduleLimits {
 struct RunningRequest {
   RunningRequest(const Request& r, const Policy& policy)
       : request(&r),
-        tokens(r.prompt),
         most_blocks(blocks_for(r.most_context())),
         token_blocks(policy.token_blocks(most_blocks)) {}
 
   const Request* request;
-  std::vector<TokenId> tokens;  // the prompt, then the answer so far
+  std::vector<TokenId> answer;  // the tokens sampled so far: kept here alone
   ContextBlocks context;
   std::int32_t most_blocks;   // that it may have at most
   std::int32_t token_blocks;  // the first of them, which are kept only as token ids
   std::int32_t prompt_values =
       0;  // prompt rows whose values were reported; they survive preemption
 
-  std::int32_t known() const { return static_cast<std::int32_t>(tokens.size()); }
+  // Tokens of its text: the prompt, then the answer so far.
+  std::int32_t known() const { return prompt_size() + answered(); }
+  TokenId token(std::int32_t position) const {
+    return position < prompt_size() ? request->prompt[static_cast<std::size_t>(position)]
+                                    : answer[static_cast<std::size_t>(position - prompt_size())];
+  }
   std::int32_t prompt_size() const { return static_cast<std::int32_t>(request->prompt.size()); }
-  std::int32_t answered() const { return known() - prompt_size(); }
+  std::int32_t answered() const { return static_cast<std::int32_t>(answer.size()); }
   // Of its first `blocks` blocks, those that are taken from the pools.
   std::int32_t of_pools(std::int32_t blocks) const { return std::max(0, blocks - token_blocks); }
 };
@@ -57,9 +61,9 @@ struct RunningRequest {
 struct ScheduledChunk {
   const RunningRequest* request;
   std::int32_t context;     // tokens in blocks when the iteration begins
-  std::int32_t new_tokens;  // rows: tokens[context .. context + new_tokens)
+  std::int32_t new_tokens;  // rows: tokens context .. context + new_tokens - 1
   std::int32_t recompute_rows =
-      0;  // more rows: tokens[0 .. recompute_rows), whose keys and values are kept nowhere
+      0;  // more rows: tokens 0 .. recompute_rows - 1, whose keys and values are kept nowhere
 
   // Those of its request that its rows read or are stored in, from the first on.
   std::int32_t blocks() const { return blocks_for(context + new_tokens); }
@@ -109,7 +113,7 @@ class Scheduler {
   // first; those without blocks wait. REQUIRES: no chunks are under way.
   struct Snapshot {
     RequestId request;
-    std::vector<TokenId> answered;
+    std::vector<TokenId> answer;
     std::int32_t prompt_values = 0;
     bool running = false;
     std::int32_t stored = 0;  // lost rows among them included

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "planner/schedule/orders.h"
+#include "planner/schedule/iteration.h"
 #include "planner/schedule/schedule.h"
 #include "planner/virtual_time/virtual_executor.h"
 
@@ -77,9 +77,9 @@ Rehearsed rehearse(const Profile& profile, const Policy& policy, const WeightLay
   spare += static_cast<std::uint32_t>(
       std::max<std::int64_t>(wanted - host.all_act_blocks() - host.all_kv_blocks(), 0));
   OrderTables tables(host);
+  const PackingRule packing{.policy = policy, .host = host, .limits = rehearsal.pack};
   const auto tables_of = [&](std::span<const ScheduledChunk> chunks) {
-    const auto items = pack_items(chunks);
-    return tables.build(1, 1, chunks, items, policy.pack(host, items, rehearsal.pack));
+    return plan_iteration(packing, chunks, tables, {});
   };
 
   Scheduler prompts(policy, host,
@@ -133,6 +133,7 @@ std::optional<Seconds> rehearse_job(const Profile& profile, const Policy& policy
     scheduler.add(request);
   }
   OrderTables tables(rehearsal.host);
+  const PackingRule packing{.policy = policy, .host = rehearsal.host, .limits = rehearsal.pack};
   VirtualExecutor executor(profile, layout, rehearsal.device);
   Seconds time{};
   Seconds decoding{};         // the last of those that were played
@@ -143,10 +144,8 @@ std::optional<Seconds> rehearse_job(const Profile& profile, const Policy& policy
     const bool prompts = std::ranges::any_of(
         chunks, [](const ScheduledChunk& chunk) { return chunk.new_tokens > 1; });
     if (prompts || decoding.n == 0 || unplayed + 1 == kStride) {
-      const auto items = pack_items(chunks);
       const Seconds before = executor.now();
-      executor.run(tables.build(++iteration, 1, chunks, items,
-                                policy.pack(rehearsal.host, items, rehearsal.pack)),
+      executor.run(plan_iteration(packing, chunks, tables, {.number = ++iteration}),
                    scheduler.last_iteration());
       const Seconds took = executor.now() - before;
       decoding = prompts ? decoding : took;

@@ -2,14 +2,17 @@
 
 #include <algorithm>
 
-#include "common/trouble.h"
-#include "planner/costs/prefill_pairs.h"
-
 namespace poise {
 namespace {
 
-double tokens_of(const messages::BlockRun& run) {
-  return (run.count() - 1.0) * kBlockTokens + run.tail_tokens();
+// Of the products before attention, by what they multiply.
+double kv_share_of(const Slab& layer) {
+  const auto bytes = [&](Weight weight) {
+    const WeightEntry* entry = layer.find(weight);
+    return entry == nullptr ? 0.0 : static_cast<double>(entry->bytes.n);
+  };
+  const double kv = bytes(Weight::w_kv), all = kv + bytes(Weight::w_q);
+  return all > 0 ? kv / all : 1;
 }
 
 }  // namespace
@@ -17,224 +20,154 @@ double tokens_of(const messages::BlockRun& run) {
 VirtualExecutor::VirtualExecutor(const Profile& profile, const WeightLayout& layout,
                                  const DeviceLimits& limits)
     : profile_(profile),
-      layout_(layout),
       limits_(limits),
+      layers_(layout.layers),
+      kv_share_(kv_share_of(layout.layer)),
+      weight_stream_(layout, limits),
       weights_(layout, limits),
-      stored_(static_cast<std::size_t>(layout.layers)) {
-  for (const WeightEntry& entry : layout.layer.entries) {
-    if (entry.weight == Weight::w_kv || entry.weight == Weight::w_q) {
-      qkv_piece_ = std::max(qkv_piece_, static_cast<std::size_t>(entry.last_piece));
-    }
-  }
-}
+      streams_(profile.event_latency),
+      stored_(static_cast<std::size_t>(layout.layers)) {}
 
 void VirtualExecutor::run(const messages::IterationT& tables, bool last) {
-  std::vector<Batch> batches;
+  Batches batches{.costs = {},
+                  .groups = row_groups(tables, limits_.max_mini_batch_rows),
+                  .count = static_cast<std::uint32_t>(tables.mini_batches.size())};
   double samples = 0;
   for (const auto& batch : tables.mini_batches) {
-    batches.push_back(costs_of(*batch));
+    batches.costs.push_back(batch_cost(profile_, *batch));
     samples += static_cast<double>(batch->samples.size());
   }
-  const auto layers = static_cast<std::uint32_t>(layout_.layers);
-  const auto count = static_cast<std::uint32_t>(batches.size());
   // Nothing of an iteration is ordered before the results of the one before are there.
   now_ += now_.n > 0 ? profile_.between : Seconds{};
+  streams_.begin(now_);
+  const auto layers = static_cast<std::uint32_t>(layers_);
+  run_embedding(tables, weight_stream_.next(0, batches.count, last));
+  for (std::uint32_t layer = 0; layer < layers; ++layer) {
+    run_layer(layer, batches, weight_stream_.next(layer + 1, batches.count, last));
+  }
+  const auto pieces = weight_stream_.next(layers + 1, batches.count, last);
+  for (std::uint32_t i = 0; i < batches.count; ++i) {
+    fetch(pieces, i);
+  }
+  run_head(samples);
+  now_ = streams_.end();
+}
+
+void VirtualExecutor::run_embedding(const messages::IterationT& tables,
+                                    const std::vector<messages::WeightFetch>& pieces) {
   double rows = 0;
-  for (const Batch& batch : batches) {
-    rows += batch.rows;
+  for (const auto& batch : tables.mini_batches) {
+    rows += static_cast<double>(batch->tokens.size());
   }
-  copy_in_ = std::max(copy_in_, now_) + profile_.tables(rows);
-  for (std::uint32_t stage = 0; stage < layers + 2; ++stage) {
-    const auto pieces = weights_.next(stage, count, last);
-    if (stage >= 1 && stage <= layers) {
-      run_layer(stage - 1, batches, pieces);
-      continue;
-    }
-    const Seconds tables = copy_in_;
-    for (std::uint32_t i = 0; i < count; ++i) {
-      fetch(pieces, i);
-      if (stage == 0) {
-        compute(tables, profile_.embed(batches[i].rows), {.kind = VirtualSpan::Kind::products});
-      }
-    }
-    if (stage > layers) {
-      run_head(samples);
-    }
+  const Seconds there = streams_.add(VirtualStream::copy_in, {}, profile_.tables(rows));
+  for (std::uint32_t i = 0; i < tables.mini_batches.size(); ++i) {
+    fetch(pieces, i);
+    compute(there, profile_.embed(static_cast<double>(tables.mini_batches[i]->tokens.size())),
+            {.kind = VirtualSpan::Kind::products});
   }
-  now_ = std::max({copy_in_, compute_, copy_out_});
 }
 
 void VirtualExecutor::run_head(double samples) {
   for (double left = samples; left > 0; left -= limits_.logits_rows) {
     const double rows = std::min<double>(left, limits_.logits_rows);
-    compute(now_, profile_.head(rows), {.kind = VirtualSpan::Kind::head});
-    copy_out_ = start(copy_out_, compute_) + profile_.results(rows);
+    const Seconds made = compute({}, profile_.head(rows), {.kind = VirtualSpan::Kind::head});
+    streams_.add(VirtualStream::copy_out, made, profile_.results(rows));
   }
-}
-
-VirtualExecutor::Batch VirtualExecutor::costs_of(const messages::MiniBatchT& batch) const {
-  double kv = 0, act = 0, here = 0, regenerated = 0, decoded = 0, pairs = 0, prompts = 0;
-  for (const messages::BlockRun& run : batch.loads) {
-    const bool is_kv = run.kind() == messages::Kind::Kv;
-    if (run.place() != messages::Place::Gpu) {
-      (is_kv ? kv : act) += tokens_of(run) / kBlockTokens;
-    } else if (!is_kv) {  // KV blocks there are read where they lie
-      here += tokens_of(run) / kBlockTokens;
-    }
-  }
-  for (const auto& range : batch.regenerate) {
-    regenerated += range.count();
-  }
-  for (const messages::Sequence& sequence : batch.sequences) {
-    pairs += prefill_pairs(sequence);
-    prompts += sequence.new_tokens() > 1 ? sequence.new_tokens() : 0;
-    decoded += sequence.new_tokens() == 1
-                   ? static_cast<double>(ceil_div(sequence.context() + 1, kBlockTokens))
-                   : 0;
-  }
-  Batch costs{
-      .load = profile_.load_kv(kv) + profile_.load_act(act),
-      .here = profile_.load_here(here),
-      .regenerate = profile_.kv_gen(regenerated),
-      .attend = profile_.attention_beside(here > 0)(decoded) + profile_.prefill_of(pairs, prompts),
-      .rows = static_cast<double>(batch.tokens.size()),
-      .kv = kv,
-      .act = act};
-  if (kv > 0 && act > 0) {  // in one copy, which begins once
-    costs.load -= Seconds{std::min(profile_.load_kv.a, profile_.load_act.a)};
-  }
-  for (const auto& store : batch.stores) {
-    if (store.place() == messages::Place::Host) {
-      (store.kind() == messages::Kind::Kv ? costs.stored_kv : costs.stored_act) += store.count();
-    }
-  }
-  return costs;
 }
 
 void VirtualExecutor::fetch(const std::vector<messages::WeightFetch>& pieces,
                             std::uint32_t mini_batch) {
   for (const messages::WeightFetch& piece : pieces) {
-    if (piece.after_mini_batch() != mini_batch) {
-      continue;
+    if (piece.after_mini_batch() == mini_batch) {
+      link_busy_ += weights_.fetch(piece, profile_, streams_);
+      volume_.layers += weights_.share(piece.piece());
     }
-    const bool begun = std::ranges::any_of(
-        buffers_, [&](const Buffer& buffer) { return buffer.layer == piece.layer(); });
-    if (!begun) {
-      Buffer& next = buffers_[fetched_layers_++ % buffers_.size()];
-      next.layer = piece.layer();
-      next.arrived.assign(layout_.layer.pieces.size(), Seconds{});
-    }
-    Buffer& buffer = buffers_[buffers_[0].layer == piece.layer() ? 0 : 1];
-    const double share = static_cast<double>(layout_.layer.pieces[piece.piece()].bytes.n) /
-                         static_cast<double>(layout_.layer.bytes.n);
-    const Seconds time = profile_.load_w(share);
-    copy_in_ = start(copy_in_, buffer.computed) + time;
-    link_busy_ += time;
-    volume_.layers += share;
-    note({.kind = VirtualSpan::Kind::weights, .layer = piece.layer()}, copy_in_, time);
-    buffer.arrived[piece.piece()] = copy_in_;
   }
 }
 
-void VirtualExecutor::run_layer(std::uint32_t layer, const std::vector<Batch>& batches,
+void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
                                 const std::vector<messages::WeightFetch>& pieces) {
   const std::size_t first_visit = visits_;
-  visits_ += batches.size();
+  visits_ += batches.count;
   const auto load_next = [&](std::size_t i) {
-    load(batches[i], (first_visit + i) % 2, i == 0 ? stored_[layer] : Seconds{},
-         {.kind = VirtualSpan::Kind::load,
-          .layer = layer,
-          .mini_batch = static_cast<std::uint32_t>(i)});
-    fetch(pieces, static_cast<std::uint32_t>(i));
+    const auto id = static_cast<std::uint32_t>(i);
+    load(batches.costs[i], (first_visit + i) % 2, i == 0 ? stored_[layer] : Seconds{},
+         {.kind = VirtualSpan::Kind::load, .layer = layer, .mini_batch = id});
+    fetch(pieces, id);
   };
   load_next(0);
-  for (std::size_t begin = 0, end = 0; begin < batches.size(); begin = end) {
-    // Of neighbours that go through the row-wise products together.
-    double rows = 0, stored_kv = 0, stored_act = 0;
-    for (; end < batches.size() &&
-           (end == begin || rows + batches[end].rows <= limits_.max_mini_batch_rows);
-         ++end) {
-      rows += batches[end].rows;
-      stored_kv += batches[end].stored_kv;
-      stored_act += batches[end].stored_act;
-    }
+  const bool queries_wait = weights_.brought_by(pieces, layer, Weight::w_q);
+  for (const RowGroup& group : batches.groups) {
     Seconds& rows_stored = rows_stored_[groups_++ % 2];
-    const Seconds first = profile_.qkv_of(rows);
+    const auto span = [&](VirtualSpan::Kind kind, std::size_t i) {
+      return VirtualSpan{.kind = kind, .layer = layer, .mini_batch = static_cast<std::uint32_t>(i)};
+    };
     const VirtualSpan of_rows{.kind = VirtualSpan::Kind::products, .layer = layer};
-    compute(std::max(rows_stored, arrived(layer, qkv_piece_)), first, of_rows);
-    if (stored_kv + stored_act > 0) {
-      const Seconds stores = profile_.store_kv(stored_kv) + profile_.store_act(stored_act);
-      copy_out_ = start(copy_out_, compute_) + stores;
-      note({.kind = VirtualSpan::Kind::store, .layer = layer}, copy_out_, stores);
-      rows_stored = stored_[layer] = copy_out_;
+    const bool regenerate_first = queries_wait && group.begin == 0;
+    const Seconds qkv = profile_.qkv_of(group.rows);
+    const Seconds kv = regenerate_first ? qkv * kv_share_ : qkv;
+    const Seconds for_kv = std::max(rows_stored, weights_.arrived(layer, Weight::w_kv));
+    const Seconds for_queries = weights_.arrived(layer, Weight::w_q);
+    compute(regenerate_first ? for_kv : std::max(for_kv, for_queries), kv, of_rows);
+    if (const auto stored = store(batches, group, layer)) {
+      rows_stored = stored_[layer] = *stored;
     }
-    for (std::size_t i = begin; i < end; ++i) {
-      if (i + 1 < batches.size()) {
+    if (regenerate_first) {
+      regenerate(batches.costs[0], first_visit % 2, span(VirtualSpan::Kind::kv_gen, 0));
+      compute(for_queries, qkv - kv, of_rows);
+    }
+    for (std::size_t i = group.begin; i < group.end; ++i) {
+      if (i + 1 < batches.count) {
         load_next(i + 1);
       }
       const std::size_t side = (first_visit + i) % 2;
-      const Seconds there = std::max(loaded_[side], here_[side]);
-      VirtualSpan span{.kind = VirtualSpan::Kind::kv_gen,
-                       .layer = layer,
-                       .mini_batch = static_cast<std::uint32_t>(i)};
-      compute(there, batches[i].regenerate, span);
-      span.kind = VirtualSpan::Kind::attention;
-      compute(there, batches[i].attend, span);
-      computed_[side] = compute_;
+      if (!regenerate_first || i > group.begin) {
+        regenerate(batches.costs[i], side, span(VirtualSpan::Kind::kv_gen, i));
+      }
+      sides_[side].computed = compute(sides_[side].loaded, batches.costs[i].attend,
+                                      span(VirtualSpan::Kind::attention, i));
     }
-    compute(arrived(layer, layout_.layer.pieces.size() - 1), profile_.forward_of(rows) - first,
-            of_rows);
+    compute(weights_.arrived(layer, Weight::fc2), profile_.forward_of(group.rows) - qkv, of_rows);
   }
-  for (Buffer& buffer : buffers_) {
-    if (buffer.layer == layer) {
-      buffer.computed = compute_;
-    }
-  }
+  weights_.computed(layer, streams_.end(VirtualStream::compute));
 }
 
-void VirtualExecutor::load(const Batch& batch, std::size_t side, Seconds stored, VirtualSpan span) {
-  copy_in_ = start(std::max(copy_in_, now_), std::max(computed_[side], stored)) + batch.load;
-  link_busy_ += batch.load;
+void VirtualExecutor::load(const BatchCost& batch, std::size_t side, Seconds stored,
+                           VirtualSpan span) {
+  Side& to = sides_[side];
+  to.act_loaded =
+      streams_.add(VirtualStream::copy_in, std::max(to.computed, stored), batch.load_act, span);
+  to.loaded = streams_.add(VirtualStream::copy_in, {}, batch.load_kv, span);
+  link_busy_ += batch.load_act + batch.load_kv;
   volume_.kv += batch.kv;
   volume_.act += batch.act;
-  note(span, copy_in_, batch.load);
-  loaded_[side] = copy_in_;
   if (batch.here.n > 0) {
-    copy_out_ = start(std::max(copy_out_, now_), computed_[side]) + batch.here;
-    here_[side] = copy_out_;
+    to.here = streams_.add(VirtualStream::copy_out, to.computed, batch.here);
   }
 }
 
-Seconds VirtualExecutor::start(Seconds free, Seconds needed) const {
-  return needed > free ? needed + profile_.event_latency : free;
+void VirtualExecutor::regenerate(const BatchCost& batch, std::size_t side, VirtualSpan span) {
+  compute(std::max(sides_[side].act_loaded, sides_[side].here), batch.regenerate, span);
 }
 
-void VirtualExecutor::compute(Seconds from, Seconds time, VirtualSpan span) {
-  compute_ = start(std::max(compute_, now_), from) + time;
+std::optional<Seconds> VirtualExecutor::store(const Batches& batches, const RowGroup& group,
+                                              std::uint32_t layer) {
+  double kv = 0, act = 0;
+  for (std::size_t i = group.begin; i < group.end; ++i) {
+    kv += batches.costs[i].stored_kv;
+    act += batches.costs[i].stored_act;
+  }
+  if (kv + act <= 0) {
+    return std::nullopt;
+  }
+  return streams_.add(VirtualStream::copy_out, streams_.end(VirtualStream::compute),
+                      profile_.store_kv(kv) + profile_.store_act(act),
+                      {.kind = VirtualSpan::Kind::store, .layer = layer});
+}
+
+Seconds VirtualExecutor::compute(Seconds needed, Seconds time, VirtualSpan span) {
   compute_busy_ += time;
-  note(span, compute_, time);
-}
-
-void VirtualExecutor::note(VirtualSpan span, Seconds end, Seconds time) {
-  if (spans_ != nullptr && time.n > 0) {
-    span.begin = end - time;
-    span.end = end;
-    spans_->push_back(span);
-  }
-}
-
-Seconds VirtualExecutor::arrived(std::uint32_t layer, std::size_t last) const {
-  if (is_resident(limits_, LayerId{layer}, layout_.layers)) {
-    return {};
-  }
-  for (const Buffer& buffer : buffers_) {
-    if (buffer.layer == layer) {
-      return *std::max_element(buffer.arrived.begin(),
-                               buffer.arrived.begin() + static_cast<std::ptrdiff_t>(last) + 1);
-    }
-  }
-  check(false, "a streamed layer is fetched before it is computed");
-  return {};
+  return streams_.add(VirtualStream::compute, needed, time, span);
 }
 
 }  // namespace poise

@@ -126,7 +126,7 @@ TEST(DeviceMemory, AsManyLayersAreResidentAsFitAndNotOneMore) {
   }
 }
 
-TEST(DeviceMemory, AModelWithAllLayersResidentHasNoLayerBuffers) {
+TEST(DeviceMemory, AModelWithAllLayersResidentHasNoLayerLedger) {
   DeviceLimits limits = some_limits();
   limits.resident_layers = 12;
   for (const auto& line : plan_device_memory(opt_125m(), DType::float16, limits, {0}).lines) {

@@ -66,11 +66,13 @@ TEST(WeightLayoutTest, WeightsAreAlignedDisjointAndInsideTheirPiece) {
   }
 }
 
-TEST(WeightLayoutTest, RegenerationNeedsTheFirstPieceAlone) {
+TEST(WeightLayoutTest, RegenerationAndKeysAndValuesOfNewRowsNeedTheFirstPieceAlone) {
   const WeightLayout layout = weight_layout(opt(4, 768, 12), DType::float16);
   EXPECT_EQ(layout.layer.find(Weight::w_kv)->piece, 0);
   EXPECT_EQ(layout.layer.find(Weight::b_kv)->piece, 0);
   EXPECT_EQ(layout.layer.find(Weight::w_kv)->rows, 2 * 768);
+  EXPECT_EQ(layout.layer.find(Weight::attention_norm_weight)->piece, 0);
+  EXPECT_EQ(layout.layer.find(Weight::attention_norm_bias)->piece, 0);
   EXPECT_EQ(layout.layer.find(Weight::w_q)->piece, 1);
 }
 
@@ -85,8 +87,9 @@ TEST(WeightLayoutTest, LargeMatricesCrossInPiecesOfBoundedSize) {
       EXPECT_GT(piece.bytes.n, 0);
     }
     EXPECT_LE(layer.pieces.size(), static_cast<std::size_t>(layer.bytes.n / most * 5 / 4 + 4));
-    // What regeneration needs, and nothing else, comes first.
-    EXPECT_EQ(layer.find(Weight::b_kv)->last_piece + 1, layer.find(Weight::w_q)->piece);
+    // W_K, W_V and the attention norm, and nothing else, come first.
+    EXPECT_EQ(layer.find(Weight::attention_norm_bias)->last_piece + 1,
+              layer.find(Weight::w_q)->piece);
   }
   const Slab tiny = weight_layout(opt(4, 96, 3), DType::float16, Bytes{4000}).layer;
   expect_sound(tiny);

@@ -102,6 +102,31 @@ def shared_memory_has_one_door(_):
 
 
 @test
+def files_are_replaced_in_one_place(_):
+    """Written beside, synced, renamed and checked by replace_file; results and damaged logs are moved, not replaced."""
+    moves = {"common/replace_file.cpp", "planner/results/results_output.cpp", "planner/links/greeting.cpp"}
+    complaints = []
+    for folder in FOLDERS:
+        for path, text in sources(folder):
+            place = path.relative_to(ROOT).as_posix()
+            if place not in moves and re.search(r"\brename(?:at2?)?\s*\(", text):
+                complaints.append(f"{place} renames a file: replace_file does that")
+    nothing_wrong(complaints)
+
+
+@test
+def an_iteration_is_planned_in_one_place(_):
+    """Items are packed and tables built by plan_iteration alone: run, prediction and simulation order the same."""
+    door = {f"planner/schedule/{name}" for name in ("iteration.cpp", "orders.h", "orders.cpp")}
+    complaints = []
+    for path, text in sources("planner"):
+        place = path.relative_to(ROOT).as_posix()
+        if place not in door and re.search(r"\bpack_items\(|(?:\.|->)pack\([^)]", text):
+            complaints.append(f"{place} packs mini-batches: plan_iteration does that")
+    nothing_wrong(complaints)
+
+
+@test
 def no_lock_or_condition_lies_in_shared_memory(_):
     text = (ROOT / "common" / "shared_layout.h").read_text()
     words = re.findall(r"\b(?:std::mutex|pthread_mutex_t|interprocess_mutex|condition_variable|std::string|std::vector)\b", text)

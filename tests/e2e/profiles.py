@@ -98,6 +98,28 @@ def costs_are_measured_once_where_a_policy_decides_by_them(workspace):
 
 
 @test
+def costs_that_another_build_measured_are_measured_again(workspace):
+    requests = workspace.write_requests("in.jsonl", [request("a", [5, 6, 7])])
+    measured(workspace)
+    words = ("--model", DEMO_MODEL, "-i", requests, *SET)
+    run = ("run", *words, "--policy", "hybrid", "--overwrite", "-o", workspace / "out.jsonl")
+    said = workspace.poise(*run).expect(0).err
+    expect("measuring it" not in said, said)
+
+    (kept,) = (workspace / "cache" / "poise" / "profiles").glob("*.json")
+    profile = json.loads(kept.read_text())
+    expect(profile["build"].startswith("poise "), f"it names the build {profile['build']}")
+    kept.write_text(json.dumps(profile | {"build": "poise 0.0.1"}))
+    refused = workspace.poise("plan", *words).expect(2, "another build (poise 0.0.1)", "poise profile")
+    expect(f"--profile {kept}" in refused.err, refused.err)
+    workspace.poise("plan", *words, "--profile", kept).expect(0)
+
+    said = workspace.poise(*run).expect(0).err
+    expect("was measured by another build; measuring it again" in said, said)
+    expect_equal(json.loads(kept.read_text())["build"], profile["build"], "the build that measured what is kept")
+
+
+@test
 def a_plan_takes_the_costs_of_the_device_that_is_asked_for(workspace):
     """A kept profile of the CPU device is not used for a GPU."""
     requests = workspace.write_requests("in.jsonl", [request("a", [5, 6, 7])])

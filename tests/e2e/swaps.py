@@ -287,7 +287,7 @@ def a_journal_that_cannot_be_written_does_not_end_the_run(workspace):
     run = Disturbed(workspace, requests, *SLOWLY)
     (workspace / "out.jsonl.poise" / "journal" / "in the way").mkdir(parents=True)
     run.poise("restart", "planner").expect(0)
-    expect("cannot be written: Is a directory; what was under way is computed again" in run.finish(oracle).err, "nothing was said")
+    expect("cannot be written: Is a directory (remove what stands in its place); what was under way is computed again" in run.finish(oracle).err, "nothing was said")
 
 
 @test

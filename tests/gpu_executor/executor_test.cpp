@@ -134,6 +134,7 @@ TEST_F(ExecutorTest, WaitsForTheWeightsThenGreets) {
   EXPECT_EQ(hello.layout_hash, model_.layout.hash());
   EXPECT_EQ(hello.process, static_cast<std::uint32_t>(Process::gpu_executor));
   EXPECT_EQ(hello.device, "cpu, 1 thread");
+  EXPECT_EQ(hello.device_kind, messages::DeviceKind::Cpu);
   EXPECT_EQ(hello.device_memory, static_cast<std::uint64_t>((kMiB * 64).n));
   EXPECT_GT(message.executor_epoch, 0u);
 }

@@ -523,7 +523,7 @@ TEST_F(OrderCheckTest, ImpossibleSamplesAreRefused) {
     change(*batch().samples[0]);
     EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr(sentence));
   };
-  refused([](auto& sample) { sample.sequence = 2; }, "of none such");
+  refused([](auto& sample) { sample.sequence = 2; }, "that does not exist");
   refused([](auto& sample) { sample.sequence = 1; }, "again");
   refused([&](auto& sample) { sample.temperature = nan; }, "temperature nan");
   refused([](auto& sample) { sample.temperature = -1; }, "temperature -1");
@@ -574,7 +574,7 @@ TEST_F(OrderCheckTest, MiniBatchesThatAreMissingTwiceThereOrUnknownAreRefused) {
   order.mini_batches = {0, 0};
   expect_order_refused(order, "names mini-batch 0 twice");
   order.mini_batches = {0, 7};
-  expect_order_refused(order, "names mini-batch 7 of none such");
+  expect_order_refused(order, "names mini-batch 7 that does not exist");
 }
 
 TEST_F(OrderCheckTest, AMiniBatchBeforeTheOneWhoseRowsItLoadsIsRefused) {

@@ -246,15 +246,17 @@ TEST(ProfileFile, IsReadAsItWasWritten) {
                        .alone = {{1, {0.25}}},
                        .alone_line = {.a = 0.125, .b = 0.5, .r2 = 0.5},
                        .remeasured = 2}};
+  profile.kind = DeviceKind::cpu;
+  profile.build = "poise 0.1.0";
   const auto path = folder.path() / "profile.json";
   write_profile(path, profile);
   profile.load_kv.points = rising(profile.measured[0].points);
   EXPECT_EQ(read_profile(path, profile.fingerprint), profile);
 }
 
-Profile measured_on(const std::string& name) {
+Profile measured_on(DeviceKind kind) {
   Profile profile = profile_of(machine_named("l4-pcie4"), shape_of(8), DType::float16);
-  profile.name = name;
+  profile.kind = kind;
   profile.measured = {{.name = "attention",
                        .points = {{1, {2.0}}, {8, {9.0}}},
                        .alone = {{1, {1.0}}, {8, {4.0}}, {9, {5.0}}},
@@ -266,7 +268,7 @@ Profile measured_on(const std::string& name) {
 TEST(MeasuredProfile, OfAGpuChargesAttentionByWhatIsCopiedBesideIt) {
   const TempDirectory folder;
   const auto path = folder.path() / "profile.json";
-  Profile profile = measured_on("cuda: some GPU");
+  Profile profile = measured_on(DeviceKind::cuda);
   write_profile(path, profile);
   const Profile read = read_profile(path);
   complete(profile);
@@ -275,13 +277,13 @@ TEST(MeasuredProfile, OfAGpuChargesAttentionByWhatIsCopiedBesideIt) {
     EXPECT_EQ(one.attention_beside(false)(9).n, 5);
     EXPECT_EQ(one.attention_beside(true), one.attention);
   }
-  Profile cores = measured_on("cpu, 2 threads");
+  Profile cores = measured_on(DeviceKind::cpu);
   complete(cores);
   EXPECT_EQ(cores.attention_beside(false), cores.attention);
 }
 
 TEST(MeasuredProfile, OfAGpuMultipliesManyRowsInWholeTiles) {
-  Profile gpu = measured_on("cuda: some GPU"), cores = measured_on("cpu, 2 threads");
+  Profile gpu = measured_on(DeviceKind::cuda), cores = measured_on(DeviceKind::cpu);
   complete(gpu);
   complete(cores);
   EXPECT_EQ(gpu.in_tiles(20), 20);
@@ -297,15 +299,15 @@ TEST(MeasuredProfile, OfAGpuMultipliesManyRowsInWholeTiles) {
 TEST(MeasuredProfile, OfAGpuFewRowsTakeWhatTheyTookAlone) {
   const std::vector<Point> beside{{1, {9}}, {64, {10}}, {256, {12}}, {1024, {40}}};
   const std::vector<Point> alone{{1, {7}}, {256, {13}}, {1024, {30}}};
-  const auto made = [&](const char* name) {
-    Profile profile{.name = name,
+  const auto made = [&](DeviceKind kind) {
+    Profile profile{.kind = kind,
                     .measured = {{.name = "forward", .points = beside, .alone = alone},
                                  {.name = "qkv", .points = beside, .alone = alone}}};
     profile.forward.points = profile.qkv.points = beside;
     complete(profile);
     return profile;
   };
-  const Profile gpu = made("cuda: some GPU"), cores = made("cpu, 2 threads");
+  const Profile gpu = made(DeviceKind::cuda), cores = made(DeviceKind::cpu);
   for (const Line& line : {gpu.forward, gpu.qkv}) {
     EXPECT_DOUBLE_EQ(line(1).n, 7);
     EXPECT_DOUBLE_EQ(line(64).n, 10) << "never seen alone";
@@ -316,7 +318,7 @@ TEST(MeasuredProfile, OfAGpuFewRowsTakeWhatTheyTookAlone) {
 }
 
 TEST(MeasuredProfile, ManyShortPromptsTakeLongerThanOneLongOneOfAsManyPairs) {
-  Profile gpu{.name = "cuda: some card",
+  Profile gpu{.kind = DeviceKind::cuda,
               .prefill = {.a = 1e-6, .b = 1e-9},
               .measured = {{.name = "prefill"}}};
   complete(gpu);
@@ -332,7 +334,7 @@ TEST(MeasuredProfile, ManyShortPromptsTakeLongerThanOneLongOneOfAsManyPairs) {
   EXPECT_LT(extra, gpu.prefill.b * gpu.row_pairs * 1114);
   EXPECT_EQ(gpu.prefill_of(0, 0).n, gpu.prefill(0).n);
 
-  Profile cores{.name = "cpu, 2 threads", .prefill = gpu.prefill, .measured = gpu.measured};
+  Profile cores{.kind = DeviceKind::cpu, .prefill = gpu.prefill, .measured = gpu.measured};
   complete(cores);
   EXPECT_EQ(cores.prefill_of(short_ones, 7 * 256).n, cores.prefill(short_ones).n);
 }
@@ -347,6 +349,42 @@ TEST(ProfileFile, HoldsForOneMachineAndModel) {
                             profile_fingerprint("l4-pcie4", shape_of(8), DType::bfloat16),
                             profile_fingerprint("a100-pcie4", shape_of(8), DType::float16)}) {
     EXPECT_EQ(read_profile(path, other), std::nullopt);
+  }
+}
+
+TEST(ProfileFile, ThatCannotBeWrittenIsNamedWithTheRemedy) {
+  const testing_support::TempDirectory folder;
+  std::filesystem::create_directories(folder.path() / "p.json" / "in the way");
+  const Profile profile = profile_of(machine_named("l4-pcie4"), shape_of(8), DType::float16);
+  try {
+    write_profile(folder.path() / "p.json", profile);
+    ADD_FAILURE() << "it was written";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::busy);
+    EXPECT_NE(std::string(failure.what()).find("p.json cannot be written: Is a directory (remove"),
+              std::string::npos)
+        << failure.what();
+  }
+}
+
+TEST(ProfileFile, OfBeforeItsKindOfDeviceWasKeptSaysItByItsName) {
+  const TempDirectory folder;
+  const auto path = folder.path() / "profile.json";
+  Profile profile = profile_of(machine_named("l4-pcie4"), shape_of(8), DType::float16);
+  for (const auto& [name, kind] : {std::pair{"cpu, 2 threads", DeviceKind::cpu},
+                                   {"cuda: NVIDIA H200", DeviceKind::cuda},
+                                   {"l4-pcie4", DeviceKind::cuda}}) {
+    profile.name = name;
+    write_profile(path, profile);
+    nlohmann::ordered_json json = nlohmann::ordered_json::parse(std::ifstream(path));
+    json.erase("kind");
+    json.erase("build");
+    testing_support::write_file(path, json.dump());
+    EXPECT_EQ(read_profile(path).kind, kind) << name;
+    EXPECT_EQ(read_profile(path).build, "") << name;
+    json["kind"] = "abacus";
+    testing_support::write_file(path, json.dump());
+    EXPECT_THROW(read_profile(path), Failure);
   }
 }
 

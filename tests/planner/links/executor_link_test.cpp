@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "common/trouble.h"
+#include "tests/support/model_files.h"
 
 namespace poise {
 namespace {
@@ -23,6 +24,7 @@ std::string last_word_to_a_slow_reader(const std::string& socket) {
   hello.build = build_id();
   hello.layout_hash = kIdentity.layout_hash;
   hello.device = "test";
+  hello.device_kind = messages::DeviceKind::Cpu;
   hello.device_memory = 1;
   while (!send(*channel, messages::HelloT(hello)) && std::chrono::steady_clock::now() < end) {
     channel->receive({0.001});
@@ -36,6 +38,33 @@ std::string last_word_to_a_slow_reader(const std::string& socket) {
     }
   }
   return "none";
+}
+
+TEST(ExecutorLink, ThatDoesNotNameItsKindOfDeviceIsRefused) {
+  const testing_support::TempDirectory folder;
+  const std::string socket = folder.path() / "e.sock";
+  OrderLog log(folder.path() / "orders.log", "{}");
+  ExecutorLink link(serve(socket, kIdentity), log, 2, BlockSizes{});
+  const auto executor = connect(socket, kIdentity);
+  messages::HelloT hello;
+  hello.protocol = kProtocol;
+  hello.build = build_id();
+  hello.layout_hash = kIdentity.layout_hash;
+  hello.device = "a fine one";
+  while (!send(*executor, messages::HelloT(hello))) {
+    executor->receive({0.001});
+  }
+  try {
+    while (!link.greeting()) {
+      link.step({0.01});
+    }
+    ADD_FAILURE() << "it was greeted";
+  } catch (const Failure& refusal) {
+    EXPECT_EQ(refusal.code(), Exit::foreign);
+    EXPECT_NE(std::string(refusal.what()).find("kind of its device 'a fine one'"),
+              std::string::npos)
+        << refusal.what();
+  }
 }
 
 TEST(ExecutorLink, ItsLastWordIsReadBeforeItLeaves) {

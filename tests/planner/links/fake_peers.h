@@ -141,7 +141,8 @@ class FakeExecutor final : public Peer {
   std::atomic<int> most_undone{0};
   int* told_most = nullptr;  // where to say how many sequences an iteration had at most
   std::atomic<bool> told_to_stop{false};
-  std::string device = "cpu, of symbols";  // before it starts
+  std::string device = "cpu, of symbols";  // before it starts, as the next
+  messages::DeviceKind device_kind = messages::DeviceKind::Cpu;
 
  private:
   void serve_until(const std::stop_token& stop) override {
@@ -156,6 +157,7 @@ class FakeExecutor final : public Peer {
         hello.layout_hash = identity_.layout_hash;
         hello.process = static_cast<std::uint32_t>(Process::gpu_executor);
         hello.device = device;
+        hello.device_kind = device_kind;
         hello.device_memory = std::uint64_t{1} << 30;
         greeted = send(*channel, std::move(hello));
       }

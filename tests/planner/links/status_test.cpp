@@ -84,6 +84,14 @@ TEST(StatusFiles, AreReplacedAtMostTwiceASecond) {
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "status.json.new"));
 }
 
+TEST(StatusFiles, ThatCannotBeReplacedLeaveNothingBesideThem) {
+  const testing_support::TempDirectory folder;
+  std::filesystem::create_directories(folder.path() / "status.json" / "in the way");
+  StatusFile file(folder.path());
+  file.write(RunStatus{}, {1});
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "status.json.new"));
+}
+
 TEST(StatusFiles, ThatCannotBeWrittenAreNoTrouble) {
   StatusFile file("/nonexistent/directory");
   EXPECT_NO_THROW(file.write(RunStatus{}, {1}));

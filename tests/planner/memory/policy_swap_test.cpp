@@ -47,6 +47,19 @@ TEST(PolicyWishes, AreSeenOnceEach) {
   EXPECT_EQ(wishes.in_force()->machine, "m");
 }
 
+TEST(PolicyWishes, ThatCannotBeRecordedAreNotTakenForRecorded) {
+  const testing_support::TempDirectory folder;
+  std::filesystem::create_directories(folder.path() / "policy.in_force.json" / "in the way");
+  try {
+    PolicyWishes(folder.path()).put_in_force({.serial = 5, .policy = "hybrid"});
+    ADD_FAILURE() << "it was recorded";
+  } catch (const Failure& failure) {
+    EXPECT_NE(std::string(failure.what()).find("policy.in_force.json cannot be written"),
+              std::string::npos)
+        << failure.what();
+  }
+}
+
 // Whatever is taken and given back, and wherever the border is wished: no taken block is lost, both
 // kinds stay in the region, and once all is free the border is where it is wished.
 TEST(Border, LosesNoTakenBlockAndArrives) {

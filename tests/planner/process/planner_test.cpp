@@ -226,6 +226,7 @@ TEST_F(PlannerProcess, OptimalHasFewRequestsUnderWayWhereTheLinkIsSlow) {
                                 .peers =
                                     [&](FakeLoader&, FakeExecutor& executor) {
                                       executor.device = "cuda: of symbols";
+                                      executor.device_kind = messages::DeviceKind::Cuda;
                                       executor.told_most = &most;
                                     }});
     EXPECT_EQ(ended, Exit::done);

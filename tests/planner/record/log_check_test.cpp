@@ -11,7 +11,7 @@
 #include <random>
 
 #include "common/weight_layout.h"
-#include "planner/schedule/orders.h"
+#include "planner/schedule/iteration.h"
 #include "planner/schedule/schedule.h"
 #include "planner/schedule/weight_stream.h"
 
@@ -65,8 +65,8 @@ class Recorded {
         .act_slots = 24, .kv_slots = 24, .tokens = 160, .rows = 40, .sequences = 4};
     for (std::uint64_t number = 1; !scheduler.idle(); ++number) {
       const auto parts = scheduler.next();
-      const auto items = pack_items(parts);
-      auto iteration = tables.build(number, pool, parts, items, policy->pack(kHost, items, limits));
+      auto iteration = plan_iteration({.policy = *policy, .host = kHost, .limits = limits}, parts,
+                                      tables, {.number = number, .pool_epoch = pool});
       const auto count = static_cast<std::uint32_t>(iteration.mini_batches.size());
       add(std::move(iteration));
       for (std::uint32_t stage = 0; stage < kLayers + 2; ++stage) {

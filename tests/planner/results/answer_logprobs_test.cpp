@@ -18,15 +18,16 @@ using testing_support::kAb;
 using testing_support::kAbc;
 using testing_support::kEos;
 using testing_support::kEosList;
+using testing_support::KeptAnswer;
 
 class AnswerLogprobs : public testing_support::AnswerTest {};
 
 TEST_F(AnswerLogprobs, LogprobsNameTheBestAndTheChosen) {
   Request asked = request(2);
   asked.sampling.logprobs = 2;
-  Answer answer(asked, tokenizer_, kEosList);
-  answer.push({byte_id('x'), -0.5f, {{byte_id('x'), -0.5f}, {byte_id('y'), -1.5f}}});
-  answer.push({byte_id('z'), -3, {{byte_id('x'), -0.25f}, {byte_id('y'), -2}}});
+  KeptAnswer answer(asked, tokenizer_, kEosList);
+  answer.push(byte_id('x'), {-0.5f, {{byte_id('x'), -0.5f}, {byte_id('y'), -1.5f}}});
+  answer.push(byte_id('z'), {-3, {{byte_id('x'), -0.25f}, {byte_id('y'), -2}}});
   const json made =
       json::parse(answer.result_line("m"))["response"]["body"]["choices"][0]["logprobs"];
   EXPECT_EQ(made, json::parse(R"({"tokens":["x","z"],"token_logprobs":[-0.5,-3.0],
@@ -36,18 +37,18 @@ TEST_F(AnswerLogprobs, LogprobsNameTheBestAndTheChosen) {
 TEST_F(AnswerLogprobs, LogprobsOfZeroReportTheChosenAlone) {
   Request asked = request(1);
   asked.sampling.logprobs = 0;
-  Answer answer(asked, tokenizer_, kEosList);
-  answer.push({byte_id('x'), -0.5f, {}});
+  KeptAnswer answer(asked, tokenizer_, kEosList);
+  answer.push(byte_id('x'), {-0.5f, {}});
   EXPECT_THAT(answer.result_line("m"), HasSubstr(R"("top_logprobs":[{"x":-0.5}])"));
 }
 
 TEST_F(AnswerLogprobs, TokensOfEqualTextShareTheHigherValue) {
   Request asked = request(1);
   asked.sampling.logprobs = 3;
-  Answer answer(asked, tokenizer_, kEosList);
+  KeptAnswer answer(asked, tokenizer_, kEosList);
   // Lone bytes of characters all show as U+FFFD.
-  answer.push(
-      {byte_id(0xc4), -4, {{byte_id('x'), -0.5f}, {byte_id(0xc3), -1}, {byte_id(0xe2), -2}}});
+  answer.push(byte_id(0xc4),
+              {-4, {{byte_id('x'), -0.5f}, {byte_id(0xc3), -1}, {byte_id(0xe2), -2}}});
   const json made =
       json::parse(answer.result_line("m"))["response"]["body"]["choices"][0]["logprobs"];
   EXPECT_EQ(made["top_logprobs"], json::parse(R"([{"x":-0.5,"�":-1.0}])"));
@@ -60,10 +61,9 @@ TEST_F(AnswerLogprobs, EchoedLogprobsBeginWithNull) {
   asked.prompt_text = "pab";
   asked.sampling.echo = true;
   asked.sampling.logprobs = 1;
-  Answer answer(asked, tokenizer_, kEosList);
-  answer.set_prompt_values(
-      {{byte_id('p'), -2, {{byte_id('q'), -1}}}, {kAb, -0.5f, {{kAb, -0.5f}}}});
-  answer.push({kEos, -0.125f, {{kEos, -0.125f}}});
+  KeptAnswer answer(asked, tokenizer_, kEosList);
+  answer.set_prompt_values({{-2, {{byte_id('q'), -1}}}, {-0.5f, {{kAb, -0.5f}}}});
+  answer.push(kEos, {-0.125f, {{kEos, -0.125f}}});
   const json made =
       json::parse(answer.result_line("m"))["response"]["body"]["choices"][0]["logprobs"];
   EXPECT_EQ(made, json::parse(R"({"tokens":["</s>","p","ab","</s>"],
@@ -75,26 +75,26 @@ TEST_F(AnswerLogprobs, EchoedLogprobsBeginWithNull) {
 TEST_F(AnswerLogprobs, OffsetsCountCharacters) {
   Request asked = request(4);
   asked.sampling.logprobs = 0;
-  Answer answer(asked, tokenizer_, kEosList);
+  KeptAnswer answer(asked, tokenizer_, kEosList);
   for (const TokenId token : {kAbc, byte_id(0xc3), byte_id(0xa9), byte_id('x')}) {
-    answer.push({token, -1, {}});
+    answer.push(token, {-1, {}});
   }
   EXPECT_THAT(answer.result_line("m"), HasSubstr(R"("text_offset":[0,3,4,5])"));
 }
 
 TEST_F(AnswerLogprobs, ValuesThatAreNoProbabilityBreakItOff) {
   const float nan = std::nanf(""), infinity = std::numeric_limits<float>::infinity();
-  for (const TokenValue& value : std::vector<TokenValue>{
-           {byte_id('x'), nan, {}}, {byte_id('x'), infinity, {}}, {byte_id('x'), -1, {{5, nan}}}}) {
+  for (const TokenLogprobs& value :
+       std::vector<TokenLogprobs>{{nan, {}}, {infinity, {}}, {-1, {{5, nan}}}}) {
     Request asked = request();
     asked.sampling.logprobs = 1;
-    Answer answer(asked, tokenizer_, kEosList);
-    answer.push(value);
+    KeptAnswer answer(asked, tokenizer_, kEosList);
+    answer.push(byte_id('x'), value);
     ASSERT_TRUE(answer.finished());
     EXPECT_EQ(answer.reason(), FinishReason::error);
 
     asked.sampling.echo = true;
-    Answer scored(asked, tokenizer_, kEosList);
+    KeptAnswer scored(asked, tokenizer_, kEosList);
     scored.set_prompt_values({value});
     ASSERT_TRUE(scored.finished());
     EXPECT_EQ(scored.reason(), FinishReason::error);
@@ -104,8 +104,8 @@ TEST_F(AnswerLogprobs, ValuesThatAreNoProbabilityBreakItOff) {
 TEST_F(AnswerLogprobs, AnImpossibleTokenHasTheValueVllmGivesIt) {
   Request asked = request(1);
   asked.sampling.logprobs = 0;
-  Answer answer(asked, tokenizer_, kEosList);
-  answer.push({byte_id('x'), -std::numeric_limits<float>::infinity(), {}});
+  KeptAnswer answer(asked, tokenizer_, kEosList);
+  answer.push(byte_id('x'), {-std::numeric_limits<float>::infinity(), {}});
   EXPECT_THAT(answer.result_line("m"), HasSubstr(R"("token_logprobs":[-9999.0])"));
 }
 
@@ -113,9 +113,9 @@ TEST_F(AnswerLogprobs, WithoutATokenizerTokensAreNamedByTheirIds) {
   Request asked = request(2);
   asked.sampling.logprobs = 1;
   asked.sampling.return_token_ids = true;
-  Answer answer(asked, nullptr, kEosList);
-  answer.push({5, -0.5f, {{6, -0.25f}}});
-  answer.push({7, -0.5f, {{7, -0.5f}}});
+  KeptAnswer answer(asked, nullptr, kEosList);
+  answer.push(5, {-0.5f, {{6, -0.25f}}});
+  answer.push(7, {-0.5f, {{7, -0.5f}}});
   const json made = json::parse(answer.result_line("m"))["response"]["body"]["choices"][0];
   EXPECT_EQ(made["text"], "");
   EXPECT_EQ(made["token_ids"], (json{5, 7}));
@@ -128,8 +128,8 @@ TEST_F(AnswerLogprobs, TokensCanBeNamedByTheirIdsOnRequest) {
   Request asked = request(1);
   asked.sampling.logprobs = 0;
   asked.sampling.tokens_as_ids = true;
-  Answer answer(asked, tokenizer_, kEosList);
-  answer.push({byte_id('x'), -0.5f, {}});
+  KeptAnswer answer(asked, tokenizer_, kEosList);
+  answer.push(byte_id('x'), {-0.5f, {}});
   const std::string line = answer.result_line("m");
   EXPECT_THAT(line, HasSubstr(fmt::format(R"("tokens":["token_id:{}"])", byte_id('x'))));
   EXPECT_THAT(line, HasSubstr(R"("text":"x")"));

@@ -14,6 +14,23 @@ namespace poise::testing_support {
 
 inline const std::vector<TokenId> kEosList{kEos};
 
+// An answer and the tokens that were pushed to it, which in a run the scheduler keeps.
+class KeptAnswer : public Answer {
+ public:
+  using Answer::Answer;
+  void push(TokenId token, TokenLogprobs logprobs) {
+    Answer::push(token, std::move(logprobs));
+    tokens_.push_back(token);
+  }
+  const std::vector<TokenId>& tokens() const { return tokens_; }
+  std::string result_line(const std::string& model_name, std::int64_t created = 0) const {
+    return Answer::result_line(tokens_, model_name, created);
+  }
+
+ private:
+  std::vector<TokenId> tokens_;
+};
+
 class AnswerTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() { tokenizer_ = new Tokenizer(testing_support::byte_tokenizer()); }
@@ -26,13 +43,13 @@ class AnswerTest : public ::testing::Test {
   }
   // Pushes until finished; returns the whole line.
   static nlohmann::json answered(const Request& request, const std::vector<TokenId>& tokens) {
-    Answer answer(request, tokenizer_, kEosList);
+    KeptAnswer answer(request, tokenizer_, kEosList);
     for (const TokenId token : tokens) {
       if (answer.finished()) {
         ADD_FAILURE() << "finished before token " << token;
         break;
       }
-      answer.push({token, -1.0f, {}});
+      answer.push(token, {-1.0f, {}});
     }
     EXPECT_TRUE(answer.finished());
     return answer.finished() ? nlohmann::json::parse(answer.result_line("model"))

@@ -21,6 +21,7 @@ using testing_support::kAbc;
 using testing_support::kBeyond;
 using testing_support::kEos;
 using testing_support::kEosList;
+using testing_support::KeptAnswer;
 
 TEST_F(AnswerTest, TheLineHasTheShapeOfABatchResult) {
   const Request asked = request(2);
@@ -34,8 +35,8 @@ TEST_F(AnswerTest, TheLineHasTheShapeOfABatchResult) {
 
 TEST_F(AnswerTest, TimeStandsWhereItIsAskedForAndNowhereElse) {
   const Request asked = request(1);
-  Answer answer(asked, tokenizer_, kEosList);
-  answer.push({byte_id('x'), 0, {}});
+  KeptAnswer answer(asked, tokenizer_, kEosList);
+  answer.push(byte_id('x'), {0, {}});
   json early = json::parse(answer.result_line("m", 1)),
        late = json::parse(answer.result_line("m", 99));
   EXPECT_EQ(late["response"]["body"]["created"], 99);
@@ -64,9 +65,9 @@ TEST_F(AnswerTest, EosAsTheLastTokenAllowedIsAStop) {
 TEST_F(AnswerTest, AnyOfSeveralEosEndsIt) {
   const std::vector<TokenId> several{kEos, byte_id('!')};
   const Request asked = request();
-  Answer answer(asked, tokenizer_, several);
-  answer.push({byte_id('x'), 0, {}});
-  answer.push({byte_id('!'), 0, {}});
+  KeptAnswer answer(asked, tokenizer_, several);
+  answer.push(byte_id('x'), {0, {}});
+  answer.push(byte_id('!'), {0, {}});
   ASSERT_TRUE(answer.finished());
   EXPECT_EQ(answer.reason(), FinishReason::stop);
   EXPECT_EQ(json::parse(answer.result_line("m"))["response"]["body"]["choices"][0]["text"], "x");
@@ -183,8 +184,8 @@ TEST_F(AnswerTest, ScoringAloneHasNoNewTokens) {
   asked.sampling.logprobs = 0;
   asked.sampling.return_token_ids = true;
   asked.prompt_text = "p";
-  Answer answer(asked, tokenizer_, kEosList);
-  answer.set_prompt_values({{byte_id('p'), -2, {}}});
+  KeptAnswer answer(asked, tokenizer_, kEosList);
+  answer.set_prompt_values({{-2, {}}});
   EXPECT_FALSE(answer.finished());
   answer.finish_scoring();
   const json body = json::parse(answer.result_line("m"))["response"]["body"];
@@ -198,8 +199,8 @@ TEST_F(AnswerTest, ScoringAloneHasNoNewTokens) {
 
 TEST_F(AnswerTest, WhatIsNotFiniteBecomesAnErrorLine) {
   const Request asked = request();
-  Answer answer(asked, tokenizer_, kEosList);
-  answer.push({byte_id('x'), 0, {}});
+  KeptAnswer answer(asked, tokenizer_, kEosList);
+  answer.push(byte_id('x'), {0, {}});
   answer.break_off();
   ASSERT_TRUE(answer.finished());
   EXPECT_EQ(answer.reason(), FinishReason::error);
@@ -215,18 +216,18 @@ TEST_F(AnswerTest, ItsStateIsAFunctionOfWhatWasPushed) {
   asked.sampling.stop = {"never"};
   asked.sampling.logprobs = 0;
   const std::vector<TokenId> tokens{kAb, byte_id(0xc3), byte_id(0xa9), kAbc, 3, byte_id('z')};
-  Answer whole(asked, tokenizer_, kEosList);
+  KeptAnswer whole(asked, tokenizer_, kEosList);
   for (const TokenId token : tokens) {
-    whole.push({token, -1, {}});
+    whole.push(token, {-1, {}});
   }
   for (std::size_t cut = 0; cut < tokens.size(); ++cut) {
-    Answer first(asked, tokenizer_, kEosList);
+    KeptAnswer first(asked, tokenizer_, kEosList);
     for (std::size_t i = 0; i < cut; ++i) {
-      first.push({tokens[i], -1, {}});
+      first.push(tokens[i], {-1, {}});
     }
-    Answer moved = std::move(first);
+    KeptAnswer moved = std::move(first);
     for (std::size_t i = cut; i < tokens.size(); ++i) {
-      moved.push({tokens[i], -1, {}});
+      moved.push(tokens[i], {-1, {}});
     }
     EXPECT_EQ(moved.result_line("m"), whole.result_line("m"));
   }
@@ -234,12 +235,12 @@ TEST_F(AnswerTest, ItsStateIsAFunctionOfWhatWasPushed) {
 
 TEST_F(AnswerTest, MisuseIsADefect) {
   const Request asked = request(1);
-  Answer answer(asked, tokenizer_, kEosList);
+  KeptAnswer answer(asked, tokenizer_, kEosList);
   EXPECT_THROW(answer.result_line("m"), Defect);
   EXPECT_THROW(answer.finish_scoring(), Defect);
-  EXPECT_THROW(answer.set_prompt_values({{5, 0, {}}}), Defect);
-  answer.push({byte_id('x'), 0, {}});
-  EXPECT_THROW(answer.push({byte_id('x'), 0, {}}), Defect);
+  EXPECT_THROW(answer.set_prompt_values({{0, {}}}), Defect);
+  answer.push(byte_id('x'), {0, {}});
+  EXPECT_THROW(answer.push(byte_id('x'), {0, {}}), Defect);
   EXPECT_THROW(answer.break_off(), Defect);
 }
 
@@ -268,9 +269,9 @@ TEST_F(AnswerTest, RandomAnswersAgreeWithDecodingEverythingAtOnce) {
     for (unsigned i = random() % 4; i > 0; --i) {
       asked.sampling.stop.push_back(stops[random() % stops.size()]);
     }
-    Answer answer(asked, tokenizer_, kEosList);
+    KeptAnswer answer(asked, tokenizer_, kEosList);
     while (!answer.finished()) {
-      answer.push({pool[random() % pool.size()], 0, {}});
+      answer.push(pool[random() % pool.size()], {0, {}});
     }
     const std::vector<TokenId>& tokens = answer.tokens();
     std::string expected = tokenizer_->decode(tokens);

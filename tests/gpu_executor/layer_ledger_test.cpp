@@ -1,4 +1,4 @@
-#include "gpu_executor/layer_buffers.h"
+#include "gpu_executor/layer_ledger.h"
 
 #include <gtest/gtest.h>
 
@@ -9,21 +9,21 @@ namespace {
 
 constexpr DeviceLimits kOneResident{.resident_layers = 1};
 
-void fetch_all(LayerBuffers& buffers, std::uint32_t layer) {
+void fetch_all(LayerLedger& buffers, std::uint32_t layer) {
   for (std::uint32_t piece = 0; piece < 4; ++piece) {
     buffers.fetch({layer}, piece);
   }
 }
 
-int run(LayerBuffers& buffers, std::uint32_t layer) {
+int run(LayerLedger& buffers, std::uint32_t layer) {
   const int buffer = buffers.use({layer});
   buffers.check_complete(buffer);
   buffers.used(buffer);
   return buffer;
 }
 
-TEST(LayerBuffers, LayersPassThroughTheTwoInTurn) {
-  LayerBuffers buffers(kOneResident, 5, 4);
+TEST(LayerLedger, LayersPassThroughTheTwoInTurn) {
+  LayerLedger buffers(kOneResident, 5, 4);
   int last = -1;
   for (const std::uint32_t layer : {1u, 2u, 3u, 4u, 1u, 2u}) {
     fetch_all(buffers, layer);
@@ -33,8 +33,8 @@ TEST(LayerBuffers, LayersPassThroughTheTwoInTurn) {
   }
 }
 
-TEST(LayerBuffers, TheNextLayerArrivesWhileOneIsComputed) {
-  LayerBuffers buffers(kOneResident, 5, 4);
+TEST(LayerLedger, TheNextLayerArrivesWhileOneIsComputed) {
+  LayerLedger buffers(kOneResident, 5, 4);
   fetch_all(buffers, 1);
   const int first = buffers.use({1});
   fetch_all(buffers, 2);
@@ -43,8 +43,8 @@ TEST(LayerBuffers, TheNextLayerArrivesWhileOneIsComputed) {
   EXPECT_EQ(buffers.fetch({3}, 0), first);
 }
 
-TEST(LayerBuffers, AnOrderMayBringTheRestOfItsOwnLayer) {
-  LayerBuffers buffers(kOneResident, 5, 4);
+TEST(LayerLedger, AnOrderMayBringTheRestOfItsOwnLayer) {
+  LayerLedger buffers(kOneResident, 5, 4);
   const int early = buffers.fetch({1}, 0);
   const int used = buffers.use({1});
   EXPECT_EQ(used, early);
@@ -56,8 +56,8 @@ TEST(LayerBuffers, AnOrderMayBringTheRestOfItsOwnLayer) {
   EXPECT_NE(buffers.fetch({1}, 0), used) << "for the next time it is computed";
 }
 
-TEST(LayerBuffers, ALayerThatIsStillThereNeedsNoFetch) {
-  LayerBuffers buffers(kOneResident, 3, 4);
+TEST(LayerLedger, ALayerThatIsStillThereNeedsNoFetch) {
+  LayerLedger buffers(kOneResident, 3, 4);
   fetch_all(buffers, 1);
   run(buffers, 1);
   fetch_all(buffers, 2);
@@ -66,8 +66,8 @@ TEST(LayerBuffers, ALayerThatIsStillThereNeedsNoFetch) {
   run(buffers, 2);
 }
 
-TEST(LayerBuffers, AnAbandonedLayerIsFetchedAnew) {
-  LayerBuffers buffers(kOneResident, 5, 4);
+TEST(LayerLedger, AnAbandonedLayerIsFetchedAnew) {
+  LayerLedger buffers(kOneResident, 5, 4);
   fetch_all(buffers, 1);
   buffers.fetch({2}, 0);
   buffers.abandon();
@@ -77,8 +77,8 @@ TEST(LayerBuffers, AnAbandonedLayerIsFetchedAnew) {
   run(buffers, 2);
 }
 
-TEST(LayerBuffers, ALayerThatWasNotFetchedIsNotComputed) {
-  LayerBuffers buffers(kOneResident, 5, 4);
+TEST(LayerLedger, ALayerThatWasNotFetchedIsNotComputed) {
+  LayerLedger buffers(kOneResident, 5, 4);
   const int buffer = buffers.use({3});
   EXPECT_THROW(buffers.check_complete(buffer), Failure);
 }

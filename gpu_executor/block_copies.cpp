@@ -1,6 +1,4 @@
-// Which blocks the pipeline copies, from where to where: into the sides' buffers, and new rows out.
-
-#include "gpu_executor/pipeline.h"
+#include "gpu_executor/block_copies.h"
 
 namespace poise {
 namespace {
@@ -19,35 +17,83 @@ Bytes bytes_of(const BlockLoad& run, const BlockSizes& sizes) {
 
 }  // namespace
 
-void Pipeline::load(Running& order, const Visit& visit, LayerId layer, bool first) {
-  const TableSpan& table = visit.batch.layer.span;
+BlockCopies::BlockCopies(Device& device, const ModelShape& shape, DType dtype,
+                         const DeviceLimits& limits, Tracer& tracer, Buffer kept)
+    : device_(device),
+      tracer_(tracer),
+      limits_(limits),
+      sizes_(block_sizes(shape, dtype)),
+      pool_here_(device_pool(sizes_, limits)) {
+  const DeviceSizes sizes = device_sizes(shape, dtype, limits);
+  context_blocks_ =
+      kept.size().n > 0 ? std::move(kept) : device.allocate(sizes.context_blocks, "context blocks");
+  for (BatchSide& side : sides_) {
+    side = {.act = device.allocate(sizes.act_buffer, "ACT buffer"),
+            .kv = device.allocate(sizes.kv_buffer, "KV buffer"),
+            .tables = device.allocate(sizes.batch_tables, "tables"),
+            .act_loaded = device.make_signal(),
+            .loaded = device.make_signal(),
+            .loaded_here = device.make_signal(),
+            .computed = device.make_signal()};
+  }
+  for (RowsSide& side : rows_sides_) {
+    side = {.act = device.allocate(sizes.new_act, "new ACT rows"),
+            .kv = device.allocate(sizes.new_kv, "new KV rows"),
+            .made = device.make_signal(),
+            .stored = device.make_signal()};
+  }
+  for (std::int32_t layer = 0; layer < shape.num_hidden_layers; ++layer) {
+    stored_.push_back(device.make_signal());
+  }
+}
+
+void BlockCopies::load(const IterationWork& work, Visit& visit, LayerId layer, bool first,
+                       LinkTraffic& link) {
   device_.wait(Stream::copy_in, *visit.side.computed);
   if (first || !visit.batch.after.empty()) {
     device_.wait(Stream::copy_in, *stored_[layer.n]);
   }
-  std::vector<Copy> copies{{.to = visit.side.tables.data(),
-                            .from = order.work->tables.data() + table.offset,
-                            .bytes = table.bytes}};
+  std::vector<Copy> act, kv;
   for (const BlockLoad& run : visit.batch.loads) {
     if (run.place == messages::Place::Host) {
-      add_run(order.work->blocks, run, visit.side, layer, copies);
-      (run.kind == BlockKind::kv ? order.kv : order.act) += bytes_of(run, sizes_);
+      const bool is_kv = run.kind == BlockKind::kv;
+      add_run(work.blocks, run, visit.side, layer, is_kv ? kv : act);
+      (is_kv ? link.kv : link.act) += bytes_of(run, sizes_);
     }
   }
+  const TableSpan& table = visit.batch.layer.span;
+  std::vector<Copy>& first_copies = act.empty() ? kv : act;
+  first_copies.insert(first_copies.begin(), {.to = visit.side.tables.data(),
+                                             .from = work.tables.data() + table.offset,
+                                             .bytes = table.bytes});
+  visit.act_there = visit.side.loaded.get();
+  if (!act.empty()) {
+    load_host(visit, act);
+    if (!kv.empty()) {
+      device_.record(*visit.side.act_loaded, Stream::copy_in);
+      visit.act_there = visit.side.act_loaded.get();
+    }
+  }
+  if (!kv.empty()) {
+    load_host(visit, kv);
+  }
+  device_.record(*visit.side.loaded, Stream::copy_in);
+  load_here(work, visit, layer);
+}
+
+void BlockCopies::load_host(const Visit& visit, std::span<const Copy> copies) {
   tracer_.begin(
       {.kind = messages::SpanKind::Load, .stream = Stream::copy_in, .mini_batch = visit.id});
   device_.copy(Stream::copy_in, copies);
   tracer_.end(bytes_of(copies));
-  device_.record(*visit.side.loaded, Stream::copy_in);
-  load_here(order, visit, layer);
 }
 
 // ACT blocks that stay on the device, into their slots.
-void Pipeline::load_here(const Running& order, const Visit& visit, LayerId layer) {
+void BlockCopies::load_here(const IterationWork& work, const Visit& visit, LayerId layer) {
   std::vector<Copy> copies;
   for (const BlockLoad& run : visit.batch.loads) {
     if (run.place == messages::Place::Gpu) {
-      add_run(order.work->blocks, run, visit.side, layer, copies);
+      add_run(work.blocks, run, visit.side, layer, copies);
     }
   }
   if (copies.empty()) {
@@ -62,8 +108,8 @@ void Pipeline::load_here(const Running& order, const Visit& visit, LayerId layer
 }
 
 // A run of ACT blocks ascends in its pool and in the buffer; a run of KV blocks descends in both.
-void Pipeline::add_run(const HostBlocks& blocks, const BlockLoad& run, const Side& side,
-                       LayerId layer, std::vector<Copy>& copies) const {
+void BlockCopies::add_run(const HostBlocks& blocks, const BlockLoad& run, const BatchSide& side,
+                          LayerId layer, std::vector<Copy>& copies) const {
   const std::int64_t size = sizes_.block(run.kind).n;
   const std::int64_t tail = sizes_.row(run.kind).n * run.tail_tokens;
   const auto from = [&](std::uint32_t i) {
@@ -87,24 +133,23 @@ void Pipeline::add_run(const HostBlocks& blocks, const BlockLoad& run, const Sid
   }
 }
 
-std::byte* Pipeline::block_at(const HostBlocks& blocks, messages::Place place, BlockKind kind,
-                              LayerId layer, std::uint32_t block) const {
+std::byte* BlockCopies::block_at(const HostBlocks& blocks, messages::Place place, BlockKind kind,
+                                 LayerId layer, std::uint32_t block) const {
   return place == messages::Place::Gpu
              ? context_blocks_.data() + pool_here_.offset(sizes_, layer, kind, {block})
              : blocks.data + blocks.partition.offset(sizes_, layer, kind, {block});
 }
 
-// The layer's KV blocks that stay on the device, the last one first; null where there are none.
-std::byte* Pipeline::kv_here(LayerId layer) const {
+std::byte* BlockCopies::kv_here(LayerId layer) const {
   const auto blocks = static_cast<std::uint32_t>(limits_.gpu_kv_blocks);
   return blocks > 0 ? context_blocks_.data() +
                           pool_here_.offset(sizes_, layer, BlockKind::kv, {blocks - 1})
                     : nullptr;
 }
 
-void Pipeline::store(Running& order, std::span<const Visit> visits, const RowsSide& side,
-                     LayerId layer) {
-  const HostBlocks& blocks = order.work->blocks;
+void BlockCopies::store(const IterationWork& work, std::span<const Visit> visits,
+                        const RowsSide& side, LayerId layer, LinkTraffic& link) {
+  const HostBlocks& blocks = work.blocks;
   std::vector<Copy> copies, here;
   for (const Visit& visit : visits) {
     for (const RowStore& store : visit.batch.stores) {
@@ -120,7 +165,7 @@ void Pipeline::store(Running& order, std::span<const Visit> visits, const RowsSi
   if (copies.empty() && here.empty()) {
     return;
   }
-  order.stores += bytes_of(copies);
+  link.stores += bytes_of(copies);
   device_.wait(Stream::copy_out, *side.made);
   tracer_.begin({.kind = messages::SpanKind::Store,
                  .stream = Stream::copy_out,

@@ -1,10 +1,9 @@
 #pragma once
-// Which streamed layer is in which of the two layer buffers: the bookkeeping, without a byte being
-// moved. A layer's pieces are fetched by orders before the one that computes it, or by that order
-// itself behind its first mini-batch's loads (regeneration then starts on piece 0 while the rest
-// arrives, KVPR section 3.3); a buffer is free for another layer once an order computed from it.
-// The order check runs it ahead to refuse what cannot be, the weights on the device run it again to
-// place what was accepted.
+// Records which streamed layer is in which of the two layer buffers; it moves no data. A layer's
+// pieces are fetched by orders before the one that computes it, or by that order itself behind its
+// first mini-batch's loads (regeneration then starts on the first pieces while the rest arrives, KVPR
+// section 3.3). A buffer is free for another layer once an order has computed from it. The order check
+// keeps a ledger to refuse impossible orders; WeightsOnDevice keeps one to place accepted pieces.
 
 #include <array>
 #include <cstdint>
@@ -15,10 +14,10 @@
 
 namespace poise {
 
-class LayerBuffers {
+class LayerLedger {
  public:
   // `pieces`: of each layer, at most kMaxWeightPieces (common/weight_layout.h).
-  LayerBuffers(const DeviceLimits& limits, std::int32_t layers, std::int32_t pieces);
+  LayerLedger(const DeviceLimits& limits, std::int32_t layers, std::int32_t pieces);
 
   bool streamed(LayerId layer) const { return !is_resident(limits_, layer, layers_); }
   // The buffer a piece goes to. Fails where the layer is resident, the piece was fetched already,

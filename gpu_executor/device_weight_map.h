@@ -1,6 +1,6 @@
 #pragma once
-// Where weights lie in a slab on the device, and how they get there from the weights segment: what
-// resident and streamed weights share. Holds no memory; the device and the segment must outlive it.
+// Where each weight lies in a slab on the device, and its upload from the weights segment, for resident
+// and streamed weights alike. Holds no memory; the device and the segment must outlive it.
 
 #include <cstddef>
 #include <cstdint>
@@ -37,11 +37,11 @@ struct LayerWeights {
   const void* mlp_norm_bias = nullptr;
 };
 
-class WeightPlaces {
+class DeviceWeightMap {
  public:
   // `host`: the weights segment, laid out as `layout` says.
-  WeightPlaces(Device& device, const ModelShape& shape, DType dtype, const WeightLayout& layout,
-               std::span<const std::byte> host);
+  DeviceWeightMap(Device& device, const ModelShape& shape, DType dtype, const WeightLayout& layout,
+                  std::span<const std::byte> host);
 
   const WeightLayout& layout() const { return layout_; }
   // Bytes of a slab on the device.

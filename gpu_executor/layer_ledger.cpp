@@ -1,4 +1,4 @@
-#include "gpu_executor/layer_buffers.h"
+#include "gpu_executor/layer_ledger.h"
 
 #include <algorithm>
 
@@ -7,19 +7,19 @@
 
 namespace poise {
 
-LayerBuffers::LayerBuffers(const DeviceLimits& limits, std::int32_t layers, std::int32_t pieces)
+LayerLedger::LayerLedger(const DeviceLimits& limits, std::int32_t layers, std::int32_t pieces)
     : limits_(limits), layers_(layers), all_pieces_((std::uint64_t{1} << pieces) - 1) {
   check(pieces > 0 && pieces <= kMaxWeightPieces, "a layer has few pieces");
 }
 
-LayerBuffers::Held* LayerBuffers::find(LayerId layer, State state) {
+LayerLedger::Held* LayerLedger::find(LayerId layer, State state) {
   const auto found = std::ranges::find_if(
       buffers_, [&](const Held& held) { return held.layer == layer && held.state == state; });
   return found == buffers_.end() ? nullptr : &*found;
 }
 
 // The one freed first.
-LayerBuffers::Held& LayerBuffers::take_free(LayerId layer, State state) {
+LayerLedger::Held& LayerLedger::take_free(LayerId layer, State state) {
   Held& held = *std::ranges::min_element(buffers_, {}, [](const Held& one) {
     return one.state == State::free ? one.since : UINT64_MAX;
   });
@@ -31,7 +31,7 @@ LayerBuffers::Held& LayerBuffers::take_free(LayerId layer, State state) {
   return held;
 }
 
-int LayerBuffers::fetch(LayerId layer, std::uint32_t piece) {
+int LayerLedger::fetch(LayerId layer, std::uint32_t piece) {
   if (layer.n >= static_cast<std::uint32_t>(layers_)) {
     fail("fetches layer {} of a model of {}", layer.n, layers_);
   }
@@ -53,7 +53,7 @@ int LayerBuffers::fetch(LayerId layer, std::uint32_t piece) {
   return index(*held);
 }
 
-int LayerBuffers::use(LayerId layer) {
+int LayerLedger::use(LayerId layer) {
   Held* held = find(layer, State::filling);
   if (held == nullptr) {
     held = find(layer, State::free);  // still there from an earlier order
@@ -65,7 +65,7 @@ int LayerBuffers::use(LayerId layer) {
   return index(*held);
 }
 
-void LayerBuffers::check_complete(int buffer) const {
+void LayerLedger::check_complete(int buffer) const {
   const Held& held = buffers_[static_cast<std::size_t>(buffer)];
   if (held.pieces != all_pieces_) {
     fail(
@@ -75,13 +75,13 @@ void LayerBuffers::check_complete(int buffer) const {
   }
 }
 
-void LayerBuffers::used(int buffer) {
+void LayerLedger::used(int buffer) {
   Held& held = buffers_[static_cast<std::size_t>(buffer)];
   held.state = State::free;
   held.since = ++uses_;
 }
 
-void LayerBuffers::abandon() {
+void LayerLedger::abandon() {
   for (Held& held : buffers_) {
     if (held.state == State::filling) {
       held = {.layer = std::nullopt, .pieces = 0, .state = State::free, .since = held.since};

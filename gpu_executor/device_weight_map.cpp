@@ -1,4 +1,4 @@
-#include "gpu_executor/weight_places.h"
+#include "gpu_executor/device_weight_map.h"
 
 #include <algorithm>
 #include <vector>
@@ -53,8 +53,8 @@ RowRange rows_in(const WeightEntry& entry, const WeightPiece& piece) {
 
 }  // namespace
 
-WeightPlaces::WeightPlaces(Device& device, const ModelShape& shape, DType dtype,
-                           const WeightLayout& layout, std::span<const std::byte> host)
+DeviceWeightMap::DeviceWeightMap(Device& device, const ModelShape& shape, DType dtype,
+                                 const WeightLayout& layout, std::span<const std::byte> host)
     : device_(device),
       tied_(shape.tie_word_embeddings != 0),
       dtype_(dtype),
@@ -66,7 +66,7 @@ WeightPlaces::WeightPlaces(Device& device, const ModelShape& shape, DType dtype,
         "the weights segment holds all weights");
 }
 
-OuterWeights WeightPlaces::outer_at(std::byte* data) const {
+OuterWeights DeviceWeightMap::outer_at(std::byte* data) const {
   const Placed outer(layout_.outer, placed_outer_, dtype_, data);
   return {.token_embedding = outer.matrix(Weight::token_embedding),
           .head = outer.matrix(tied_ ? Weight::token_embedding : Weight::head),
@@ -77,7 +77,7 @@ OuterWeights WeightPlaces::outer_at(std::byte* data) const {
           .final_norm_bias = outer.vector(Weight::final_norm_bias)};
 }
 
-LayerWeights WeightPlaces::layer_at(std::byte* data) const {
+LayerWeights DeviceWeightMap::layer_at(std::byte* data) const {
   const Placed layer(layout_.layer, placed_layer_, dtype_, data);
   return {.w_kv = layer.matrix(Weight::w_kv),
           .w_q = layer.matrix(Weight::w_q),
@@ -95,19 +95,19 @@ LayerWeights WeightPlaces::layer_at(std::byte* data) const {
           .mlp_norm_bias = layer.vector(Weight::mlp_norm_bias)};
 }
 
-Bytes WeightPlaces::upload_outer(std::byte* to) const {
+Bytes DeviceWeightMap::upload_outer(std::byte* to) const {
   return upload(layout_.outer, placed_outer_, 0, to, std::nullopt);
 }
 
-Bytes WeightPlaces::upload_layer(LayerId layer, std::byte* to,
-                                 std::optional<std::int32_t> piece) const {
+Bytes DeviceWeightMap::upload_layer(LayerId layer, std::byte* to,
+                                    std::optional<std::int32_t> piece) const {
   return upload(layout_.layer, placed_layer_, layout_.layer_offset(layer), to, piece);
 }
 
 // The entries of one piece of a slab, or of all pieces; returns their bytes. `from`: of the slab, in
 // the segment.
-Bytes WeightPlaces::upload(const Slab& slab, const DeviceSlab& placed, std::uint64_t from,
-                           std::byte* to, std::optional<std::int32_t> piece) const {
+Bytes DeviceWeightMap::upload(const Slab& slab, const DeviceSlab& placed, std::uint64_t from,
+                              std::byte* to, std::optional<std::int32_t> piece) const {
   std::vector<WeightCopy> copies;
   Bytes bytes{};
   for (std::size_t i = 0; i < slab.entries.size(); ++i) {

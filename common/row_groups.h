@@ -1,0 +1,32 @@
+#pragma once
+// Which mini-batches go through a layer's row-wise products (projections, MLP) together. A weight is
+// then read once for all rows of a group; no bit of a product depends on its other rows. The executor
+// computes in these groups, the planner predicts and profiles in them. Pure.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/messages_generated.h"
+
+namespace poise {
+
+// The rows of a mini-batch, counted within its iteration.
+struct BatchRows {
+  std::int64_t first;
+  std::int32_t count;
+};
+
+struct RowGroup {
+  std::size_t begin, end;  // of the mini-batches
+  std::int32_t rows;       // of all of them
+};
+
+// Neighbours whose rows follow one another, in as few groups as possible from the first mini-batch on,
+// none of more than `max_rows`; a mini-batch of more is a group by itself.
+std::vector<RowGroup> row_groups(std::span<const BatchRows> batches, std::int32_t max_rows);
+// The same for all mini-batches of an iteration, in their order.
+std::vector<RowGroup> row_groups(const messages::IterationT& iteration, std::int32_t max_rows);
+
+}  // namespace poise

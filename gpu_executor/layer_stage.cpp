@@ -1,0 +1,144 @@
+#include "gpu_executor/layer_stage.h"
+
+#include "common/weight_fetch.h"
+
+namespace poise {
+
+LayerStage::LayerStage(const StageParts& parts, BlockCopies& copies, const DeviceLimits& limits,
+                       const WeightLayout& layout, const DeviceSizes& sizes)
+    : parts_(parts),
+      copies_(copies),
+      limits_(limits),
+      layout_(layout),
+      regenerated_(parts.device.allocate(sizes.regenerated, "regenerated KV")) {}
+
+void LayerStage::run(RunningOrder& order, const LayerOrderWork& work, LayerId layer) {
+  const LayerWeights& weights = parts_.weights.begin(layer);
+  const bool streamed = !is_resident(limits_, layer, layout_.layers);
+  const bool queries_wait = streamed && fetches(work.fetch, layout_, layer, Weight::w_q);
+  std::vector<Visit> visits;
+  for (const std::uint32_t id : work.mini_batches) {
+    visits.push_back({id, order.work->mini_batches[id], copies_.next_side()});
+  }
+  const auto load_next = [&](std::size_t i) {
+    copies_.load(*order.work, visits[i], layer, i == 0, order.link);
+    order.link.weights += parts_.weights.fetch_behind(visits[i].id, work.fetch);
+  };
+  load_next(0);
+  for (const RowGroup& group : group(visits)) {
+    const std::span<const Visit> members(&visits[group.begin], group.end - group.begin);
+    const RowsSide& side = copies_.next_rows_side();
+    const LayerRows rows = rows_of(members.front(), group, side);
+    const LayerHooks of_rows = hooks(members.front().id, side);
+    const bool regenerate_first = queries_wait && group.begin == 0;
+    parts_.device.wait(Stream::compute, *side.stored);
+    parts_.decoder.project_kv(weights, rows, of_rows);
+    copies_.store(*order.work, members, side, layer, order.link);
+    if (regenerate_first) {
+      parts_.orders.mark(order, WaitsFor::weights, false);
+      regenerate(members.front(), weights, context_of(members.front(), layer), side);
+      parts_.orders.mark(order, WaitsFor::blocks, false);
+    }
+    parts_.decoder.project_queries(weights, rows, of_rows);
+    parts_.tracer.end();
+    parts_.orders.mark(order, group.begin == 0 ? WaitsFor::weights : WaitsFor::rows, false);
+    for (std::size_t i = group.begin; i < group.end; ++i) {
+      if (i + 1 < visits.size()) {  // before this one computes, and behind the stores it may read
+        load_next(i + 1);
+      }
+      const LayerContext context = context_of(visits[i], layer);
+      if (!regenerate_first || i > group.begin) {
+        regenerate(visits[i], weights, context, side);
+      }
+      attend(visits[i], rows, context, side);
+      const bool last = i + 1 == group.end;
+      if (!last || streamed) {
+        parts_.orders.mark(order, WaitsFor::blocks, !last);
+      }
+      if (last) {
+        parts_.decoder.finish(weights, rows, hooks(visits[i].id, side));
+        parts_.tracer.end();
+        parts_.orders.mark(order, streamed ? WaitsFor::weights : WaitsFor::blocks, true);
+      }
+    }
+  }
+  parts_.weights.end();
+}
+
+// Says to each mini-batch where its rows begin in its group.
+std::vector<RowGroup> LayerStage::group(std::span<Visit> visits) const {
+  std::vector<BatchRows> rows;
+  for (const Visit& visit : visits) {
+    rows.push_back({.first = visit.batch.first_row, .count = visit.batch.rows});
+  }
+  std::vector<RowGroup> groups = row_groups(rows, limits_.max_mini_batch_rows);
+  for (const RowGroup& group : groups) {
+    for (std::size_t i = group.begin; i < group.end; ++i) {
+      visits[i].first_row = rows[i].first - rows[group.begin].first;
+    }
+  }
+  return groups;
+}
+
+LayerRows LayerStage::rows_of(const Visit& first, const RowGroup& group,
+                              const RowsSide& side) const {
+  return {.hidden = parts_.hidden_of(first.batch),
+          .rows = group.rows,
+          .new_act = side.act.data(),
+          .new_kv = side.kv.data()};
+}
+
+LayerHooks LayerStage::hooks(std::uint32_t mini_batch, const RowsSide& side) {
+  return {.need =
+              [this](Weight weight) {
+                parts_.tracer.end();
+                parts_.weights.need(weight);
+              },
+          .begins =
+              [this, mini_batch](messages::SpanKind kind) {
+                parts_.tracer.begin(
+                    {.kind = kind, .stream = Stream::compute, .mini_batch = mini_batch});
+              },
+          .rows_made = [this, &side] { parts_.device.record(*side.made, Stream::compute); }};
+}
+
+LayerContext LayerStage::context_of(const Visit& visit, LayerId layer) const {
+  const std::byte* tables = visit.side.tables.data();
+  const LayerTable& table = visit.batch.layer;
+  const RowMove* moves = at<RowMove>(tables, table.moves);
+  return {.first_row = visit.first_row,
+          .act = visit.side.act.data(),
+          .kv = visit.side.kv.data(),
+          .regenerated = regenerated_.data(),
+          .here = copies_.kv_here(layer),
+          .regenerate = visit.batch.regenerate,
+          .kv_moves = moves,
+          .regenerated_moves = moves + table.kv_moves,
+          .here_moves = moves + table.kv_moves + table.regenerated_moves,
+          .blocks = at<ContextBlock>(tables, table.blocks),
+          .sequences = at<AttentionSequence>(tables, table.sequences),
+          .kv_move_count = table.kv_moves,
+          .regenerated_move_count = table.regenerated_moves,
+          .here_move_count = table.here_moves,
+          .sequence_count = table.sequence_count,
+          .max_new_tokens = table.max_new_tokens,
+          .max_context = table.max_context};
+}
+
+void LayerStage::regenerate(const Visit& visit, const LayerWeights& weights,
+                            const LayerContext& context, const RowsSide& side) {
+  parts_.device.wait(Stream::compute, *visit.act_there);
+  parts_.device.wait(Stream::compute, *visit.side.loaded_here);
+  parts_.decoder.regenerate(weights, context, hooks(visit.id, side));
+  parts_.tracer.end();
+}
+
+void LayerStage::attend(const Visit& visit, const LayerRows& rows, const LayerContext& context,
+                        const RowsSide& side) {
+  parts_.device.wait(Stream::compute, *visit.side.loaded);
+  parts_.decoder.attend(rows, context, hooks(visit.id, side));
+  parts_.tracer.end();
+  parts_.device.record(*visit.side.computed, Stream::compute);
+}
+
+}  // namespace poise

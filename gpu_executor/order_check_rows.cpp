@@ -1,0 +1,209 @@
+// The rows of a mini-batch (gpu_executor/order_check_batch.h), and its checks in their order.
+
+#include <algorithm>
+#include <cmath>
+
+#include "gpu_executor/order_check_batch.h"
+#include "kernels/kernels.h"
+
+namespace poise {
+
+void CheckedBatch::check_place(const char* what, std::uint32_t i, messages::Kind kind,
+                               messages::Place place) const {
+  if (kind != messages::Kind::Kv && kind != messages::Kind::Act) {
+    refuse("{} {} is of block kind {}, which is none", what, i, static_cast<int>(kind));
+  }
+  if (place != messages::Place::Host && place != messages::Place::Gpu) {
+    refuse("{} {} is of place {}, which is none", what, i, static_cast<int>(place));
+  }
+}
+
+std::uint32_t CheckedBatch::pool_blocks(messages::Kind kind, messages::Place place) const {
+  if (place == messages::Place::Gpu) {
+    return static_cast<std::uint32_t>(kind == messages::Kind::Kv ? limits.gpu_kv_blocks
+                                                                 : limits.gpu_act_blocks);
+  }
+  return pool.blocks(kind == messages::Kind::Kv ? BlockKind::kv : BlockKind::act);
+}
+
+void RowCheck::check_rows() {
+  check_sizes();
+  check_tokens();
+  check_sequences();
+}
+
+void RowCheck::check_results() const {
+  check_stores();
+  check_samples();
+}
+
+void RowCheck::check_sizes() const {
+  if (batch_.rows() == 0 ||
+      batch_.rows() > static_cast<std::uint32_t>(batch_.limits.max_mini_batch_rows)) {
+    batch_.refuse("{} rows, not 1 to {}", batch_.rows(), batch_.limits.max_mini_batch_rows);
+  }
+  const std::uint32_t sequences = size_of_vector(batch_.tables.sequences());
+  if (sequences == 0 || sequences > static_cast<std::uint32_t>(batch_.limits.max_sequences)) {
+    batch_.refuse("{} sequences, not 1 to {}", sequences, batch_.limits.max_sequences);
+  }
+  if (batch_.entries() == 0 || batch_.entries() > batch_.limits.max_entries()) {
+    batch_.refuse("{} attention entries, not 1 to {}", batch_.entries(),
+                  batch_.limits.max_entries());
+  }
+}
+
+void RowCheck::check_tokens() const {
+  for (std::uint32_t row = 0; row < batch_.rows(); ++row) {
+    const std::int32_t token = batch_.tables.tokens()->Get(row);
+    if (token < 0 || token >= batch_.shape.vocab_size) {
+      batch_.refuse("row {} is token {} of a vocabulary of {}", row, token,
+                    batch_.shape.vocab_size);
+    }
+  }
+}
+
+void RowCheck::check_sequences() {
+  std::uint64_t row = 0;
+  const std::uint64_t longest = static_cast<std::uint64_t>(
+      std::min(batch_.limits.max_context, batch_.shape.max_position_embeddings));
+  for (std::uint32_t i = 0; i < batch_.tables.sequences()->size(); ++i) {
+    const messages::Sequence& sequence = *batch_.tables.sequences()->Get(i);
+    const std::uint64_t end = std::uint64_t{sequence.context()} + sequence.new_tokens();
+    if (sequence.new_tokens() == 0 || end > longest) {
+      batch_.refuse(
+          "sequence {} has {} tokens of context and {} new ones; at least 1 is new and all "
+          "are at most {}",
+          i, sequence.context(), sequence.new_tokens(), longest);
+    }
+    if (sequence.first_row() != row || row + sequence.new_tokens() > batch_.rows()) {
+      batch_.refuse("sequence {} starts at row {} with {} rows, the next row is {} of {}", i,
+                    sequence.first_row(), sequence.new_tokens(), row, batch_.rows());
+    }
+    if (sequence.first_entry() + blocks_of(sequence) > batch_.entries()) {
+      batch_.refuse("sequence {} has entries {} to {} of {}", i, sequence.first_entry(),
+                    sequence.first_entry() + blocks_of(sequence), batch_.entries());
+    }
+    row += sequence.new_tokens();
+    sequence_of_row_.insert(sequence_of_row_.end(), sequence.new_tokens(), i);
+  }
+  if (row != batch_.rows()) {
+    batch_.refuse("its sequences have {} rows of {}", row, batch_.rows());
+  }
+}
+
+void RowCheck::check_stores() const {
+  for (std::uint32_t i = 0; i < size_of_vector(batch_.tables.stores()); ++i) {
+    const messages::Store& store = *batch_.tables.stores()->Get(i);
+    batch_.check_place("store", i, store.kind(), store.place());
+    if (store.count() == 0 || std::uint64_t{store.token()} + store.count() > kBlockTokens) {
+      batch_.refuse("store {} is of {} rows from token {} of a block of {}", i, store.count(),
+                    store.token(), kBlockTokens);
+    }
+    if (std::uint64_t{store.row()} + store.count() > batch_.rows()) {
+      batch_.refuse("store {} is of {} rows from {}, there are {}", i, store.count(), store.row(),
+                    batch_.rows());
+    }
+    const std::uint32_t blocks = batch_.pool_blocks(store.kind(), store.place());
+    if (store.block() >= blocks) {
+      batch_.refuse("store {} goes to {} block {}, the {} pool has {}", i,
+                    messages::EnumNameKind(store.kind()), store.block(),
+                    messages::EnumNamePlace(store.place()), blocks);
+    }
+    check_store_target(i, store);
+  }
+  check_stored_on_device();
+}
+
+void RowCheck::check_stored_on_device() const {
+  std::vector<bool> stored(batch_.rows());
+  for (std::uint32_t i = 0; i < size_of_vector(batch_.tables.stores()); ++i) {
+    const messages::Store& store = *batch_.tables.stores()->Get(i);
+    if (store.kind() == messages::Kind::Kv && store.place() == messages::Place::Gpu) {
+      std::fill_n(stored.begin() + store.row(), store.count(), true);
+    }
+  }
+  for (std::uint32_t row = 0; row < batch_.rows(); ++row) {
+    const messages::Sequence& sequence = *batch_.tables.sequences()->Get(sequence_of_row_[row]);
+    const std::uint32_t position = sequence.context() + row - sequence.first_row();
+    const messages::AttentionEntry& entry =
+        *batch_.tables.entries()->Get(sequence.first_entry() + position / kBlockTokens);
+    if (entry.kind() == messages::Kind::Kv && entry.place() == messages::Place::Gpu &&
+        !stored[row]) {
+      batch_.refuse("row {} goes to Kv block {} of the device, which nothing stores", row,
+                    entry.block());
+    }
+  }
+}
+
+void RowCheck::check_store_target(std::uint32_t i, const messages::Store& store) const {
+  const std::uint32_t index = sequence_of_row_[store.row()];
+  if (sequence_of_row_[store.row() + store.count() - 1] != index) {
+    batch_.refuse("store {} is of rows of two sequences", i);
+  }
+  const messages::Sequence& sequence = *batch_.tables.sequences()->Get(index);
+  const std::uint32_t position = sequence.context() + store.row() - sequence.first_row();
+  if (position % kBlockTokens != store.token()) {
+    batch_.refuse("store {} puts position {} at token {} of its block", i, position, store.token());
+  }
+  const messages::AttentionEntry& entry =
+      *batch_.tables.entries()->Get(sequence.first_entry() + position / kBlockTokens);
+  const bool same_pool = entry.kind() == store.kind() && entry.place() == store.place();
+  if (same_pool && entry.block() != store.block()) {
+    batch_.refuse("store {} goes to {} block {}, its sequence has block {} there", i,
+                  messages::EnumNameKind(store.kind()), store.block(), entry.block());
+  }
+  if (!same_pool && store.kind() == messages::Kind::Kv && store.place() == messages::Place::Gpu) {
+    batch_.refuse("store {} goes to Kv block {} of the device, which its sequence does not read", i,
+                  store.block());
+  }
+}
+
+void RowCheck::check_samples() const {
+  std::vector<bool> sampled(batch_.tables.sequences()->size());
+  for (std::uint32_t i = 0; i < size_of_vector(batch_.tables.samples()); ++i) {
+    const messages::Sample& sample = *batch_.tables.samples()->Get(i);
+    if (sample.sequence() >= sampled.size() || sampled[sample.sequence()]) {
+      batch_.refuse("sample {} is of sequence {} {}", i, sample.sequence(),
+                    sample.sequence() >= sampled.size() ? "that does not exist" : "again");
+    }
+    sampled[sample.sequence()] = true;
+    if (!std::isfinite(sample.temperature()) || sample.temperature() < 0 ||
+        !(sample.top_p() > 0 && sample.top_p() <= 1) || sample.top_k() < 0) {
+      batch_.refuse("sample {} has temperature {}, top_p {}, top_k {}", i, sample.temperature(),
+                    sample.top_p(), sample.top_k());
+    }
+    if (sample.logprobs() < -1 || sample.logprobs() > kMaxLogprobs) {
+      batch_.refuse("sample {} wants {} logprobs, not -1 to {}", i, sample.logprobs(),
+                    kMaxLogprobs);
+    }
+    check_targets(i, sample);
+  }
+}
+
+void RowCheck::check_targets(std::uint32_t i, const messages::Sample& sample) const {
+  const std::uint32_t targets = size_of_vector(sample.prompt_targets());
+  const std::uint32_t wanted = sample.prompt_logprobs()
+                                   ? batch_.tables.sequences()->Get(sample.sequence())->new_tokens()
+                                   : 0;
+  if (targets != wanted) {
+    batch_.refuse("sample {} has {} prompt targets for {} rows", i, targets, wanted);
+  }
+  for (std::uint32_t row = 0; row < targets; ++row) {
+    const std::int32_t token = sample.prompt_targets()->Get(row);
+    if (token < -1 || token >= batch_.shape.vocab_size) {
+      batch_.refuse("sample {} has prompt target {} of a vocabulary of {}", i, token,
+                    batch_.shape.vocab_size);
+    }
+  }
+}
+
+void check_mini_batch(const messages::MiniBatch& batch, const ModelShape& shape,
+                      const DeviceLimits& limits, const PoolPartition& pool) {
+  const CheckedBatch checked{.tables = batch, .shape = shape, .limits = limits, .pool = pool};
+  RowCheck rows(checked);
+  rows.check_rows();
+  SlotCheck(checked).run();
+  rows.check_results();
+}
+
+}  // namespace poise

@@ -1,0 +1,92 @@
+#include "gpu_executor/outer_stages.h"
+
+namespace poise {
+
+OuterStages::OuterStages(const StageParts& parts, const DeviceSizes& sizes) : parts_(parts) {
+  Device& device = parts.device;
+  for (IterationSide& side : sides_) {
+    side = {.tables = device.allocate(sizes.iteration_tables, "tables"),
+            .loaded = device.make_signal(),
+            .computed = device.make_signal()};
+  }
+  for (SampleSide& side : sample_sides_) {
+    side = {.sampled = device.allocate(sizes.sampled, "samples"),
+            .made = device.make_signal(),
+            .taken = device.make_signal()};
+  }
+}
+
+void OuterStages::run_embedding(RunningOrder& order, const LayerOrderWork& work) {
+  auto& [device, tracer, weights, decoder, orders, hidden, hidden_size] = parts_;
+  order.work->side = iterations_++ % sides_.size();
+  IterationSide& side = sides_[order.work->side];
+  const IterationTable& table = order.work->table;
+  orders.begin(order);
+  device.wait(Stream::copy_in, *side.computed);
+  const Copy copy{.to = side.tables.data(),
+                  .from = order.work->tables.data() + table.span.offset,
+                  .bytes = table.span.bytes};
+  tracer.begin({.kind = messages::SpanKind::Tables, .stream = Stream::copy_in});
+  device.copy(Stream::copy_in, {&copy, 1});
+  tracer.end(copy.bytes);
+  device.record(*side.loaded, Stream::copy_in);
+  device.wait(Stream::compute, *side.loaded);
+  for (const std::uint32_t id : work.mini_batches) {
+    const MiniBatchWork& batch = order.work->mini_batches[id];
+    order.link.weights += weights.fetch_behind(id, work.fetch);
+    tracer.begin({.kind = messages::SpanKind::Embed, .stream = Stream::compute, .mini_batch = id});
+    decoder.embed(
+        weights.outer(),
+        {.tokens = at<std::int32_t>(side.tables.data(), table.tokens) + batch.first_row,
+         .positions = at<std::int32_t>(side.tables.data(), table.positions) + batch.first_row,
+         .hidden = parts_.hidden_of(batch),
+         .rows = batch.rows});
+    tracer.end();
+    orders.mark(order, WaitsFor::blocks, true);  // the embedding waits for the iteration's tables
+  }
+  device.record(*side.computed, Stream::compute);
+}
+
+void OuterStages::run_head(RunningOrder& order, const LayerOrderWork& work) {
+  IterationSide& side = sides_[order.work->side];
+  for (const std::uint32_t id : work.mini_batches) {
+    order.link.weights += parts_.weights.fetch_behind(id, work.fetch);
+  }
+  std::int64_t result = 0;
+  for (std::size_t i = 0; i < order.work->head.size(); ++i) {
+    const HeadChunk& chunk = order.work->head[i];
+    compute_head(*order.work, chunk, sample_sides_[i % sample_sides_.size()], side.tables.data(),
+                 result);
+    result += chunk.samples;
+  }
+  for (std::size_t i = 0; i < work.mini_batches.size(); ++i) {
+    parts_.orders.mark(order, WaitsFor::rows, true);
+  }
+  parts_.device.record(*side.computed, Stream::compute);
+}
+
+void OuterStages::compute_head(const IterationWork& work, const HeadChunk& chunk, SampleSide& side,
+                               const std::byte* table, std::int64_t first_result) {
+  auto& [device, tracer, weights, decoder, orders, hidden, hidden_size] = parts_;
+  auto* sampled = reinterpret_cast<SampledRow*>(side.sampled.data());
+  device.wait(Stream::compute, *side.taken);
+  tracer.begin({.kind = messages::SpanKind::Head, .stream = Stream::compute});
+  decoder.head(weights.outer(), {.hidden = hidden,
+                                 .moves = at<RowMove>(table, chunk.moves),
+                                 .sample_rows = at<SampleRow>(table, chunk.sample_rows),
+                                 .sampled = sampled,
+                                 .rows = chunk.rows,
+                                 .sample_count = chunk.samples});
+  tracer.end();
+  device.record(*side.made, Stream::compute);
+  device.wait(Stream::copy_out, *side.made);
+  const Copy copy{.to = work.results.data() + first_result * kSampledRowBytes,
+                  .from = sampled,
+                  .bytes = {chunk.samples * kSampledRowBytes}};
+  tracer.begin({.kind = messages::SpanKind::Results, .stream = Stream::copy_out});
+  device.copy(Stream::copy_out, {&copy, 1});
+  tracer.end(copy.bytes);
+  device.record(*side.taken, Stream::copy_out);
+}
+
+}  // namespace poise

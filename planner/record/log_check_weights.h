@@ -1,0 +1,46 @@
+#pragma once
+// The weights' part of a log that is checked (planner/record/log_check.h): each streamed layer is whole when
+// it is computed, was fetched once for it, and two buffers hold all that is under way.
+
+#include <array>
+#include <cstdint>
+#include <set>
+#include <string>
+
+#include "common/messages_generated.h"
+#include "planner/record/log_check.h"
+
+namespace poise {
+
+class CheckedWeights {
+ public:
+  // `pieces`: of a layer's weights. `report` outlives this.
+  CheckedWeights(std::int32_t layers, std::size_t pieces, LogCheckReport& report)
+      : layers_(layers), pieces_(pieces), report_(report) {}
+
+  // The device's buffers are empty; so many layers stay on it.
+  void configure(std::int32_t resident_layers);
+  void take(const messages::LayerOrderT& order, const std::string& where);
+
+ private:
+  struct LayerBuffer {  // one of the two that streamed layers pass through
+    enum class State { idle, waits, computes } state = State::idle;
+    std::uint32_t layer = ~0u;
+    std::set<std::uint32_t> pieces;
+    std::uint64_t used = 0;  // when it was computed from, in uses
+  };
+
+  void fetch(const messages::WeightFetch& fetch, const std::string& where);
+  LayerBuffer* find(std::uint32_t layer, LayerBuffer::State state);
+  LayerBuffer* take_idle(std::uint32_t layer, LayerBuffer::State state);
+  bool streamed(std::uint32_t layer) const;
+
+  std::int32_t layers_;
+  std::size_t pieces_;
+  LogCheckReport& report_;
+  std::int32_t resident_layers_ = 0;
+  std::array<LayerBuffer, 2> buffers_;
+  std::uint64_t uses_ = 0;
+};
+
+}  // namespace poise

@@ -1,0 +1,34 @@
+#pragma once
+// The one way from a schedule to what is sent: chunks are packed into mini-batches by the policy, and their
+// tables are built. The run, predictions in virtual time and simulations all plan an iteration here, so
+// that what is foretold is what is ordered. A function of its arguments; one thread.
+
+#include <cstdint>
+#include <span>
+
+#include "common/messages_generated.h"
+#include "planner/policies/policy.h"
+#include "planner/schedule/orders.h"
+#include "planner/schedule/schedule.h"
+
+namespace poise {
+
+// What decides which mini-batches an iteration has.
+struct PackingRule {
+  const Policy& policy;
+  const Allocation& host;  // the split that the policy wished for
+  PackLimits limits;
+};
+
+// As messages name it.
+struct IterationName {
+  std::uint64_t number = 1;
+  std::uint64_t pool_epoch = 1;
+};
+
+// The tables of the iteration that runs `chunks`. REQUIRES: `tables` has room for every block that they
+// name.
+messages::IterationT plan_iteration(const PackingRule& rule, std::span<const ScheduledChunk> chunks,
+                                    OrderTables& tables, IterationName name);
+
+}  // namespace poise

@@ -1,0 +1,52 @@
+#include "planner/virtual_time/batch_cost.h"
+
+#include <algorithm>
+
+#include "planner/costs/prefill_pairs.h"
+
+namespace poise {
+namespace {
+
+double tokens_of(const messages::BlockRun& run) {
+  return (run.count() - 1.0) * kBlockTokens + run.tail_tokens();
+}
+
+}  // namespace
+
+BatchCost batch_cost(const Profile& profile, const messages::MiniBatchT& batch) {
+  double kv = 0, act = 0, here = 0, regenerated = 0, decoded = 0, pairs = 0, prompts = 0;
+  for (const messages::BlockRun& run : batch.loads) {
+    const bool is_kv = run.kind() == messages::Kind::Kv;
+    if (run.place() != messages::Place::Gpu) {
+      (is_kv ? kv : act) += tokens_of(run) / kBlockTokens;
+    } else if (!is_kv) {  // KV blocks there are read where they lie
+      here += tokens_of(run) / kBlockTokens;
+    }
+  }
+  for (const auto& range : batch.regenerate) {
+    regenerated += range.count();
+  }
+  for (const messages::Sequence& sequence : batch.sequences) {
+    pairs += prefill_pairs(sequence);
+    prompts += sequence.new_tokens() > 1 ? sequence.new_tokens() : 0;
+    decoded += sequence.new_tokens() == 1
+                   ? static_cast<double>(ceil_div(sequence.context() + 1, kBlockTokens))
+                   : 0;
+  }
+  BatchCost costs{
+      .load_act = profile.load_act(act),
+      .load_kv = profile.load_kv(kv),
+      .here = profile.load_here(here),
+      .regenerate = profile.kv_gen(regenerated),
+      .attend = profile.attention_beside(here > 0)(decoded) + profile.prefill_of(pairs, prompts),
+      .kv = kv,
+      .act = act};
+  for (const auto& store : batch.stores) {
+    if (store.place() == messages::Place::Host) {
+      (store.kind() == messages::Kind::Kv ? costs.stored_kv : costs.stored_act) += store.count();
+    }
+  }
+  return costs;
+}
+
+}  // namespace poise

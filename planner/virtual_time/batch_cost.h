@@ -1,0 +1,20 @@
+#pragma once
+// What a mini-batch takes in a layer, piece by piece, by a profile. Pure.
+
+#include "common/messages_generated.h"
+#include "planner/costs/cost_model.h"
+
+namespace poise {
+
+struct BatchCost {
+  Seconds load_act, load_kv;  // its blocks over the link, one kind behind the other
+  Seconds here;               // its ACT blocks on the device
+  Seconds regenerate;
+  Seconds attend;
+  double stored_kv = 0, stored_act = 0;  // rows that leave over the link
+  double kv = 0, act = 0;                // blocks over the link
+};
+
+BatchCost batch_cost(const Profile& profile, const messages::MiniBatchT& batch);
+
+}  // namespace poise

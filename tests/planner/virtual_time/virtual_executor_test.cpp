@@ -1,0 +1,93 @@
+#include "planner/virtual_time/virtual_executor.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace poise {
+namespace {
+
+constexpr std::int32_t kLayers = 4;
+
+WeightLayout small_layout() {
+  ModelShape shape{};
+  shape.num_hidden_layers = kLayers;
+  shape.hidden_size = 64;
+  shape.ffn_dim = 256;
+  shape.num_attention_heads = shape.num_key_value_heads = 4;
+  shape.head_dim = 16;
+  shape.vocab_size = 100;
+  shape.max_position_embeddings = 128;
+  shape.word_embed_proj_dim = 64;
+  shape.enable_bias = shape.layer_norm_elementwise_affine = 1;
+  return weight_layout(shape, DType::float16);
+}
+
+// A block of either kind takes a second over the link, all other work what the test says.
+Profile seconds_a_block() {
+  Profile profile;
+  profile.load_kv.b = profile.load_act.b = 1;
+  profile.kv_gen.b = 0.25;
+  profile.attention.b = 0.01;
+  return profile;
+}
+
+// `batches` mini-batches of one decoding request each, with so many full blocks of each kind.
+messages::IterationT decoding(int batches, std::uint32_t act, std::uint32_t kv) {
+  messages::IterationT tables;
+  for (int i = 0; i < batches; ++i) {
+    auto batch = std::make_unique<messages::MiniBatchT>();
+    batch->id = static_cast<std::uint32_t>(i);
+    batch->tokens.push_back(1);
+    batch->sequences.emplace_back(1, (act + kv) * kBlockTokens, 1, 0, 0);
+    using messages::Kind, messages::Place;
+    if (kv > 0) {  // in the message before the ACT blocks
+      batch->loads.emplace_back(Kind::Kv, Place::Host, kBlockTokens, kv, 0, 0);
+    }
+    if (act > 0) {
+      batch->loads.emplace_back(Kind::Act, Place::Host, kBlockTokens, act, 0, 0);
+      batch->regenerate.emplace_back(0, act);
+    }
+    tables.mini_batches.push_back(std::move(batch));
+  }
+  return tables;
+}
+
+std::vector<VirtualSpan> spans_of(const Profile& profile, const messages::IterationT& tables,
+                                  std::int32_t resident) {
+  VirtualExecutor executor(profile, small_layout(),
+                           {.resident_layers = resident, .max_mini_batch_rows = 64});
+  std::vector<VirtualSpan> spans;
+  executor.trace(&spans);
+  executor.run(tables, true);
+  return spans;
+}
+
+std::vector<VirtualSpan> of_kind(const std::vector<VirtualSpan>& spans, VirtualSpan::Kind kind,
+                                 std::uint32_t layer) {
+  std::vector<VirtualSpan> found;
+  for (const VirtualSpan& span : spans) {
+    if (span.kind == kind && span.layer == layer) {
+      found.push_back(span);
+    }
+  }
+  return found;
+}
+
+TEST(VirtualExecutor, MakesKeysAndValuesAgainWhileKvBlocksCross) {
+  const auto spans = spans_of(seconds_a_block(), decoding(1, 4, 8), kLayers);
+  const auto loads = of_kind(spans, VirtualSpan::Kind::load, 0);
+  ASSERT_EQ(loads.size(), 2u);
+  EXPECT_DOUBLE_EQ(loads[0].end.n, 4);
+  EXPECT_DOUBLE_EQ(loads[1].end.n, 12);
+  const auto kv_gen = of_kind(spans, VirtualSpan::Kind::kv_gen, 0);
+  ASSERT_EQ(kv_gen.size(), 1u);
+  EXPECT_DOUBLE_EQ(kv_gen[0].begin.n, 4) << "once its ACT blocks are there";
+  EXPECT_DOUBLE_EQ(kv_gen[0].end.n, 5);
+  EXPECT_DOUBLE_EQ(of_kind(spans, VirtualSpan::Kind::attention, 0).at(0).begin.n, 12);
+}
+
+}  // namespace
+}  // namespace poise
