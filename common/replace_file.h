@@ -1,7 +1,7 @@
 #pragma once
-// The one way to replace a small file: a temporary file beside it, written whole, then renamed over it. A
-// reader sees the old content or the new, never a part; where anything goes wrong the old file stays and
-// the temporary one is removed. Any thread may call it.
+// The only way to replace a small file: writes a temporary file beside it, then renames it over the old
+// one. A reader sees the old content or the new, never a part. On an error the old file stays and the
+// temporary one is removed. Any thread may call it.
 
 #include <filesystem>
 #include <string_view>

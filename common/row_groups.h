@@ -1,7 +1,7 @@
 #pragma once
-// Which mini-batches go through a layer's row-wise products (projections, MLP) together. A weight is
-// then read once for all rows of a group; no bit of a product depends on its other rows. The executor
-// computes in these groups, the planner predicts and profiles in them. Pure.
+// Groups mini-batches for a layer's row-wise products (projections, MLP): a weight is read once for all
+// rows of a group, and no bit of a row depends on the others. The executor computes in these groups, and
+// the planner predicts and profiles with them. Pure.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
 #pragma once
-// What an order's fetches bring. Pure.
+// The weights in an order's fetches. Pure.
 
 #include <span>
 

@@ -11,7 +11,7 @@
 
 namespace poise {
 
-// Of a work's rounds, one in so many is of full size.
+// One in this many rounds of a work has full size.
 inline constexpr int kFewestRounds = 3;
 
 class WorkOrder {

@@ -1,6 +1,6 @@
 #pragma once
-// The weights' part of a log that is checked (planner/record/log_check.h): each streamed layer is whole when
-// it is computed, was fetched once for it, and two buffers hold all that is under way.
+// The check of a log's weights (planner/record/log_check.h): each streamed layer is complete when it is
+// computed, was fetched once for that, and two buffers hold all layers under way.
 
 #include <array>
 #include <cstdint>
@@ -18,7 +18,7 @@ class CheckedWeights {
   CheckedWeights(std::int32_t layers, std::size_t pieces, LogCheckReport& report)
       : layers_(layers), pieces_(pieces), report_(report) {}
 
-  // The device's buffers are empty; so many layers stay on it.
+  // The device's buffers are empty; `resident_layers` layers stay on it.
   void configure(std::int32_t resident_layers);
   void take(const messages::LayerOrderT& order, const std::string& where);
 

@@ -1,7 +1,7 @@
 #pragma once
-// The one way from a schedule to what is sent: chunks are packed into mini-batches by the policy, and their
-// tables are built. The run, predictions in virtual time and simulations all plan an iteration here, so
-// that what is foretold is what is ordered. A function of its arguments; one thread.
+// The only way from a schedule to messages: the policy packs chunks into mini-batches, and their tables are
+// built. The run, predictions in virtual time and simulations all plan an iteration here, so that the
+// predicted iteration is the ordered one. A function of its arguments; one thread.
 
 #include <cstdint>
 #include <span>

@@ -1,5 +1,5 @@
 #pragma once
-// What a mini-batch takes in a layer, piece by piece, by a profile. Pure.
+// The times of a mini-batch in a layer, span by span, by a profile. Pure.
 
 #include "common/messages_generated.h"
 #include "planner/costs/cost_model.h"

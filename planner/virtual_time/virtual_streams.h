@@ -1,6 +1,6 @@
 #pragma once
-// The device's three streams in virtual time: each does what it is given in order, and begins a piece
-// of work once it is free and what the piece waits for is there. Pure; one thread.
+// The device's three streams in virtual time. Each does its work in order, and begins a span once it is
+// free and the work that the span waits for is done. Pure; one thread.
 
 #include <array>
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace poise {
 
-// A piece of work of one stream.
+// A span of work of one stream.
 struct VirtualSpan {
   enum class Kind : std::uint8_t { load, weights, kv_gen, attention, products, head, store } kind;
   Seconds begin, end;
@@ -25,7 +25,7 @@ class VirtualStreams {
   // `event_latency`: how late work begins that waited for another stream.
   explicit VirtualStreams(Seconds event_latency) : event_latency_(event_latency) {}
 
-  // From now on spans go there, too; null: nowhere.
+  // From now on spans are also added to `spans`; null: they are not.
   void trace(std::vector<VirtualSpan>* spans) { spans_ = spans; }
 
   // No stream does anything before `now`.

@@ -34,7 +34,7 @@ Profile seconds_a_block() {
   return profile;
 }
 
-// `batches` mini-batches of one decoding request each, with so many full blocks of each kind.
+// `batches` mini-batches of one decoding request each, with these numbers of full blocks of each kind.
 messages::IterationT decoding(int batches, std::uint32_t act, std::uint32_t kv) {
   messages::IterationT tables;
   for (int i = 0; i < batches; ++i) {
