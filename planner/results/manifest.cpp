@@ -6,6 +6,7 @@
 
 #include "common/json_file.h"
 #include "common/regular_file.h"
+#include "common/replace_file.h"
 #include "common/sha256.h"
 #include "common/trouble.h"
 
