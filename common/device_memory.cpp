@@ -10,11 +10,11 @@
 namespace poise {
 namespace {
 
-constexpr std::int64_t kAlignment = 256;   // of every buffer and of every weight in a slab
-constexpr std::int64_t kPanelRows = 16;    // a matrix is kept in panels of as many rows
+constexpr std::int64_t kAlignment = 256;     // of every buffer and of every weight in a slab
+constexpr std::int64_t kPanelRows = 16;      // a matrix is kept in panels of as many rows
 constexpr std::int32_t kMaxCount = 1 << 24;  // of anything; keeps all products within 64 bits
-constexpr std::int32_t kTableArrays = 4;   // arrays in a table at most, each aligned
-constexpr std::int64_t kFloat = 4;         // what stands between operations
+constexpr std::int32_t kTableArrays = 4;     // arrays in a table at most, each aligned
+constexpr std::int64_t kFloat = 4;           // what stands between operations
 
 Bytes aligned(std::int64_t bytes) { return {round_up(bytes, kAlignment)}; }
 

@@ -95,8 +95,7 @@ __global__ void __launch_bounds__(kThreads) layer_norm_kernel(const NormRows op)
 
 void layer_norm(const LayerNorm& op, cudaStream_t stream) {
   constexpr int kMaxEach = 8;
-  require(op.dim >= 1 && op.dim <= kMaxEach * kEight * kThreads,
-          "a normed row is 1 to 16384 wide");
+  require(op.dim >= 1 && op.dim <= kMaxEach * kEight * kThreads, "a normed row is 1 to 16384 wide");
   NormRows rows{.out = op.out,
                 .in = op.in,
                 .weight = {.data = op.weight, .dtype = op.dtype, .absent = 1.0f},

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "common/sha256.h"
+#include "common/files/sha256.h"
 #include "common/trouble.h"
 #include "common/words.h"
 #include "planner/costs/costs.h"

@@ -284,9 +284,8 @@ TEST_F(ChangedModel, AMissingTensorIsNamed) {
              t.name == "model.decoder.layers.1.fc2.bias";
     });
   });
-  EXPECT_THAT(
-      said_when_opened(),
-      HasSubstr("tensor model.decoder.layers.1.fc2.weight is missing (and 1 more tensor)"));
+  EXPECT_THAT(said_when_opened(),
+              HasSubstr("tensor model.decoder.layers.1.fc2.weight is missing (and 1 more tensor)"));
 }
 
 TEST_F(ChangedModel, AShapeThatContradictsTheConfigIsNamedWithBothShapes) {

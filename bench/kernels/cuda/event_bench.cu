@@ -18,7 +18,7 @@ namespace poise::bench {
 namespace {
 
 constexpr int kKernels = 200;
-constexpr int kMaxEvents = 4;               // before each
+constexpr int kMaxEvents = 4;                // before each
 constexpr std::size_t kPiece = 72'000'000;   // bytes of a copy, as much as a mini-batch brings
 constexpr int kPieces = 60;                  // more than the kernels take
 constexpr std::int64_t kBegin = 40'000'000;  // ns until all is queued and others' events stand

@@ -9,7 +9,7 @@
 
 #include <map>
 
-#include "common/json_file.h"
+#include "common/files/json_file.h"
 #include "planner/requests/request_file.h"
 #include "planner/results/answer.h"
 #include "planner/results/result_line.h"
