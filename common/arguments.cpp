@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "common/regular_file.h"
+#include "common/files/regular_file.h"
 #include "common/trouble.h"
 
 namespace poise {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include "common/json_file.h"
+#include "common/files/json_file.h"
 #include "common/trouble.h"
 
 namespace poise {

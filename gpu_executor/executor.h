@@ -14,7 +14,7 @@
 #include "common/channel.h"
 #include "gpu_executor/device.h"
 #include "gpu_executor/host_memory.h"
-#include "gpu_executor/order_check.h"
+#include "gpu_executor/order_check/order_check.h"
 #include "gpu_executor/pipeline.h"
 
 namespace poise {

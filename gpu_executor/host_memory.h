@@ -11,7 +11,7 @@
 
 #include "common/shared_memory.h"
 #include "gpu_executor/device.h"
-#include "gpu_executor/order_check.h"
+#include "gpu_executor/order_check/order_check.h"
 #include "gpu_executor/pipeline.h"
 
 namespace poise {

@@ -5,7 +5,7 @@
 // stage queues, and what waits for what: layer_stage.h (a decoder layer), outer_stages.h (embedding and
 // head), block_copies.h (blocks and new rows), weights_on_device.h (weights).
 //
-// `submit` only queues; `poll` returns what is finished. Orders come checked (order_check.h), in the
+// `submit` only queues; `poll` returns what is finished. Orders come checked (order_check/order_check.h), in the
 // order they are to run. Owns all device memory of one Configure, exactly as planned. One thread.
 
 #include <cstdint>

@@ -14,8 +14,8 @@
 #include <system_error>
 #include <utility>
 
-#include "common/regular_file.h"
-#include "common/replace_file.h"
+#include "common/files/regular_file.h"
+#include "common/files/replace_file.h"
 #include "common/trouble.h"
 #include "common/words.h"
 

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "common/arguments.h"
+#include "common/files/regular_file.h"
 #include "common/process.h"
-#include "common/regular_file.h"
 #include "loader/loader.h"
 
 namespace {

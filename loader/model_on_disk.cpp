@@ -3,7 +3,7 @@
 #include <string_view>
 #include <utility>
 
-#include "common/regular_file.h"
+#include "common/files/regular_file.h"
 #include "loader/checkpoint_source.h"
 #include "loader/dummy_source.h"
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "common/files/sha256.h"
 #include "common/model_config.h"
-#include "common/sha256.h"
 #include "common/weight_layout.h"
 #include "loader/weight_source.h"
 

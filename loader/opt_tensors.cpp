@@ -3,7 +3,7 @@
 #include <array>
 #include <utility>
 
-#include "common/regular_file.h"
+#include "common/files/regular_file.h"
 #include "common/trouble.h"
 
 namespace poise {

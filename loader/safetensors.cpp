@@ -11,7 +11,7 @@
 #include <span>
 #include <utility>
 
-#include "common/json_file.h"
+#include "common/files/json_file.h"
 #include "common/trouble.h"
 #include "common/words.h"
 

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "common/regular_file.h"
+#include "common/files/regular_file.h"
 #include "common/units.h"
 
 namespace poise {

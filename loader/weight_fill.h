@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/sha256.h"
+#include "common/files/sha256.h"
 #include "loader/weight_source.h"
 
 namespace poise {

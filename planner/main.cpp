@@ -9,7 +9,7 @@
 #include <string>
 #include <system_error>
 
-#include "common/json_file.h"
+#include "common/files/json_file.h"
 #include "common/model_config.h"
 #include "common/process.h"
 #include "common/trouble.h"

@@ -7,10 +7,10 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "common/json_file.h"
-#include "common/regular_file.h"
-#include "common/replace_file.h"
-#include "common/sha256.h"
+#include "common/files/json_file.h"
+#include "common/files/regular_file.h"
+#include "common/files/replace_file.h"
+#include "common/files/sha256.h"
 #include "common/trouble.h"
 #include "common/weight_layout.h"
 

@@ -1,3 +1,4 @@
+cmake_minimum_required(VERSION 3.25)
 # cmake -DROOT=… -DOUT=… -P: writes a header with a digest of the sources whose work a profile measures.
 file(GLOB_RECURSE sources ${ROOT}/kernels/* ${ROOT}/gpu_executor/* ${ROOT}/planner/profile/*)
 list(FILTER sources INCLUDE REGEX "\\.(h|cpp|cu|cuh)$")

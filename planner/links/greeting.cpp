@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "common/sha256.h"
+#include "common/files/sha256.h"
 #include "common/trouble.h"
 #include "planner/links/clock.h"
 

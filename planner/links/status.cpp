@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "common/replace_file.h"
+#include "common/files/replace_file.h"
 #include "common/trouble.h"
 
 namespace poise {

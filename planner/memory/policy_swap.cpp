@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "common/json_file.h"
-#include "common/regular_file.h"
-#include "common/replace_file.h"
+#include "common/files/json_file.h"
+#include "common/files/regular_file.h"
+#include "common/files/replace_file.h"
 #include "common/trouble.h"
 #include "common/words.h"
 

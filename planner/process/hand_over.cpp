@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "common/sha256.h"
+#include "common/files/sha256.h"
 #include "common/trouble.h"
 #include "planner/links/announce.h"
 #include "planner/process/run_loop.h"

@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "common/files/regular_file.h"
+#include "common/files/replace_file.h"
 #include "common/order_log.h"
-#include "common/regular_file.h"
-#include "common/replace_file.h"
 #include "common/trouble.h"
 
 namespace poise {

@@ -5,9 +5,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "common/json_file.h"
+#include "common/files/json_file.h"
+#include "common/files/replace_file.h"
 #include "common/process.h"
-#include "common/replace_file.h"
 #include "common/trouble.h"
 #include "common/words.h"
 

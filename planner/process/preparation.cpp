@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "common/sha256.h"
+#include "common/files/sha256.h"
 #include "common/trouble.h"
 #include "common/words.h"
 #include "planner/costs/costs.h"
@@ -219,9 +219,20 @@ bool Preparation::find_profile() {
                       !options.policy_options.act_share &&
                       (!run_.device_is_host() || options.policy.has_value());
   if (!wanted) {
+    if (!run_.device_is_host() && !options.takes_over && !options.policy_options.act_share) {
+      fmt::print(
+          "policy {}: what everything costs on {} is not known, so buffers and mini-batches have "
+          "sizes that do for any GPU; `poise profile` measures it in about a minute and keeps it, "
+          "and runs that know it are up to a tenth faster\n",
+          policy_name_, device);
+      std::fflush(stdout);
+    }
     return true;
   }
-  fmt::print("policy {}: what everything costs on {} {}\n", policy_name_, device, known);
+  fmt::print(
+      "policy {}: what everything costs on {} {}, to balance the link and the device; it is kept "
+      "for later runs\n",
+      policy_name_, device, known);
   std::fflush(stdout);
   try {
     begin_profiling();

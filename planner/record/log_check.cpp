@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "common/json_file.h"
+#include "common/files/json_file.h"
 #include "common/order_log.h"
 #include "common/trouble.h"
 #include "common/words.h"

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "common/channel.h"
-#include "common/json_file.h"
+#include "common/files/json_file.h"
 #include "common/trouble.h"
 
 namespace poise {

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "common/json_file.h"
+#include "common/files/json_file.h"
 #include "planner/requests/request_line.h"
 
 namespace poise {
@@ -25,7 +25,7 @@ struct BadRequest {
   std::string code;
 };
 
-// common/json_file.h's strict getters, with the name of the field at fault kept for `param`.
+// common/files/json_file.h's strict getters, with the name of the field at fault kept for `param`.
 class RequestFields {
  public:
   // REQUIRES: `value` is an object; it outlives this.

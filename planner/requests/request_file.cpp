@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "common/sha256.h"
+#include "common/files/sha256.h"
 #include "common/trouble.h"
 #include "planner/requests/request_lines.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/json_file.h"
+#include "common/files/json_file.h"
 #include "common/trouble.h"
 #include "planner/requests/request_body.h"
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "common/regular_file.h"
+#include "common/files/regular_file.h"
 #include "common/units.h"
 
 namespace poise {

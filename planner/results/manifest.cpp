@@ -4,9 +4,10 @@
 #include <span>
 #include <vector>
 
-#include "common/json_file.h"
-#include "common/regular_file.h"
-#include "common/sha256.h"
+#include "common/files/json_file.h"
+#include "common/files/regular_file.h"
+#include "common/files/replace_file.h"
+#include "common/files/sha256.h"
 #include "common/trouble.h"
 
 namespace poise {

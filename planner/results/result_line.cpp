@@ -2,7 +2,7 @@
 
 #include <charconv>
 
-#include "common/json_file.h"
+#include "common/files/json_file.h"
 #include "common/trouble.h"
 #include "planner/results/result_json.h"
 

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <vector>
 
-#include "common/regular_file.h"
-#include "common/replace_file.h"
+#include "common/files/regular_file.h"
+#include "common/files/replace_file.h"
 #include "common/trouble.h"
 
 namespace poise {

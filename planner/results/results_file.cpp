@@ -9,8 +9,8 @@
 #include <cstring>
 #include <utility>
 
-#include "common/regular_file.h"
-#include "common/replace_file.h"
+#include "common/files/regular_file.h"
+#include "common/files/replace_file.h"
 #include "common/trouble.h"
 #include "planner/results/result_line.h"
 #include "planner/results/results_directory.h"

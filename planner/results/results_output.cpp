@@ -11,9 +11,9 @@
 #include <span>
 #include <vector>
 
-#include "common/regular_file.h"
-#include "common/replace_file.h"
-#include "common/sha256.h"
+#include "common/files/regular_file.h"
+#include "common/files/replace_file.h"
+#include "common/files/sha256.h"
 #include "common/trouble.h"
 #include "planner/results/results_directory.h"
 

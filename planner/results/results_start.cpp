@@ -1,6 +1,6 @@
 #include "planner/results/results_start.h"
 
-#include "common/regular_file.h"
+#include "common/files/regular_file.h"
 #include "common/trouble.h"
 #include "planner/results/results_directory.h"
 

@@ -3,7 +3,7 @@
 #include <cctype>
 #include <optional>
 
-#include "common/regular_file.h"
+#include "common/files/regular_file.h"
 #include "common/trouble.h"
 #include "planner/tokenizer/pattern_program.h"
 

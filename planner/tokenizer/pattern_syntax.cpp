@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "common/regular_file.h"
+#include "common/files/regular_file.h"
 #include "common/trouble.h"
 
 namespace poise {

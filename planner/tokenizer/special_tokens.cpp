@@ -4,7 +4,7 @@
 #include <charconv>
 #include <utility>
 
-#include "common/json_file.h"
+#include "common/files/json_file.h"
 #include "common/trouble.h"
 
 namespace poise {

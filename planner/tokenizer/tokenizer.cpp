@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/regular_file.h"
+#include "common/files/regular_file.h"
 #include "common/trouble.h"
 #include "planner/tokenizer/added_token_finder.h"
 #include "planner/tokenizer/bpe.h"

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/json_file.h"
-#include "common/regular_file.h"
+#include "common/files/json_file.h"
+#include "common/files/regular_file.h"
 #include "common/trouble.h"
 #include "planner/tokenizer/description.h"
 #include "planner/tokenizer/pre_tokenizer.h"

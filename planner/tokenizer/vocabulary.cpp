@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "common/json_file.h"
+#include "common/files/json_file.h"
 #include "common/trouble.h"
 
 namespace poise {

@@ -1,8 +1,8 @@
 // vocab.json + merges.txt, the form of GPT-2 and OPT. How they are used stands in no file: it is
 // what the class GPT2Tokenizer of `transformers` does, with its defaults.
 
-#include "common/json_file.h"
-#include "common/regular_file.h"
+#include "common/files/json_file.h"
+#include "common/files/regular_file.h"
 #include "common/trouble.h"
 #include "planner/tokenizer/description.h"
 #include "planner/tokenizer/pre_tokenizer.h"

@@ -45,7 +45,8 @@ TEST_F(ControlGroupsTest, PageCacheOfFilesIsFreeAndSharedMemoryIsNot) {
   write("groups/batch/memory.max", "10000\n");
   write("groups/batch/memory.current", "9000\n");
   EXPECT_EQ(headroom(), Bytes{1000});
-  write("groups/batch/memory.stat", "anon 1500\nfile 7000\nkernel 500\nshmem 3000\nfile_mapped 9\n");
+  write("groups/batch/memory.stat",
+        "anon 1500\nfile 7000\nkernel 500\nshmem 3000\nfile_mapped 9\n");
   EXPECT_EQ(headroom(), Bytes{5000});
 }
 

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <functional>
 
-#include "common/json_file.h"
+#include "common/files/json_file.h"
 #include "common/trouble.h"
 #include "tests/support/complaint.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "gpu_executor/order_check.h"
+#include "gpu_executor/order_check/order_check.h"
 #include "gpu_executor/pipeline.h"
 #include "tests/gpu_executor/recording_device.h"
 #include "tests/gpu_executor/rehearsal.h"

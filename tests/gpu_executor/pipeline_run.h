@@ -14,7 +14,7 @@
 
 #include "common/trouble.h"
 #include "gpu_executor/cpu/cpu_device.h"
-#include "gpu_executor/order_check.h"
+#include "gpu_executor/order_check/order_check.h"
 #include "gpu_executor/pipeline.h"
 #include "tests/gpu_executor/small_planner.h"
 #include "tests/gpu_executor/tiny_model.h"

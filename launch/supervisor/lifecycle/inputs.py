@@ -37,7 +37,7 @@ _KINDS = {
 
 
 def kind_of(mode):
-    """The kind of a file that is not regular, in the words of common/regular_file.cpp; None for a regular file."""
+    """The kind of a file that is not regular, in the words of common/files/regular_file.cpp; None for a regular file."""
     return None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "something else")
 
 

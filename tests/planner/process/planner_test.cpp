@@ -3,6 +3,7 @@
 #include "planner/process/planner.h"
 
 #include <fmt/core.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -236,6 +237,33 @@ TEST_F(PlannerProcess, OptimalHasFewRequestsUnderWayWhereTheLinkIsSlow) {
   const int optimal = most_under_way("optimal"), kv_only = most_under_way("kv-only");
   EXPECT_GT(optimal, 3);
   EXPECT_LT(4 * optimal, 3 * kv_only);
+}
+
+// A policy that is named and decides without costs is not measured for, but the user learns what that would bring.
+TEST_F(PlannerProcess, OnAGpuWithoutAProfileANamedPolicySaysWhatMeasuringBrings) {
+  write_requests(4, 2);
+  const auto said = [&](messages::DeviceKind kind) {
+    std::filesystem::remove_all(at("run"));
+    std::filesystem::create_directory(at("run"));
+    testing::internal::CaptureStdout();
+    EXPECT_EQ(attempt({.options =
+                           [&](RunOptions& run) {
+                             run.policy = "act-only";
+                             run.profile_dir = at("profiles");
+                             run.overwrite = true;
+                           },
+                       .peers =
+                           [&](FakeLoader&, FakeExecutor& executor) {
+                             executor.device = "of symbols";
+                             executor.device_kind = kind;
+                           }}),
+              Exit::done);
+    return testing::internal::GetCapturedStdout();
+  };
+  EXPECT_THAT(
+      said(messages::DeviceKind::Cuda),
+      testing::HasSubstr("policy act-only: what everything costs on of symbols is not known"));
+  EXPECT_THAT(said(messages::DeviceKind::Cpu), testing::Not(testing::HasSubstr("is not known")));
 }
 
 TEST_F(PlannerProcess, ABadLineIsAnErrorLineAndTheOthersGoOn) {

@@ -9,7 +9,7 @@
 
 #include <map>
 
-#include "common/json_file.h"
+#include "common/files/json_file.h"
 #include "planner/requests/request_file.h"
 #include "planner/results/answer.h"
 #include "planner/results/result_line.h"
@@ -100,8 +100,8 @@ std::map<std::uint32_t, json> results_of(const RequestFile& file, const Tokenize
   }
   for (const Request& request : file.requests) {
     Answer answer(request, &tokenizer, eos);
-    answer.push({testing_support::kEos, 0, {}});
-    results[request.id.n] = json::parse(answer.result_line("m"));
+    answer.push(testing_support::kEos, {});
+    results[request.id.n] = json::parse(answer.result_line(eos, "m", 0));
   }
   EXPECT_EQ(results.size(), file.lines());
   return results;

@@ -5,7 +5,7 @@
 
 #include <random>
 
-#include "common/sha256.h"
+#include "common/files/sha256.h"
 #include "tests/planner/requests/request_support.h"
 
 namespace poise {

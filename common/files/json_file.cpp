@@ -1,4 +1,4 @@
-#include "common/json_file.h"
+#include "common/files/json_file.h"
 
 #include <algorithm>
 #include <cmath>

@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-#include "common/regular_file.h"
+#include "common/files/regular_file.h"
 #include "common/units.h"
 
 namespace poise {

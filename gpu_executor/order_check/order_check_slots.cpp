@@ -1,8 +1,8 @@
-// The slots of a mini-batch (gpu_executor/order_check_batch.h).
+// The slots of a mini-batch (gpu_executor/order_check/order_check_batch.h).
 
 #include <algorithm>
 
-#include "gpu_executor/order_check_batch.h"
+#include "gpu_executor/order_check/order_check_batch.h"
 
 namespace poise {
 namespace {

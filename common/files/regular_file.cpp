@@ -1,4 +1,4 @@
-#include "common/regular_file.h"
+#include "common/files/regular_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-#include "common/replace_file.h"
+#include "common/files/replace_file.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "common/regular_file.h"
+#include "common/files/regular_file.h"
 #include "common/trouble.h"
 
 namespace poise {

@@ -1,4 +1,4 @@
-#include "gpu_executor/order_check.h"
+#include "gpu_executor/order_check/order_check.h"
 
 #include <gmock/gmock.h>
 

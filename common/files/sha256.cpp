@@ -1,4 +1,4 @@
-#include "common/sha256.h"
+#include "common/files/sha256.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "common/replace_file.h"
+#include "common/files/replace_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

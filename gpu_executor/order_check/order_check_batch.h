@@ -1,6 +1,6 @@
 #pragma once
 // One mini-batch of an iteration's tables, checked before anything is done with it
-// (gpu_executor/order_check.h): in the order in which the tables depend on one another. Fails with the
+// (gpu_executor/order_check/order_check.h): in the order in which the tables depend on one another. Fails with the
 // first thing that cannot be.
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/trouble.h"
-#include "gpu_executor/order_check.h"
+#include "gpu_executor/order_check/order_check.h"
 
 namespace poise {
 

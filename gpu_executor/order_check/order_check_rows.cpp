@@ -1,9 +1,9 @@
-// The rows of a mini-batch (gpu_executor/order_check_batch.h), and its checks in their order.
+// The rows of a mini-batch (gpu_executor/order_check/order_check_batch.h), and its checks in their order.
 
 #include <algorithm>
 #include <cmath>
 
-#include "gpu_executor/order_check_batch.h"
+#include "gpu_executor/order_check/order_check_batch.h"
 #include "kernels/kernels.h"
 
 namespace poise {

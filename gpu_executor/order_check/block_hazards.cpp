@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "common/trouble.h"
-#include "gpu_executor/order_check.h"
+#include "gpu_executor/order_check/order_check.h"
 
 namespace poise {
 namespace {
