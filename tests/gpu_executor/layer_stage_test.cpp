@@ -7,8 +7,8 @@
 
 #include "gpu_executor/order_check/order_check.h"
 #include "gpu_executor/pipeline.h"
+#include "tests/gpu_executor/pipeline_run.h"
 #include "tests/gpu_executor/recording_device.h"
-#include "tests/gpu_executor/rehearsal.h"
 
 namespace poise::test {
 namespace {
