@@ -48,6 +48,7 @@ class RecordingDevice final : public Device {
   }
 
   std::string name() const override { return "recording"; }
+  DeviceKind kind() const override { return DeviceKind::cpu; }
   Bytes memory() const override { return kMiB * 64; }
   Bytes overhead() const override { return {}; }
   DType work_type(DType) const override { return DType::float32; }
