@@ -1,7 +1,7 @@
 #pragma once
 // How much of a GPU's memory is taken, asked without making a context there: the driver's management
 // library (NVML), found at run time. With it the device knows what its own context and libraries
-// took, whoever else uses the GPU.
+// took, even while other processes use the GPU.
 
 #include <optional>
 #include <string>
