@@ -33,11 +33,12 @@ class MemoryPlanner {
     const Bytes pinned_weights = device.is_host ? Bytes{0} : page_tables_of(budget.weights);
     const DeviceMemory memory{.cap = device.cap,
                               .overhead = device.overhead + pinned_weights,
-                              .pins_host_memory = !device.is_host};
+                              .pins_host_memory = !device.is_host,
+                              .holds_blocks = device.holds_blocks};
     // A device that is host memory takes its buffers from the blocks' share.
     for (int round = 0; round < (device.is_host ? 2 : 1); ++round) {
-      made.host = allocate_host(policy_, shape, dtype, demand_, problem_.batch, budget,
-                                device.holds_blocks ? std::optional(memory) : std::nullopt, fixed);
+      made.host =
+          allocate_host(policy_, shape, dtype, demand_, problem_.batch, budget, memory, fixed);
       made.overhead = memory.overhead;
       if (!device.is_host) {
         made.overhead += page_tables_of(budget.pool.value_or(pool_of(made.host)));

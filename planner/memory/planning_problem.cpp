@@ -43,11 +43,26 @@ void check_room(const PlanningProblem& problem, const RunPlan& plan) {
   }
 }
 
+// Mini-batches of the size that the user says, or else that suits the policy or the profile. A device
+// that takes host memory without a cap of its own has no size to fill.
+BatchOptions batch_for(const Policy& policy, const PlanningProblem& problem) {
+  if (!problem.batch.by_profile || !policy.fills_the_device() || !problem.device.holds_blocks) {
+    return with_mini_batch(problem.batch, problem.profile.get());
+  }
+  const RunDevice& device = problem.device;
+  const Bytes pinned = device.is_host ? Bytes{0} : page_tables_of(problem.budget.weights);
+  return with_largest_mini_batch(problem.batch, problem.shape, problem.dtype, problem.requests,
+                                 {.cap = device.cap,
+                                  .overhead = device.overhead + pinned,
+                                  .pins_host_memory = !device.is_host},
+                                 problem.fixed.placement.resident_layers.value_or(0));
+}
+
 }  // namespace
 
 RunPlan solve(const Policy& policy, const PlanningProblem& given) {
   PlanningProblem problem = given;
-  problem.batch = with_mini_batch(given.batch, given.profile.get());
+  problem.batch = batch_for(policy, given);
   if (const auto& pool = given.fixed.pool) {
     problem.budget.pool = bytes_of(*pool, given.shape);
   }

@@ -100,14 +100,24 @@ Bytes overhead_with(const DeviceMemory& memory, const ModelShape& shape, DType d
          (memory.pins_host_memory ? page_tables_of({region * shape.num_hidden_layers}) : Bytes{});
 }
 
-// If blocks exist on the device, a policy that places none there has fewer on the host.
-Allocation with_fixed(const Allocation& placed, const FixedPlacement& fixed) {
+// If blocks exist on the device, or the user wants a share of them there, a policy that places none there
+// has fewer on the host.
+Allocation with_fixed(const Allocation& placed, const FixedPlacement& wished) {
   Allocation blocks = placed;
+  const FixedPlacement fixed = wished.for_blocks(placed.act_blocks, placed.kv_blocks);
   if (!fixed.fixes_blocks() || placed.gpu_act_blocks + placed.gpu_kv_blocks > 0) {
     return blocks;
   }
   blocks.gpu_act_blocks = *fixed.gpu_act_blocks;
   blocks.gpu_kv_blocks = *fixed.gpu_kv_blocks;
+  if (!wished.fixes_blocks()) {  // of each kind its share
+    blocks.act_blocks -= blocks.gpu_act_blocks;
+    blocks.kv_blocks -= blocks.gpu_kv_blocks;
+    if (blocks.act_blocks + blocks.kv_blocks == 0) {  // a pool has a block
+      (placed.act_blocks > 0 ? blocks.act_blocks : blocks.kv_blocks) = 1;
+    }
+    return blocks;
+  }
   std::int64_t fewer = std::min(std::int64_t{blocks.gpu_act_blocks} + blocks.gpu_kv_blocks,
                                 std::int64_t{placed.act_blocks} + placed.kv_blocks - 1);
   for (std::uint32_t* kind : {&blocks.act_blocks, &blocks.kv_blocks}) {
@@ -206,6 +216,16 @@ Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dt
   inputs.layer_copy = budget.layer_copy;
   inputs.fixed = fixed;
   if (device) {
+    inputs.resident_layers = [room = device_room(shape, dtype, demand, options, *device),
+                              layers = shape.num_hidden_layers](std::int64_t act, std::int64_t kv) {
+      const Bytes left = room.left(act, kv);
+      return left + room.streaming >= room.layer * layers
+                 ? layers
+                 : static_cast<std::int32_t>(
+                       std::clamp<std::int64_t>(left / room.layer, 0, layers));
+    };
+  }
+  if (device && device->holds_blocks) {
     inputs.device = device_room(shape, dtype, demand, options, *device);
     const auto with = [&](const Allocation& blocks) -> std::optional<Rehearsal> {
       const Bytes overhead = overhead_with(*device, shape, dtype, blocks);
@@ -273,15 +293,25 @@ DeviceLimits choose_device_limits(const ModelShape& shape, DType dtype, const De
   if (!host.resident_layers) {
     return with_resident_layers(shape, dtype, limits, overhead, cap);
   }
+  const Bytes wanted = plan_device_memory(shape, dtype, limits, overhead).total;
+  if (wanted > cap && limits.resident_layers + limits.gpu_act_blocks + limits.gpu_kv_blocks > 0) {
+    fail(
+        "device memory: beside the smallest buffers, {} of weights and {} of context on the device "
+        "take {}, {} are allowed: raise --gpu-memory or have less there (--resident-layers, "
+        "--percent)",
+        counted(limits.resident_layers, "layer"),
+        counted(limits.gpu_act_blocks + limits.gpu_kv_blocks, "block"), size_text(wanted),
+        size_text(cap));
+  }
   check_fits(plan_device_memory(shape, dtype, limits, overhead), cap);
   return limits;
 }
 
 Placement place_blocks(const ModelShape& shape, DType dtype, const Demand& demand,
                        const Allocation& host, const BatchOptions& options, Bytes overhead,
-                       Bytes cap, const FixedPlacement& fixed) {
+                       Bytes cap, const FixedPlacement& wished) {
   if (host.placed) {
-    const Allocation blocks = with_fixed(host, fixed);
+    const Allocation blocks = with_fixed(host, wished);
     return {.host = blocks,
             .device = choose_device_limits(shape, dtype, demand, blocks, options, overhead, cap)};
   }
@@ -289,6 +319,7 @@ Placement place_blocks(const ModelShape& shape, DType dtype, const Demand& deman
   const std::int64_t most = host.token_blocks > 0 ? all : demand.most_blocks;
   const auto wanted = [&](std::uint32_t blocks) { return ceil_div(blocks * most, all); };
   const std::int64_t act = wanted(host.act_blocks), kv = wanted(host.kv_blocks);
+  const FixedPlacement fixed = wished.for_blocks(act, kv);
   // The buffers must hold what a request may have of them, wherever it lies.
   Allocation everywhere = host;
   everywhere.act_blocks = static_cast<std::uint32_t>(std::max<std::int64_t>(host.act_blocks, act));
@@ -302,7 +333,8 @@ Placement place_blocks(const ModelShape& shape, DType dtype, const Demand& deman
       .host = host,
       .device = choose_device_limits(shape, dtype, demand, everywhere, options, overhead, cap)};
   if (!fixed.fixes_blocks()) {
-    for (const auto& [kind, blocks] : {std::pair{BlockKind::act, act}, {BlockKind::kv, kv}}) {
+    const std::int64_t kv_here = fixed.gpu_act_alone ? 0 : kv;
+    for (const auto& [kind, blocks] : {std::pair{BlockKind::act, act}, {BlockKind::kv, kv_here}}) {
       placement.device =
           with_gpu_blocks(shape, dtype, placement.device, overhead, cap, kind, blocks);
     }
@@ -345,6 +377,36 @@ BatchOptions with_mini_batch(BatchOptions options, const Profile* profile) {
       options.mini_batch_tokens = static_cast<std::int32_t>(point.n) * kBlockTokens;
     }
   }
+  return options;
+}
+
+BatchOptions with_largest_mini_batch(BatchOptions options, const ModelShape& shape, DType dtype,
+                                     std::span<const RequestSize> requests,
+                                     const DeviceMemory& memory, std::int32_t resident) {
+  constexpr std::int64_t kMaxTokens = 1 << 24;  // as many as an option may say
+  const Demand all = demand_of(requests, options.max_num_seqs);
+  // Buffers are also for the rows of all that are under way, however few mini-batches these are.
+  const auto fits = [&](std::int32_t sequences) {
+    const std::int64_t blocks = demand_of(requests, sequences).most_blocks;
+    if (blocks * kBlockTokens > kMaxTokens) {
+      return false;
+    }
+    BatchOptions larger = options;
+    larger.mini_batch_tokens = static_cast<std::int32_t>(blocks * kBlockTokens);
+    const Allocation context{.kv_blocks = static_cast<std::uint32_t>(blocks)};
+    DeviceLimits limits = limits_after(0, all, context, larger);
+    limits.resident_layers = resident;
+    return plan_device_memory(shape, dtype, limits, overhead_with(memory, shape, dtype, context))
+               .total <= memory.cap;
+  };
+  std::int32_t least = 1;  // the largest request alone, however small the rest is made
+  for (std::int32_t beyond = all.sequences + 1; beyond - least > 1;) {
+    const std::int32_t middle = least + (beyond - least) / 2;
+    (fits(middle) ? least : beyond) = middle;
+  }
+  options.mini_batch_tokens = static_cast<std::int32_t>(
+      std::min(kMaxTokens, demand_of(requests, least).most_blocks * kBlockTokens));
+  options.by_profile = false;
   return options;
 }
 

@@ -19,6 +19,14 @@ namespace poise {
 
 struct Rehearsal;
 
+// What a device has for weights, buffers and blocks.
+struct DeviceMemory {
+  Bytes cap;
+  Bytes overhead;                 // of the cap, taken beside buffers, before host memory is pinned
+  bool pins_host_memory = false;  // which takes page tables
+  bool holds_blocks = true;       // false: weights and buffers alone
+};
+
 // Options of the user; 0 and nothing mean that the planner decides.
 struct BatchOptions {
   std::int32_t max_num_seqs = 256;
@@ -26,11 +34,16 @@ struct BatchOptions {
       1;  // lower bound if the policy may choose (planner/memory/concurrency.h)
   std::int32_t mini_batch_tokens = 8192;  // of context
   std::int32_t prefill_tokens = 8192;     // of prompts in an iteration
-  bool by_profile = false;  // choose mini_batch_tokens by the profile, if there is one
+  bool by_profile = false;  // mini_batch_tokens is not the user's: policy or profile may decide it
 };
 // `mini_batch_tokens` changed to the nearby size with the least KV Gen time per block: on a GPU, a
 // product's time rises in steps, each for one more round of tiles.
 BatchOptions with_mini_batch(BatchOptions options, const Profile* profile);
+// `mini_batch_tokens` changed to the largest context, of whole requests, that fits the device's buffers
+// while all layers but `resident` ones are streamed (Policy::fills_the_device).
+BatchOptions with_largest_mini_batch(BatchOptions options, const ModelShape& shape, DType dtype,
+                                     std::span<const RequestSize> requests,
+                                     const DeviceMemory& memory, std::int32_t resident);
 
 // What the requests need at most, with at most `max_num_seqs` of them under way.
 struct Demand {
@@ -57,12 +70,7 @@ struct BlockBudget {
 };
 Bytes bytes_for_blocks(const BlockBudget& budget);
 
-// What a device has for weights, buffers and blocks.
-struct DeviceMemory {
-  Bytes cap;
-  Bytes overhead;                 // of the cap, taken beside buffers, before host memory is pinned
-  bool pins_host_memory = false;  // which takes page tables
-};
+// What such a device has left for a policy.
 DeviceRoom device_room(const ModelShape& shape, DType dtype, const Demand& demand,
                        const BatchOptions& options, const DeviceMemory& memory);
 
@@ -93,8 +101,9 @@ DeviceLimits choose_device_limits(const ModelShape& shape, DType dtype, const De
                                   Bytes overhead, Bytes cap);
 
 // The blocks that the device holds beside buffers and resident layers: those that exist there already,
-// or those that the policy placed there; otherwise the rest of the cap goes to ACT blocks, then to KV
-// blocks. The host holds the rest of what the requests can use.
+// or those that the policy placed there, or the user's share; otherwise the rest of the cap goes to ACT
+// blocks, then to KV blocks unless the user excludes them. The host holds the rest of what the requests
+// can use.
 struct Placement {
   Allocation host;
   DeviceLimits device;

@@ -68,7 +68,7 @@ class ActOnly final : public Policy {
 
   Allocation allocate(const AllocationInputs& inputs) const override {
     const Allocation all_act = split_host(inputs, 1);
-    return profile_ && inputs.device && !inputs.fixed.fixes_blocks()
+    return profile_ && inputs.device && inputs.fixed.leaves_blocks_free()
                ? balanced_on_device(*profile_, inputs, all_act)
                : all_act;
   }

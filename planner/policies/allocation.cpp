@@ -41,6 +41,31 @@ Allocation split_host(const AllocationInputs& inputs, double act_share) {
   return at_share(blocks, act_share);
 }
 
+FixedPlacement FixedPlacement::for_blocks(std::int64_t act_blocks, std::int64_t kv_blocks) const {
+  FixedPlacement fixed = *this;
+  if (gpu_share && !fixes_blocks()) {
+    const auto part = [&](std::int64_t blocks) {
+      return static_cast<std::uint32_t>(std::llround(*gpu_share * static_cast<double>(blocks)));
+    };
+    fixed.gpu_act_blocks = part(act_blocks);
+    fixed.gpu_kv_blocks = part(kv_blocks);
+  }
+  return fixed;
+}
+
+std::int64_t blocks_of_mini_batch(const AllocationInputs& inputs) {
+  const std::int64_t most = std::max<std::int64_t>(inputs.most_blocks, 1);
+  return inputs.mini_batch > 0
+             ? std::min<std::int64_t>(most, std::max(inputs.mini_batch, inputs.largest_request))
+             : most;
+}
+
+AllocationInputs one_mini_batch(const AllocationInputs& inputs) {
+  AllocationInputs one = inputs;
+  one.most_blocks = std::min(inputs.most_blocks, blocks_of_mini_batch(inputs));
+  return one;
+}
+
 BlockKind keep_ratio(const Allocation& host, const RequestSplit& request) {
   // |act / kv - ACT / KV| compared crosswise, in whole numbers.
   const std::int64_t act = host.all_act_blocks(), kv = host.all_kv_blocks();

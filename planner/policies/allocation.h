@@ -14,6 +14,12 @@ inline constexpr std::int64_t kRegionAlignment = 4096;
 // blocks. Shares count blocks, not bytes: with grouped queries an ACT block is the larger one.
 Allocation split_host(const AllocationInputs& inputs, double act_share);
 
+// Blocks of a mini-batch when all requests are under way: as many as one may hold, or the largest
+// request alone, and never more than the requests can fill.
+std::int64_t blocks_of_mini_batch(const AllocationInputs& inputs);
+// The same inputs for requests that all fit into one mini-batch at a time: a row-by-row schedule.
+AllocationInputs one_mini_batch(const AllocationInputs& inputs);
+
 // The kind that keeps act : kv nearest to the ratio of all blocks, those on the device included; an
 // ACT block if both are equally near.
 BlockKind keep_ratio(const Allocation& host, const RequestSplit& request);

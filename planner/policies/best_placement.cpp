@@ -38,15 +38,17 @@ class Placing {
   Placing(const Profile& profile, const AllocationInputs& inputs, std::int64_t act, std::int64_t kv)
       : profile_(profile),
         inputs_(inputs),
+        fixed_(inputs.fixed.for_blocks(act, kv)),
         act_(act),
         kv_(kv),
         act_size_(inputs.sizes.block(BlockKind::act).n),
-        kv_size_(inputs.sizes.block(BlockKind::kv).n) {
+        kv_size_(inputs.sizes.block(BlockKind::kv).n),
+        most_kv_here_(inputs.fixed.gpu_act_alone ? 0 : kMaxOfAKind) {
     // Blocks that stand on the device are there whatever is wished, beside one on the host.
-    if (inputs.fixed.fixes_blocks()) {
-      act_ = std::max<std::int64_t>(act, *inputs.fixed.gpu_act_blocks);
-      kv_ = std::max<std::int64_t>(kv, *inputs.fixed.gpu_kv_blocks);
-      if (act_ + kv_ == std::int64_t{*inputs.fixed.gpu_act_blocks} + *inputs.fixed.gpu_kv_blocks) {
+    if (fixed_.fixes_blocks()) {
+      act_ = std::max<std::int64_t>(act, *fixed_.gpu_act_blocks);
+      kv_ = std::max<std::int64_t>(kv, *fixed_.gpu_kv_blocks);
+      if (act_ + kv_ == std::int64_t{*fixed_.gpu_act_blocks} + *fixed_.gpu_kv_blocks) {
         ++(act > 0 ? act_ : kv_);
       }
     }
@@ -89,8 +91,8 @@ class Placing {
   // More on the device is never worse. So one kind comes first, as many as there is room for or a few
   // less, where the other kind then fills the room better, and the other takes what is left.
   void try_layers(std::int32_t layers, const Room& room) {
-    if (inputs_.fixed.fixes_blocks()) {
-      const std::int64_t act = *inputs_.fixed.gpu_act_blocks, kv = *inputs_.fixed.gpu_kv_blocks;
+    if (fixed_.fixes_blocks()) {
+      const std::int64_t act = *fixed_.gpu_act_blocks, kv = *fixed_.gpu_kv_blocks;
       if (act * act_size_ + kv * kv_size_ <= room.device) {
         try_on_device(act, kv, room, layers);
       }
@@ -101,9 +103,9 @@ class Placing {
       const std::int64_t act = std::min({act_, room.device / act_size_, kMaxOfAKind}) - fewer;
       if (act >= 0) {
         const std::int64_t rest = room.device - act * act_size_;
-        try_on_device(act, std::min({kv_, rest / kv_size_, kMaxOfAKind}), room, layers);
+        try_on_device(act, std::min({kv_, rest / kv_size_, most_kv_here_}), room, layers);
       }
-      const std::int64_t kv = std::min({kv_, room.device / kv_size_, kMaxOfAKind}) - fewer;
+      const std::int64_t kv = std::min({kv_, room.device / kv_size_, most_kv_here_}) - fewer;
       if (kv >= 0) {
         const std::int64_t rest = room.device - kv * kv_size_;
         try_on_device(std::min({act_, rest / act_size_, kMaxOfAKind}), kv, room, layers);
@@ -134,8 +136,10 @@ class Placing {
 
   const Profile& profile_;
   const AllocationInputs& inputs_;
+  const FixedPlacement fixed_;
   std::int64_t act_, kv_;
   const std::int64_t act_size_, kv_size_;
+  const std::int64_t most_kv_here_;  // on the device
   std::optional<Allocation> best_;
   double best_score_ = 0;
 };

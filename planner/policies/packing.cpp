@@ -21,6 +21,7 @@ constexpr std::size_t kOpenMiniBatches = 64;  // how many of the last ones first
 struct Fill {
   std::int64_t act_slots = 0, kv_slots = 0, act_loads = 0, kv_loads = 0, rows = 0, sequences = 0;
   std::int64_t items = 0;
+  std::int64_t kv_crossing = 0;  // of kv_loads, those from the host
 
   Fill operator+(const PackItem& item) const {
     return {act_slots + item.act_slots,
@@ -29,12 +30,14 @@ struct Fill {
             kv_loads + item.kv_loads,
             rows + item.rows,
             sequences + item.sequences,
-            items + 1};
+            items + 1,
+            kv_crossing + item.kv_loads - item.kv_on_device};
   }
   Fill operator-(const Fill& other) const {
-    return {act_slots - other.act_slots, kv_slots - other.kv_slots, act_loads - other.act_loads,
-            kv_loads - other.kv_loads,   rows - other.rows,         sequences - other.sequences,
-            items - other.items};
+    return {act_slots - other.act_slots, kv_slots - other.kv_slots,
+            act_loads - other.act_loads, kv_loads - other.kv_loads,
+            rows - other.rows,           sequences - other.sequences,
+            items - other.items,         kv_crossing - other.kv_crossing};
   }
   bool within(const PackLimits& limits) const {
     return act_slots <= limits.act_slots && kv_slots <= limits.kv_slots && rows <= limits.rows &&
@@ -43,8 +46,8 @@ struct Fill {
   }
 };
 
-double imbalance(const Allocation& host, const Fill& fill) {
-  return poise::imbalance(host, fill.act_loads, fill.kv_loads);
+double imbalance(const PackBalance& balance, const Fill& fill) {
+  return balance.imbalance(fill.act_loads, fill.kv_crossing);
 }
 
 Fill start(const PackItem& item, const PackLimits& limits) {
@@ -55,13 +58,12 @@ Fill start(const PackItem& item, const PackLimits& limits) {
 
 // Whether the mini-batch may grow from `before` to `after`. A sequence that loads nothing (a new
 // prompt) leaves the balance as it is and is always welcome.
-bool balances(const Allocation& host, const Fill& before, const Fill& after, double reachable) {
-  if (after.act_loads == before.act_loads && after.kv_loads == before.kv_loads) {
+bool balances(const PackBalance& balance, const Fill& before, const Fill& after, double reachable) {
+  if (after.act_loads == before.act_loads && after.kv_crossing == before.kv_crossing) {
     return true;
   }
-  const double imbalance_after = imbalance(host, after);
-  return imbalance_after <= std::max(reachable, kRounding) ||
-         imbalance_after < imbalance(host, before);
+  const double imbalance_after = imbalance(balance, after);
+  return imbalance_after <= reachable * kRounding || imbalance_after < imbalance(balance, before);
 }
 
 // The least of everything that any item brings.
@@ -79,8 +81,9 @@ PackItem smallest_of(std::span<const PackItem> items) {
 // The greedy rule, one mini-batch after the other.
 class GreedyPacking {
  public:
-  GreedyPacking(const Allocation& host, std::span<const PackItem> items, const PackLimits& limits)
-      : host_(host),
+  GreedyPacking(const PackBalance& balance, std::span<const PackItem> items,
+                const PackLimits& limits)
+      : balance_(balance),
         items_(items),
         limits_(limits),
         smallest_(smallest_of(items)),
@@ -95,7 +98,7 @@ class GreedyPacking {
   // One mini-batch from what is left: the first item, then the items that join, in two passes, since an item
   // refused early may balance what came later.
   MiniBatchItems next() {
-    const double reachable = imbalance(host_, whole_);
+    const double reachable = imbalance(balance_, whole_);
     MiniBatchItems batch{left_.front()};
     Fill fill = start(item(left_.front()), limits_);
     left_.erase(left_.begin());
@@ -104,7 +107,7 @@ class GreedyPacking {
       std::size_t kept = 0, i = 0;
       for (; i < left_.size() && !full; ++i) {
         const Fill joined = fill + item(left_[i]);
-        if (joined.within(limits_) && balances(host_, fill, joined, reachable)) {
+        if (joined.within(limits_) && balances(balance_, fill, joined, reachable)) {
           batch.push_back(left_[i]);
           fill = joined;
           full = !(fill + smallest_).within(limits_);
@@ -122,7 +125,7 @@ class GreedyPacking {
  private:
   const PackItem& item(std::int32_t i) const { return items_[static_cast<std::size_t>(i)]; }
 
-  const Allocation& host_;
+  const PackBalance& balance_;
   const std::span<const PackItem> items_;
   const PackLimits& limits_;
   const PackItem smallest_;
@@ -216,16 +219,26 @@ class EvenPacking {
 
 }  // namespace
 
-double imbalance(const Allocation& host, std::int64_t act_blocks, std::int64_t kv_blocks) {
-  const double kv_gen = static_cast<double>(act_blocks * host.all_kv_blocks());
-  const double load_kv = static_cast<double>(kv_blocks * host.all_act_blocks());
-  if (kv_gen == 0 && load_kv == 0) {
+double PackBalance::imbalance(std::int64_t act_blocks, std::int64_t kv_blocks) const {
+  const double making = kv_gen.straight(static_cast<double>(act_blocks)).n;
+  const double loading = load_kv.straight(static_cast<double>(kv_blocks)).n;
+  if (making == 0 && loading == 0) {
     return 1;
   }
-  if (kv_gen == 0 || load_kv == 0) {
+  if (making == 0 || loading == 0) {
     return std::numeric_limits<double>::infinity();
   }
-  return std::max(kv_gen / load_kv, load_kv / kv_gen);
+  return std::max(making / loading, loading / making);
+}
+
+PackBalance balance_of(const Profile& profile) {
+  return {.kv_gen = {.a = profile.kv_gen.a, .b = profile.kv_gen.b},
+          .load_kv = {.a = profile.load_kv.a, .b = profile.load_kv.b}};
+}
+
+PackBalance balance_of(const Allocation& host) {
+  return {.kv_gen = {.b = static_cast<double>(host.kv_blocks)},
+          .load_kv = {.b = static_cast<double>(host.all_act_blocks())}};
 }
 
 std::vector<MiniBatchItems> pack_plainly(std::span<const PackItem> items,
@@ -258,16 +271,17 @@ std::vector<MiniBatchItems> pack_evenly(std::span<const PackItem> items, const P
   return even.size() <= plain.size() ? even : plain;
 }
 
-std::vector<MiniBatchItems> pack_balanced(const Allocation& host, std::span<const PackItem> items,
+std::vector<MiniBatchItems> pack_balanced(const PackBalance& balance,
+                                          std::span<const PackItem> items,
                                           const PackLimits& limits) {
-  if (host.all_act_blocks() == 0 || host.all_kv_blocks() == 0) {
+  if (balance.kv_gen.straight(1).n == 0 || balance.load_kv.straight(1).n == 0) {
     return pack_plainly(items, limits);
   }
   std::vector<MiniBatchItems> batches;
   if (items.empty()) {
     return batches;
   }
-  for (GreedyPacking packing(host, items, limits); !packing.done();) {
+  for (GreedyPacking packing(balance, items, limits); !packing.done();) {
     batches.push_back(packing.next());
   }
   return batches;

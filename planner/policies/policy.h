@@ -37,8 +37,13 @@ struct FixedPlacement {
   std::optional<std::int32_t> resident_layers;  // nothing: the policy decides
   // Blocks of each kind on the device; both or neither.
   std::optional<std::uint32_t> gpu_act_blocks, gpu_kv_blocks;
+  std::optional<double> gpu_share;  // of each kind's blocks on the device; nothing: as many as fit
+  bool gpu_act_alone = false;       // of the kinds, the device keeps ACT blocks alone
 
   bool fixes_blocks() const { return gpu_act_blocks.has_value(); }
+  bool leaves_blocks_free() const { return !fixes_blocks() && !gpu_share && !gpu_act_alone; }
+  // Of so many blocks of each kind: `gpu_share` in blocks. Blocks that stand already go before it.
+  FixedPlacement for_blocks(std::int64_t act_blocks, std::int64_t kv_blocks) const;
   friend bool operator==(const FixedPlacement&, const FixedPlacement&) = default;
 };
 
@@ -64,7 +69,11 @@ struct AllocationInputs {
   std::int32_t prefill_rows = 0;                    // of prompts in an iteration
   std::optional<DeviceRoom> device = std::nullopt;  // nothing: none, or not known
   FixedPlacement fixed = {};
-  // Iterations in virtual time (planner/virtual_time/rehearsal.h); nothing if the blocks do not fit.
+  // How many layers' weights stay on the device beside buffers for so many blocks of each kind, where
+  // the policy places none itself; nothing where that is not known.
+  std::function<std::int32_t(std::int64_t act_blocks, std::int64_t kv_blocks)> resident_layers =
+      nullptr;
+  // Iterations in virtual time (planner/virtual_time/rehearsal.h); nothing where the blocks do not fit.
   std::function<std::optional<Rehearsed>(const Profile& profile, const Allocation& blocks)>
       rehearse = nullptr;
   // All requests from the first prompt to the last answer, likewise; nothing if that would take too
@@ -102,10 +111,11 @@ struct RequestSplit {
 struct PackItem {
   std::int32_t act_slots = 0;  // blocks of context, those its new rows go to included
   std::int32_t kv_slots = 0;
-  std::int32_t act_loads = 0;  // of them, blocks that must be loaded and made into K and V
-  std::int32_t kv_loads = 0;   // of them, blocks that must be loaded
-  std::int32_t rows = 0;       // new tokens, and those that run again
-  std::int32_t sequences = 1;  // these rows form
+  std::int32_t act_loads = 0;     // of them, blocks that stand already, to be made into K and V
+  std::int32_t kv_loads = 0;      // of them, blocks that stand already
+  std::int32_t kv_on_device = 0;  // of those, blocks of the device: read in place, nothing crosses
+  std::int32_t rows = 0;          // new tokens, and those that run again
+  std::int32_t sequences = 1;     // these rows form
 };
 
 // What a mini-batch may hold: #ACT_max, #KV_max and the limits of the device's buffers.
@@ -133,8 +143,11 @@ class Policy {
   }
   // Whether the planner may choose fewer requests at a time than allowed (planner/memory/concurrency.h).
   virtual bool chooses_concurrency() const { return false; }
-  // Puts every item into exactly one mini-batch, within the limits. REQUIRES: each item alone
-  // fits.
+  // Whether a mini-batch is to be as large as the device's buffers can be made, where the user does
+  // not say (planner/memory/sizes.h).
+  virtual bool fills_the_device() const { return false; }
+  // Every item stands in exactly one mini-batch, and no mini-batch breaks a limit.
+  // REQUIRES: each item alone fits.
   virtual std::vector<MiniBatchItems> pack(const Allocation& host, std::span<const PackItem> items,
                                            const PackLimits& limits) const = 0;
 };
@@ -142,6 +155,7 @@ class Policy {
 struct PolicyOptions {
   std::optional<double> act_share;        // --act-share
   std::optional<double> recompute_share;  // --recompute-share
+  bool row_by_row = false;                // --schedule row-by-row
   std::shared_ptr<const Profile> profile =
       nullptr;  // of the machine and the model; nothing: unknown
 };

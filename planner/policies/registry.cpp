@@ -33,6 +33,12 @@ std::unique_ptr<Policy> make_policy(std::string_view name, const PolicyOptions& 
     fail("--recompute-share {}: the policy {} recomputes no tokens; use --policy token-recompute",
          *options.recompute_share, name);
   }
+  if (options.row_by_row && name != "kvpr" && name != "row-by-row") {
+    fail(
+        "--schedule row-by-row: the policy {} has no such schedule; use --policy kvpr, or --policy "
+        "row-by-row, which keeps keys and values alone",
+        name);
+  }
   return policy.make(options);
 }
 

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "planner/policies/allocation.h"
 #include "planner/policies/entries.h"
 #include "planner/policies/packing.h"
@@ -12,15 +10,11 @@ namespace {
 class RowByRow final : public Policy {
  public:
   Allocation allocate(const AllocationInputs& inputs) const override {
-    AllocationInputs one_batch = inputs;
-    if (inputs.mini_batch > 0) {
-      one_batch.most_blocks = std::min<std::int64_t>(
-          inputs.most_blocks, std::max(inputs.mini_batch, inputs.largest_request));
-    }
-    Allocation blocks = split_host(one_batch, 0);
+    Allocation blocks = split_host(one_mini_batch(inputs), 0);
     blocks.placed = true;  // no more of them on the device
     return blocks;
   }
+  bool fills_the_device() const override { return true; }
   BlockKind next_block(const Allocation&, const RequestSplit&) const override {
     return BlockKind::kv;
   }
@@ -34,7 +28,9 @@ class RowByRow final : public Policy {
 
 PolicyEntry row_by_row_entry() {
   return {.name = "row-by-row",
-          .description = "no mini-batches: as many requests at a time as one of them holds",
+          .description =
+              "no mini-batches: as many requests at a time as the device has buffers for, or as "
+              "--mini-batch-tokens says",
           .source = "DeepSpeed-Inference (SC 2022), as CAPTURE compares with it",
           .make = [](const PolicyOptions& options) -> std::unique_ptr<Policy> {
             refuse_act_share("row-by-row", options);

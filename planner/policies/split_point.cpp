@@ -1,29 +1,23 @@
 #include "planner/policies/split_point.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace poise {
+namespace {
 
-Seconds split_time(const Line& load_act, const Line& kv_gen, const Line& load_kv, std::int32_t l,
-                   std::int32_t blocks) {
-  return load_act(l) + std::max(kv_gen(l), load_kv(blocks - l));
+constexpr double kRounding = 1e-9;  // of a time: less is no gain
+
+}  // namespace
+
+Seconds split_time(const SplitCosts& costs, std::int32_t l, std::int32_t blocks) {
+  const double made = costs.requests * l, loaded = costs.requests * (blocks - l);
+  return costs.load_act(made) + std::max(costs.kv_gen(made), costs.load_kv(loaded));
 }
 
-// Between its ends t(l) is the larger of two straight lines, so its least value is at an end or
-// beside where they cross. (At the ends nothing is begun, which takes no time at all.)
-std::int32_t split_point(const Line& load_act, const Line& kv_gen, const Line& load_kv,
-                         std::int32_t blocks) {
-  const double slopes = kv_gen.b + load_kv.b;
-  const double crossing =
-      slopes > 0 ? (load_kv.a + load_kv.b * blocks - kv_gen.a) / slopes : blocks;
-  const double inside = std::clamp(std::floor(crossing), 0.0, static_cast<double>(blocks));
-  const auto at = static_cast<std::int32_t>(inside);
+std::int32_t split_point(const SplitCosts& costs, std::int32_t blocks) {
   std::int32_t best = 0;
-  for (const std::int32_t l : {1, at, at + 1, blocks - 1, blocks}) {
-    if (l >= 0 && l <= blocks &&
-        split_time(load_act, kv_gen, load_kv, l, blocks) <
-            split_time(load_act, kv_gen, load_kv, best, blocks)) {
+  for (std::int32_t l = 1; l <= blocks; ++l) {
+    if (split_time(costs, l, blocks) < split_time(costs, best, blocks) * (1 - kRounding)) {
       best = l;
     }
   }

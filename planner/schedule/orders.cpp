@@ -224,6 +224,7 @@ std::vector<PackItem> pack_items(std::span<const ScheduledChunk> chunks) {
                   .kv_slots = context.count(BlockKind::kv) + context.token_blocks(),
                   .act_loads = context.count(BlockKind::act),
                   .kv_loads = context.count(BlockKind::kv),
+                  .kv_on_device = context.count(BlockKind::kv, Place::gpu),
                   .rows = chunk.new_tokens + chunk.recompute_rows,
                   .sequences = chunk.recompute_rows > 0 ? 2 : 1};
     for (std::int32_t i = blocks_for(chunk.context); i < context.size(); ++i) {
@@ -231,6 +232,7 @@ std::vector<PackItem> pack_items(std::span<const ScheduledChunk> chunks) {
       const bool is_act = block.kind == BlockKind::act;
       if (block.place != Place::nowhere) {
         --(is_act ? item.act_loads : item.kv_loads);
+        item.kv_on_device -= !is_act && block.place == Place::gpu ? 1 : 0;
       }
       if (i >= chunk.blocks()) {  // behind its rows
         --(is_act ? item.act_slots : item.kv_slots);

@@ -37,13 +37,22 @@ TEST(Algorithm1, ByHandWhereTheGpusBlocksTakeLongerThanWeights) {
 }
 
 TEST(Algorithm1, ByHandWithConstantParts) {
-  // ACT_init = (12 - 6) / 3 = 2. Then 6 + 3·act = 2·kv and 10·act + 20·kv = 1580 give
-  // act = (1580 - 60) / 40 = 38, kv = 60.
+  // ACT_init = (12 - 6) / 3 = 2, and the constant is paid. Then 3·act = 2·kv and 10·act + 20·kv = 1580
+  // give act = 39.5, kv = 59.25.
   Algorithm1 given = example();
   given.kv_gen.a = 6;
   const HostBlocksSplit split = algorithm1(given);
-  EXPECT_NEAR(split.act, 2 + 38, 1e-9);
-  EXPECT_NEAR(split.kv, 60, 1e-9);
+  EXPECT_NEAR(split.act, 2 + 39.5, 1e-9);
+  EXPECT_NEAR(split.kv, 59.25, 1e-9);
+}
+
+TEST(Algorithm1, ByHandWhereWeightsTakeLessThanAConstant) {
+  // No block is made in 12 s. 20 + 3·act = 12 + 2·kv and 10·act + 20·kv = 1600 give act = 38, kv = 61.
+  Algorithm1 given = example();
+  given.kv_gen.a = 20;
+  const HostBlocksSplit split = algorithm1(given);
+  EXPECT_NEAR(split.act, 38, 1e-9);
+  EXPECT_NEAR(split.kv, 61, 1e-9);
 }
 
 TEST(Algorithm1, InTooSmallAHostTakesWhatThereIsOfStepOne) {
@@ -70,8 +79,8 @@ TEST(Algorithm1, BalancesBothSidesAndFillsTheHost) {
   };
   for (int round = 0; round < 1000; ++round) {
     Algorithm1 given{.load_w = {between(0, 50)},
-                     .kv_gen = {.b = between(0.1, 5)},
-                     .load_kv = {.b = between(0.1, 5)},
+                     .kv_gen = {.a = between(0, 20), .b = between(0.1, 5)},
+                     .load_kv = {.a = between(0, 20), .b = between(0.1, 5)},
                      .act_gpu = between(0, 30),
                      .host = {static_cast<std::int64_t>(between(2e6, 1e8))},
                      .weights = {1000000},
@@ -83,8 +92,8 @@ TEST(Algorithm1, BalancesBothSidesAndFillsTheHost) {
     const double bytes = split.act * static_cast<double>(given.act_block.n) +
                          split.kv * static_cast<double>(given.kv_block.n);
     ASSERT_NEAR(bytes, static_cast<double>((given.host - given.weights).n), 1);
-    const double pcie = given.load_w.n + given.load_kv.b * split.kv;
-    const double computation = given.kv_gen.b * (split.act + given.act_gpu);
+    const double pcie = given.load_w.n + given.load_kv(split.kv).n;
+    const double computation = given.kv_gen(split.act + given.act_gpu).n;
     ASSERT_NEAR(pcie, computation, 1e-6 * pcie) << round;
   }
 }

@@ -1,23 +1,13 @@
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "common/trouble.h"
 #include "planner/policies/allocation.h"
 #include "planner/policies/policy.h"
-#include "planner/policies/split_point.h"
 #include "planner/schedule/block_table.h"
+#include "tests/planner/policies/policy_inputs.h"
 
 namespace poise {
 namespace {
-
-constexpr BlockSizes kMultiHead{.kv_row = {8192}, .act_row = {4096}};
-constexpr BlockSizes kGroupedQueries{.kv_row = {2048}, .act_row = {8192}};
-
-AllocationInputs inputs(BlockSizes sizes, Bytes host, std::int64_t most_blocks) {
-  return {
-      .sizes = sizes, .layers = 4, .host = host, .most_blocks = most_blocks, .largest_request = 1};
-}
 
 Bytes bytes_of(const Allocation& split, const AllocationInputs& from) {
   const Bytes one_layer = from.sizes.block(BlockKind::act) * split.act_blocks +
@@ -114,19 +104,6 @@ TEST(Policies, TheTwoEndsAreTheHybridsWithShareNoneAndAll) {
   }
 }
 
-// The device has room for half of the ACT blocks.
-AllocationInputs half_on_device() {
-  AllocationInputs from = inputs(kMultiHead, kMiB * 256, 400);
-  from.sequences = 8;
-  from.requests = 8;
-  from.prompt_rows = 400 * kBlockTokens;
-  const Bytes room = kMultiHead.block(BlockKind::act) * 200 * from.layers;
-  from.device = DeviceRoom{.layer = room * 2,
-                           .streaming = {0},
-                           .left = [room](std::int64_t, std::int64_t) { return room; }};
-  return from;
-}
-
 TEST(ActOnly, KeepsKvBlocksOnTheDeviceWhereItIsTheSlowerSide) {
   const AllocationInputs from = half_on_device();
   const Allocation plain = make_policy("act-only", {})->allocate(from);
@@ -152,47 +129,6 @@ TEST(ActOnly, KeepsKvBlocksOnTheDeviceWhereItIsTheSlowerSide) {
   EXPECT_EQ(policy->next_block(blocks, {.act_blocks = 6, .kv_blocks = 0}), BlockKind::kv);
 }
 
-ModelShape opt_30b() {
-  return {.num_hidden_layers = 48,
-          .hidden_size = 7168,
-          .ffn_dim = 28672,
-          .num_attention_heads = 56,
-          .num_key_value_heads = 56,
-          .head_dim = 128,
-          .vocab_size = 50272,
-          .max_position_embeddings = 2048,
-          .position_offset = 2,
-          .word_embed_proj_dim = 7168,
-          .enable_bias = 1};
-}
-
-// The kinds of a request's blocks, first to last.
-std::string kinds(const Policy& policy, const Allocation& host, std::int32_t blocks) {
-  RequestSplit request{.most_blocks = blocks};
-  std::string kinds;
-  for (std::int32_t i = 0; i < blocks; ++i) {
-    const bool act = policy.next_block(host, request) == BlockKind::act;
-    kinds += act ? 'A' : 'K';
-    ++(act ? request.act_blocks : request.kv_blocks);
-  }
-  return kinds;
-}
-
-TEST(Hybrid, WithAProfileBalancesLinkAndComputationAsAlgorithm1Does) {
-  const auto profile = std::make_shared<Profile>(
-      profile_of(machine_named("rtx4090-pcie4"), opt_30b(), DType::float16));
-  AllocationInputs from = inputs(block_sizes(opt_30b(), DType::float16), kGiB * 800, 128 * 128);
-  from.layers = 48;
-  const Allocation split = make_policy("hybrid", {.profile = profile})->allocate(from);
-  EXPECT_NEAR(split.act_blocks + split.kv_blocks, 128 * 128, 1);
-  const double link = profile->load_w(1).n + profile->load_kv(split.kv_blocks).n;
-  EXPECT_NEAR(profile->kv_gen(split.act_blocks).n, link, 0.001 * link);
-  // A share that is given is taken.
-  const Allocation given =
-      make_policy("hybrid", {.act_share = 0.25, .profile = profile})->allocate(from);
-  EXPECT_EQ(given.act_blocks, 128u * 32);
-}
-
 TEST(HybridStatic, SplitsBytesOneToOneAndGivesActBlocksFirst) {
   const auto policy = make_policy("hybrid-static", {});
   for (const BlockSizes& sizes : {kMultiHead, kGroupedQueries}) {
@@ -205,40 +141,6 @@ TEST(HybridStatic, SplitsBytesOneToOneAndGivesActBlocksFirst) {
   }
   EXPECT_EQ(kinds(*policy, {.act_blocks = 20, .kv_blocks = 10}, 9), "AAAAAAKKK");
   EXPECT_EQ(kinds(*policy, {.act_blocks = 5, .kv_blocks = 10, .gpu_act_blocks = 15}, 6), "AAAAKK");
-}
-
-TEST(Kvpr, SplitPointIsThatOfTryingThemAll) {
-  std::mt19937 random(3);
-  const auto line = [&] {
-    const auto draw = [&](double most) {
-      return std::uniform_real_distribution<double>(0, most)(random);
-    };
-    return Line{.a = random() % 2 == 0 ? 0 : draw(20), .b = random() % 8 == 0 ? 0 : draw(5)};
-  };
-  for (int round = 0; round < 3000; ++round) {
-    const Line load_act = line(), kv_gen = line(), load_kv = line();
-    const auto blocks = static_cast<std::int32_t>(random() % 60);
-    const auto time = [&](std::int32_t l) {
-      return split_time(load_act, kv_gen, load_kv, l, blocks).n;
-    };
-    double least = time(0);
-    for (std::int32_t l = 1; l <= blocks; ++l) {
-      least = std::min(least, time(l));
-    }
-    ASSERT_NEAR(time(split_point(load_act, kv_gen, load_kv, blocks)), least, 1e-9) << round;
-  }
-}
-
-TEST(Kvpr, GivesTheFirstBlocksAsActivations) {
-  EXPECT_EQ(kinds(*make_policy("kvpr", {}), {}, 6), "AAAKKK");
-  EXPECT_EQ(kinds(*make_policy("kvpr", {.act_share = 1}), {}, 4), "AAAA");
-  auto profile = std::make_shared<Profile>();
-  profile->load_act.b = 1;
-  profile->load_kv.b = 2;
-  profile->kv_gen.b = 1;  // Eq. 11: l + max(l, 2·(6 - l)) is least where l = 4
-  EXPECT_EQ(kinds(*make_policy("kvpr", {.profile = profile}), {}, 6), "AAAAKK");
-  profile->load_act.b = 2.5;  // as with grouped queries: activations are the larger ones
-  EXPECT_EQ(kinds(*make_policy("kvpr", {.profile = profile}), {}, 4), "KKKK");
 }
 
 TEST(RowByRow, HasNoMoreBlocksThanAMiniBatchHolds) {
@@ -295,6 +197,7 @@ TEST(Policies, RefuseWhatTheyDoNotKnow) {
   EXPECT_THROW(make_policy("optimal", {.act_share = 0.5}), Failure);
   EXPECT_THROW(make_policy("kv-only", {.recompute_share = 0.5}), Failure);
   EXPECT_THROW(make_policy("token-recompute", {.recompute_share = 1.5}), Failure);
+  EXPECT_THROW(make_policy("hybrid", {.row_by_row = true}), Failure);
   for (const double share : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
     EXPECT_THROW(make_policy("hybrid", {.act_share = share}), Failure);
   }
