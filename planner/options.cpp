@@ -95,6 +95,37 @@ void take_batch(const cxxopts::ParseResult& given, BatchOptions& batch) {
   take_number(given, "prefill-tokens", 1, kMaxOf, batch.prefill_tokens);
 }
 
+void add_placing(cxxopts::Options& options) {
+  const auto text = [] { return cxxopts::value<std::string>(); };
+  options.add_options()("schedule", "column-by-column, or row-by-row: one mini-batch", text())(
+      "resident-layers", "whose weights stay on the device", text())(
+      "percent", "FlexGen's: weights, context, activations, each on device and host", text())(
+      "gpu-blocks", "kinds of context that the device may keep: all, act or none", text());
+}
+
+// How the policy schedules, and where everything lies, of a run or a plan.
+template <typename Options>
+void take_placing(const cxxopts::ParseResult& given, Options& into) {
+  if (given.count("schedule") != 0) {
+    const std::string schedule = required_argument(given, "schedule");
+    if (schedule != "row-by-row" && schedule != "column-by-column") {
+      fail("--schedule {}: one of column-by-column and row-by-row is wanted", schedule);
+    }
+    into.policy_options.row_by_row = schedule == "row-by-row";
+  }
+  if (given.count("resident-layers") != 0) {
+    into.placement.resident_layers =
+        static_cast<std::int32_t>(number(given, "resident-layers", 0, kMaxOf));
+  }
+  if (given.count("percent") != 0) {
+    into.placement.percent = parse_percent(required_argument(given, "percent"));
+  }
+  if (given.count("gpu-blocks") != 0) {
+    into.placement.gpu_blocks = parse_gpu_blocks(required_argument(given, "gpu-blocks"));
+  }
+  into.placement.check_alone();
+}
+
 // What everything costs, of a run or a plan.
 template <typename Options>
 void take_costs(const cxxopts::ParseResult& given, Options& into) {
@@ -138,6 +169,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
       "continue the work of this run's earlier planner, with its loader and gpu_executor")(
       "trace", "log what each stream did, span by span")("log", "file", text())(
       "death-fd", "pipe that the supervisor holds", text());
+  add_placing(options);
   const auto given = parse_arguments(options, words);
   if (given.count("help") != 0) {
     return HelpOptions{options.help()};
@@ -159,7 +191,9 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
     run.policy_options.recompute_share = share(given, "recompute-share");
   }
   take_costs(given, run);
-  if (run.policy || run.policy_options.act_share || run.policy_options.recompute_share) {
+  take_placing(given, run);
+  if (run.policy || run.policy_options.act_share || run.policy_options.recompute_share ||
+      run.policy_options.row_by_row) {
     make_policy(run.policy.value_or("hybrid"), run.policy_options);  // refuses what cannot be
   }
   take_batch(given, run.batch);
@@ -193,6 +227,7 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
       "host-memory", "cap, bytes", text())(
       "device", "use costs kept for: cpu, cuda, or auto (the newest)", text())(
       "check", "only check that policy and costs exist");
+  add_placing(options);
   const auto given = parse_arguments(options, words);
   if (given.count("help") != 0) {
     return HelpOptions{options.help()};
@@ -215,6 +250,7 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
     plan.policy_options.recompute_share = share(given, "recompute-share");
   }
   take_costs(given, plan);
+  take_placing(given, plan);
   make_policy(plan.policy.value_or("hybrid"), plan.policy_options);  // refuses what cannot be
   take_batch(given, plan.batch);
   take_bytes(given, "gpu-memory", plan.gpu_memory);

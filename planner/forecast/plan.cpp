@@ -75,7 +75,7 @@ Json memory_of(const SetUp& made) {
 nlohmann::ordered_json plan_run(const PlanOptions& options) {
   const ModelConfig model = read_model_config(options.input.model);
   if (options.check_only) {
-    check_named_costs(options, model);
+    check_named(options, model);
     return nlohmann::ordered_json::object();
   }
   std::unique_ptr<const Tokenizer> tokenizer;

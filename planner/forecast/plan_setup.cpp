@@ -89,7 +89,7 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
              : fmt::format("{} has {}: take a machine that has more", made.profile.name,
                            size_text(made.host_allowed)));
   }
-  const PlanningProblem problem{
+  PlanningProblem problem{
       .shape = made.shape,
       .dtype = made.dtype,
       .requests = {requests.begin(), requests.end()},
@@ -102,6 +102,8 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
                  .is_host = device_is_host,
                  .holds_blocks = !device_is_host || options.gpu_memory.has_value()},
       .profile = policy_options.profile};
+  options.placement.add_to(problem.fixed.placement, made.shape.num_hidden_layers,
+                           problem.device.holds_blocks);
   const RunPlan plan = solve(*made.policy, problem);
   made.batch = plan.batch;
   made.demand = plan.demand;
@@ -112,7 +114,10 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
   return made;
 }
 
-void check_named_costs(const PlanOptions& options, const ModelConfig& model) {
+void check_named(const PlanOptions& options, const ModelConfig& model) {
+  FixedPlacement placement;
+  options.placement.add_to(placement, model.shape.num_hidden_layers,
+                           options.device != DeviceKind::cpu || options.gpu_memory.has_value());
   if (options.dtype || model.declared) {
     named_costs({options.machine, options.profile}, model.shape, dtype_of(options, model));
   } else if (options.profile) {  // the tensors decide in what they are kept

@@ -10,6 +10,7 @@
 #include "common/model_config.h"
 #include "planner/costs/cost_model.h"
 #include "planner/costs/costs.h"
+#include "planner/memory/placement_options.h"
 #include "planner/memory/sizes.h"
 #include "planner/policies/policy.h"
 #include "planner/requests/request_sizes.h"
@@ -26,6 +27,7 @@ struct PlanOptions {
   std::optional<std::filesystem::path> profile;
   std::filesystem::path profile_dir;
   PolicyOptions policy_options;
+  PlacementOptions placement;
   BatchOptions batch;
   std::optional<Bytes> gpu_memory, host_memory;
   std::optional<DeviceKind> device;  // whose kept costs; nothing: of any
@@ -49,7 +51,7 @@ struct SetUp {
 SetUp set_up(const PlanOptions& options, const ModelConfig& model,
              std::span<const RequestSize> requests);
 
-// Only the costs: fails as `set_up` and `run` do if the named ones do not exist.
-void check_named_costs(const PlanOptions& options, const ModelConfig& model);
+// Only costs and placement: fails as `set_up` and `run` do if the named ones are not possible.
+void check_named(const PlanOptions& options, const ModelConfig& model);
 
 }  // namespace poise

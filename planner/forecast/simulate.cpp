@@ -50,11 +50,9 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
                           .budget = {.weights = layout.total(),
                                      .available = profile.host_memory - layout.total(),
                                      .host_memory = {}},
-                          .device = {.cap = profile.gpu_memory,
-                                     .overhead = kDeviceOverhead,
-                                     .holds_blocks = work.blocks_on_device},
+                          .device = {.cap = profile.gpu_memory, .overhead = kDeviceOverhead},
                           .profile = std::make_shared<const Profile>(profile)};
-  problem.fixed.placement.resident_layers = work.resident_layers;
+  problem.fixed.placement = work.placement;
   const RunPlan made = solve(*policy, problem);
   const Demand& demand = made.demand;
   SimulatedRun run;

@@ -3,7 +3,6 @@
 // packing, tables, weight stream) played in virtual time against a profile. Pure; any thread.
 
 #include <cstdint>
-#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -23,10 +22,9 @@ struct SimulatedWork {
   std::int32_t prompt = 0;
   std::int32_t answer = 0;
   BatchOptions batch;
-  std::optional<std::int32_t> resident_layers;  // on the device; nothing: as the planner decides
-  bool blocks_on_device = true;  // the planner puts blocks into the rest of its memory
-  bool to_the_end = false;       // count everything, prompts and the last answers included
-  bool traced = false;           // what the streams did in one iteration, halfway through `counted`
+  FixedPlacement placement;  // as by --resident-layers, --percent and --gpu-blocks
+  bool to_the_end = false;   // count everything, prompts and the last answers included
+  bool traced = false;       // what the streams did in one iteration, halfway through `counted`
 };
 
 // Bytes from host to device.

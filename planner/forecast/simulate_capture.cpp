@@ -122,7 +122,7 @@ Json capture_figure1() {
   for (const auto& [name, system] : systems) {
     SimulatedWork work = work_of("opt-30b", 32, 1920);
     work.traced = true;
-    work.resident_layers = 0;
+    work.placement.resident_layers = 0;
     const auto profile = std::make_shared<const Profile>(
         profile_of(machine_named(kMachine), work.shape, work.dtype));
     const SimulatedRun run = system == PaperSystem::ours

@@ -42,8 +42,7 @@ Json kvpr_gains() {
                            .requests = kBatch * kBatches,
                            .prompt = prompt,
                            .answer = answer,
-                           .resident_layers = 0,
-                           .blocks_on_device = false};
+                           .placement = {.resident_layers = 0, .gpu_share = 0}};
         work.batch.mini_batch_tokens = kBatch * (prompt + answer);
         auto profile = std::make_shared<Profile>(
             profile_of(machine_named("a100-pcie4"), work.shape, work.dtype));
@@ -56,8 +55,7 @@ Json kvpr_gains() {
         const double busy = seconds("kvpr");
         const double flexgen = kv + still, kvpr = busy + still;
         SimulatedWork our_work = work;
-        our_work.resident_layers.reset();
-        our_work.blocks_on_device = true;
+        our_work.placement = {};
         const double ours =
             simulate(*profile, our_policy(), {.profile = profile}, our_work).tokens_per_second;
         rows.push_back({{"model", model.model},

@@ -82,12 +82,11 @@ SimulatedRun simulate_system(PaperSystem system, std::string_view machine, Simul
   switch (system) {
     case PaperSystem::deepspeed:
       policy = "row-by-row";
-      work.resident_layers = 0;
-      work.blocks_on_device = false;
+      work.placement = {.resident_layers = 0, .gpu_share = 0};
       break;
     case PaperSystem::flexgen:
       policy = "kv-only";
-      work.blocks_on_device = false;
+      work.placement.gpu_share = 0;
       for (Line Profile::*line : {&Profile::load_w, &Profile::load_kv, &Profile::store_kv}) {
         (profile.get()->*line).b /= kFlexGenOfRoof;
       }
@@ -96,7 +95,7 @@ SimulatedRun simulate_system(PaperSystem system, std::string_view machine, Simul
     case PaperSystem::hybrid_static:
     case PaperSystem::hybrid:
       profile->attention.b *= kMergedAttention;
-      work.resident_layers = 0;
+      work.placement = {.resident_layers = 0, .gpu_act_alone = true};
       break;
     case PaperSystem::ours:
       policy = our_policy();

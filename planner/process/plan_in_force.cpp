@@ -113,6 +113,7 @@ std::unique_ptr<Policy> make_policy_as(const PolicyWish& wish, const Run& run,
   PolicyOptions options = run.options.policy_options;
   options.act_share = wish.act_share;
   options.recompute_share = wish.recompute_share;
+  options.row_by_row = options.row_by_row && wish.policy == run.options.policy;
   options.profile = wish.machine ? std::make_shared<const Profile>(profile_of(
                                        machine_named(*wish.machine), run.shape(), run.dtype()))
                                  : profile;
@@ -140,6 +141,8 @@ PlanningProblem planning_problem(const Run& run, const std::vector<const Request
   if (run.released_layers() > 0) {
     problem.fixed.placement.resident_layers = run.released_layers();
   }
+  run.options.placement.add_to(problem.fixed.placement, run.shape().num_hidden_layers,
+                               problem.device.holds_blocks);
   return problem;
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/units.h"
+#include "planner/memory/placement_options.h"
 #include "planner/memory/sizes.h"
 #include "planner/policies/policy.h"
 #include "planner/requests/run_input.h"
@@ -24,6 +25,7 @@ struct RunOptions {
   std::optional<std::filesystem::path> profile;  // a profile to decide by instead
   std::filesystem::path profile_dir;             // measured ones are kept there; empty: nowhere
   PolicyOptions policy_options;
+  PlacementOptions placement;
   BatchOptions batch;
   std::optional<Bytes> gpu_memory;
   std::optional<Bytes> host_memory;

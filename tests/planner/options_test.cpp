@@ -75,6 +75,18 @@ TEST(PlannerOptions, AreTakenWithHyphensAndUnderscores) {
   EXPECT_EQ(options.served_model_name, "my_model");
 }
 
+TEST(PlannerOptions, SayWhereWeightsAndContextAreAndInWhichOrderTheyAreUsed) {
+  const RunOptions shares = run({"--percent", "25,75,0,100,100,0"});
+  EXPECT_EQ(shares.placement.percent, (FlexGenPercent{25, 75, 0, 100, 100, 0}));
+  const RunOptions capture = run({"--resident-layers=0", "--gpu-blocks", "act"});
+  EXPECT_EQ(capture.placement.resident_layers, 0);
+  EXPECT_EQ(capture.placement.gpu_blocks, GpuBlocks::act);
+  EXPECT_FALSE(capture.policy_options.row_by_row);
+  EXPECT_TRUE(run({"--policy", "kvpr", "--schedule", "row-by-row"}).policy_options.row_by_row);
+  EXPECT_FALSE(
+      run({"--policy", "hybrid", "--schedule", "column-by-column"}).policy_options.row_by_row);
+}
+
 TEST(PlannerOptions, WhatIsWrongIsNamed) {
   const struct {
     std::vector<std::string> more;
@@ -97,6 +109,13 @@ TEST(PlannerOptions, WhatIsWrongIsNamed) {
       {{"--act-share", "0.5 "}, "--act-share"},
       {{"--machine", "abacus"}, "there are rtx4090-pcie4"},
       {{"--act-share", "0.5", "--policy", "kv-only"}, "kv-only takes no share"},
+      {{"--schedule", "zig-zag"}, "one of column-by-column and row-by-row"},
+      {{"--schedule", "row-by-row"}, "use --policy kvpr"},
+      {{"--resident-layers", "-1"}, "--resident-layers -1"},
+      {{"--percent", "20,80,0,100"}, "--percent 20,80,0,100: six numbers"},
+      {{"--percent", "20,80,0,100,100,0", "--resident-layers", "3"}, "which weights"},
+      {{"--percent", "20,80,0,100,100,0", "--gpu-blocks", "act"}, "which context"},
+      {{"--gpu-blocks", "kv"}, "one of all, act and none"},
       {{"--policy", "best"}, "--policy best"},
       {{"--policy", ""}, "--policy is missing"},
       {{"--no-such-option"}, "no-such-option"},

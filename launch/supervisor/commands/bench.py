@@ -222,6 +222,7 @@ def _brief(run):
 def _work(given, requests):
     prompts, answers = [len(prompt) for prompt, _ in requests], [answer for _, answer in requests]
     asked = ("dtype", "load_format", "seed", "max_num_seqs", "min_num_seqs", "mini_batch_tokens", "prefill_tokens", "act_share")
+    placing = ("schedule", "resident_layers", "percent", "gpu_blocks")
     return {
         "model": given.model_name,
         "dataset": given.dataset_name,
@@ -230,7 +231,7 @@ def _work(given, requests):
         "output_len": [min(answers), statistics.mean(answers), max(answers)],
         "gpu_memory": given.gpu_memory,
         "host_memory": given.host_memory,
-        **{name: getattr(given, name) for name in (*asked, "recompute_share", "machine", "profile")},
+        **{name: getattr(given, name) for name in (*asked, "recompute_share", "machine", "profile", *placing)},
     }
 
 

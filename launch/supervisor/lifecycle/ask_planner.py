@@ -8,6 +8,12 @@ from ..shared.paths import PLANNER, program
 from ..shared.trouble import INTERNAL, Refusal
 from .children import own_sentence
 
+# What the planner may refuse whatever the run's device and requests.
+DECIDING = (
+    *("policy", "act_share", "recompute_share", "machine", "profile", "min_num_seqs"),
+    *("schedule", "resident_layers", "percent", "gpu_blocks"),
+)
+
 
 def ask(*words):
     """Runs poise-planner with `words` and returns its stdout. If it refuses, we refuse with its sentence."""
@@ -28,7 +34,7 @@ def plan_words(given):
 
 def check_decisions(given):
     """Refuses an impossible policy, or costs that are not there, before minutes of loading; the sentence is the planner's."""
-    if any(getattr(given, name) is not None for name in ("policy", "act_share", "recompute_share", "machine", "profile", "min_num_seqs")):
+    if any(getattr(given, name) is not None for name in DECIDING):
         ask(*plan_words(given), "--check")
 
 

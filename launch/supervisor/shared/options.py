@@ -9,6 +9,7 @@ from .trouble import Refusal, shown, tell
 
 _OF_THE_PLANNER = (
     *("policy", "act_share", "recompute_share", "machine", "profile"),
+    *("schedule", "resident_layers", "percent", "gpu_blocks"),
     *("max_num_seqs", "min_num_seqs", "mini_batch_tokens", "prefill_tokens"),
     *("max_model_len", "served_model_name", "gpu_memory", "host_memory"),
 )
@@ -99,6 +100,12 @@ def add_planning(to):
     to.add_argument(
         "--recompute-share", type=quantities.share, metavar="0..1", help="share of context kept as ids alone, for token-recompute"
     )
+    to.add_argument("--schedule", metavar="NAME", help="column-by-column (default), or row-by-row, for kvpr: one mini-batch at a time")
+    to.add_argument("--resident-layers", metavar="N", help="layers whose weights stay on the device (default: as many as fit)")
+    to.add_argument(
+        "--percent", metavar="W,W,C,C,A,A", help="FlexGen's shares of weights, context and activations, each on device and host: 20,80,0,100,100,0"
+    )
+    to.add_argument("--gpu-blocks", metavar="KINDS", help="of context, what the device may keep: all (default), act or none")
     to.add_argument("--machine", metavar="NAME", help="whose costs optimal, hybrid and kvpr decide by: h200-pcie5, rtx4090-pcie4, …")
     to.add_argument("--profile", metavar="FILE", help="costs measured by `poise profile` (default: those it kept)")
     to.add_argument("--max-num-seqs", type=quantities.count, metavar="N", help="at most N requests at a time")
