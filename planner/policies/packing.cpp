@@ -14,7 +14,7 @@ namespace {
 
 // Requests of one ratio still differ by a block. Closing a mini-batch for a smaller imbalance costs more
 // than it saves: the next one's loads compensate for it.
-constexpr double kRounding = 1.15;
+constexpr double kReachable = 1.15;
 constexpr std::size_t kOpenMiniBatches = 64;  // how many of the last ones first fit looks at
 
 // A mini-batch while it fills.
@@ -63,7 +63,7 @@ bool balances(const PackBalance& balance, const Fill& before, const Fill& after,
     return true;
   }
   const double imbalance_after = imbalance(balance, after);
-  return imbalance_after <= reachable * kRounding || imbalance_after < imbalance(balance, before);
+  return imbalance_after <= reachable * kReachable || imbalance_after < imbalance(balance, before);
 }
 
 // The least of everything that any item brings.
