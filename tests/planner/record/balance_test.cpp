@@ -149,7 +149,7 @@ TEST(BalanceWords, OfABusyLinkThatBringsNoKvSayMoreActDoesNotHelp) {
   EXPECT_THAT(said_of({.link = 96, .compute = 31, .for_blocks = 60, .weights = 100, .act = 900}),
               HasSubstr("More ACT would not help: all context that crosses is ACT already"));
   EXPECT_THAT(said_of({.link = 96, .compute = 31, .kv = 900}, {.act_is_smaller = false}),
-              HasSubstr("More ACT would not help: of this model an ACT block is no smaller"));
+              HasSubstr("More ACT would not help: with this model an ACT block is no smaller"));
 }
 
 TEST(BalanceWords, OfABusyLinkThatBringsWeightsAdviseMoreRequestsWhereThereAreAny) {
