@@ -256,7 +256,7 @@ def a_planner_that_cannot_bring_the_policy_it_was_to_bring_goes_on_with_the_one_
         expect_equal(run.status()["policy"], "act-only", "the policy in force")
         run.check_loader()
     said = run.finish(oracle).err
-    go_on = [line for line in said.splitlines() if "a planner took over before" in line and "with 0 requests" not in line]
+    go_on = [line for line in said.splitlines() if "a planner took over before" in line and "continues 0 requests" not in line]
     expect_equal(len(go_on), 1, f"planners that went on with requests under way: {said}")
     workspace.poise("inspect", "--check", run.run).expect(0)
 
