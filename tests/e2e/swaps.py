@@ -146,7 +146,7 @@ def policies_are_swapped_and_planners_killed_while_the_run_goes_on(workspace):
     expect(run.lives(), f"the run was over after {swaps} swaps and {kills} kills: too little work to disturb")
     said = run.finish(oracle).err
     expect(len(borders) > 4, f"the border stood still: {borders}")
-    go_on = [line for line in said.splitlines() if "a planner took over before" in line and "with 0 requests" not in line]
+    go_on = [line for line in said.splitlines() if "a planner took over before" in line and "continues 0 requests" not in line]
     expect(len(go_on) >= 3, f"a planner that handed over left nothing: {said}")
     workspace.poise("inspect", "--check", run.run).expect(0)
     told = workspace.poise("inspect", run.run).expect(0).out
@@ -349,7 +349,7 @@ def each_of_several_who_wish_for_a_policy_is_told_of_its_own(workspace):
     for name, end in ends.items():
         if end.code == 0:
             expect(end.out.startswith(f"{name}, from iteration"), f"{name} was answered: {end.out}")
-        elif name == "no-such-policy" and "a later wish" not in end.err:
+        elif name == "no-such-policy" and "a later request" not in end.err:
             end.expect(2, "there is no such policy", "stays in force")
         else:
             end.expect(2, "a later request replaced this one; ")
