@@ -12,6 +12,9 @@ namespace {
 
 constexpr TokenId kRehearsedToken = 0;
 
+// Answers grow meanwhile, and with them what the link and computation have to do, each in its own way: where
+// one limits early answers and the other late ones, no single moment stands for all.
+constexpr double kEarly = 0.25, kLate = 0.75;
 // Of this many decoding iterations one is played.
 constexpr std::int64_t kStride = 4;
 
@@ -21,7 +24,8 @@ struct Stand {
   double represented = 1;
 };
 
-Stand stand_for(const Rehearsal& rehearsal) {
+// With this share of their answers behind them.
+Stand stand_for(const Rehearsal& rehearsal, double answered) {
   const double sequences = std::max(rehearsal.sequences, 1);
   const double most = std::max(static_cast<double>(rehearsal.most_blocks) / sequences, 1.0);
   const double blocks =
@@ -32,13 +36,14 @@ Stand stand_for(const Rehearsal& rehearsal) {
   const auto tokens = static_cast<std::int32_t>(most * kBlockTokens);
   const auto prompt =
       static_cast<std::int32_t>(static_cast<double>(rehearsal.prompt_rows) / sequences);
-  const std::int32_t middle = std::clamp((prompt + tokens) / 2, 1, std::max(tokens - 2, 1));
+  const std::int32_t context = std::clamp(
+      static_cast<std::int32_t>(prompt + answered * (tokens - prompt)), 1, std::max(tokens - 2, 1));
   Stand stand{.requests = std::vector<Request>(static_cast<std::size_t>(played)),
               .represented = running / played};
   for (std::size_t i = 0; i < stand.requests.size(); ++i) {
     stand.requests[i].id = {static_cast<std::uint32_t>(i + 1)};
-    stand.requests[i].prompt.assign(static_cast<std::size_t>(middle), kRehearsedToken);
-    stand.requests[i].sampling.max_tokens = std::max(tokens - middle, 2);
+    stand.requests[i].prompt.assign(static_cast<std::size_t>(context), kRehearsedToken);
+    stand.requests[i].sampling.max_tokens = std::max(tokens - context, 2);
   }
   return stand;
 }
@@ -63,11 +68,9 @@ Seconds time_of(const Profile& profile, const WeightLayout& layout, const Device
   return executor.now() - before;
 }
 
-}  // namespace
-
-Rehearsed rehearse(const Profile& profile, const Policy& policy, const WeightLayout& layout,
-                   const Rehearsal& rehearsal) {
-  const Stand stand = stand_for(rehearsal);
+Rehearsed rehearse_at(double answered, const Profile& profile, const Policy& policy,
+                      const WeightLayout& layout, const Rehearsal& rehearsal) {
+  const Stand stand = stand_for(rehearsal, answered);
   const auto count = static_cast<std::int32_t>(stand.requests.size());
   const std::int32_t longest = stand.requests.front().most_context();
   Allocation host = part_of(rehearsal.host, stand.represented);
@@ -102,6 +105,15 @@ Rehearsed rehearse(const Profile& profile, const Policy& policy, const WeightLay
   chunk.load_w = chunk.load_w * (1 / stand.represented);
   const Seconds decoding = time_of(chunk, layout, rehearsal.device, tables_of(answers.next()));
   return {.decoding = decoding * stand.represented, .prefill = prefill};
+}
+
+}  // namespace
+
+Rehearsed rehearse(const Profile& profile, const Policy& policy, const WeightLayout& layout,
+                   const Rehearsal& rehearsal) {
+  const Rehearsed early = rehearse_at(kEarly, profile, policy, layout, rehearsal);
+  const Rehearsed late = rehearse_at(kLate, profile, policy, layout, rehearsal);
+  return {.decoding = (early.decoding + late.decoding) * 0.5, .prefill = early.prefill};
 }
 
 std::optional<Seconds> rehearse_job(const Profile& profile, const Policy& policy,

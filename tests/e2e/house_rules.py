@@ -178,7 +178,8 @@ def python_in_launch_needs_the_standard_library_alone(_):
 
 @test
 def names_in_unnamed_namespaces_differ_within_a_folder(_):
-    """The presets compile the sources of a folder together (CMakeLists.txt), where such names are one file's."""
+    """The presets compile the sources of a folder together (CMakeLists.txt), where such names are one file's; of tests, those
+    of several folders."""
     complaints, names = [], {}
     alone = re.findall(r"set_source_files_properties\((\S+\.cpp) PROPERTIES SKIP_UNITY", (ROOT / "CMakeLists.txt").read_text())
     for folder in [*FOLDERS - {"kernels"}, *(f"tests/{folder}" for folder in FOLDERS)]:
@@ -186,7 +187,8 @@ def names_in_unnamed_namespaces_differ_within_a_folder(_):
             place = path.relative_to(ROOT).as_posix()
             if path.suffix == ".cpp" and path.name != "main.cpp" and "cuda" not in path.parts and place not in alone:
                 for name in unnamed_names(text):
-                    first = names.setdefault((path.parent, name), path)
+                    together = folder if folder.startswith("tests/") else path.parent
+                    first = names.setdefault((together, name), path)
                     if first != path:
                         complaints.append(f"{place} and {first.name} both have {name}: share it, or compile one of them alone")
     nothing_wrong(complaints)

@@ -9,11 +9,11 @@
 namespace poise {
 namespace {
 
-constexpr std::int32_t kLayers = 4;
+constexpr std::int32_t kDecoderLayers = 4;
 
 WeightLayout small_layout() {
   ModelShape shape{};
-  shape.num_hidden_layers = kLayers;
+  shape.num_hidden_layers = kDecoderLayers;
   shape.hidden_size = 64;
   shape.ffn_dim = 256;
   shape.num_attention_heads = shape.num_key_value_heads = 4;
@@ -77,7 +77,7 @@ std::vector<VirtualSpan> of_kind(const std::vector<VirtualSpan>& spans, VirtualS
 }
 
 TEST(VirtualExecutor, MakesKeysAndValuesAgainWhileKvBlocksCross) {
-  const auto spans = spans_of(seconds_a_block(), decoding(1, 4, 8), kLayers);
+  const auto spans = spans_of(seconds_a_block(), decoding(1, 4, 8), kDecoderLayers);
   const auto loads = of_kind(spans, VirtualSpan::Kind::load, 0);
   ASSERT_EQ(loads.size(), 2u);
   EXPECT_DOUBLE_EQ(loads[0].end.n, 4);
