@@ -133,7 +133,7 @@ void Profiler::go_on() {
     return;
   }
   work_ = works_.take();
-  const WorkOrder::Work& next = work_;
+  const ProfileSequence::Work& next = work_;
   spans_.clear();
   rest_ = {};
   ++iteration_;

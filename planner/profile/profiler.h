@@ -10,8 +10,8 @@
 
 #include "planner/links/executor_link.h"
 #include "planner/links/loader_link.h"
+#include "planner/profile/profile_sequence.h"
 #include "planner/profile/profiling.h"
-#include "planner/profile/work_order.h"
 
 namespace poise {
 
@@ -62,11 +62,11 @@ class Profiler {
   bool repeated_ = false;
   bool rested_ = false;  // the time between iterations is being measured, untraced, or is known
   ProfileSizes sizes_;
-  WorkOrder works_;
+  ProfileSequence works_;
   std::uint64_t iteration_ = 0;
   double share_ = 0;
-  WorkOrder::Work work_{};       // the iteration under way
-  messages::IterationT tables_;  // its tables
+  ProfileSequence::Work work_{};  // the iteration under way
+  messages::IterationT tables_;   // its tables
   std::vector<ProfileTimes::StageSpan> spans_;
   Seconds rest_{};  // of the device, before it
   std::optional<ProfileTimes> times_;

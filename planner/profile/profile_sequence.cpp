@@ -1,11 +1,11 @@
-#include "planner/profile/work_order.h"
+#include "planner/profile/profile_sequence.h"
 
 #include <algorithm>
 #include <utility>
 
 namespace poise {
 
-void WorkOrder::begin(int rounds, bool heats) {
+void ProfileSequence::begin(int rounds, bool heats) {
   rounds_ = rounds;
   heats_ = heats;
   works_.push_back({.work = ProfileWork::prompts_here, .round = 0});
@@ -14,7 +14,7 @@ void WorkOrder::begin(int rounds, bool heats) {
 
 // Where heat counts, prompts are measured on a busy device, too; once before that they only fill the
 // blocks.
-void WorkOrder::add(const std::function<bool(ProfileWork)>& wanted) {
+void ProfileSequence::add(const std::function<bool(ProfileWork)>& wanted) {
   for (int round = 0; round < rounds_; ++round) {
     for (const ProfileWork work : kProfileWork) {
       const bool prompts = work == ProfileWork::prompts_kv || work == ProfileWork::prompts_act;
@@ -31,7 +31,7 @@ void WorkOrder::add(const std::function<bool(ProfileWork)>& wanted) {
 }
 
 // A warm-up comes before each large work of prompts, too.
-void WorkOrder::add_busy(std::size_t warm_ups) {
+void ProfileSequence::add_busy(std::size_t warm_ups) {
   const Work warm_up{.work = ProfileWork::context_busy, .round = 0, .warms_up = true};
   works_.assign(warm_ups, warm_up);
   std::ranges::stable_partition(
@@ -44,7 +44,7 @@ void WorkOrder::add_busy(std::size_t warm_ups) {
   }
 }
 
-WorkOrder::Work WorkOrder::take() {
+ProfileSequence::Work ProfileSequence::take() {
   const Work work = works_.front();
   works_.pop_front();
   return work;

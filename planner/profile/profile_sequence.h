@@ -14,7 +14,7 @@ namespace poise {
 // One in this many rounds of a work has full size.
 inline constexpr int kFewestRounds = 3;
 
-class WorkOrder {
+class ProfileSequence {
  public:
   struct Work {
     ProfileWork work;

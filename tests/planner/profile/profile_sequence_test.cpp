@@ -1,4 +1,4 @@
-#include "planner/profile/work_order.h"
+#include "planner/profile/profile_sequence.h"
 
 #include <gtest/gtest.h>
 
@@ -28,17 +28,17 @@ const char* letter_of(ProfileWork work) {
 }
 
 // A letter and the round of each work; those that warm up have no round.
-std::string taken(WorkOrder& order) {
+std::string taken(ProfileSequence& order) {
   std::string all;
   while (!order.empty()) {
-    const WorkOrder::Work work = order.take();
+    const ProfileSequence::Work work = order.take();
     all += letter_of(work.work) + (work.warms_up ? std::string(".") : std::to_string(work.round));
   }
   return all;
 }
 
-TEST(WorkOrder, OfADeviceThatDoesNotHeatBusyWorksComeLast) {
-  WorkOrder order;
+TEST(ProfileSequence, OfADeviceThatDoesNotHeatBusyWorksComeLast) {
+  ProfileSequence order;
   order.begin(2, false);
   EXPECT_EQ(order.left(), 1u + 2 * 6);
   EXPECT_EQ(taken(order), "h0k0a0f0p0t0k1a1f1p1t1");
@@ -49,8 +49,8 @@ TEST(WorkOrder, OfADeviceThatDoesNotHeatBusyWorksComeLast) {
   EXPECT_FALSE(order.only_busy_left());
 }
 
-TEST(WorkOrder, OfADeviceThatHeatsPromptsAreMeasuredBehindBusyWorksAndOnlyFillBlocksBefore) {
-  WorkOrder order;
+TEST(ProfileSequence, OfADeviceThatHeatsPromptsAreMeasuredBehindBusyWorksAndOnlyFillBlocksBefore) {
+  ProfileSequence order;
   order.begin(4, true);
   EXPECT_EQ(taken(order), "h0k.a.f0p0t0f1p1t1f2p2t2f3p3t3");
   order.add_busy(2);
@@ -58,8 +58,8 @@ TEST(WorkOrder, OfADeviceThatHeatsPromptsAreMeasuredBehindBusyWorksAndOnlyFillBl
       << "a warm-up comes before each large work of prompts";
 }
 
-TEST(WorkOrder, WorksThatAreAskedForAgainComeInEveryRound) {
-  WorkOrder order;
+TEST(ProfileSequence, WorksThatAreAskedForAgainComeInEveryRound) {
+  ProfileSequence order;
   order.begin(3, false);
   taken(order);
   order.add_busy(0);
