@@ -49,11 +49,11 @@ def build(preset, targets=()):
     began = time.monotonic()
     log = folder / "setup.log"
     with open(log, "w") as file:
-        if not (folder / "build.ninja").exists():
-            command = ["cmake", "--preset", preset]
+        *configure, ninja = build_commands(preset, targets)
+        for command in configure:
             if _execute(command, file, preset) and _execute([*command, "--fresh"], file, preset):
                 raise Refusal(f"configuring failed: the lines above say why (all of it: {shown(log)})")
-        if _execute(["ninja", "-C", str(folder), f"-j{jobs()}", *targets], file, preset):
+        if _execute(ninja, file, preset):
             raise Refusal(f"building failed: the lines above say why (all of it: {shown(log)})")
     seconds = time.monotonic() - began
     if seconds > 5:
