@@ -7,20 +7,13 @@
 #include <optional>
 #include <set>
 
+#include "tests/support/small_shape.h"
+
 namespace poise {
 namespace {
 
 WeightLayout layout_of(std::int32_t layers) {
-  ModelShape shape{};
-  shape.num_hidden_layers = layers;
-  shape.hidden_size = 64;
-  shape.ffn_dim = 256;
-  shape.num_attention_heads = shape.num_key_value_heads = 4;
-  shape.head_dim = 16;
-  shape.vocab_size = 100;
-  shape.max_position_embeddings = 128;
-  shape.word_embed_proj_dim = 64;
-  shape.enable_bias = shape.layer_norm_elementwise_affine = 1;
+  const ModelShape shape = testing_support::small_shape(layers);
   return weight_layout(shape, DType::float16);
 }
 

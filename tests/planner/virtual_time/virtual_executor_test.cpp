@@ -6,22 +6,15 @@
 #include <optional>
 #include <vector>
 
+#include "tests/support/small_shape.h"
+
 namespace poise {
 namespace {
 
 constexpr std::int32_t kDecoderLayers = 4;
 
 WeightLayout small_layout() {
-  ModelShape shape{};
-  shape.num_hidden_layers = kDecoderLayers;
-  shape.hidden_size = 64;
-  shape.ffn_dim = 256;
-  shape.num_attention_heads = shape.num_key_value_heads = 4;
-  shape.head_dim = 16;
-  shape.vocab_size = 100;
-  shape.max_position_embeddings = 128;
-  shape.word_embed_proj_dim = 64;
-  shape.enable_bias = shape.layer_norm_elementwise_affine = 1;
+  const ModelShape shape = testing_support::small_shape(kDecoderLayers);
   return weight_layout(shape, DType::float16);
 }
 
