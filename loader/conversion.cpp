@@ -7,6 +7,7 @@
 #include <immintrin.h>
 #endif
 
+#include "common/instruction_sets.h"
 #include "common/trouble.h"
 
 namespace poise {
@@ -99,8 +100,7 @@ Loop wide_loop(DType from, DType to) {
       {nullptr, convert_wide<float, Half>, convert_wide<float, BFloat16>},
       {convert_wide<Half, float>, nullptr, convert_wide<Half, BFloat16>},
       {convert_wide<BFloat16, float>, convert_wide<BFloat16, Half>, nullptr}};
-  static const bool has =
-      __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("f16c") != 0;
+  static const bool has = __builtin_cpu_supports("avx2") != 0 && cpu_has_f16c();
   return has ? kLoops[static_cast<int>(from)][static_cast<int>(to)] : nullptr;
 }
 #else

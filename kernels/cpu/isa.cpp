@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "common/instruction_sets.h"
 #include "common/trouble.h"
 #include "kernels/cpu/lane_kernels.h"
 
@@ -15,8 +16,7 @@ bool has(Isa isa) {
       return true;
 #if defined(__x86_64__)
     case Isa::avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-             __builtin_cpu_supports("f16c");
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c();
     case Isa::avx512:
       return has(Isa::avx2) && __builtin_cpu_supports("avx512f") &&
              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&

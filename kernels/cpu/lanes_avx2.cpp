@@ -15,10 +15,14 @@
 #include "kernels/kernels.h"
 // Whole headers above, generic code below: what follows is compiled for the newer set, and none of it
 // may have a name that another file shares.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
 #pragma GCC push_options
 // How wide vectors are passed between files does not matter here: none are.
 #pragma GCC diagnostic ignored "-Wpsabi"
 #pragma GCC target("avx2,fma,f16c")
+#endif
 #include "kernels/cpu/lanes_avx2.h"
 // The order matters: each builds on the ones before it.
 #include "kernels/cpu/math_lanes.h"
@@ -40,5 +44,9 @@ const LaneKernels& avx2_kernels() {
 
 }  // namespace poise::cpu
 
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
+#endif
 #endif

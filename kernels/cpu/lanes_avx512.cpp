@@ -15,6 +15,11 @@
 #include "kernels/kernels.h"
 // Whole headers above, generic code below: what follows is compiled for the newer set, and none of it
 // may have a name that another file shares.
+#if defined(__clang__)
+#pragma clang attribute push(                                                    \
+    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"))), \
+    apply_to = function)
+#else
 #pragma GCC push_options
 // How wide vectors are passed between files does not matter here: none are.
 #pragma GCC diagnostic ignored "-Wpsabi"
@@ -22,6 +27,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
+#endif
 #include "kernels/cpu/lanes_avx512.h"
 // The order matters: each builds on the ones before it.
 #include "kernels/cpu/math_lanes.h"
@@ -43,5 +49,9 @@ const LaneKernels& avx512_kernels() {
 
 }  // namespace poise::cpu
 
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
+#endif
 #endif

@@ -80,8 +80,7 @@ inline std::vector<std::uint32_t> bits_of(const messages::LogprobRowT& row) {
 class PipelineRun {
  public:
   PipelineRun(const TinyModel& model, const Plan& plan, const Setting& setting)
-      : model_(model),
-        plan_(plan),
+      : plan_(plan),
         setting_(setting),
         sizes_(block_sizes(model.shape, model.dtype)),
         partition_(partition()),
@@ -186,7 +185,6 @@ class PipelineRun {
     }
   }
 
-  const TinyModel& model_;
   const Plan& plan_;
   const Setting setting_;
   const BlockSizes sizes_;

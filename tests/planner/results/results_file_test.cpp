@@ -264,18 +264,16 @@ TEST(ResultsFile, GroupsAreMadeDurableByCountAndByTime) {
     std::filesystem::rename(file.path(), aside);
     return aside;
   };
-  std::uint32_t n = 0;
-  for (; n < 255;) {
-    ++n;
+  for (std::uint32_t n = 1; n < 256; ++n) {
     file.append({n}, false, answer_for({n}), {0.5});
   }
   const auto aside = put_aside();
   file.tick({1.4});  // not yet a second
-  EXPECT_EQ(complaint([&] { file.append({++n}, false, answer_for({n}), {0.5}); }).code, Exit::busy)
+  EXPECT_EQ(complaint([&] { file.append({256}, false, answer_for({256}), {0.5}); }).code, Exit::busy)
       << "256 lines are a group";
   std::filesystem::rename(aside, file.path());
   file.sync();
-  file.append({++n}, false, answer_for({n}), {2});
+  file.append({257}, false, answer_for({257}), {2});
   put_aside();
   file.tick({2.9});
   EXPECT_EQ(complaint([&] { file.tick({3.0}); }).code, Exit::busy) << "a second is over";

@@ -141,7 +141,7 @@ TEST(HostileTokenizerJson, EachIsRefusedInOneSentence) {
       {"a hole where an added token goes",
        [](Json& json) {
          json["model"]["vocab"].erase("-");
-         json["added_tokens"] = {added_token(12, "<x>")};
+         json["added_tokens"] = Json::array({added_token(12, "<x>")});
        },
        "two tokens have the id 12"},
       {"flag of an added token", add({{"id", 13}, {"content", "<x>"}, {"lstrip", 1}}),
