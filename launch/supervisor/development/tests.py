@@ -20,11 +20,15 @@ _E2E = ROOT / "tests" / "e2e"
 _VENV = ROOT / "build" / "venv"
 _PARTS = ("unit", "e2e", "asan", "tsan")
 _PRESETS = {"unit": "release", "e2e": "release", "asan": "dev", "tsan": "tsan"}
-# No planner tests under tsan: the planner decides in one thread. Its other threads (requests, supervisor) run in e2e/sanitized.py.
+# Every unit test runs under asan. Those of kernels and executor also run as users have them, because their bits must not
+# depend on how they are compiled. Those of folders with threads run under tsan; the planner decides in one thread, and its other
+# threads (requests, supervisor) run in e2e/sanitized.py.
 _TARGETS = {
+    "unit": (*PROGRAMS, "poise-tokenizer-tool", "poise_kernels_tests", "poise_gpu_executor_tests"),
     "e2e": (*PROGRAMS, "poise-tokenizer-tool"),
     "tsan": (*PROGRAMS, "poise_common_tests", "poise_kernels_tests", "poise_loader_tests", "poise_gpu_executor_tests"),
 }
+_FOLDERS = {"unit": "kernels|gpu_executor", "asan": ".*", "tsan": "common|kernels|loader|gpu_executor"}
 # The end-to-end script that runs on the sanitizers' programs: a whole run, a kill and a resume.
 _SANITIZED = "sanitized.py"
 _NOT_SCRIPTS = {"harness.py", "mixed_requests.py", _SANITIZED}
@@ -122,7 +126,7 @@ def _run_part(part, count, no_install):
     if part == "e2e":
         _end_to_end(count, no_install)
         return
-    _ctest(preset, count)
+    _ctest(preset, _FOLDERS[part], count)
     if part != "unit":
         folder = ROOT / "build" / preset / "bin"
         command = [sys.executable, str(_E2E / _SANITIZED)]
@@ -156,9 +160,9 @@ def sanitizer_options():
     }
 
 
-def _ctest(preset, count):
-    """Runs the unit tests. Prints the output of those that fail, and progress every 5 s."""
-    command = ["ctest", "--preset", preset, f"-j{setup.jobs()}", "--no-tests=error", "-E", "_NOT_BUILT$"]
+def _ctest(preset, folders, count):
+    """Runs the unit tests of `folders` (a regular expression). Prints the output of those that fail, and progress every 5 s."""
+    command = ["ctest", "--preset", preset, f"-j{setup.jobs()}", "--no-tests=error", "-R", f"^({folders})/", "-E", "_NOT_BUILT$"]
     environment = {**os.environ, **sanitizer_options()}
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"

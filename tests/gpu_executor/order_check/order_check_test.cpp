@@ -687,12 +687,12 @@ TEST(OrderMutation, AcceptedOrdersAreHarmless) {
   Setting setting;
   setting.act_blocks = setting.kv_blocks = 16;
   int refused = 0, ran = 0;
-  for (int round = 0; round < 120; ++round) {
+  for (int round = 0; round < 150; ++round) {
     plan.seed = random();
     setting.limits.gpu_act_blocks = setting.limits.gpu_kv_blocks = round % 2 * 5;
     PipelineRun mutated(model, plan, setting);
     mutated.mutate([&](std::span<std::uint32_t> words) {
-      if (random() % 50 != 0) {  // of about 170 messages
+      if (random() % 60 != 0) {  // of about 170 messages
         return;
       }
       const std::uint32_t interesting[] = {0,  1,  15,     16,         17,         23,
