@@ -40,6 +40,7 @@ std::string to_json(const RunStatus& status) {
   const double seconds = status.elapsed.n;
   const double rate = seconds > 0 ? static_cast<double>(status.generated_tokens) / seconds : 0;
   nlohmann::ordered_json json{
+      {"run_id", status.run_id},
       {"state", status.state},
       {"measured", status.measured},
       {"requests", status.requests},

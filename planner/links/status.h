@@ -27,6 +27,7 @@ struct PolicyAnswer {
 };
 
 struct RunStatus {
+  std::string run_id;  // of the attempt that writes it
   // starting, loading, preparing, measuring, running, done, interrupted
   std::string state = "starting";
   double measured = 0;  // share of what is measured

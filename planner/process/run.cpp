@@ -24,6 +24,7 @@ Run::Run(RunOptions asked)
   spdlog::info("{} and {} that {} none in {}", counted(input.requests.requests.size(), "request"),
                counted(input.requests.errors.size(), "line"),
                input.requests.errors.size() == 1 ? "is" : "are", options.input.input.string());
+  status.run_id = options.run_id;
   status.state = "loading";
   status.planner_pid = getpid();
   status.requests = input.requests.lines();

@@ -23,6 +23,7 @@ ProfileRun::ProfileRun(ProfileOptions options)
     : options_(std::move(options)),
       control_(Control::attach(options_.run_id)),
       status_file_(options_.run_dir) {
+  status_.run_id = options_.run_id;
   status_.state = "measuring";
 }
 

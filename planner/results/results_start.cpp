@@ -34,9 +34,9 @@ std::optional<ResultsFile> open_results(const std::filesystem::path& run_dir, bo
     }
     return ResultsFile::resume(run_dir, input_lines);
   }
-  // The manifest comes first: results without one could not be resumed.
-  write_manifest(run_dir, manifest);
+  // In this order a kill at any point leaves no finished run under another run's manifest, and no results without one.
   remove_publication(run_dir);
+  write_manifest(run_dir, manifest);
   return ResultsFile::create(run_dir);
 }
 

@@ -8,6 +8,7 @@ import resource
 import shlex
 import shutil
 import signal
+import socket
 import stat
 import time
 
@@ -252,6 +253,86 @@ def resume_of_a_finished_run_leaves_the_output_alone(workspace):
     expect_equal(after, before, "the output")
     refused(workspace, workspace.run_words(DEMO / "show.jsonl", output), 2, "exists already")
     workspace.run(DEMO / "show.jsonl", output, "--overwrite").expect(0)
+
+
+@test
+def an_overwriting_run_that_is_killed_while_it_starts_is_not_finished(workspace):
+    """The output still holds the answers of the run before it, and these are of another data type."""
+    output, record = workspace / "out.jsonl", workspace / "out.jsonl.poise" / "run.json"
+    workspace.run(DEMO / "show.jsonl", output, "--dtype", "float32").expect(0)
+    before, of_before = output.read_bytes(), record.read_bytes()
+    words = workspace.run_words(DEMO / "show.jsonl", output, "--dtype", "bfloat16")
+    process = workspace.start(*words, "--overwrite")
+    wait_until(lambda: record.read_bytes() != of_before, "the second run to note itself")
+    process.kill()
+    workspace.finish(process)
+    ended = workspace.poise(*words, "--resume")
+    expect("finished already" not in ended.err and ended.code != 0, f"exit {ended.code}: {ended.err}")
+    expect_equal(output.read_bytes(), before, "the output of the first run")
+    workspace.poise(*words, "--overwrite").expect(0)
+    expect(output.read_bytes() != before, "the output of the second run")
+    workspace.poise(*words, "--resume").expect(0, "finished already")
+
+
+@test
+def resume_that_cannot_start_says_so_and_keeps_what_is_finished(workspace):
+    """Over an unfinished run, whose processes had begun, and over a finished one."""
+    model = workspace / "model"
+    shutil.copytree(DEMO_MODEL, model)
+    weights = model / "model.safetensors"
+    whole = weights.read_bytes()
+    requests, output = long_requests(workspace, 30), workspace / "out.jsonl"
+    words = workspace.run_words(requests, output, *SLOWLY, model=model)
+    process = workspace.start(*words)
+    wait_for_results(f"{output}.poise", 2)
+    process.send_signal(signal.SIGTERM)
+    workspace.finish(process).expect(75)
+    partial = (workspace / "out.jsonl.poise" / "results.jsonl.partial").read_bytes()
+    for more in (("--resume",), ("--overwrite",)):
+        weights.write_bytes(whole[: len(whole) // 2])
+        ended = workspace.poise(*words, *more).expect(2, "model.safetensors")
+        expect("--resume" not in ended.err, f"speaks of resuming:\n{ended.err}")
+        if more == ("--resume",):
+            kept = (workspace / "out.jsonl.poise" / "results.jsonl.partial").read_bytes()
+            expect_equal(kept, partial, "what was finished")
+            weights.write_bytes(whole)
+            workspace.poise(*words, "--resume").expect(0)
+
+
+@test
+def resume_of_a_finished_run_removes_what_a_killed_one_left(workspace):
+    output, record = workspace / "out.jsonl", workspace / "out.jsonl.poise" / "run.json"
+    words = workspace.run_words(DEMO / "show.jsonl", output)
+    workspace.poise(*words).expect(0)
+    first = record.read_bytes()
+    process = workspace.start(*words, "--overwrite")
+    wait_until(lambda: record.read_bytes() != first, "the second run to note itself")
+    run_id = json.loads(record.read_text())["run_id"]
+    wait_until(lambda: harness.segments_of(run_id), "its shared memory")
+    children = workspace.children(f"{output}.poise").values()
+    for pid in (process.pid, *children):
+        os.kill(pid, signal.SIGKILL)
+    workspace.finish(process)
+    expect(harness.segments_of(run_id), "the killed run left no shared memory")
+    workspace.poise(*words, "--resume").expect(0)
+    expect_equal(harness.segments_of(run_id), [], "shared memory")
+
+
+@test
+def a_directory_with_names_like_ours_is_left_as_it_is(workspace):
+    for name in ("logs", "loader", "manifest.json", "status.json", "run.lock", "run.json"):
+        theirs = workspace / f"theirs-{name}"
+        theirs.mkdir(mode=0o755)
+        (theirs / name).mkdir() if name in ("logs", "loader") else (theirs / name).write_text("{}")
+        (theirs / "policy.json").write_text("theirs")
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(theirs / "socket"))
+        before = sorted(os.listdir(theirs))
+        words = workspace.run_words(DEMO / "show.jsonl", workspace / "out.jsonl", "--run-dir", theirs)
+        refused(workspace, words, 2, "holds other files and no run")
+        expect_equal(sorted(os.listdir(theirs)), before, f"files beside {name}")
+        expect_equal(stat.S_IMODE(theirs.stat().st_mode), 0o755, "the mode")
+        refused(workspace, ("status", theirs), 2, "holds no run")
 
 
 @test

@@ -82,6 +82,9 @@ class Ended:
         return [line for line in self.err.splitlines() if "] " not in line or "requests" not in line]
 
 
+IDLE_COMMAND = 0.25  # seconds that `poise policies` takes on an idle machine
+
+
 class Workspace:
     """A folder of its own for one test, with a private runtime folder for kept loaders."""
 
@@ -107,6 +110,14 @@ class Workspace:
         """Runs `poise WORDS` to its end."""
         process = self.start(*words, env=env, cwd=cwd, **popen)
         return self.finish(process, timeout)
+
+    def paced(self, gflops):
+        """Options for a CPU device of that speed. Where the machine is busy the device is slower still, so that a run always outlasts
+        what the test does to it."""
+        began = time.monotonic()
+        self.poise("policies").expect(0)
+        slowness = max(1, (time.monotonic() - began) / IDLE_COMMAND)
+        return ("--compute-gflops", f"{gflops / slowness:.3g}")
 
     def start(self, *words, env=None, cwd=None, **popen):
         log = tempfile.TemporaryFile()
@@ -228,6 +239,10 @@ def said(process):
 
 def _segments():
     return [name for name in os.listdir(SHM) if name.startswith(segments.prefix())]
+
+
+def segments_of(run_id):
+    return [name for name in _segments() if run_id in name]
 
 
 def _held(name):

@@ -11,7 +11,6 @@ from harness import comparable, expect, expect_equal, request, test, wait_until
 from mixed_requests import BAD_LINES, good_request
 
 SLOWLY = ("--max-num-seqs", "3")  # a few results at a time
-PACED = (*SLOWLY, "--compute-gflops", "4")  # some seconds of work whatever the machine
 
 
 def work(workspace, count=100):
@@ -50,7 +49,7 @@ def killed_and_resumed(workspace, victim):
     output = workspace / "out.jsonl"
     run = workspace / "out.jsonl.poise"
     for first in (True, False, False):
-        process = workspace.start(*workspace.run_words(requests, output, "--resume", *PACED))
+        process = workspace.start(*workspace.run_words(requests, output, "--resume", *SLOWLY, *workspace.paced(4)))
         there = results(run)
         wanted = 0 if first else workspace.random.randrange(there + 1, (there + len(oracle)) // 2)
         wait_until(lambda: results(run) >= wanted and pid_of(workspace, process, run, victim), f"{wanted} results", 120)
@@ -100,7 +99,7 @@ def all_killed_together_are_cleaned_up_by_the_next_run(workspace):
     requests = work(workspace)
     oracle = undisturbed(workspace, requests)
     output, run = workspace / "out.jsonl", workspace / "out.jsonl.poise"
-    process = workspace.start(*workspace.run_words(requests, output, *PACED))
+    process = workspace.start(*workspace.run_words(requests, output, *SLOWLY, *workspace.paced(4)))
     wait_until(lambda: len(workspace.children(run)) == 3, "three processes")
     wanted = workspace.random.randrange(len(oracle) // 3)
     wait_until(lambda: results(run) >= wanted, f"{wanted} results", 120)

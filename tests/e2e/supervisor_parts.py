@@ -2,8 +2,10 @@
 """The supervisor's parts by themselves: sizes, options, locks, who is dead, who is to blame, what stands still."""
 
 import argparse
+import contextlib
 import errno
 import fcntl
+import json
 import os
 import select
 import signal
@@ -15,7 +17,7 @@ from unittest import mock
 import harness
 from harness import expect, expect_equal, test, wait_until
 from supervisor.commands import profile
-from supervisor.lifecycle import children, cublas, live_changes, processes, segments, watchdog
+from supervisor.lifecycle import children, cublas, live_changes, loaders, processes, segments, watchdog
 from supervisor.lifecycle.locks import Lock, is_held
 from supervisor.lifecycle.supervision import Supervision
 from supervisor.shared import options, paths, quantities
@@ -308,6 +310,28 @@ def a_private_folder_is_nobody_elses(workspace):
         (workspace / "others").mkdir(mode=0o700)
         os.chown(workspace / "others", 65534, 65534)
         refuses(paths.make_private, workspace / "others")
+
+
+@test
+def a_note_of_a_kept_loader_ends_no_other_process(workspace):
+    """Whoever may write where the homes of kept loaders are could name any process of ours."""
+    with contextlib.ExitStack() as held, mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": str(workspace.runtime)}):
+        home = workspace.runtime / "poise" / "loaders" / "0123456789abcdef"
+        home.mkdir(parents=True)
+        bystander = held.enter_context(subprocess.Popen(["sleep", "60"]))
+        held.callback(bystander.kill)
+        note = {"pid": bystander.pid, "started": processes.start_time(bystander.pid), "run_id": ""}
+        (home / "kept.json").write_text(json.dumps(note))
+        lock = Lock.take(home / "lock")
+        held.callback(lock.give_back)
+        os.chmod(workspace.runtime / "poise", 0o755)
+        expect_equal((loaders.Home.all(), loaders.Home(home).lives(), loaders.Home(home).record), ([], False, {}), "what is believed")
+        os.chmod(workspace.runtime / "poise", 0o700)
+        (found,) = loaders.Home.all()
+        expect(found.lives() and found.record == note, "our own folder is not believed")
+        expect_equal(found.adopt(), None, "the loader")
+        found.stop()
+        expect_equal(bystander.poll(), None, "the end of the other process")
 
 
 class _Ended:

@@ -17,10 +17,13 @@ from supervisor.commands import policy as policy_command
 from supervisor.commands import restart as restart_command
 from supervisor.shared.trouble import Refusal
 
-# Paced, so that there is time to disturb a run of a few seconds whatever the machine.
-SLOWLY = ("--max-num-seqs", "6", "--compute-gflops", "4")
 POLICIES = ("kv-only", "act-only", "hybrid", "hybrid-static", "kvpr", "row-by-row", "token-recompute", "optimal")
 RESTARTS = 6
+
+
+def slowly(workspace):
+    """Options of runs that take some seconds, so that there is time to disturb them."""
+    return ("--max-num-seqs", "6", *workspace.paced(4))
 
 
 def work(workspace, count):
@@ -124,7 +127,7 @@ def policies_are_swapped_and_planners_killed_while_the_run_goes_on(workspace):
     random = workspace.random
     requests = work(workspace, 30)
     oracle = undisturbed(workspace, requests)
-    run = Disturbed(workspace, requests, *SLOWLY)
+    run = Disturbed(workspace, requests, *slowly(workspace))
     swaps, kills, hand_overs, borders = 0, 0, 0, set()
     while run.lives() and (swaps < 24 or kills < 3 or hand_overs < 3):
         time.sleep(random.uniform(0, 0.08))
@@ -156,7 +159,7 @@ def policies_are_swapped_and_planners_killed_while_the_run_goes_on(workspace):
 def with_blocks_on_the_device(workspace, requests, *options):
     """A device with a memory size of its own holds blocks too; they are lost with it."""
     weights = (DEMO_MODEL / "model.safetensors").stat().st_size
-    return Disturbed(workspace, requests, *SLOWLY, "--gpu-memory", str(weights * 10 // 3), *options)
+    return Disturbed(workspace, requests, *slowly(workspace), "--gpu-memory", str(weights * 10 // 3), *options)
 
 
 @test
@@ -247,7 +250,7 @@ def a_planner_that_dies_while_the_executor_is_set_up_is_followed_by_another(work
 def a_planner_that_cannot_bring_the_policy_it_was_to_bring_goes_on_with_the_one_before(workspace):
     requests = work(workspace, 12)
     oracle = undisturbed(workspace, requests)
-    run = Disturbed(workspace, requests, *SLOWLY, "--policy", "act-only")
+    run = Disturbed(workspace, requests, *slowly(workspace), "--policy", "act-only")
     for kill in ([], ["--kill"]):
         planner = run.pid("planner")
         told = run.poise("restart", "planner", "--policy", "optimal", *kill)  # costs were not measured
@@ -267,7 +270,7 @@ def a_planner_that_cannot_take_over_loses_no_answer(workspace):
     oracle = undisturbed(workspace, requests)
     profile = workspace / "profile.json"
     workspace.poise("profile", "--model", DEMO_MODEL, "--device", "cpu", "-o", profile).expect(0)
-    run = Disturbed(workspace, requests, *SLOWLY, "--profile", profile)
+    run = Disturbed(workspace, requests, *slowly(workspace), "--profile", profile)
     done = wait_until(lambda: run.status().get("done", 0), "an answer")
     profile.unlink()
     run.poise("restart", "planner").expect(75, "ended before the planner was back")
@@ -284,7 +287,7 @@ def a_planner_that_cannot_take_over_loses_no_answer(workspace):
 def a_journal_that_cannot_be_written_does_not_end_the_run(workspace):
     requests = work(workspace, 20)
     oracle = undisturbed(workspace, requests)
-    run = Disturbed(workspace, requests, *SLOWLY)
+    run = Disturbed(workspace, requests, *slowly(workspace))
     (workspace / "out.jsonl.poise" / "journal" / "in the way").mkdir(parents=True)
     run.poise("restart", "planner").expect(0)
     expect("cannot be written: Is a directory (remove what stands in its place); what was under way is computed again" in run.finish(oracle).err, "nothing was said")
@@ -294,7 +297,7 @@ def a_journal_that_cannot_be_written_does_not_end_the_run(workspace):
 def everybody_who_asks_for_a_restart_is_answered(workspace):
     requests = work(workspace, 40)
     oracle = undisturbed(workspace, requests)
-    run = Disturbed(workspace, requests, *SLOWLY)
+    run = Disturbed(workspace, requests, *slowly(workspace))
     began = time.monotonic()
     asked = [workspace.start("restart", what, run.run) for what in ("planner", "gpu_executor", "planner", "planner")]
     ends = [workspace.finish(process, timeout=30) for process in asked]
@@ -309,7 +312,7 @@ def everybody_who_asks_for_a_restart_is_answered(workspace):
 def who_dies_unasked_is_replaced_as_often_as_the_run_allows(workspace):
     requests = work(workspace, 12)
     oracle = undisturbed(workspace, requests)
-    run = Disturbed(workspace, requests, *SLOWLY, "--restarts", "2")
+    run = Disturbed(workspace, requests, *slowly(workspace), "--restarts", "2")
     for victim in ("gpu_executor", "planner"):
         pid = run.pid(victim)
         os.kill(pid, signal.SIGKILL)
@@ -329,7 +332,7 @@ def who_dies_unasked_is_replaced_as_often_as_the_run_allows(workspace):
 def each_of_several_who_wish_for_a_policy_is_told_of_its_own(workspace):
     requests = work(workspace, 8)
     oracle = undisturbed(workspace, requests)
-    run = Disturbed(workspace, requests, *SLOWLY, "--policy", "kv-only")
+    run = Disturbed(workspace, requests, *slowly(workspace), "--policy", "kv-only")
     planner = run.pid("planner")
     os.kill(planner, signal.SIGSTOP)  # so that it finds the last wish alone
     asked = {}
@@ -368,7 +371,7 @@ def kill_both(run):
 def planner_and_executor_that_die_at_the_same_instant_are_both_replaced(workspace):
     requests = work(workspace, 12)
     oracle = undisturbed(workspace, requests)
-    run = Disturbed(workspace, requests, *SLOWLY, "--restarts", "4")
+    run = Disturbed(workspace, requests, *slowly(workspace), "--restarts", "4")
     for _ in range(2):
         time.sleep(workspace.random.uniform(0, 0.3))
         for what, pid in kill_both(run).items():
@@ -384,7 +387,7 @@ def planner_and_executor_that_die_at_the_same_instant_are_both_replaced(workspac
 
 @test
 def where_more_die_at_the_same_instant_than_may_be_replaced_the_run_ends(workspace):
-    run = Disturbed(workspace, work(workspace, 12), *SLOWLY, "--restarts", "1")
+    run = Disturbed(workspace, work(workspace, 12), *slowly(workspace), "--restarts", "1")
     kill_both(run)
     ended = workspace.finish(run.process).expect(75, "planner was killed", "--resume")
     expect("another one goes on" not in ended.err, "one of two was replaced")
@@ -396,7 +399,7 @@ def one_at_a_time(workspace, policy, *options):
         "requests.jsonl", [request(i, "Rosa lives in", max_tokens=150, ignore_eos=True) for i in range(7)]
     )
     oracle = undisturbed(workspace, requests)
-    paced = ("--max-num-seqs", "1", "--compute-gflops", "4")
+    paced = ("--max-num-seqs", "1", *workspace.paced(4))
     return Disturbed(workspace, requests, *paced, "--policy", policy, *options), oracle
 
 
@@ -443,7 +446,7 @@ def what_a_swap_cannot_change_is_said_and_a_rebuild_changes_it(workspace):
         "requests.jsonl", [request(i, "Rosa lives in", max_tokens=150, ignore_eos=True) for i in range(18)]
     )
     oracle = undisturbed(workspace, requests)
-    run = Disturbed(workspace, requests, *SLOWLY, "--policy", "optimal", "--machine", "rtx4090-pcie4")
+    run = Disturbed(workspace, requests, *slowly(workspace), "--policy", "optimal", "--machine", "rtx4090-pcie4")
     pool = run.status()["host_pool_bytes"]
     line = "until its pools are made anew (--rebuild) this run has "
     for words in (("hybrid", "--act-share", "0.1"), ()):  # the swap, then the policy in force
@@ -494,7 +497,7 @@ def a_rebuild_for_which_there_is_no_memory_leaves_the_pools_as_they_are(workspac
 def a_stop_ends_a_run_between_planners(workspace):
     requests = work(workspace, 12)
     oracle = undisturbed(workspace, requests)
-    run = Disturbed(workspace, requests, *SLOWLY)
+    run = Disturbed(workspace, requests, *slowly(workspace))
     restart = workspace.start("restart", "planner", run.run)
     time.sleep(workspace.random.uniform(0.05, 0.3))
     run.poise("stop").expect(0)

@@ -81,7 +81,7 @@ class _ProfileArguments(ProcessArguments):
 
     def progress_text(self, control):
         loaded = control.loader_state >= segments.SEALED
-        return progress_text(self.directory.status()) if loaded else super().progress_text(control)
+        return progress_text(self.directory.status_of(self.run_id)) if loaded else super().progress_text(control)
 
     def planner_arguments(self):
         words = ["profile", *self.planner_links(), "-o", self.directory.path.parent / "profile.json"]

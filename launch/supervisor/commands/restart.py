@@ -51,7 +51,7 @@ def _supervisor(directory):
     owner = directory.owner()
     descriptor = None
     if isinstance(owner.get("pid"), int) and owner.get("takes_requests"):
-        descriptor = processes.open_verified(owner["pid"], owner.get("started"))
+        descriptor = processes.open_verified(owner["pid"], owner.get("started"), processes.is_supervisor)
     if descriptor is None:
         raise Refusal(f"{shown(directory.path)} is in use, but not by a process that can be asked from here")
     return descriptor

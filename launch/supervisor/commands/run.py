@@ -7,7 +7,7 @@ from ..lifecycle import inputs, loaders, segments
 from ..lifecycle.ask_planner import check_decisions
 from ..lifecycle.interrupts import Interrupts
 from ..lifecycle.locks import is_held
-from ..lifecycle.process_arguments import ProcessArguments, finished_as_it_stands
+from ..lifecycle.process_arguments import ProcessArguments, finished_as_it_stands, note_finished
 from ..lifecycle.run_directory import FINISHED, UNFINISHED, RunDirectory
 from ..lifecycle.run_summary import beside_predicted, safe_text, summary
 from ..lifecycle.supervision import Supervision
@@ -61,11 +61,11 @@ def _check_trace(given, directory):
 def _run_in(directory, given, words, interrupts):
     inputs.check_output(given, directory)
     inputs.check_run_directory(given, directory)
+    segments.reap()
+    loaders.sweep()
     if given.resume and directory.state() == FINISHED and finished_as_it_stands(directory, given):
         say(f"the run is finished already; its output is {brief(given.output)}")
         return DONE
-    segments.reap()
-    loaders.sweep()
     inputs.clip_memory(given, loaders.Home.of(given).held_bytes, lambda: interrupts.count > 0)
     arguments = ProcessArguments(directory, given, inputs.resume_command(words))
     line = ProgressLine()
@@ -81,6 +81,7 @@ def _run_in(directory, given, words, interrupts):
     if given.trace is not None and outcome.code in (DONE, INTERRUPTED):
         _write_trace(directory, given.trace or directory.path / "trace.json")
     if outcome.code == DONE:
+        note_finished(directory)
         say(summary(directory, given.output))
         compared = beside_predicted(directory.status())
         if compared:
@@ -96,7 +97,7 @@ def _run_in(directory, given, words, interrupts):
         if before == UNFINISHED:
             directory.note(record)  # the directory is unchanged: `status` reports that run, not this attempt
         elif outcome.code == CANNOT_START:
-            directory.forget_what_did_not_start()
+            directory.forget_what_did_not_start(arguments.run_id)
     return outcome.code
 
 

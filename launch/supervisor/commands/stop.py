@@ -29,7 +29,7 @@ def _stop_run(directory):
     owner = directory.owner()
     descriptor = None
     if isinstance(owner.get("pid"), int):
-        descriptor = processes.open_verified(owner["pid"], owner.get("started"))
+        descriptor = processes.open_verified(owner["pid"], owner.get("started"), processes.is_supervisor)
     if descriptor is None:
         raise Refusal(f"{shown(directory.path)} is in use, but not by a process that can be seen from here")
     processes.send(descriptor, signal.SIGTERM)

@@ -1,5 +1,6 @@
 """Which loader a run uses, where its sockets are, and the arguments of each of its programs."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,14 +22,26 @@ def what_answers_hang_on(given):
     return facts | {"files": loaders.model_files(given.model, given.load_format, tokenizer=True)}
 
 
+def note_finished(directory):
+    """Notes what the answers of the run that has just finished hang on, bound to its manifest: a later run in this directory replaces
+    the manifest before it replaces anything else. Without the note a loader compares the weights."""
+    note = {"manifest": _digest(directory.path / "manifest.json"), "answers_hang_on": directory.record()["answers_hang_on"]}
+    with contextlib.suppress(OSError):
+        directory.write("finished.json", json.dumps(note, indent=2) + "\n")
+
+
 def finished_as_it_stands(directory, given):
     """Whether a finished run had exactly this model, input and options; then no loader has to compare the weights."""
-    then = directory.record().get("answers_hang_on")
-    if then != json.loads(json.dumps(what_answers_hang_on(given))):
+    note = read_json(directory.path / "finished.json")
+    if note.get("answers_hang_on") != json.loads(json.dumps(what_answers_hang_on(given))):
         return False
-    with open(given.input, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return read_json(directory.path / "manifest.json").get("input") == digest
+    manifest = directory.path / "manifest.json"
+    return note.get("manifest") == _digest(manifest) and read_json(manifest).get("input") == _digest(given.input)
+
+
+def _digest(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class ProcessArguments:
@@ -144,7 +157,7 @@ class ProcessArguments:
         return os.path.exists(self.loader_socket)
 
     def progress_text(self, control):
-        status = self.directory.status()
+        status = self.directory.status_of(self.run_id)
         if control.loader_state < segments.SEALED:
             return self._rate.text(control.loaded_bytes, *segments.reserved(self.run_id, "weights"))
         reserved, wanted = segments.reserved(self.run_id, "blocks")

@@ -6,7 +6,7 @@ import signal
 import time
 from dataclasses import dataclass
 
-from ..shared.paths import PROGRAMS
+from ..shared.paths import LOADER, PROGRAMS
 
 
 @dataclass
@@ -94,13 +94,18 @@ def running():
     return found
 
 
-def open_verified(pid, started):
-    """A pidfd for the process `pid` that started at `started`; None if it has ended."""
+def is_kept_loader(pid, home):
+    """Whether `pid` is a loader whose home is that folder. A file that names it proves nothing."""
+    return any(p.pid == pid and p.program == LOADER and p.option("--home") == str(home) for p in running())
+
+
+def open_verified(pid, started, proven=lambda pid: True):
+    """A pidfd for the process `pid` that started at `started` and for which `proven` holds; None otherwise."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
         return None
-    if start_time(pid) != started:
+    if start_time(pid) != started or not proven(pid):
         os.close(descriptor)
         return None
     return descriptor

@@ -1,8 +1,8 @@
 """A run directory: which run it belongs to, whether that run lives, how far it came.
 
 The supervisor writes run.lock (held while it lives), children.lock (inherited by every process of the run, so held until
-the last of them has ended), run.json (what was started), logs/ and loader/ (home of the run's own loader). The planner
-writes manifest.json, results.jsonl.partial, results.jsonl.published, orders.log and status.json.
+the last of them has ended), run.json (what was started), finished.json (of what the results are, once
+they are whole), logs/ and loader/ (home of the run's own loader). The planner writes manifest.json, results.jsonl.partial, results.jsonl.published, orders.log and status.json.
 """
 
 import errno
@@ -21,7 +21,8 @@ from .locks import Lock, is_held
 FRESH, UNFINISHED, FINISHED = "fresh", "unfinished", "finished"
 _ORPHANS_END = 15  # seconds
 
-_OURS = {"run.lock", "children.lock", "run.json", "run.json.new", "logs", "loader"}
+_LOCKS = {"run.lock", "children.lock"}
+_OURS = _LOCKS | {"run.json", "run.json.new", "finished.json", "finished.json.new", "logs", "loader"}
 _PLANNERS = {"manifest.json", "results.jsonl.partial", "results.jsonl.published", "orders.log", "status.json"}
 # Requests to a living run, and their answers: live_changes.py, restarts.py.
 _REQUESTS = ("policy.json", "policy.lock", "policy.in_force.json", "restart.*.json", "restarted.json")
@@ -40,7 +41,8 @@ class RunDirectory:
         return os.path.isdir(self.path)
 
     def holds_a_run(self):
-        return any(os.path.lexists(self.path / name) for name in _OURS | _PLANNERS)
+        """Whether a supervisor wrote here which run it is. Files that only have names like ours do not make a directory ours."""
+        return "run_id" in self.record() or "takes_requests" in self.owner()
 
     def keeps(self, name):
         return name in _OURS | _PLANNERS | {"profile.json", "journal"}
@@ -74,6 +76,11 @@ class RunDirectory:
 
     def status(self):
         return read_json(self.path / "status.json")
+
+    def status_of(self, run_id):
+        """The status, if this run or attempt wrote it; {} if it is of an earlier one."""
+        status = self.status()
+        return status if status.get("run_id") == run_id else {}
 
     def record(self):
         return read_json(self.path / "run.json")
@@ -117,7 +124,7 @@ class RunDirectory:
             raise Refusal(f"{shown(self.path)} is not a directory: name another one with --run-dir")
         if status.st_uid != os.geteuid():
             raise Refusal(f"{shown(self.path)} belongs to user {status.st_uid}, not to you: name another with --run-dir")
-        if not self.holds_a_run() and os.listdir(self.path):
+        if not self.holds_a_run() and not set(os.listdir(self.path)) <= _LOCKS:  # a supervisor may be killed before it writes
             raise Refusal(
                 f"{shown(self.path)} holds other files and no run: name an empty or new directory with --run-dir"
             )
@@ -181,9 +188,9 @@ class RunDirectory:
                 if is_socket(path):
                     remove(path)
 
-    def forget_what_did_not_start(self):
+    def forget_what_did_not_start(self, run_id):
         """Removes results that were only opened, so that the corrected command does not need --resume."""
-        status = self.status()
+        status = self.status_of(run_id)
         ended_before = status.get("state") == "interrupted" and status.get("iteration") == 0
         if ended_before or status.get("state") in ("starting", "loading", "preparing", "measuring"):
             for name in ("results.jsonl.partial", "manifest.json", "status.json"):

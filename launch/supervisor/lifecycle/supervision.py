@@ -199,7 +199,10 @@ class Supervision:
 
     def _has_begun(self):
         """Whether there may be answers already. A process that cannot start from then on replaces one that could."""
-        return self._restarts.happened() or self._arguments.directory.status().get("iteration", 0) > 0
+        return self._restarts.happened() or self._own_status().get("iteration", 0) > 0
+
+    def _own_status(self):
+        return self._arguments.directory.status_of(self._arguments.run_id)
 
     def _root_cause(self, ended):
         """A process that was killed or crashed comes first, then one that refused, then those that only lost a peer; among

@@ -47,7 +47,7 @@ def program(name):
 def private_folder_path():
     """Where this user's private folder is: short, and the same for each command of one session."""
     base = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
-    if os.path.isabs(base) and _is_private(base):
+    if os.path.isabs(base) and is_private(base):
         return Path(base) / "poise"
     return Path("/tmp") / f"poise-{os.geteuid()}"
 
@@ -63,7 +63,7 @@ def make_private(folder):
         folder.mkdir(mode=0o700, parents=False, exist_ok=True)
     except FileExistsError:
         pass  # a file or a link: refused below
-    if not _is_private(folder):
+    if not is_private(folder):
         raise Refusal(
             f"{shown(folder)} is not a folder that you own with mode 0700: remove it, "
             "or set XDG_RUNTIME_DIR to a folder that is"
@@ -71,7 +71,8 @@ def make_private(folder):
     return folder
 
 
-def _is_private(folder):
+def is_private(folder):
+    """Whether it is a directory, no link, that only this user may enter."""
     try:
         status = os.lstat(folder)
     except OSError:
