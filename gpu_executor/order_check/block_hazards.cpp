@@ -1,4 +1,5 @@
-// Which host rows an iteration's mini-batches store and load, and what follows for their order.
+// Which rows of blocks, on the host and on the device, an iteration's mini-batches store and load, and what follows for
+// their order.
 
 #include <algorithm>
 

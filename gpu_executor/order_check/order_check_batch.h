@@ -60,8 +60,8 @@ class RowCheck {
   // They cover the rows one behind the other.
   void check_sequences();
   void check_stores() const;
-  // New rows are written into the device's KV blocks whether or not a store says so. Only what stores
-  // say is kept apart from other mini-batches and sequences (check_block_hazards), so they say it all.
+  // New rows are written into the device's KV blocks even if no store names them. But check_block_hazards
+  // protects only rows that a store names. So stores must name every new row on the device.
   void check_stored_on_device() const;
   // Rows of one sequence, to the tokens they are of, and to the block its entry names.
   void check_store_target(std::uint32_t i, const messages::Store& store) const;

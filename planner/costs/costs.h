@@ -1,6 +1,7 @@
 #pragma once
-// Chooses the costs that a run decides by, the same way for `run`, which asks its device, and for
-// `plan`, which has none. Reads profiles' files; otherwise pure.
+// Costs from options and from files: those that the user names, and for `plan`, which has no device, the
+// newest kept profile that fits. A run decides in process/preparation.cpp whether it takes the kept
+// profile of its device or measures. Reads profiles' files; otherwise pure.
 
 #include <filesystem>
 #include <optional>

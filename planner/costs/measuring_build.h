@@ -1,7 +1,7 @@
 #pragma once
-// Which build measured a profile, as far as what it measures depends on it: the messages, the sources of
-// the kernels, the executor and the profiler, and how they were compiled. A build with another one measures
-// again.
+// Identifies the build that measures a profile. It names only what can change the measured times: the
+// messages, the sources of the kernels, the executor and the profiler, and how they were compiled. A run
+// whose build has another name measures again (process/preparation.cpp compares).
 
 #include <string>
 

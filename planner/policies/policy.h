@@ -49,9 +49,8 @@ struct FixedPlacement {
 
 // Times of iterations.
 struct Rehearsed {
-  Seconds
-      decoding;     // one in which as many requests as there are blocks for generate one token each
-  Seconds prefill;  // one in which the largest allowed chunk of prompts runs
+  Seconds decoding;  // every request whose blocks have room generates one token
+  Seconds prefill;   // the largest allowed chunk of prompts runs
 };
 
 // The inputs of an allocation.

@@ -1,5 +1,5 @@
 #pragma once
-// What of a run directory tells how far the run came. A run is unfinished while its partial results are there, and finished once they
+// The files of a run directory that show how far the run came. A run is unfinished while its partial results are there, and finished once they
 // have gone to the output. Free functions; one process at a time (run.lock).
 
 #include <filesystem>

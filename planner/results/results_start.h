@@ -1,6 +1,6 @@
 #pragma once
-// Decides from a run's directory whether the run begins, continues or is finished. Only this file knows
-// what --resume means. It destroys nothing of an earlier run. One process at a time
+// Decides from a run's directory whether the run begins, continues or is finished. Which lines
+// of unfinished results are kept is decided by results_file.h. It destroys nothing of an earlier run. One process at a time
 // (run.lock).
 
 #include <filesystem>

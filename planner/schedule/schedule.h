@@ -160,10 +160,8 @@ class Scheduler {
   std::deque<const Request*> fresh_;
   std::vector<ScheduledChunk> chunks_;
   std::int32_t prefill_left_ = 0;  // of this iteration
-  // Blocks of all running requests, once they have grown to their ends, and once they have one more
-  // than what is known of them needs.
-  std::int64_t most_blocks_ = 0;
-  std::int64_t known_blocks_ = 0;
+  std::int64_t most_blocks_ = 0;   // of all running requests, each at its full length
+  std::int64_t known_blocks_ = 0;  // of all running requests at their present length, and one each
   std::int64_t preemptions_ = 0;
 };
 

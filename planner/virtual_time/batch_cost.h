@@ -1,5 +1,6 @@
 #pragma once
-// The times of a mini-batch in a layer, span by span, by a profile. Pure.
+// The times of a mini-batch's loads, KV Gen and attention in a layer, by a profile. Products run for a
+// row group, so virtual_executor.cpp adds their times. Pure.
 
 #include "common/messages_generated.h"
 #include "planner/costs/cost_model.h"

@@ -1,4 +1,5 @@
-"""The supervisor's side of `poise restart`: it ends a planner or gpu_executor of a living run and starts another in its place.
+"""Decides which process of a living run is replaced: one that died, as long as `--restarts` allows, or one that `poise restart`
+names. The supervisor then starts another planner or gpu_executor in its place (supervision.py).
 
 `poise restart` (commands/restart.py) writes RUN/restart.SERIAL.json and sends SIGUSR1 to the supervisor, which answers in
 RUN/restarted.json. That file keeps the last answers, because several commands may ask at once. A planner is asked to hand
