@@ -17,7 +17,7 @@ from unittest import mock
 import harness
 from harness import expect, expect_equal, test, wait_until
 from supervisor.commands import profile
-from supervisor.lifecycle import children, cublas, live_changes, loaders, processes, segments, watchdog
+from supervisor.lifecycle import children, cublas, live_changes, loaders, processes, segments, short_folders, watchdog
 from supervisor.lifecycle.locks import Lock, is_held
 from supervisor.lifecycle.supervision import Supervision
 from supervisor.shared import options, paths, quantities
@@ -332,6 +332,19 @@ def a_note_of_a_kept_loader_ends_no_other_process(workspace):
         expect_equal(found.adopt(), None, "the loader")
         found.stop()
         expect_equal(bystander.poll(), None, "the end of the other process")
+
+
+@test
+def folders_for_sockets_of_dead_runs_are_removed(workspace):
+    with mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": str(workspace.runtime)}):
+        dead, new, living = (short_folders.make(run_id) for run_id in ("dead", "new", "living"))
+        (dead / "executor.sock").write_text("")
+        for folder in (dead, living):
+            os.utime(folder, (0, 0))
+        process = processes.Found(1, "poise-loader", ["--run-id", "living"], 1)
+        with mock.patch.object(processes, "running", lambda: [process]):
+            short_folders.sweep()
+        expect_equal((dead.exists(), new.exists(), living.exists()), (False, True, True), "what stays")
 
 
 class _Ended:

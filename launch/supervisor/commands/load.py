@@ -2,7 +2,7 @@
 
 import time
 
-from ..lifecycle import inputs, loaders, segments
+from ..lifecycle import inputs, leftovers, loaders, segments
 from ..lifecycle.children import reason
 from ..lifecycle.interrupts import Interrupts
 from ..shared.options import add_loading, add_model, normalised, parser
@@ -19,8 +19,7 @@ def load(words):
     given = made.parse_args(normalised(words))
     inputs.check_limits()
     inputs.check_model(given.model)
-    segments.reap()
-    loaders.sweep()
+    leftovers.sweep()
     home = loaders.Home.of(given)
     stale = home.why_stale(given)
     if home.lives() and stale is None:

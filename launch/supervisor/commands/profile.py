@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from ..lifecycle import inputs, loaders, segments
+from ..lifecycle import inputs, leftovers, loaders, segments
 from ..lifecycle.interrupts import Interrupts
 from ..lifecycle.process_arguments import ProcessArguments
 from ..lifecycle.run_directory import RunDirectory
@@ -92,8 +92,7 @@ class _ProfileArguments(ProcessArguments):
 
 
 def _measure(folder, given):
-    segments.reap()
-    loaders.sweep()
+    leftovers.sweep()
     inputs.clip_memory(given, loaders.Home.of(given).weights_bytes)
     directory = RunDirectory(folder / "run")
     interrupts, line = Interrupts(), ProgressLine()

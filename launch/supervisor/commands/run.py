@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from ..lifecycle import inputs, loaders, segments
+from ..lifecycle import inputs, leftovers, loaders
 from ..lifecycle.ask_planner import check_decisions
 from ..lifecycle.interrupts import Interrupts
 from ..lifecycle.locks import is_held
@@ -61,8 +61,7 @@ def _check_trace(given, directory):
 def _run_in(directory, given, words, interrupts):
     inputs.check_output(given, directory)
     inputs.check_run_directory(given, directory)
-    segments.reap()
-    loaders.sweep()
+    leftovers.sweep()
     if given.resume and directory.state() == FINISHED and finished_as_it_stands(directory, given):
         say(f"the run is finished already; its output is {brief(given.output)}")
         return DONE

@@ -2,7 +2,14 @@
 
 from ..shared.quantities import bytes_text, counted
 from ..shared.trouble import say
-from . import loaders, processes, segments
+from . import loaders, processes, segments, short_folders
+
+
+def sweep():
+    """Removes what dead runs left in memory and in folders: (names of segments, their bytes)."""
+    loaders.sweep()
+    short_folders.sweep()
+    return segments.reap()
 
 
 def clean_up():
@@ -12,8 +19,7 @@ def clean_up():
     if orphans:
         count = processes.end(orphans, patience=2)
         say(f"ended {count} process{'es' if count != 1 else ''} whose supervisor was gone")
-    loaders.sweep()
-    names, size = segments.reap()
+    names, size = sweep()
     if names:
         say(f"removed {counted(len(names), 'shared memory segment')} of dead runs ({bytes_text(size)})")
     return bool(orphans or names)

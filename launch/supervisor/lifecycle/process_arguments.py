@@ -8,10 +8,10 @@ import time
 
 from ..shared.files import read_json, remove_tree
 from ..shared.options import executor_arguments, loader_arguments, planner_arguments
-from ..shared.paths import fits_a_socket, make_private, private_folder, profile_folder
+from ..shared.paths import fits_a_socket, profile_folder
 from ..shared.progress import LoadingRate, reserving_text
 from ..shared.trouble import Refusal, say
-from . import loaders, segments
+from . import loaders, segments, short_folders
 from .run_summary import progress_text
 
 
@@ -109,7 +109,7 @@ class ProcessArguments:
         self.run_id = self.run_id or run_id
         self._home = self._home or self.directory.path / "loader"
         if not (fits_a_socket(self._home / "loader.sock") and fits_a_socket(self.directory.path / "executor.sock")):
-            self._short_folder = make_private(private_folder() / f"run-{self.run_id}")
+            self._short_folder = short_folders.make(self.run_id)
             if self._attached is None:
                 self._home = self._short_folder
 
