@@ -164,8 +164,17 @@ def too_few_open_files_are_refused_or_raised(workspace):
     def soft():
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))
 
+    def enough_for_one():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (270, 270))
+
     refused(workspace, words, 2, "open files", preexec_fn=hard)
     workspace.poise(*words, preexec_fn=soft).expect(0)
+    shards = workspace / "shards"
+    shutil.copytree(DEMO_MODEL, shards)
+    for number in range(40):
+        (shards / f"{number}.safetensors").write_bytes(b"")
+    words = workspace.run_words(DEMO / "show.jsonl", workspace / "other.jsonl", model=shards)
+    refused(workspace, words, 2, "only 270 open files are allowed, 297 are needed", preexec_fn=enough_for_one)
 
 
 @test

@@ -17,7 +17,7 @@ def load(words):
     add_model(made)
     add_loading(made)
     given = made.parse_args(normalised(words))
-    inputs.check_limits()
+    inputs.check_limits(given.model)
     inputs.check_model(given.model)
     leftovers.sweep()
     home = loaders.Home.of(given)

@@ -56,7 +56,7 @@ def profile(words):
     add_loading(made)
     given = made.parse_args(normalised(words))
     given.keep_loader, given.stall_timeout = False, 30.0
-    inputs.check_limits()
+    inputs.check_limits(given.model)
     inputs.check_model(given.model)
     if given.output is not None:
         inputs.check_written("-o", given.output)

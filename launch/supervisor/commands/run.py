@@ -22,7 +22,7 @@ from ..shared.trouble import CANNOT_START, DONE, FOREIGN, INTERRUPTED, OUTPUT, R
 def run(words):
     words = normalised(words)
     given = run_parser().parse_args(words)
-    inputs.check_limits()
+    inputs.check_limits(given.model)
     inputs.check_model(given.model)
     inputs.check_input(given.input)
     for name in PROGRAMS:

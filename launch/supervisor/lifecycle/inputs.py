@@ -15,16 +15,20 @@ from .run_directory import FINISHED, UNFINISHED
 
 _GROWTH = 64 << 20  # of free memory; a smaller change comes from other processes
 _COMING = 1 << 30  # of shared memory without a name: from here on we take it for a large file being freed
-FEWEST_FILES = 256  # sockets, logs, shards; libzmq aborts a process that runs out of descriptors
+FEWEST_FILES = 256  # sockets and logs, beside the files of the model; libzmq aborts a process that runs out of descriptors
 
 
-def check_limits():
-    """Raises the limit of open files to what we need; refuses if the hard limit is lower."""
+def check_limits(model):
+    """Raises the limit of open files to what we need; refuses if the hard limit is lower. The loader opens all of a model's files."""
+    try:
+        needed = FEWEST_FILES + sum(name.endswith(".safetensors") for name in os.listdir(model))
+    except OSError:
+        needed = FEWEST_FILES  # check_model says what is wrong with the model
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < FEWEST_FILES:
-        if hard != resource.RLIM_INFINITY and hard < FEWEST_FILES:
-            raise Refusal(f"only {hard} open files are allowed, {FEWEST_FILES} are needed: raise `ulimit -Hn`")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (FEWEST_FILES, hard))
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise Refusal(f"only {hard} open files are allowed, {needed} are needed: raise `ulimit -Hn`")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 _KINDS = {
