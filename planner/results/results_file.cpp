@@ -82,23 +82,36 @@ void ResultsFile::read_lines(const std::vector<RequestId>& input_lines) {
   std::vector<std::byte> buffer(kResultsReadAtOnce);
   std::string line;
   std::uint64_t number = 0;
+  // Lines from the first one with zeros on. After a power failure, blocks of the file that were not durable
+  // read as zeros, also before blocks that are there.
+  int damaged = 0;
   const auto take = [&] {
-    const std::string what = fmt::format("{}, line {}", shown(path_.string(), 300), ++number);
-    const auto refuse = [&](const std::string& reason) {
-      fail("{}: {}; delete that line to have it computed again, or use another run directory", what,
-           reason);
+    ++number;
+    const auto refuse = [&](const std::string& reason, std::uint64_t at) {
+      fail(
+          "{}, line {}: {}; delete that line to have it computed again, or use another run "
+          "directory",
+          shown(path_.string(), 300), at, reason);
     };
+    if (damaged > 0 || line.find('\0') != std::string::npos) {
+      if (++damaged > kMaxWaiting) {  // a power failure damages no lines that were durable
+        refuse("zeros instead of a result", number + 1 - static_cast<std::uint64_t>(damaged));
+      }
+      line.clear();
+      return;
+    }
     ResultMark mark;
     try {
       mark = read_result_line(line, "");
     } catch (const Failure& failure) {
-      refuse(fmt::format("not a result ({})", failure.what()));
+      refuse(fmt::format("not a result ({})", failure.what()), number);
     }
     if (!std::ranges::binary_search(input_lines, mark.line)) {
-      refuse(fmt::format("a result for line {}, which the input does not have", mark.line.n));
+      refuse(fmt::format("a result for line {}, which the input does not have", mark.line.n),
+             number);
     }
     if (is_done(mark.line)) {
-      refuse(fmt::format("a second result for line {} of the input", mark.line.n));
+      refuse(fmt::format("a second result for line {} of the input", mark.line.n), number);
     }
     mark_done(mark.line, mark.error);
     size_ += static_cast<std::int64_t>(line.size()) + 1;
@@ -121,10 +134,10 @@ void ResultsFile::read_lines(const std::vector<RequestId>& input_lines) {
            shown(path_.string(), 300), number + 1);
     }
   }
-  cut_off_ = {static_cast<std::int64_t>(line.size())};
+  cut_off_ = file.size() - Bytes{size_};
   if (cut_off_ > Bytes{0}) {
     if (::ftruncate(descriptor_, size_) != 0) {
-      fail_to_write("its torn last line cannot be cut off", errno);
+      fail_to_write("its damaged end cannot be cut off", errno);
     }
     make_durable();
   }

@@ -31,8 +31,10 @@ class ResultsFile {
  public:
   // A run's first: fails where the directory holds one already.
   static ResultsFile create(const std::filesystem::path& run_dir);
-  // Goes on with one, its torn last line cut off. Fails, naming the line, where it holds anything
-  // else that is not a result of one of the input's lines: nothing is dropped silently.
+  // Goes on with one. Cuts off what a crash damaged: a torn last line, and after a power failure the lines
+  // from the first zero byte on, if these are no more than may not have been durable. Fails, naming the
+  // line, where it holds anything else that is not a result of one of the input's lines: nothing is
+  // dropped silently.
   static ResultsFile resume(const std::filesystem::path& run_dir,
                             const std::vector<RequestId>& input_lines);
 
@@ -42,7 +44,7 @@ class ResultsFile {
 
   bool is_done(RequestId line) const { return line.n < done_.size() && done_[line.n]; }
   ResultCounts counts() const { return counts_; }
-  Bytes cut_off() const { return cut_off_; }  // of a torn line, by `resume`
+  Bytes cut_off() const { return cut_off_; }  // by `resume`
 
   // One result line, without its newline. REQUIRES: the input line is not done.
   // Fails with Exit::busy where the disk takes no more; the line is kept nonetheless (unless 64 MiB

@@ -128,6 +128,42 @@ TEST(ResultsFile, ATailOfZerosIsCutOff) {
   EXPECT_EQ(file.cut_off(), Bytes{5000});
 }
 
+TEST(ResultsFile, ZerosOfAPowerFailureAreCutOffWithWhatCameAfterThem) {
+  // Blocks of 16 bytes, any of which may not have reached the disk.
+  std::string durable = answer_for({1}) + "\n", whole = durable;
+  for (std::uint32_t n = 2; n <= 5; ++n) {
+    whole += answer_for({n}) + "\n";
+  }
+  for (std::size_t at = durable.size(); at + 16 < whole.size(); at += 16) {
+    const ScratchDirectory run;
+    run.write(kPartialName, std::string(whole).replace(at, 16, 16, '\0'));
+    ResultsFile file = ResultsFile::resume(run.path(), lines_up_to(5));
+    const std::string kept = content_of(file.path());
+    EXPECT_TRUE(whole.starts_with(kept) && kept.size() >= durable.size() && kept.size() <= at)
+        << at;
+    EXPECT_EQ(kept.back(), '\n') << at;
+    EXPECT_EQ(file.cut_off().n, static_cast<std::int64_t>(whole.size() - kept.size())) << at;
+    for (std::uint32_t n = 1; n <= 5; ++n) {
+      if (!file.is_done({n})) {
+        file.append({n}, false, answer_for({n}), {0});
+      }
+    }
+    EXPECT_EQ(content_of(file.path()), whole) << at;
+  }
+}
+
+TEST(ResultsFile, ZerosBeforeWhatWasDurableAreRefused) {
+  const ScratchDirectory run;
+  std::string content = answer_for({1}) + "\n" + std::string(16, '\0') + "\n";
+  for (std::uint32_t n = 2; n <= 300; ++n) {
+    content += answer_for({n}) + "\n";
+  }
+  run.write(kPartialName, content);
+  const auto said = complaint([&] { ResultsFile::resume(run.path(), lines_up_to(300)); });
+  EXPECT_THAT(said.sentence, HasSubstr(", line 2: zeros instead of a result; delete that line"));
+  EXPECT_EQ(content_of(run / kPartialName), content);
+}
+
 TEST(ResultsFile, LongLinesAreReadBack) {
   const ScratchDirectory run;
   const std::string text(3 << 20, 'x');
@@ -269,7 +305,8 @@ TEST(ResultsFile, GroupsAreMadeDurableByCountAndByTime) {
   }
   const auto aside = put_aside();
   file.tick({1.4});  // not yet a second
-  EXPECT_EQ(complaint([&] { file.append({256}, false, answer_for({256}), {0.5}); }).code, Exit::busy)
+  EXPECT_EQ(complaint([&] { file.append({256}, false, answer_for({256}), {0.5}); }).code,
+            Exit::busy)
       << "256 lines are a group";
   std::filesystem::rename(aside, file.path());
   file.sync();
