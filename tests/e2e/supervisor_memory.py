@@ -119,7 +119,9 @@ def a_kept_loader_holds_what_is_there_of_weights_and_pool(workspace):
     folder = workspace / "shm"
     folder.mkdir()
     home = loaders.Home(workspace.folder)
-    with mock.patch.object(segments, "FOLDER", folder):
+    (workspace.runtime / "poise").mkdir(mode=0o700)
+    ours = mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": str(workspace.runtime)})
+    with ours, mock.patch.object(segments, "FOLDER", folder):
         expect_equal(home.held_bytes(), 0, "without a loader")
         (workspace / "kept.json").write_text('{"run_id": "ab"}')
         for what, there in (("weights", 3 << 20), ("blocks-2", 1 << 20)):
