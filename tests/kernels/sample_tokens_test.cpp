@@ -173,7 +173,7 @@ TEST(SampleTokens, DrawsFromTheCutDistributionAsOftenAsItSays) {
                   .logprobs = -1,
                   .target = -1};
     const std::map<std::int32_t, double> expected = distribution(logits, row);
-    constexpr int kDraws = 1500;
+    constexpr int kDraws = 4000;
     std::map<std::int32_t, int> drawn;
     std::vector<SampleRow> rows(kDraws, row);
     for (std::size_t i = 0; i < rows.size(); ++i) {

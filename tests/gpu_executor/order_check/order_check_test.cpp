@@ -687,7 +687,7 @@ TEST(OrderMutation, AcceptedOrdersAreHarmless) {
   Setting setting;
   setting.act_blocks = setting.kv_blocks = 16;
   int refused = 0, ran = 0;
-  for (int round = 0; round < 150; ++round) {
+  for (int round = 0; round < 300; ++round) {
     plan.seed = random();
     setting.limits.gpu_act_blocks = setting.limits.gpu_kv_blocks = round % 2 * 5;
     PipelineRun mutated(model, plan, setting);
