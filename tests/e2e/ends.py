@@ -281,6 +281,8 @@ def an_overwriting_run_that_is_killed_while_it_starts_is_not_finished(workspace)
     workspace.poise(*words, "--overwrite").expect(0)
     expect(output.read_bytes() != before, "the output of the second run")
     workspace.poise(*words, "--resume").expect(0, "finished already")
+    record.with_name("manifest.json").unlink()
+    workspace.poise(*words, "--resume").expect(76, "no manifest.json")
 
 
 @test

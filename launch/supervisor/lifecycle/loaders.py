@@ -14,7 +14,7 @@ import time
 
 from ..shared.files import read_json, remove_tree
 from ..shared.options import loader_arguments
-from ..shared.paths import LOADER, fits_a_socket, is_private, make_private, private_folder, private_folder_path, program
+from ..shared.paths import LOADER, fits_a_socket, make_private, private_folder, private_folder_is_ours, private_folder_path, program
 from ..shared.trouble import Refusal, shown
 from . import processes, segments
 from .children import Adopted, Child
@@ -66,7 +66,7 @@ class Home:
     @classmethod
     def all(cls):
         folder = private_folder_path() / "loaders"
-        if not is_private(private_folder_path()):
+        if not private_folder_is_ours():
             return []
         try:
             return [cls(folder / name) for name in sorted(os.listdir(folder))]
@@ -75,19 +75,14 @@ class Home:
 
     @property
     def record(self):
-        return read_json(self.folder / "kept.json") if self._is_ours() else {}
+        return read_json(self.folder / "kept.json") if private_folder_is_ours() else {}
 
     @property
     def run_id(self):
         return self.record.get("run_id", "")
 
-    @staticmethod
-    def _is_ours():
-        """Looked at each time: where there is no XDG_RUNTIME_DIR, anybody may make a folder of the name that ours would have."""
-        return is_private(private_folder_path())
-
     def lives(self):
-        return self._is_ours() and is_held(self.folder / "lock")
+        return private_folder_is_ours() and is_held(self.folder / "lock")
 
     def in_use(self):
         return is_held(self.folder / "attached.lock")

@@ -4,7 +4,7 @@ import os
 import time
 
 from ..shared.files import remove_tree
-from ..shared.paths import is_private, make_private, private_folder, private_folder_path
+from ..shared.paths import make_private, private_folder, private_folder_is_ours, private_folder_path
 from . import processes
 
 _PREFIX = "run-"
@@ -17,7 +17,7 @@ def make(run_id):
 
 def sweep():
     """Removes the folders of runs that were killed: they are not new, and no living process was started with their run id."""
-    if not is_private(private_folder_path()):
+    if not private_folder_is_ours():
         return
     folders = [path for path in private_folder_path().glob(_PREFIX + "*") if _age(path) > _STARTS]
     living = {process.run_id for process in processes.running()} if folders else set()

@@ -52,6 +52,11 @@ def private_folder_path():
     return Path("/tmp") / f"poise-{os.geteuid()}"
 
 
+def private_folder_is_ours():
+    """Asked before anything in it is believed: without XDG_RUNTIME_DIR anybody may make a folder of that name."""
+    return is_private(private_folder_path())
+
+
 def private_folder():
     """A folder that only this user may enter, with a short path."""
     return make_private(private_folder_path())
