@@ -69,16 +69,14 @@ class CommonChannel : public Channel {
   Received verified(const zmq::message_t& frame) const {
     const auto* begin = frame.data<std::byte>();
     std::vector<std::byte> bytes(begin, begin + frame.size());
-    flatbuffers::Verifier verifier(reinterpret_cast<const std::uint8_t*>(bytes.data()),
-                                   bytes.size(), 64, 10'000'000);
-    if (!messages::VerifyMessageBuffer(verifier)) {
+    const messages::Message* message = message_in(bytes);
+    if (message == nullptr) {
       fail(Exit::foreign, "a message of {} bytes on {} is not one of poise", frame.size(), path_);
     }
-    Received message(std::move(bytes));
-    if (message->body_type() == messages::Body::NONE || message->run_id() == nullptr) {
-      fail(Exit::foreign, "a message on {} has no body or run id", path_);
+    if (message->run_id() == nullptr) {
+      fail(Exit::foreign, "a message on {} has no run id", path_);
     }
-    return message;
+    return Received(std::move(bytes));
   }
 
   bool stale(const messages::Message& message) const {
@@ -341,6 +339,17 @@ class ClientChannel final : public CommonChannel {
 };
 
 }  // namespace
+
+const messages::Message* message_in(std::span<const std::byte> bytes) {
+  flatbuffers::Verifier verifier(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size(),
+                                 64, 10'000'000);
+  if (!messages::VerifyMessageBuffer(verifier)) {
+    return nullptr;
+  }
+  const messages::Message* message = messages::GetMessage(bytes.data());
+  return message->body() == nullptr ? nullptr
+                                    : message;  // a union's type may stand without its table
+}
 
 std::string build_id() { return POISE_BUILD; }
 

@@ -25,6 +25,10 @@ inline constexpr Bytes kMaxMessage =
 // "poise 0.1.0 (release, …)": both ends of a channel must say the same.
 std::string build_id();
 
+// The message that the bytes hold; nullptr if they do not verify, or if it has no body. A receiver may
+// rely on `body_as_…` where the body's type says so.
+const messages::Message* message_in(std::span<const std::byte> bytes);
+
 // A message that was received and verified; owns its bytes.
 class Received {
  public:

@@ -135,6 +135,18 @@ PoolPartition device_pool(const BlockSizes& sizes, const DeviceLimits& limits) {
           .kv_blocks = static_cast<std::uint32_t>(limits.gpu_kv_blocks)};
 }
 
+Bytes device_memory(const ModelShape& shape, DType dtype, const DeviceLimits& limits,
+                    Bytes overhead) {
+  check_limits(shape, limits);
+  const DeviceSizes sizes = device_sizes(shape, dtype, limits);
+  return sizes.outer_slab + sizes.layer_slab * limits.resident_layers + sizes.regenerated +
+         sizes.context_blocks + sizes.hidden + sizes.q + sizes.attended + sizes.normed + sizes.mlp +
+         sizes.head_rows + sizes.head_normed + sizes.head_projected + sizes.logits + overhead +
+         (sizes.layer_buffer + sizes.act_buffer + sizes.kv_buffer + sizes.new_act + sizes.new_kv +
+          sizes.sampled + sizes.batch_tables + sizes.iteration_tables) *
+             2;
+}
+
 DeviceMemoryPlan plan_device_memory(const ModelShape& shape, DType dtype,
                                     const DeviceLimits& limits, Bytes overhead) {
   check_limits(shape, limits);
@@ -165,13 +177,15 @@ DeviceMemoryPlan plan_device_memory(const ModelShape& shape, DType dtype,
             fmt::format("2 × {}, {}", counted(limits.max_entries(), "entry"),
                         counted(limits.max_rows, "row")));
   table.add("device overhead", overhead, "context, library workspaces");
-  return table.finish();
+  DeviceMemoryPlan plan = table.finish();
+  check(plan.total == device_memory(shape, dtype, limits, overhead), "every buffer has its line");
+  return plan;
 }
 
 DeviceLimits with_resident_layers(const ModelShape& shape, DType dtype, DeviceLimits limits,
                                   Bytes overhead, Bytes cap) {
   limits.resident_layers = shape.num_hidden_layers;
-  if (plan_device_memory(shape, dtype, limits, overhead).total <= cap) {
+  if (device_memory(shape, dtype, limits, overhead) <= cap) {
     return limits;
   }
   limits.resident_layers = 0;
@@ -191,7 +205,7 @@ DeviceLimits with_gpu_blocks(const ModelShape& shape, DType dtype, DeviceLimits 
   std::int32_t& blocks = kind == BlockKind::act ? limits.gpu_act_blocks : limits.gpu_kv_blocks;
   blocks = 0;
   // A layer's region is rounded up to the alignment.
-  const Bytes left = cap - plan_device_memory(shape, dtype, limits, overhead).total -
+  const Bytes left = cap - device_memory(shape, dtype, limits, overhead) -
                      Bytes{kAlignment} * shape.num_hidden_layers;
   const Bytes each = block_sizes(shape, dtype).block(kind) * shape.num_hidden_layers;
   blocks = static_cast<std::int32_t>(

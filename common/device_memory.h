@@ -108,6 +108,10 @@ struct DeviceMemoryPlan {
 DeviceMemoryPlan plan_device_memory(const ModelShape& shape, DType dtype,
                                     const DeviceLimits& limits, Bytes overhead);
 
+// Its total alone, which planning asks for at each trial.
+Bytes device_memory(const ModelShape& shape, DType dtype, const DeviceLimits& limits,
+                    Bytes overhead);
+
 // `limits` with as many resident layers as `cap` allows beside the rest; fails as check_fits does if
 // the rest alone does not fit.
 DeviceLimits with_resident_layers(const ModelShape& shape, DType dtype, DeviceLimits limits,

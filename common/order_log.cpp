@@ -151,7 +151,12 @@ OrderLog::OrderLog(const std::filesystem::path& path, const std::string& header_
   flush();
 }
 
+OrderLog::OrderLog() : began_ns_(now_ns()) {}
+
 OrderLog::~OrderLog() {
+  if (descriptor_ < 0) {
+    return;
+  }
   try {
     flush();
   } catch (const std::exception&) {
@@ -162,6 +167,9 @@ OrderLog::~OrderLog() {
 }
 
 void OrderLog::append(std::span<const std::byte> message) {
+  if (descriptor_ < 0) {
+    return;
+  }
   RecordHeader header{.payload_bytes = static_cast<std::uint32_t>(message.size()),
                       .payload_crc = crc32c(message),
                       .time_ns = now_ns() - began_ns_,

@@ -25,6 +25,8 @@ class OrderLog {
  public:
   // Creates a log (0600) or continues one, after it cuts off an earlier process's torn tail.
   OrderLog(const std::filesystem::path& path, const std::string& header_json);
+  // Keeps nothing: for orders that are recorded already.
+  OrderLog();
   ~OrderLog();
   OrderLog(const OrderLog&) = delete;
   OrderLog& operator=(const OrderLog&) = delete;
@@ -58,6 +60,7 @@ class OrderLogReader {
   const std::string& header_json() const { return header_; }
   std::optional<LoggedMessage> next();       // nothing: the end, or a torn tail
   Bytes torn_tail() const { return torn_; }  // valid once next() returned nothing
+  double share_read() const { return static_cast<double>(offset_) / static_cast<double>(size_); }
 
  private:
   std::optional<LoggedMessage> torn();  // ends the reading here

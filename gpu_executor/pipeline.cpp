@@ -34,8 +34,7 @@ Pipeline::Pipeline(Device& device, const Model& model, const DeviceLimits& limit
       orders_(device, tracer_, host_buffers_, model.shape.num_hidden_layers),
       outer_(parts(), sizes_),
       layer_(parts(), copies_, limits, model.layout, sizes_) {
-  const Bytes planned =
-      plan_device_memory(model.shape, model.dtype, limits, device.overhead()).total;
+  const Bytes planned = device_memory(model.shape, model.dtype, limits, device.overhead());
   check(device.in_use() + device.overhead() == planned, "device memory is what was planned");
 }
 

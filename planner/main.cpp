@@ -22,6 +22,7 @@
 #include "planner/profile/profile_run.h"
 #include "planner/record/inspect.h"
 #include "planner/record/log_check.h"
+#include "planner/replay/replay.h"
 #include "planner/tokenizer/tokenizer.h"
 
 namespace {
@@ -47,6 +48,13 @@ Exit run(ProfileOptions options) {
   while (profile.step()) {
   }
   return profile.outcome();
+}
+
+Exit run(ReplayOptions options) {
+  watch_signals(options.death_descriptor);
+  open_log("planner", options.log);
+  Replay(std::move(options)).run();
+  return Exit::done;
 }
 
 void flush_stdout() {

@@ -148,7 +148,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   cxxopts::Options options(
       "poise-planner",
       "Decides which request runs when and where its context lies.\n"
-      "Also: poise-planner policies | simulate NAME | inspect LOG | validate | encode");
+      "Also: poise-planner policies | simulate NAME | inspect LOG | replay | validate | encode");
   add_input(options);
   const auto text = [] { return cxxopts::value<std::string>(); };
   options.add_options()("o,output-file", "results", text())("run-dir", "state of the run", text())(
@@ -295,6 +295,41 @@ PlannerCommand profile_command(const std::vector<std::string>& words) {
   return profile;
 }
 
+PlannerCommand replay_command(const std::vector<std::string>& words) {
+  cxxopts::Options options("poise-planner replay", "Gives a log's orders to an executor again.");
+  const auto text = [] { return cxxopts::value<std::string>(); };
+  options.add_options()("orders", "the log", text())("run-dir", "state of the replay", text())(
+      "run-id", "of the control segment", text())("loader-socket", "to connect to", text())(
+      "executor-socket", "to bind", text())("o,output-file", "the report", text())(
+      "replayed", "a log of the replay", text())("until", "the last iteration", text())(
+      "repeat", "how often", text())("host-memory", "cap, bytes", text())("log", "file", text())(
+      "death-fd", "pipe that the supervisor holds", text())("h,help", "this text");
+  const auto given = parse_arguments(options, words);
+  if (given.count("help") != 0) {
+    return HelpOptions{options.help()};
+  }
+  ReplayOptions replay;
+  replay.orders = required_argument(given, "orders");
+  replay.run_dir = required_argument(given, "run-dir");
+  replay.run_id = required_argument(given, "run-id");
+  replay.loader_socket = required_argument(given, "loader-socket");
+  replay.executor_socket = required_argument(given, "executor-socket");
+  replay.output = required_argument(given, "output-file");
+  if (given.count("replayed") != 0) {
+    replay.replayed = required_argument(given, "replayed");
+  }
+  if (given.count("until") != 0) {
+    replay.until = number(given, "until", 1, UINT64_MAX);
+  }
+  take_number(given, "repeat", 1, kMaxOf, replay.repeat);
+  take_bytes(given, "host-memory", replay.host_memory);
+  if (given.count("log") != 0) {
+    replay.log = required_argument(given, "log");
+  }
+  take_number(given, "death-fd", 0, 1 << 20, replay.death_descriptor);
+  return replay;
+}
+
 PlannerCommand inspect_command(const std::vector<std::string>& words) {
   cxxopts::Options options("poise-planner inspect", "Shows a log of orders.");
   options.add_options()("log", "the log", cxxopts::value<std::string>())(
@@ -389,7 +424,7 @@ PlannerCommand parse_planner_arguments(int argc, const char* const* argv) {
   const std::pair<std::string_view, PlannerCommand (*)(const std::vector<std::string>&)> others[] =
       {{"inspect", inspect_command},   {"validate", validate_command}, {"encode", encode_command},
        {"policies", policies_command}, {"plan", plan_command},         {"profile", profile_command},
-       {"simulate", simulate_command}};
+       {"replay", replay_command},     {"simulate", simulate_command}};
   for (const auto& [name, parse] : others) {
     if (command == name) {
       words.erase(words.begin() + 1);

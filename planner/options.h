@@ -10,6 +10,7 @@
 #include "planner/process/run_options.h"
 #include "planner/profile/profile_run.h"
 #include "planner/record/inspect.h"
+#include "planner/replay/replay.h"
 #include "planner/requests/run_input.h"
 
 namespace poise {
@@ -39,7 +40,7 @@ struct HelpOptions {
 
 using PlannerCommand =
     std::variant<RunOptions, InspectOptions, ValidateOptions, EncodeOptions, PoliciesOptions,
-                 SimulateOptions, ProfileOptions, PlanOptions, HelpOptions>;
+                 SimulateOptions, ProfileOptions, ReplayOptions, PlanOptions, HelpOptions>;
 
 PlannerCommand parse_planner_arguments(int argc, const char* const* argv);
 

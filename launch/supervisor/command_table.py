@@ -25,6 +25,7 @@ COMMANDS = {
     "stop": ("commands.stop", "stop", "ends a run; without RUN: the kept loaders"),
     "bundle": ("development.bundle", "bundle", "makes a directory of programs and libraries that runs on another machine"),
     "inspect": ("commands.inspect", "inspect", "shows the orders of a run, as a table or as JSON"),
+    "replay": ("commands.replay", "replay", "gives a run's orders to an executor again, and compares every answer"),
     "policies": ("commands.policies", "policies", "lists the ways to keep context, each with its source"),
     "simulate": ("commands.simulate", "simulate", "plays the papers' experiments in virtual time, without a GPU"),
     "doctor": ("commands.doctor", "doctor", "checks the machine, removes leftovers; with --model: what the model needs"),

@@ -66,8 +66,12 @@ void ExecutorLink::configure(const DeviceLimits& limits, Bytes gpu_memory,
   configure.gpu_act_blocks = limits.gpu_act_blocks;
   configure.gpu_kv_blocks = limits.gpu_kv_blocks;
   configure.trace = trace;
-  configure.log_began_ns = log_->began_ns();
   weights_.emplace(layout, limits);
+  this->configure(std::move(configure));
+}
+
+void ExecutorLink::configure(messages::ConfigureT configure) {
+  configure.log_began_ns = log_->began_ns();
   credits_ = 0;
   configured_ = true;
   returned_ = false;
@@ -86,6 +90,26 @@ void ExecutorLink::begin(messages::IterationT tables, bool last) {
   send_logged(std::move(tables));
 }
 
+void ExecutorLink::begin(messages::IterationT tables, std::vector<messages::LayerOrderT> orders) {
+  check(orders.size() == last_stage_ + 1, "an iteration has an order for each stage");
+  begin(std::move(tables), false);
+  iteration_->recorded = std::move(orders);
+}
+
+messages::LayerOrderT ExecutorLink::next_order() {
+  const std::uint32_t stage = iteration_->next_stage++;
+  if (!iteration_->recorded.empty()) {
+    return std::move(iteration_->recorded[stage]);
+  }
+  messages::LayerOrderT order;
+  order.iteration = iteration_->number;
+  order.stage = stage;
+  order.mini_batches.resize(iteration_->mini_batches);
+  std::iota(order.mini_batches.begin(), order.mini_batches.end(), 0);
+  order.fetch = weights_->next(stage, iteration_->mini_batches, iteration_->last);
+  return order;
+}
+
 bool ExecutorLink::send_orders() {
   if (!iteration_) {
     return false;
@@ -93,14 +117,8 @@ bool ExecutorLink::send_orders() {
   bool sent = false;
   while (!gone_ && iteration_->next_stage <= last_stage_ && iteration_->undone < credits_) {
     const Stopwatch stopwatch(message_time_);
-    messages::LayerOrderT order;
-    order.iteration = iteration_->number;
-    order.stage = iteration_->next_stage++;
-    order.mini_batches.resize(iteration_->mini_batches);
-    std::iota(order.mini_batches.begin(), order.mini_batches.end(), 0);
-    order.fetch = weights_->next(order.stage, iteration_->mini_batches, iteration_->last);
     ++iteration_->undone;
-    send_logged(std::move(order));
+    send_logged(next_order());
     sent = true;
   }
   return sent;

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/channel.h"
 #include "common/device_kind.h"
@@ -63,6 +64,8 @@ class ExecutorLink {
   // REQUIRES: greeted.
   void configure(const DeviceLimits& limits, Bytes gpu_memory, const WeightLayout& layout,
                  bool trace);
+  // As an order log has it, for a replay; every iteration then brings its orders.
+  void configure(messages::ConfigureT configure);
   bool ready() const { return credits_ > 0; }
   // A message could not be delivered: nothing is sent until an executor says Hello.
   bool gone() const { return gone_; }
@@ -71,6 +74,8 @@ class ExecutorLink {
 
   // REQUIRES: ready, and no iteration is under way. `last`: none follows.
   void begin(messages::IterationT tables, bool last);
+  // With these orders, one for each stage, as an order log has them.
+  void begin(messages::IterationT tables, std::vector<messages::LayerOrderT> orders);
   bool busy() const { return iteration_.has_value(); }
   // The results of the iteration that was under way, once they have come.
   std::optional<Received> take_results();
@@ -92,12 +97,14 @@ class ExecutorLink {
     std::uint64_t number;
     std::uint32_t mini_batches;
     bool last;
+    std::vector<messages::LayerOrderT> recorded{};  // empty: they are made
     std::uint32_t next_stage = 0;
     std::uint32_t undone = 0;  // layer orders sent and not done
   };
 
   template <typename Table>
   void send_logged(Table&& table);
+  messages::LayerOrderT next_order();
   bool send_orders();
   void take(Received message);
   void take(const messages::Hello& hello, std::uint32_t epoch);

@@ -28,9 +28,9 @@ struct PolicyAnswer {
 
 struct RunStatus {
   std::string run_id;  // of the attempt that writes it
-  // starting, loading, preparing, measuring, running, done, interrupted
+  // starting, loading, preparing, measuring, replaying, running, done, interrupted
   std::string state = "starting";
-  double measured = 0;  // share of what is measured
+  double measured = 0;  // share of what is measured, or replayed
   std::uint64_t requests = 0, done = 0, errors = 0;
   std::int64_t prompt_tokens = 0, generated_tokens = 0;  // of this attempt
   std::int64_t running = 0, waiting = 0, preemptions = 0;

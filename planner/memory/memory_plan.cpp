@@ -52,7 +52,7 @@ class MemoryPlanner {
                                                made.overhead, device.cap)};
       made.host = placement.host;
       made.device = placement.device;
-      budget.device_in_host = plan_device_memory(shape, dtype, made.device, Bytes{0}).total;
+      budget.device_in_host = device_memory(shape, dtype, made.device, Bytes{0});
     }
     return made;
   }

@@ -85,7 +85,7 @@ DeviceLimits buffers_that_fit(const ModelShape& shape, DType dtype, const Demand
   for (int halvings = 0; halvings < 31; ++halvings) {
     limits = limits_after(halvings, demand, blocks, options);
     limits.resident_layers = blocks.resident_layers.value_or(0);
-    if (plan_device_memory(shape, dtype, limits, overhead).total <= cap) {
+    if (device_memory(shape, dtype, limits, overhead) <= cap) {
       break;
     }
   }
@@ -175,7 +175,7 @@ DeviceRoom device_room(const ModelShape& shape, DType dtype, const Demand& deman
     const DeviceLimits limits =
         buffers_that_fit(shape, dtype, demand, all, options, overhead, memory.cap);
     // The regions of blocks that stay are rounded up, too.
-    return memory.cap - plan_device_memory(shape, dtype, limits, overhead).total -
+    return memory.cap - device_memory(shape, dtype, limits, overhead) -
            Bytes{kRegionAlignment} * shape.num_hidden_layers;
   };
   return {.layer = sizes.layer_slab, .streaming = sizes.layer_slab * 2, .left = left};
@@ -231,7 +231,7 @@ Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dt
       const Bytes overhead = overhead_with(*device, shape, dtype, blocks);
       const DeviceLimits limits =
           buffers_that_fit(shape, dtype, demand, blocks, options, overhead, device->cap);
-      if (plan_device_memory(shape, dtype, limits, overhead).total > device->cap) {
+      if (device_memory(shape, dtype, limits, overhead) > device->cap) {
         return std::nullopt;
       }
       return rehearsal_of(demand, blocks, limits, options);
@@ -293,7 +293,7 @@ DeviceLimits choose_device_limits(const ModelShape& shape, DType dtype, const De
   if (!host.resident_layers) {
     return with_resident_layers(shape, dtype, limits, overhead, cap);
   }
-  const Bytes wanted = plan_device_memory(shape, dtype, limits, overhead).total;
+  const Bytes wanted = device_memory(shape, dtype, limits, overhead);
   if (wanted > cap && limits.resident_layers + limits.gpu_act_blocks + limits.gpu_kv_blocks > 0) {
     fail(
         "device memory: beside the smallest buffers, {} of weights and {} of context on the device "
@@ -396,8 +396,8 @@ BatchOptions with_largest_mini_batch(BatchOptions options, const ModelShape& sha
     const Allocation context{.kv_blocks = static_cast<std::uint32_t>(blocks)};
     DeviceLimits limits = limits_after(0, all, context, larger);
     limits.resident_layers = resident;
-    return plan_device_memory(shape, dtype, limits, overhead_with(memory, shape, dtype, context))
-               .total <= memory.cap;
+    return device_memory(shape, dtype, limits, overhead_with(memory, shape, dtype, context)) <=
+           memory.cap;
   };
   std::int32_t least = 1;  // the largest request alone, however small the rest is made
   for (std::int32_t beyond = all.sequences + 1; beyond - least > 1;) {

@@ -17,6 +17,7 @@
 #include "planner/links/stale_memory.h"
 #include "planner/policies/default_policy.h"
 #include "planner/profile/profile_run.h"
+#include "planner/record/log_note.h"
 #include "planner/results/result_line.h"
 #include "planner/results/results_directory.h"
 #include "planner/results/results_start.h"
@@ -69,6 +70,10 @@ bool Preparation::step() {
     case Phase::releasing: {
       const bool moved = run_.loader->step(kMessageWait);
       if (!run_.loader->asked_for_weights()) {
+        log_note(
+            *run_.order_log, run_.options.run_id,
+            messages::WeightsHeldT{
+                .done = true, .released_layers = in_force_.plan.released_layers, .sentence = {}});
         claim_pool();
       }
       return moved;

@@ -221,7 +221,7 @@ ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale sc
       std::max<std::int64_t>(scale.rows / kBlockTokens, 4) + std::ssize(kPromptSizes);
   const std::int64_t pool = std::clamp<std::int64_t>(host_bytes / pair, 2, wanted);
   ProfileSizes sizes{.scale = scale, .host = {}, .device = limits_for(shape, scale)};
-  while (plan_device_memory(shape, dtype, sizes.device, overhead).total > cap &&
+  while (device_memory(shape, dtype, sizes.device, overhead) > cap &&
          (sizes.scale.blocks > 1 || sizes.scale.rows > kSequences)) {
     sizes.scale.blocks = std::max(1, sizes.scale.blocks / 2);
     sizes.scale.rows = std::max(kSequences, sizes.scale.rows / 2);

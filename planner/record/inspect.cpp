@@ -132,41 +132,49 @@ void inspect(const InspectOptions& options, std::FILE* out) {
   const BalanceFacts told{.device = "device",
                           .act_is_smaller = facts.sizes.act_row < facts.sizes.kv_row};
   log.read(
-      [&](const LoggedIteration& iteration) {
-        ++iterations;
-        count(iteration, balance);
-        if (options.iteration && iteration.tables.iteration != *options.iteration) {
-          return;
-        }
-        ++shown;
-        fmt::print(out, "{}",
-                   options.json ? iteration_json(iteration, facts, options.layer)
-                                : iteration_text(iteration, facts, options.layer));
-      },
-      [&](const messages::ConfigureT& configure, double time) {
-        balance.pause();
-        if (options.json) {
-          fmt::print(out, "{}", configure_json(configure, time));
-          return;
-        }
-        fmt::print(out,
-                   "configured at {:.3f} s: {} resident, {} ({} in a mini-batch), {} ACT and {}\n",
-                   time, counted(configure.resident_layers, "layer"),
-                   counted(configure.max_rows, "row"), configure.max_mini_batch_rows,
-                   configure.act_slots, counted(configure.kv_slots, "KV slot"));
-      },
-      [&](const messages::ReadyT& ready, double time) {
-        if (options.json) {
-          fmt::print(out, "{}", ready_json(ready, time));
-          return;
-        }
-        fmt::print(out, "ready at {:.3f} s: {} on the device, {} of host memory\n", time,
-                   size_text({static_cast<std::int64_t>(ready.device_bytes)}),
-                   size_text({static_cast<std::int64_t>(ready.host_bytes)}));
-      },
-      [&](const messages::PolicyInForceT& policy, double time) {
-        fmt::print(out, "{}", options.json ? policy_json(policy, time) : policy_text(policy, time));
-      });
+      {.iteration =
+           [&](const LoggedIteration& iteration) {
+             ++iterations;
+             count(iteration, balance);
+             if (options.iteration && iteration.tables.iteration != *options.iteration) {
+               return;
+             }
+             ++shown;
+             fmt::print(out, "{}",
+                        options.json ? iteration_json(iteration, facts, options.layer)
+                                     : iteration_text(iteration, facts, options.layer));
+           },
+       .configure =
+           [&](const messages::ConfigureT& configure, double time) {
+             balance.pause();
+             if (options.json) {
+               fmt::print(out, "{}", configure_json(configure, time));
+               return;
+             }
+             fmt::print(
+                 out,
+                 "configured at {:.3f} s: {} resident, {} ({} in a mini-batch), {} ACT and {}\n",
+                 time, counted(configure.resident_layers, "layer"),
+                 counted(configure.max_rows, "row"), configure.max_mini_batch_rows,
+                 configure.act_slots, counted(configure.kv_slots, "KV slot"));
+           },
+       .ready =
+           [&](const messages::ReadyT& ready, double time) {
+             if (options.json) {
+               fmt::print(out, "{}", ready_json(ready, time));
+               return;
+             }
+             fmt::print(out, "ready at {:.3f} s: {} on the device, {} of host memory\n", time,
+                        size_text({static_cast<std::int64_t>(ready.device_bytes)}),
+                        size_text({static_cast<std::int64_t>(ready.host_bytes)}));
+           },
+       .policy =
+           [&](const messages::PolicyInForceT& policy, double time) {
+             fmt::print(out, "{}",
+                        options.json ? policy_json(policy, time) : policy_text(policy, time));
+           },
+       .pool = {},
+       .weights = {}});
   if (options.iteration && shown == 0) {
     fail("--iteration {}: not in this log of {}", *options.iteration,
          counted(iterations, "iteration"));

@@ -136,7 +136,7 @@ std::string iteration_json(const LoggedIteration& iteration, const LogFacts& fac
             {"sent_s", iteration.sent}};
   if (iteration.done) {
     json["done_s"] = *iteration.done;
-    json["results"] = iteration.results;
+    json["results"] = iteration.answers.results.size();
     json["balance"] = json_of(sums_of(iteration, facts));
   }
   json["mini_batches"] = Json::array();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/channel.h"
 #include "common/files/json_file.h"
 #include "common/order_log.h"
 #include "common/trouble.h"
@@ -221,12 +222,11 @@ LogCheckReport check_log(const std::filesystem::path& path) {
   }
   LogCheck check(static_cast<std::int32_t>(*layers), pieces->size());
   while (const auto record = reader.next()) {
-    flatbuffers::Verifier verifier(reinterpret_cast<const std::uint8_t*>(record->bytes.data()),
-                                   record->bytes.size(), 64, 10'000'000);
-    if (!messages::VerifyMessageBuffer(verifier)) {
+    const messages::Message* message = message_in(record->bytes);
+    if (message == nullptr) {
       fail("record {} of the order log is no message of this version of poise", record->number);
     }
-    check.take(*messages::GetMessage(record->bytes.data()));
+    check.take(*message);
   }
   LogCheckReport report = check.report();
   report.torn = reader.torn_tail();

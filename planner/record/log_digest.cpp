@@ -3,6 +3,8 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <memory>
+#include <type_traits>
 
 #include "common/channel.h"
 #include "common/files/json_file.h"
@@ -33,6 +35,19 @@ LogFacts facts_of(const std::string& header, const std::filesystem::path& path) 
   return facts;
 }
 
+template <typename Table>
+auto unpacked(const Table* table) {
+  return std::unique_ptr<typename Table::NativeTableType>(table->UnPack());
+}
+
+template <typename... Arguments>
+void call(const std::function<void(Arguments...)>& reader,
+          const std::type_identity_t<Arguments>&... arguments) {
+  if (reader) {
+    reader(arguments...);
+  }
+}
+
 std::uint64_t row_bytes(const BlockSizes& sizes, messages::Kind kind) {
   return static_cast<std::uint64_t>(
       sizes.row(kind == messages::Kind::Kv ? BlockKind::kv : BlockKind::act).n);
@@ -43,50 +58,47 @@ std::uint64_t row_bytes(const BlockSizes& sizes, messages::Kind kind) {
 LogDigest::LogDigest(const std::filesystem::path& path)
     : reader_(path), facts_(facts_of(reader_.header_json(), path)) {}
 
-void LogDigest::read(
-    const std::function<void(const LoggedIteration&)>& on_iteration,
-    const std::function<void(const messages::ConfigureT&, double)>& on_configure,
-    const std::function<void(const messages::ReadyT&, double)>& on_ready,
-    const std::function<void(const messages::PolicyInForceT&, double)>& on_policy) {
-  on_iteration_ = on_iteration;
-  on_configure_ = on_configure;
-  on_ready_ = on_ready;
-  on_policy_ = on_policy;
+void LogDigest::read(const LogReaders& readers) {
+  readers_ = readers;
   while (const auto record = reader_.next()) {
     ++records_;
     take(*record);
   }
-  for (const auto& [number, iteration] : open_) {  // what the log's end cut off
-    on_iteration_(iteration);
+  give_iterations();  // what the log's end cut off
+}
+
+void LogDigest::give_iterations() {
+  for (const auto& [number, iteration] : open_) {
+    call(readers_.iteration, iteration);
   }
   open_.clear();
 }
 
 void LogDigest::take(const LoggedMessage& record) {
-  flatbuffers::Verifier verifier(reinterpret_cast<const std::uint8_t*>(record.bytes.data()),
-                                 record.bytes.size(), 64, 10'000'000);
-  if (!messages::VerifyMessageBuffer(verifier)) {
+  const messages::Message* message = message_in(record.bytes);
+  if (message == nullptr) {
     fail("record {} of the order log is no message of this version of poise", record.number);
   }
-  const messages::Message& message = *messages::GetMessage(record.bytes.data());
-  const double time = static_cast<double>(record.time_ns) * 1e-9;
+  take(*message, static_cast<double>(record.time_ns) * 1e-9);
+}
+
+void LogDigest::take(const messages::Message& message, double time) {
   if (const auto* configure = message.body_as_Configure()) {
-    for (const auto& [number, iteration] : open_) {  // of an attempt that ended in between
-      on_iteration_(iteration);
-    }
-    open_.clear();
+    give_iterations();  // of an attempt that ended in between
     log_began_ns_ = configure->log_began_ns();
-    on_configure_(messages::ConfigureT(*std::unique_ptr<messages::ConfigureT>(configure->UnPack())),
-                  time);
+    call(readers_.configure, *unpacked(configure), time);
   } else if (const auto* ready = message.body_as_Ready()) {
     device_clock_ = static_cast<double>(static_cast<std::int64_t>(ready->device_began_ns()) -
                                         static_cast<std::int64_t>(log_began_ns_)) *
                     1e-9;
-    on_ready_(messages::ReadyT(*std::unique_ptr<messages::ReadyT>(ready->UnPack())), time);
+    call(readers_.ready, *unpacked(ready), time);
   } else if (const auto* policy = message.body_as_PolicyInForce()) {
-    on_policy_(
-        messages::PolicyInForceT(*std::unique_ptr<messages::PolicyInForceT>(policy->UnPack())),
-        time);
+    call(readers_.policy, *unpacked(policy), time);
+  } else if (const auto* pool = message.body_as_PoolGrant()) {
+    call(readers_.pool, *unpacked(pool),
+         message.run_id() != nullptr ? message.run_id()->str() : "");
+  } else if (const auto* held = message.body_as_WeightsHeld()) {
+    call(readers_.weights, *unpacked(held));
   } else if (const auto* tables = message.body_as_Iteration()) {
     LoggedIteration& iteration = open_[tables->iteration()];
     iteration = {};
@@ -102,25 +114,30 @@ void LogDigest::take(const LoggedMessage& record) {
       found->second.layers.push_back(std::move(layer));
     }
   } else if (const auto* done = message.body_as_LayerDone()) {
-    const auto found = open_.find(done->iteration());
-    if (found != open_.end()) {
-      const auto layer = std::ranges::find_if(found->second.layers, [&](const LoggedLayer& one) {
-        return one.order.stage == done->stage() && !one.done;
-      });
-      if (layer != found->second.layers.end()) {
-        layer->done = time;
-        layer->clock = device_clock_;
-        done->UnPackTo(&layer->report);
-      }
-    }
-  } else if (const auto* results = message.body_as_IterationDone()) {
-    const auto found = open_.find(results->iteration());
+    take_report(*done, time);
+  } else if (const auto* answers = message.body_as_IterationDone()) {
+    const auto found = open_.find(answers->iteration());
     if (found != open_.end()) {
       found->second.done = time;
-      found->second.results = results->results() != nullptr ? results->results()->size() : 0;
-      on_iteration_(found->second);
+      answers->UnPackTo(&found->second.answers);
+      call(readers_.iteration, found->second);
       open_.erase(found);
     }
+  }
+}
+
+void LogDigest::take_report(const messages::LayerDone& done, double time) {
+  const auto found = open_.find(done.iteration());
+  if (found == open_.end()) {
+    return;
+  }
+  const auto layer = std::ranges::find_if(found->second.layers, [&](const LoggedLayer& one) {
+    return one.order.stage == done.stage() && !one.done;
+  });
+  if (layer != found->second.layers.end()) {
+    layer->done = time;
+    layer->clock = device_clock_;
+    done.UnPackTo(&layer->report);
   }
 }
 

@@ -36,7 +36,7 @@ struct LoggedIteration {
   double sent = 0;
   std::vector<LoggedLayer> layers;  // by stage, as far as they were ordered
   std::optional<double> done;
-  std::size_t results = 0;
+  messages::IterationDoneT answers;  // once done
 };
 
 // What of a log's header the digest needs.
@@ -47,21 +47,32 @@ struct LogFacts {
   std::vector<std::uint64_t> piece_bytes;  // of a layer's weights
 };
 
+// Called with what a log holds, in the log's order, with seconds since the log began. What is empty is
+// not called.
+struct LogReaders {
+  std::function<void(const LoggedIteration&)> iteration;  // once all of it was read
+  std::function<void(const messages::ConfigureT&, double)> configure;
+  std::function<void(const messages::ReadyT&, double)> ready;
+  std::function<void(const messages::PolicyInForceT&, double)> policy;
+  std::function<void(const messages::PoolGrantT&, const std::string& run_id)> pool;
+  std::function<void(const messages::WeightsHeldT&)> weights;
+};
+
 class LogDigest {
  public:
   explicit LogDigest(const std::filesystem::path& path);
 
   const LogFacts& facts() const { return facts_; }
-  // Calls `on_iteration` for each iteration, in the log's order, once all of it was read.
-  void read(const std::function<void(const LoggedIteration&)>& on_iteration,
-            const std::function<void(const messages::ConfigureT&, double)>& on_configure,
-            const std::function<void(const messages::ReadyT&, double)>& on_ready,
-            const std::function<void(const messages::PolicyInForceT&, double)>& on_policy);
+  void read(const LogReaders& readers);
   std::uint64_t records() const { return records_; }
+  double share_read() const { return reader_.share_read(); }
   Bytes torn_tail() const { return reader_.torn_tail(); }
 
  private:
   void take(const LoggedMessage& record);
+  void take(const messages::Message& message, double time);
+  void take_report(const messages::LayerDone& done, double time);
+  void give_iterations();
   LinkSum ordered_bytes(const messages::LayerOrderT& order,
                         const messages::IterationT& tables) const;
 
@@ -69,10 +80,7 @@ class LogDigest {
   LogFacts facts_;
   std::map<std::uint64_t, LoggedIteration> open_;  // by number; one, as a rule
   std::uint64_t records_ = 0;
-  std::function<void(const LoggedIteration&)> on_iteration_;
-  std::function<void(const messages::ConfigureT&, double)> on_configure_;
-  std::function<void(const messages::ReadyT&, double)> on_ready_;
-  std::function<void(const messages::PolicyInForceT&, double)> on_policy_;
+  LogReaders readers_;
   std::uint64_t log_began_ns_ = 0;  // CLOCK_MONOTONIC, as the last Configure said
   double device_clock_ = 0;         // LoggedLayer::clock of what follows
 };

@@ -24,7 +24,7 @@ FOLDERS = set(MAY_INCLUDE)
 # The planner's, each behind those that it includes.
 ROOMS = (
     "tokenizer", "requests", "costs", "record", "policies", "schedule", "results", "virtual_time", "memory", "links", "profile",
-    "forecast", "process",
+    "replay", "forecast", "process",
 )  # fmt: skip
 # The supervisor's, in the same order.
 SUPERVISOR = ROOT / "launch" / "supervisor"

@@ -1,5 +1,6 @@
 """`poise test`: sets up, builds, runs all tests, and prints how many passed and failed."""
 
+import collections
 import concurrent.futures
 import contextlib
 import os
@@ -161,33 +162,49 @@ def sanitizer_options():
 
 
 def _ctest(preset, folders, count):
-    """Runs the unit tests of `folders` (a regular expression). Prints the output of those that fail, and progress every 5 s."""
-    command = ["ctest", "--preset", preset, f"-j{setup.jobs()}", "--no-tests=error", "-R", f"^({folders})/", "-E", "_NOT_BUILT$"]
+    """Runs the unit tests of `folders` (a regular expression), and prints the output of the processes in which one failed.
+
+    A process runs many tests and says at its end how many passed. One that ends without that counts as one failed test.
+    """
+    command = ["ctest", "--preset", preset, f"-j{setup.jobs()}", "--no-tests=error", "--verbose", "-R", f"^({folders})/"]
     environment = {**os.environ, **sanitizer_options()}
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
-    totals, life, kept = None, time.monotonic(), []
+    passed = failed = 0
+    ended, outputs = False, collections.defaultdict(list)
     with process:
         for line in process.stdout:
-            step = re.match(r"\s*(\d+)?/?(\d+)? *Test +#\d+: (.+?) \.\.+ *(\S+)", line)
-            totals = re.search(r"(\d+) tests failed out of (\d+)", line) or totals
-            if step and step.group(4) == "Passed":
-                if step.group(1) and time.monotonic() - life > 5:
-                    life = time.monotonic()
-                    tell(f"{preset}: {step.group(1)} of {step.group(2)} tests")
-                continue
-            if not re.match(r"\s*Start +\d+:", line):
-                kept.append(line)
-    if totals is None:
-        tell("".join(kept[-30:]).rstrip())
+            said = re.match(r"(\d+): (.*\n)", line)
+            end = re.match(r"\s*(\d+)/(\d+) Test +#(\d+): (\S+) \.+ *(.*\S)", line)
+            if said:
+                outputs[said.group(1)].append(said.group(2))
+            elif end:
+                step, steps, number, name, verdict = end.groups()
+                output = "".join(outputs.pop(number, []))
+                good, bad = _totals(output)
+                if not verdict.startswith("Passed"):
+                    bad = max(bad, 1)
+                    tell(f"{output}{preset} {name}: {verdict}")
+                elif "[  PASSED  ]" not in output:
+                    good = 1  # no program of GoogleTest's
+                passed, failed = passed + good, failed + bad
+                tell(f"{preset}: {step} of {steps} processes of tests")
+            ended = ended or "tests passed" in line
+    if not ended:
+        tell("".join(line for lines in outputs.values() for line in lines[-30:]).rstrip())
         count.broke(f"{preset} unit tests: ctest did not finish")
         return
-    failed, total = int(totals.group(1)), int(totals.group(2))
-    if failed:
-        tell("".join(kept).rstrip())
-    tell(f"{preset}: {total - failed} unit tests passed, {failed} failed")
-    count.add(total - failed, failed, f"{preset} unit tests")
+    tell(f"{preset}: {passed} unit tests passed, {failed} failed")
+    count.add(passed, failed, f"{preset} unit tests")
+
+
+def _totals(output):
+    """How many tests passed and how many failed, as GoogleTest says at the end of its output."""
+    return tuple(
+        sum(int(number) for number in re.findall(rf"^\[  {word}  \] (\d+) tests?[.,]", output, re.MULTILINE))
+        for word in ("PASSED", "FAILED")
+    )
 
 
 _scripts = set()  # running now

@@ -36,6 +36,9 @@ def progress_text(status):
     if status.get("state") == "measuring":
         share = status.get("measured", 0.0)
         return f"measuring what everything costs {bar(share)} {share:.0%}"
+    if status.get("state") == "replaying":
+        share = status.get("measured", 0.0)
+        return f"replaying {bar(share)} {share:.0%}"
     total, done = status.get("requests"), status.get("done", 0)
     if not isinstance(total, int) or status.get("state") in ("starting", "loading", "preparing"):
         return status.get("state", "starting")

@@ -1,6 +1,7 @@
 """A run's order log as `poise-planner inspect --json` prints it, in Python types."""
 
 import json
+import struct
 import subprocess
 from dataclasses import dataclass, field
 
@@ -57,6 +58,21 @@ class Record:
     @property
     def traced(self):
         return any(order.spans for iteration in self.iterations for order in iteration.orders)
+
+
+def header_of(log):
+    """The header of an order log (common/order_log.h)."""
+    try:
+        with open(log, "rb") as file:
+            magic, _, size = struct.unpack("<8sII", file.read(16))
+            header = json.loads(file.read(min(size, 1 << 20)))
+    except OSError as problem:
+        raise Refusal(f"{shown(log)} cannot be read: {problem.strerror}") from None
+    except (struct.error, ValueError):
+        magic, header = b"", None
+    if magic != b"POISELOG" or not isinstance(header, dict):
+        raise Refusal(f"{shown(log)} is not an order log of this version of poise")
+    return header
 
 
 def read_record(log):

@@ -6,6 +6,7 @@ import os
 import sys
 
 DONE = 0  # every input line has its result line
+DIFFERENT = 1  # `replay`: an answer differs from the record
 CANNOT_START = 2  # options, model or input file are wrong
 INTERNAL = 70  # a defect of ours
 OUTPUT = 73  # the output cannot be written

@@ -1,0 +1,309 @@
+#include "planner/replay/replay.h"
+
+#include <fmt/core.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "common/files/json_file.h"
+#include "common/files/replace_file.h"
+#include "common/files/sha256.h"
+#include "common/process.h"
+#include "common/words.h"
+#include "planner/links/clock.h"
+
+namespace poise {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr Seconds kWait{0.1};  // for messages, where nothing else is to be done
+constexpr Seconds kShortWait{0.005};
+
+// The orders mean the same only for the same model and for programs that agree about orders.
+void check_model(const LogDigest& log, const std::filesystem::path& path,
+                 const ControlSegment& control) {
+  const std::string what = fmt::format("the header of {}", path.string());
+  const nlohmann::json json = parse_json(log.facts().header, what);
+  const JsonObject header(json, what);
+  const std::string build = header.string("build").value_or("");
+  if (build != build_id()) {
+    fail("order log {} was written by another build ({}), this is {}: replay it with that build",
+         path.string(), build, build_id());
+  }
+  const std::string dtype = header.string("dtype").value_or("");
+  if (dtype != name_of(control.dtype)) {
+    fail("order log {} was recorded with --dtype {}, the model is loaded as {}", path.string(),
+         dtype, name_of(control.dtype));
+  }
+  if (header.string("model").value_or("") != to_hex(std::to_array(control.fingerprint))) {
+    fail("order log {} was recorded with another model (or with other weights of this one)",
+         path.string());
+  }
+}
+
+Json json_of(const StageTime& time) {
+  return {{"copy_in_s", time.copy_in.n},
+          {"compute_s", time.compute.n},
+          {"waits_s", time.waits.n},
+          {"copy_out_s", time.copy_out.n}};
+}
+
+Json json_of(const AnswersCompared::Count& count) {
+  return {{"compared", count.all}, {"differ", count.differ}};
+}
+
+std::uint64_t differences(const AnswersCompared& compared) {
+  return compared.tokens().differ + compared.logprobs().differ + compared.shapes_differ();
+}
+
+}  // namespace
+
+Replay::Replay(ReplayOptions options)
+    : options_(std::move(options)),
+      digest_(std::make_unique<LogDigest>(options_.orders)),
+      control_(Control::attach(options_.run_id)),
+      status_file_(options_.run_dir) {
+  status_.run_id = options_.run_id;
+  status_.state = "replaying";
+}
+
+void Replay::run() {
+  await_model();
+  greet();
+  for (std::int32_t i = 0; i < options_.repeat; ++i) {
+    replay_once();
+  }
+  write_report();
+  release_pool();
+  if (options_.death_descriptor < 0) {
+    links_.executor->stop("all is replayed");
+  }
+}
+
+// ---- with whom
+
+void Replay::await_model() {
+  while (!weights_sealed(*control_)) {
+    tick();
+    usleep(static_cast<useconds_t>(kShortWait.n * 1e6));
+  }
+  check_model(*digest_, options_.orders, *control_);
+}
+
+void Replay::greet() {
+  replayed_ = options_.replayed.empty()
+                  ? std::make_unique<OrderLog>()
+                  : std::make_unique<OrderLog>(options_.replayed,
+                                               order_log_header(*control_, options_.run_id));
+  links_ = open_links(*control_, options_.run_id, options_.executor_socket, options_.loader_socket,
+                      options_.host_memory, *replayed_);
+  await([&] { return links_.loader->greeted() && links_.executor->greeting(); });
+  links_.executor->watch([&](const messages::LayerDone& done) {
+    messages::LayerDoneT report;
+    done.UnPackTo(&report);
+    times_.back().add(report);
+  });
+  links_.loader->release(true);  // what an ended planner of a kept loader left
+  restore_weights();
+}
+
+// True where a message was sent or received.
+bool Replay::tick() {
+  if (stop_requested()) {
+    fail(Exit::interrupted, "interrupted");
+  }
+  bool moved = false;
+  if (links_.loader) {
+    const bool asked = !links_.loader->greeted() || links_.loader->gives_back() ||
+                       links_.loader->asked_for_weights() || !links_.loader->settled() ||
+                       !links_.loader->grant();
+    moved = links_.loader->step(asked ? kShortWait : Seconds{0});
+    moved = links_.executor->step(asked ? kShortWait : kWait) || moved;
+  }
+  status_.measured = digest_->share_read();
+  status_file_.write(status_, monotonic_now());
+  if (moved) {
+    control_->progress[static_cast<int>(Process::planner)].steps.fetch_add(
+        1, std::memory_order_release);
+  }
+  return moved;
+}
+
+template <typename Condition>
+void Replay::await(Condition condition) {
+  while (!condition()) {
+    tick();
+    if (links_.executor->returned() || links_.executor->gone()) {
+      fail(Exit::interrupted, "the gpu_executor is gone, and with it the state of the replay");
+    }
+  }
+}
+
+// ---- record by record
+
+void Replay::replay_once() {
+  if (!times_.empty()) {
+    digest_ = std::make_unique<LogDigest>(options_.orders);
+  }
+  const auto stages = static_cast<std::size_t>(digest_->facts().layers) + 2;
+  times_.emplace_back(stages);
+  recorded_.emplace(stages);
+  compared_.emplace_back();
+  skipped_ = 0;
+  release_pool();
+  digest_->read({
+      .iteration = [&](const LoggedIteration& iteration) { replay(iteration); },
+      .configure = [&](const messages::ConfigureT& configure,
+                       double) { replay(messages::ConfigureT(configure)); },
+      .ready = {},
+      .policy = {},
+      .pool = [&](const messages::PoolGrantT& pool,
+                  const std::string& run_id) { replay(pool, run_id); },
+      .weights = [&](const messages::WeightsHeldT& held) { replay(held); },
+  });
+  if (compared_.back().iterations() == 0) {
+    fail("order log {} has no finished iteration{}", options_.orders.string(),
+         options_.until ? fmt::format(" up to {}", *options_.until) : "");
+  }
+}
+
+void Replay::replay(const messages::PoolGrantT& recorded, const std::string& run_id) {
+  pool_is_noted_ = true;
+  const std::string name = fmt::format("{} {}", run_id, recorded.pool_epoch);
+  LoaderLink& loader = *links_.loader;
+  if (name != pool_) {
+    release_pool();
+    if (!std::exchange(device_holds_, false)) {
+      restore_weights();
+    }
+    loader.claim(recorded.region_bytes,
+                 {.act_blocks = recorded.act_blocks, .kv_blocks = recorded.kv_blocks});
+    pool_ = name;
+  } else if (const PoolPartition& pool = loader.grant()->partition;
+             pool.act_blocks != recorded.act_blocks || pool.kv_blocks != recorded.kv_blocks) {
+    loader.move_border(recorded.act_blocks, recorded.kv_blocks);
+  }
+  await([&] { return loader.grant() && loader.settled(); });
+}
+
+// A Configure that no PoolGrant precedes only has the device hold layers.
+void Replay::replay(messages::ConfigureT configure) {
+  if (!std::exchange(pool_is_noted_, false)) {
+    release_pool();
+    if (configure.resident_layers != resident_) {
+      restore_weights();
+    }
+    device_holds_ = true;
+  }
+  resident_ = configure.resident_layers;
+  configure.trace = false;
+  links_.executor->configure(std::move(configure));
+  await([&] { return links_.executor->ready(); });
+}
+
+void Replay::replay(const messages::WeightsHeldT& held) {
+  const auto released = control_->released_layers.load(std::memory_order_acquire);
+  if (held.released_layers > 0 && static_cast<std::uint32_t>(held.released_layers) != released) {
+    links_.loader->release_weights(held.released_layers);
+    await([&] { return !links_.loader->asked_for_weights(); });
+  }
+}
+
+void Replay::replay(const LoggedIteration& iteration) {
+  pool_is_noted_ = false;
+  const std::uint64_t number = iteration.tables.iteration;
+  if (options_.until && number > *options_.until) {
+    return;
+  }
+  if (!iteration.done) {  // an executor or a planner ended meanwhile
+    ++skipped_;
+    return;
+  }
+  ExecutorLink& executor = *links_.executor;
+  if (!links_.loader->grant() || !executor.ready()) {
+    fail("order log {}: iteration {} comes before a pool and a Configure", options_.orders.string(),
+         number);
+  }
+  if (iteration.layers.size() != static_cast<std::size_t>(digest_->facts().layers) + 2) {
+    fail("order log {}: iteration {} has {} layer orders, the model needs {}",
+         options_.orders.string(), number, iteration.layers.size(), digest_->facts().layers + 2);
+  }
+  messages::IterationT tables = iteration.tables;
+  tables.pool_epoch = links_.loader->grant()->pool_epoch;
+  std::vector<messages::LayerOrderT> orders;
+  for (const LoggedLayer& layer : iteration.layers) {
+    orders.push_back(layer.order);
+    recorded_->add(layer.report);
+  }
+  recorded_->add_iteration({*iteration.done - iteration.sent});
+  const Seconds begun = monotonic_now();
+  std::optional<Received> answers;
+  try {
+    executor.begin(std::move(tables), std::move(orders));
+    await([&] { return (answers = executor.take_results()).has_value(); });
+  } catch (const Failure& refusal) {
+    if (refusal.code() != Exit::internal) {
+      throw;
+    }
+    fail("order log {}, iteration {}: {}", options_.orders.string(), number, refusal.what());
+  }
+  times_.back().add_iteration(monotonic_now() - begun);
+  messages::IterationDoneT replayed;
+  (*answers)->body_as_IterationDone()->UnPackTo(&replayed);
+  compared_.back().take(number, iteration.answers, replayed);
+}
+
+void Replay::restore_weights() {
+  await([&] { return !links_.loader->gives_back(); });
+  if (control_->released_layers.load(std::memory_order_acquire) > 0) {
+    links_.loader->restore_weights();
+    await([&] { return !links_.loader->asked_for_weights(); });
+  }
+}
+
+void Replay::release_pool() {
+  pool_.clear();
+  links_.loader->release();
+  await([&] { return !links_.loader->gives_back(); });
+}
+
+// ---- what came of it
+
+void Replay::write_report() const {
+  const auto& worst = *std::ranges::max_element(
+      compared_, {}, [](const AnswersCompared& one) { return differences(one); });
+  const auto& fastest =
+      *std::ranges::min_element(times_, {}, [](const StageTimes& one) { return one.wall(); });
+  Json report{
+      {"orders", options_.orders.string()},    {"device", links_.executor->greeting()->device},
+      {"iterations", worst.iterations()},      {"unfinished_iterations", skipped_},
+      {"torn_bytes", digest_->torn_tail().n},  {"tokens", json_of(worst.tokens())},
+      {"logprobs", json_of(worst.logprobs())}, {"shapes_differ", worst.shapes_differ()},
+      {"equal", differences(worst) == 0},      {"first_difference", nullptr}};
+  if (const auto& first = worst.first()) {
+    report["first_difference"] = {{"iteration", first->iteration},
+                                  {"request", first->request},
+                                  {"what", first->what},
+                                  {"recorded", first->recorded},
+                                  {"replayed", first->replayed}};
+  }
+  report["recorded_s"] = recorded_->wall().n;
+  report["replayed_s"] = Json::array();
+  for (const StageTimes& times : times_) {
+    report["replayed_s"].push_back(times.wall().n);
+  }
+  report["stages"] = Json::array();
+  for (std::size_t stage = 0; stage < recorded_->stages().size(); ++stage) {
+    report["stages"].push_back(
+        {{"stage", stage},
+         {"name", stage_name(static_cast<std::uint32_t>(stage), digest_->facts().layers)},
+         {"recorded", json_of(recorded_->stages()[stage])},
+         {"replayed", json_of(fastest.stages()[stage])}});
+  }
+  replace_file(options_.output, report.dump(2) + '\n', {.durable = false});
+}
+
+}  // namespace poise
