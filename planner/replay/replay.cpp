@@ -13,6 +13,7 @@
 #include "common/process.h"
 #include "common/words.h"
 #include "planner/links/clock.h"
+#include "planner/record/log_note.h"
 
 namespace poise {
 namespace {
@@ -187,6 +188,9 @@ void Replay::replay(const messages::PoolGrantT& recorded, const std::string& run
     loader.move_border(recorded.act_blocks, recorded.kv_blocks);
   }
   await([&] { return loader.grant() && loader.settled(); });
+  messages::PoolGrantT note = recorded;
+  note.pool_epoch = loader.grant()->pool_epoch;
+  log_note(*replayed_, options_.run_id, std::move(note));
 }
 
 // A Configure that no PoolGrant precedes only has the device hold layers.
@@ -209,19 +213,21 @@ void Replay::replay(const messages::WeightsHeldT& held) {
   if (held.released_layers > 0 && static_cast<std::uint32_t>(held.released_layers) != released) {
     links_.loader->release_weights(held.released_layers);
     await([&] { return !links_.loader->asked_for_weights(); });
+    log_note(*replayed_, options_.run_id, messages::WeightsHeldT(held));
   }
 }
 
 void Replay::replay(const LoggedIteration& iteration) {
-  pool_is_noted_ = false;
   const std::uint64_t number = iteration.tables.iteration;
   if (options_.until && number > *options_.until) {
     return;
   }
-  if (!iteration.done) {  // an executor or a planner ended meanwhile
+  if (!iteration
+           .done) {  // an executor or a planner ended meanwhile; told when the next Configure comes
     ++skipped_;
     return;
   }
+  pool_is_noted_ = false;
   ExecutorLink& executor = *links_.executor;
   if (!links_.loader->grant() || !executor.ready()) {
     fail("order log {}: iteration {} comes before a pool and a Configure", options_.orders.string(),

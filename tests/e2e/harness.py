@@ -155,6 +155,13 @@ class Workspace:
         device = os.environ.get("POISE_DEVICE") or "cpu"
         return ["run", "--model", model, "-i", requests, "-o", output, "--device", device, *options]
 
+    def replay(self, run, *options):
+        """Replays a run's orders, expects its answers bit by bit, and returns the report."""
+        ended = self.poise("replay", run, "--json", "--device", "cpu", "--threads", "1", *options).expect(0)
+        report = json.loads(ended.out)
+        expect(report["equal"] and report["iterations"] and report["tokens"]["compared"], ended.out)
+        return report
+
     def children(self, directory):
         """The living processes of the run in `directory`, by plain name."""
         found = {}

@@ -36,6 +36,7 @@ def the_orders_of_every_policy_hold(workspace):
         output = workspace / f"{name}.jsonl"
         workspace.run(requests, output, "--policy", name, "--mini-batch-tokens", "256", *small).expect(0)
         check(workspace, f"{output}.poise")
+        workspace.replay(f"{output}.poise")
 
 
 @test
@@ -51,6 +52,7 @@ def the_orders_of_a_run_that_was_resumed_hold(workspace):
     check(workspace, run)
     workspace.run(requests, output, "--resume").expect(0)
     check(workspace, f"{run}/orders.log")
+    workspace.replay(run)
     log = Path(run) / "orders.log"
     log.write_bytes(log.read_bytes()[:-5])
     expect("torn off at the end" in check(workspace, log), "a torn log was taken for a whole one")

@@ -45,6 +45,7 @@ def more_requests_run_at_a_time_and_answer_the_same(workspace):
     weights = os.stat(harness.DEMO_MODEL / "model.safetensors").st_size
     expect(pool + weights > 3500 << 10, f"no more blocks than beside all weights: {pool} bytes of them\n{ended.err}")
     workspace.poise("inspect", "--check", f"{workspace / 'short'}.poise").expect(0)
+    workspace.replay(f"{workspace / 'short'}.poise", "--host-memory", "3500KiB")
 
 
 @test

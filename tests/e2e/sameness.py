@@ -75,6 +75,8 @@ def same_however(workspace, dtype):
         workspace.run(requests, output, *options).expect(0)
         workspace.poise("inspect", "--check", f"{output}.poise").expect(0)
         status = json.loads(workspace.poise("status", f"{output}.poise", "--json").expect(0).out)
+        if status["preemptions"] and not preemptions:
+            workspace.replay(f"{output}.poise")
         preemptions += status["preemptions"]
         streamed += status["resident_layers"] < status["layers"]
         results = comparable(output)

@@ -116,6 +116,10 @@ class Disturbed:
         expect_equal(comparable(self.output), oracle, "the disturbed file")
         return ended
 
+    def replay(self):
+        """After `finish`: the orders give the same answers without what disturbed the run."""
+        return self.workspace.replay(self.run, "--model", DEMO_MODEL)
+
 
 def undisturbed(workspace, requests):
     workspace.run(requests, workspace / "oracle.jsonl").expect(0)
@@ -152,6 +156,7 @@ def policies_are_swapped_and_planners_killed_while_the_run_goes_on(workspace):
     go_on = [line for line in said.splitlines() if "a planner took over before" in line and "continues 0 requests" not in line]
     expect(len(go_on) >= 3, f"a planner that handed over left nothing: {said}")
     workspace.poise("inspect", "--check", run.run).expect(0)
+    run.replay()
     told = workspace.poise("inspect", run.run).expect(0).out
     expect(told.count("\npolicy ") > 20, "inspect does not show which policy came into force, and when")
 
@@ -182,6 +187,7 @@ def executors_are_restarted_while_the_run_goes_on(workspace):
     said = run.finish(oracle).err
     expect(", and 0 ACT and 0 KV blocks on the device" not in said, "the device held no blocks: nothing was lost with it")
     workspace.poise("inspect", "--check", run.run).expect(0)
+    run.replay()
     expect_equal(said.count("the gpu_executor is back"), RESTARTS, "times that the planner saw another executor")
 
 
