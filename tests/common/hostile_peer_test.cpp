@@ -105,6 +105,25 @@ TEST_F(HostilePeer, EveryCutOfAMessageIsRefused) {
   EXPECT_EQ((*whole)->body_as_Iteration()->iteration(), 7u);
 }
 
+TEST_F(HostilePeer, ABodysTypeWithoutABodyIsRefused) {
+  for (const messages::Body type : messages::EnumValuesBody()) {
+    flatbuffers::FlatBufferBuilder builder;
+    const auto run = builder.CreateString(kRun.run_id);
+    messages::MessageBuilder message(builder);
+    message.add_seq(2);
+    message.add_run_id(run);
+    message.add_body_type(type);
+    messages::FinishMessageBuffer(builder, message.Finish());
+    const auto bytes = std::as_bytes(std::span(builder.GetBufferPointer(), builder.GetSize()));
+    EXPECT_EQ(message_in(bytes), nullptr) << messages::EnumNameBody(type);
+    RawPeer peer(path_);
+    peer.send(hello_);
+    ASSERT_TRUE(server_->receive(kPatience));
+    peer.send(bytes);
+    EXPECT_THROW(server_->receive(kPatience), Failure) << messages::EnumNameBody(type);
+  }
+}
+
 // A damaged byte can leave a sound message, with other numbers in it; what is handed out can be read to its end.
 TEST_F(HostilePeer, EveryDamagedByteIsRefusedOrHarmless) {
   RawPeer peer(path_);

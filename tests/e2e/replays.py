@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""`poise replay` gives a run's orders to an executor again: bit-equal answers where nothing changed, and never silence where
+something did. (Replays of disturbed runs: swaps.py, order_logs.py, sameness.py, released_weights.py.)"""
+
+import json
+import shutil
+import struct
+from pathlib import Path
+
+import harness
+from harness import DEMO_MODEL, expect, expect_equal, test
+from mixed_requests import good_request
+
+MAGIC, RECORD = struct.Struct("<8sII"), struct.Struct("<IIQII")
+_CRC_TABLE = []
+for _byte in range(256):
+    for _ in range(8):
+        _byte = (_byte >> 1) ^ (0x82F63B78 if _byte & 1 else 0)
+    _CRC_TABLE.append(_byte)
+
+
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = (crc >> 8) ^ _CRC_TABLE[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
+def recorded(workspace, *options, count=12):
+    """A finished run's directory."""
+    lines = [good_request(workspace.random, number, longest=40) for number in range(count)]
+    output = workspace / "out.jsonl"
+    workspace.run(workspace.write_requests("requests.jsonl", lines), output, *options).expect(0)
+    return Path(f"{output}.poise")
+
+
+def records(log):
+    """(offset of the payload, its bytes) of each record."""
+    at = MAGIC.size + MAGIC.unpack_from(log)[2]
+    while at < len(log):
+        size = RECORD.unpack_from(log, at)[0]
+        yield at + RECORD.size, log[at + RECORD.size : at + RECORD.size + size]
+        at += (RECORD.size + size + 7) // 8 * 8
+
+
+def with_payload(log, at, payload):
+    """The log with another payload of the same size at `at`, and its checksums: as a writer with a defect would have written it."""
+    size, _, time, _, unused = RECORD.unpack_from(log, at - RECORD.size)
+    head = struct.pack("<IIQ", size, crc32c(payload), time)
+    return log[: at - RECORD.size] + head + struct.pack("<II", crc32c(head), unused) + payload + log[at + len(payload) :]
+
+
+def refused(workspace, log, *fragments):
+    return workspace.poise("replay", log, "--model", DEMO_MODEL, "--device", "cpu").expect(2, *fragments)
+
+
+@test
+def a_replay_says_what_it_compared_and_how_long_each_stage_took(workspace):
+    run = recorded(workspace)
+    before = {path: path.stat().st_mtime_ns for path in [run, *run.rglob("*")]}
+    told = workspace.poise("replay", run, "--device", "cpu").expect(0).out
+    expect("every answer is equal" in told and "layer 5" in told and "recorded" in told, told)
+    expect_equal({path: path.stat().st_mtime_ns for path in [run, *run.rglob("*")]}, before, "the run that was read")
+    report = workspace.replay(run, "--repeat", "3")
+    expect_equal(len(report["replayed_s"]), 3, "replays")
+    expect(all(stage["recorded"]["compute_s"] > 0 and stage["replayed"]["compute_s"] > 0 for stage in report["stages"]), report)
+    expect_equal(workspace.replay(run, "--until", "3")["iterations"], 3, "iterations")
+    copy = workspace / "replayed.log"
+    expect_equal(workspace.replay(run, "-o", copy)["iterations"], report["iterations"], "iterations")
+    workspace.poise("inspect", "--check", copy).expect(0, "")
+    workspace.replay(copy, "--model", DEMO_MODEL)  # a replay's log replays
+
+
+@test
+def every_flipped_byte_is_refused(workspace):
+    run = recorded(workspace, count=3)
+    log = (run / "orders.log").read_bytes()
+    path = workspace / "orders.log"
+    for _ in range(6):
+        at = workspace.random.randrange(MAGIC.unpack_from(log)[2], len(log) * 9 // 10)
+        path.write_bytes(log[:at] + bytes([log[at] ^ 0x40]) + log[at + 1 :])
+        refused(workspace, path)
+
+
+@test
+def a_wrong_answer_in_the_record_is_found_and_named(workspace):
+    run = recorded(workspace, count=3)
+    log = (run / "orders.log").read_bytes()
+    lines = workspace.poise("inspect", run, "--json").expect(0).out.splitlines()
+    last = max(line["iteration"] for line in map(json.loads, lines) if line.get("type") == "iteration")
+    at, payload = list(records(log))[-1]  # the answers of the last iteration
+    results = json.loads((workspace / "out.jsonl").read_text().splitlines()[0])
+    expect(results["response"]["status_code"] == 200, results)
+    wrong = None
+    for offset in range(0, len(payload) - 3, 4):  # a token is a number of four bytes below the size of the vocabulary
+        token = struct.unpack_from("<i", payload, offset)[0]
+        if 3 < token < 1000:
+            changed = payload[:offset] + struct.pack("<i", token ^ 1) + payload[offset + 4 :]
+            (workspace / "orders.log").write_bytes(with_payload(log, at, changed))
+            ended = workspace.poise("replay", workspace / "orders.log", "--model", DEMO_MODEL, "--device", "cpu", "--json")
+            if ended.code == 1:
+                wrong = json.loads(ended.out)["first_difference"]
+                break
+    expect(wrong and wrong["iteration"] == last and wrong["recorded"] != wrong["replayed"], f"{wrong}")
+
+
+@test
+def what_cannot_be_replayed_is_refused_in_a_sentence(workspace):
+    run = recorded(workspace, count=3)
+    log = (run / "orders.log").read_bytes()
+    path = workspace / "orders.log"
+    path.write_bytes(log)
+    workspace.poise("replay", path, "--device", "cpu").expect(2, "--model")
+    workspace.poise("replay", run, "--device", "cpu", "--dtype", "float32").expect(2, "was recorded with --dtype")
+    workspace.poise("replay", run, "--device", "cpu", "-o", run / "orders.log").expect(2, "the log that is replayed")
+    other = workspace / "model"
+    shutil.copytree(DEMO_MODEL, other)
+    weights = next(other.glob("*.safetensors"))
+    data = bytearray(weights.read_bytes())
+    data[-2] ^= 1
+    weights.write_bytes(data)
+    workspace.poise("replay", run, "--device", "cpu", "--model", other).expect(2, "another model")
+    path.write_bytes(log.replace(b"contracts ", b"contracts_", 1))
+    refused(workspace, path, "another build")
+    path.write_bytes(log[: MAGIC.size + MAGIC.unpack_from(log)[2]])
+    refused(workspace, path, "no finished iteration")
+    path.write_bytes(log[:-5])
+    told = workspace.poise("replay", path, "--model", DEMO_MODEL, "--device", "cpu").expect(0).out
+    expect("torn off at the end" in told and "left out" in told, told)
+    workspace.poise("replay", workspace / "nothing").expect(2, "no such file")
+
+
+if __name__ == "__main__":
+    raise SystemExit(harness.main())
