@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import harness
 from ends import SLOWLY, long_requests, wait_for_results
 from harness import DEMO, DEMO_MODEL, bin_folder, comparable, expect, expect_equal, test, wait_until
+from supervisor.commands import stop as stop_command
 from supervisor.lifecycle import loaders
 
 
@@ -34,6 +35,33 @@ def load_keeps_a_loader_that_later_runs_use(workspace):
     expect_equal(kept(workspace), [], "kept loaders")
     workspace.run(DEMO / "show.jsonl", workspace / "d").expect(0)
     expect_equal(comparable(workspace / "d"), comparable(workspace / "a"), "with a loader of its own")
+
+
+@test
+def loaders_kept_under_another_runtime_folder_are_seen_and_can_be_ended(workspace):
+    workspace.poise("load", "--model", DEMO_MODEL).expect(0)
+    (loader,) = kept(workspace)
+    other = workspace / "other"
+    other.mkdir(mode=0o700)
+    environment = {"XDG_RUNTIME_DIR": str(other)}
+    known = json.loads(workspace.poise("status", "--json", env=environment).expect(0).out)
+    expect_equal(known["kept_loaders"], [], "kept loaders of this folder")
+    expect(loader["pid"] in [one["pid"] for one in known["kept_elsewhere"]], known)
+    said = workspace.poise("stop", env=environment).expect(0, "no loader was kept", "--all").err
+    expect(str(workspace.runtime) in said and alive(loader["pid"]), said)
+    # As `stop --all` ends it, which would end those of other tests, too.
+    (home,) = [home for home in loaders.Home.elsewhere() if home.folder.is_relative_to(workspace.runtime)]
+    expect(stop_command._stop_loader(home), "it was not ended")
+    wait_until(lambda: not alive(loader["pid"]), "the loader to end")
+    expect(not home.folder.exists(), "its home is left")
+
+
+@test
+def who_refuses_for_memory_names_the_loaders_that_hold_some(workspace):
+    workspace.poise("load", "--model", DEMO_MODEL).expect(0)
+    ended = workspace.run(DEMO / "show.jsonl", workspace / "a", "--dtype", "float32", "--host-memory", "3MiB").expect(2, "host memory")
+    expect("kept loaders hold memory" in ended.err and str(DEMO_MODEL) in ended.err and "stop --all" in ended.err, ended.err)
+    workspace.poise("stop").expect(0, "ended the loader")
 
 
 @test

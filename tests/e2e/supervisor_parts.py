@@ -17,7 +17,7 @@ from unittest import mock
 import harness
 from harness import expect, expect_equal, test, wait_until
 from supervisor.commands import profile
-from supervisor.lifecycle import children, cublas, live_changes, loaders, processes, segments, short_folders, watchdog
+from supervisor.lifecycle import children, cublas, live_changes, loaders, locks, processes, segments, short_folders, watchdog
 from supervisor.lifecycle.locks import Lock, is_held
 from supervisor.lifecycle.supervision import Supervision
 from supervisor.shared import options, paths, quantities
@@ -456,9 +456,11 @@ def stillness_is_noticed_where_nobody_computes_and_later_where_somebody_does(_):
         mock.patch.object(watchdog.time, "monotonic", clock),
         mock.patch.object(processes, "cpu_seconds", work),
         mock.patch.object(processes, "is_stopped", mock.Mock(return_value=False)),
+        mock.patch.object(processes, "waits_for_a_disk") as waits,
     ):
 
-        def seconds_until_noticed(cores):
+        def seconds_until_noticed(cores, disk=False):
+            waits.return_value = disk
             dog = watchdog.Watchdog(30)
             dog.look((1,), [child])
             for second in range(1, 5000):
@@ -470,6 +472,8 @@ def stillness_is_noticed_where_nobody_computes_and_later_where_somebody_does(_):
 
         expect_equal(seconds_until_noticed(0.0), 30, "idle")
         expect_equal(seconds_until_noticed(1.0), 600, "busy")
+        expect_equal(seconds_until_noticed(0.0, disk=True), 600, "while a disk writes")
+        waits.return_value = False
         dog = watchdog.Watchdog(30)
         dog.look((1,), [child])
         clock.return_value += 3600  # we slept ourselves: a laptop's lid, a debugger
@@ -477,6 +481,37 @@ def stillness_is_noticed_where_nobody_computes_and_later_where_somebody_does(_):
         for step in range(100):
             clock.return_value += 4
             expect(dog.look((step + 2,), [child]) is None, "a run that moves was ended")
+
+
+@test
+def a_process_that_no_signal_interrupts_waits_for_a_disk(_):
+    """As fdatasync on a disk that stands still; here its own vfork, whose child sleeps."""
+    code = "import ctypes\nlibc = ctypes.CDLL(None)\nif libc.vfork() == 0:\n    libc.sleep(20)\n    libc._exit(0)"
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: processes.waits_for_a_disk(process.pid), "a process that cannot be interrupted")
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    expect(not processes.waits_for_a_disk(os.getpid()), "this process waits for no disk")
+
+
+@test
+def a_lock_whose_file_was_removed_meanwhile_is_taken_anew(workspace):
+    path = workspace / "lock"
+    real, times = locks.fcntl.flock, []
+
+    def flock(descriptor, operation):
+        if not times:  # its last holder removes it, after we opened it
+            os.unlink(path)
+        times.append(descriptor)
+        real(descriptor, operation)
+
+    with mock.patch.object(locks.fcntl, "flock", flock):
+        lock = locks.Lock.take(path)
+    expect(os.path.samestat(os.fstat(lock.descriptor), os.stat(path)), "the lock is on a file without a name")
+    expect(locks.Lock.take(path) is None, "two hold it")
+    lock.give_back()
 
 
 @test

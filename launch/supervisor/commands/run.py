@@ -93,6 +93,8 @@ def _run_in(directory, given, words, interrupts):
         say(f"{outcome.sentence}; {safe}; go on with: {inputs.resume_command(words)}")
     else:
         say(outcome.sentence)
+        if "host memory" in outcome.sentence and (held := loaders.held_by_others(arguments.run_id)):
+            say(held)
         if before == UNFINISHED:
             directory.note(record)  # the directory is unchanged: `status` reports that run, not this attempt
         elif outcome.code == CANNOT_START:

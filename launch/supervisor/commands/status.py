@@ -72,14 +72,17 @@ def _of_user(given):
     planners = [process for process in processes.running() if process.program == PLANNER]
     runs = [shown(process.option("--run-dir")) for process in planners]
     kept = [home.describe() for home in loaders.Home.all() if home.lives()]
+    elsewhere = [home.describe() for home in loaders.Home.elsewhere()]
     if given.json:
-        tell(json.dumps({"runs": runs, "kept_loaders": kept, "time": time.time()}))
+        tell(json.dumps({"runs": runs, "kept_loaders": kept, "kept_elsewhere": elsewhere, "time": time.time()}))
         return DONE
     for run in runs:
         tell(f"run           {run}")
-    for loader in kept:
+    for loader in kept + elsewhere:
         use = "in use" if loader["in_use"] else "idle"
         tell(f"kept loader   {shown(loader['model'])} ({loader['dtype']}, {bytes_text(loader['weights_bytes'])}, {use})")
-    if not runs and not kept:
+    if elsewhere:
+        tell(f"{counted(len(elsewhere), 'loader')} of these kept under another XDG_RUNTIME_DIR: `poise stop --all` ends them, too")
+    if not runs and not kept and not elsewhere:
         tell("nothing is running")
     return DONE

@@ -15,8 +15,11 @@ _END = 40  # seconds; a run has 30 of them to end in order
 def stop(words):
     made = parser("stop", "Ends the run in RUN in order (it can be resumed); without RUN, ends the kept loaders.")
     made.add_argument("run", nargs="?", metavar="RUN", help="a run directory")
+    made.add_argument("--all", action="store_true", help="also the loaders that were kept under another XDG_RUNTIME_DIR")
     given = made.parse_args(words)
-    code = _stop_run(RunDirectory(Path(given.run))) if given.run is not None else _stop_loaders()
+    if given.run is not None and given.all:
+        raise Refusal("stop: RUN is one run, --all is for kept loaders: leave one of them out")
+    code = _stop_run(RunDirectory(Path(given.run))) if given.run is not None else _stop_loaders(given.all)
     clean_up()
     return code
 
@@ -42,15 +45,27 @@ def _stop_run(directory):
     return DONE
 
 
-def _stop_loaders():
-    stopped = 0
-    for home in loaders.Home.all():
-        model = home.record.get("model") or home.folder
-        if home.lives() and home.in_use():
-            say(f"the kept loader of {shown(model)} is in use by a run: stop that first")
-        elif home.stop():
-            say(f"ended the loader of {shown(model)}")
-            stopped += 1
+def _stop_loaders(everywhere):
+    elsewhere = loaders.Home.elsewhere()
+    stopped = sum(_stop_loader(home) for home in [*loaders.Home.all(), *(elsewhere if everywhere else [])])
     if not stopped:
         say("no loader was kept")
+    for home in [] if everywhere else elsewhere:
+        say(f"a loader lives on that was kept under another XDG_RUNTIME_DIR ({shown(home.folder)}); --all ends it, too")
     return DONE
+
+
+def _stop_loader(home):
+    model = home.record.get("model") or home.folder
+    try:
+        attached = home.take()
+    except FileNotFoundError:  # it has just ended, and its home was removed
+        return False
+    if attached is None:
+        say(f"the kept loader of {shown(model)} is in use by a run: stop that first")
+        return False
+    ended = home.stop()
+    attached.give_back()
+    if ended:
+        say(f"ended the loader of {shown(model)}")
+    return ended

@@ -5,16 +5,21 @@ which is therefore held as long as the loader lives, whichever other processes e
 `attached.lock`.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import secrets
 import signal
 import time
+from pathlib import Path
 
 from ..shared.files import read_json, remove_tree
 from ..shared.options import loader_arguments
-from ..shared.paths import LOADER, fits_a_socket, make_private, private_folder, private_folder_is_ours, private_folder_path, program
+from ..shared.paths import (
+    LOADER, command_line, fits_a_socket, is_private, make_private, private_folder, private_folder_is_ours, private_folder_path, program,
+)  # fmt: skip
+from ..shared.quantities import bytes_text
 from ..shared.trouble import Refusal, shown
 from . import processes, segments
 from .children import Adopted, Child
@@ -73,16 +78,29 @@ class Home:
         except OSError:
             return []
 
+    @classmethod
+    def elsewhere(cls):
+        """Of living loaders that were kept while the private folder was another one: XDG_RUNTIME_DIR has changed since."""
+        here = {home.folder for home in cls.all()}
+        kept = (p for p in processes.running() if p.program == LOADER and p.option("--death-fd") is None)
+        folders = {Path(process.option("--home")) for process in kept if process.option("--home")}
+        return [cls(folder) for folder in sorted(folders - here)]
+
+    def _is_ours(self):
+        """Looked at each time: where there is no XDG_RUNTIME_DIR, anybody may make a folder of the name that ours would have."""
+        here = self.folder.is_relative_to(private_folder_path())
+        return private_folder_is_ours() if here else is_private(self.folder)
+
     @property
     def record(self):
-        return read_json(self.folder / "kept.json") if private_folder_is_ours() else {}
+        return read_json(self.folder / "kept.json") if self._is_ours() else {}
 
     @property
     def run_id(self):
         return self.record.get("run_id", "")
 
     def lives(self):
-        return private_folder_is_ours() and is_held(self.folder / "lock")
+        return self._is_ours() and is_held(self.folder / "lock")
 
     def in_use(self):
         return is_held(self.folder / "attached.lock")
@@ -153,14 +171,24 @@ class Home:
                 loader.signal(signal.SIGKILL)
                 processes.wait_gone([loader.descriptor], _END)
             loader.close()
-        deadline = time.monotonic() + 1
-        while self.lives() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        if not self.lives():
-            if run_id:
-                segments.unlink_all(run_id)
-            remove_tree(self.folder)
+        self._remove(run_id)
         return loader is not None
+
+    def _remove(self, run_id):
+        """Removes what an ended loader left; holds its lock meanwhile, so that none is started there."""
+        deadline = time.monotonic() + 1
+        while self._is_ours() and time.monotonic() < deadline:
+            try:
+                lock = Lock.take(self.folder / "lock")
+            except FileNotFoundError:
+                return
+            if lock:
+                if run_id:
+                    segments.unlink_all(run_id)
+                remove_tree(self.folder)
+                lock.give_back()
+                return
+            time.sleep(0.02)
 
     def held_bytes(self):
         """Host memory held: the weights loaded so far, and a pool that a killed run left and the next run takes over."""
@@ -185,6 +213,17 @@ class Home:
 def sweep():
     """Removes homes whose loader is gone."""
     for home in Home.all():
-        if not home.lives() and not home.in_use():
-            home.stop()
+        if home.lives():
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            if attached := home.take():
+                home.stop()
+                attached.give_back()
+
+
+def held_by_others(run_id):
+    """What kept loaders hold in memory, without that of `run_id`, as a clause; "" if there are none."""
+    homes = [home for home in [*Home.all(), *Home.elsewhere()] if home.lives() and home.run_id != run_id]
+    held = [f"{shown(home.record.get('model', home.folder))}: {bytes_text(home.held_bytes())}" for home in homes]
+    return f"kept loaders hold memory ({', '.join(held)}); they end with: {command_line('stop', '--all')}" if held else ""
 

@@ -17,7 +17,13 @@ class Lock:
 
     @classmethod
     def take(cls, path):
-        """The lock, or None while another process holds it."""
+        """The lock, or None while another process holds it. A file that its last holder removed meanwhile is none: we make it anew."""
+        while (lock := cls._take(path)) is not None and not lock._has_its_name():
+            lock.give_back()
+        return lock
+
+    @classmethod
+    def _take(cls, path):
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             descriptor = os.open(path, flags, 0o600)
@@ -34,6 +40,12 @@ class Lock:
             os.close(descriptor)
             return None
         return cls(path, descriptor)
+
+    def _has_its_name(self):
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), os.lstat(self.path))
+        except FileNotFoundError:
+            return False
 
     def write(self, text):
         """Notes the owner in the file; a second process that wants the lock reports it."""

@@ -70,6 +70,12 @@ def is_stopped(pid):
     return bool(fields) and fields[0] in (b"T", b"t")
 
 
+def waits_for_a_disk(pid):
+    """In a system call that no signal interrupts: it writes to a disk that stands still, or waits until one has written."""
+    fields = stat_fields(pid)
+    return bool(fields) and fields[0] == b"D"
+
+
 def cpu_seconds(pid):
     fields = stat_fields(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0

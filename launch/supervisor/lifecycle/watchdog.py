@@ -5,9 +5,10 @@ import time
 
 from . import processes
 
-# A step may take long while a process computes (a large layer on the CPU device), but not while all only wait.
+# A step may take long while a process computes (a large layer on the CPU device) or a disk writes (a large output that is copied to
+# another file system), but not while all only wait for each other.
 _BUSY_FACTOR = 20
-_BUSY_SHARE = 0.05  # of a core
+_BUSY_SHARE = 0.05  # of a core, or of our looks
 _OWN_SLEEP = 5.0  # seconds; a longer gap between two calls means that we were asleep ourselves (a laptop's lid, a debugger)
 
 
@@ -17,11 +18,13 @@ class Watchdog:
         self._seen = None
         self._looked = time.monotonic()
         self._slowest = 0.0
+        self._disk_looks = self._looks = 0
         self._moved(self._looked, 0.0)
 
     def _moved(self, now, cpu):
         self._since = now
         self._cpu_then = cpu
+        self._disk_looks = self._looks = 0
 
     def look(self, words, children):
         """None while there is progress; a sentence once there has been none for too long."""
@@ -35,9 +38,11 @@ class Watchdog:
             self._seen = words
             self._moved(now, cpu)
             return None
+        self._looks += 1
+        self._disk_looks += any(processes.waits_for_a_disk(child.pid) for child in children)
         still = now - self._since
         patience = max(self._patience, 10 * self._slowest)
-        if (cpu - self._cpu_then) > _BUSY_SHARE * still:
+        if (cpu - self._cpu_then) > _BUSY_SHARE * still or self._disk_looks > _BUSY_SHARE * self._looks:
             patience *= _BUSY_FACTOR
         if still < patience:
             return None

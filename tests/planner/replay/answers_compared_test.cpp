@@ -73,8 +73,8 @@ TEST(AnswersCompared, EveryPartOfAnAnswerIsCompared) {
       [](Answer& answer) { answer.token = -1; },
       [](Answer& answer) { answer.chosen.reset(); },
       [](Answer& answer) { answer.chosen->top.pop_back(); },
-      [](Answer& answer) { answer.chosen->top[1].mutate_token(6); },
-      [](Answer& answer) { answer.chosen->top[1].mutate_logprob(-2.5f); },
+      [](Answer& answer) { answer.chosen->top[1] = messages::TokenLogprob(6, -2.0f); },
+      [](Answer& answer) { answer.chosen->top[1] = messages::TokenLogprob(5, -2.5f); },
       [](Answer& answer) { answer.prompt.clear(); },
       [](Answer& answer) { answer.prompt[0]->logprob = -1.25f; },
   };
