@@ -16,7 +16,7 @@ namespace poise {
 // still runs 10 s later. Core files are switched off, so that prompts do not get into them.
 void watch_signals(int death_descriptor);
 bool stop_requested();
-// SIGUSR1 asks a planner to hand its work over to another one (launch/README.md). Planners only.
+// SIGUSR1 asks a planner or a loader to leave its work to a successor (launch/README.md).
 bool hand_over_requested();
 // True if the supervisor is gone: this process must then clean up the shared memory.
 bool orphaned();

@@ -23,7 +23,7 @@
 namespace poise {
 
 inline constexpr std::uint64_t kControlMagic = 0x4553494f50ull;  // "POISE"
-inline constexpr std::uint32_t kAbiVersion = 2;
+inline constexpr std::uint32_t kAbiVersion = 3;
 
 enum class LoaderState : std::uint32_t {
   creating = 0,  // nothing but magic, ABI and layout hash may be trusted
@@ -46,7 +46,7 @@ struct alignas(64) ProgressWord {
 //     64 | identity: run id, model fingerprint      loader, before `loading`
 //    128 | ModelShape, dtype                         loader, before `loading`
 //    256 | loader state, epochs, released layers     loader
-//    320 | pool: epoch, partition                    loader, at a planner's request
+//    320 | pool: epoch, partition, newest epoch      loader, at a planner's request
 //    384 | progress words, one cache line each       their owners
 struct ControlSegment {
   std::uint64_t magic;
@@ -64,8 +64,9 @@ struct ControlSegment {
   std::uint64_t weights_bytes;  // size of the weights segment
 
   alignas(256) std::atomic<std::uint32_t> loader_state;  // LoaderState
-  std::uint32_t loader_epoch;               // one more each time a loader takes this segment over
-  std::atomic<std::uint64_t> loaded_bytes;  // for the progress line
+  // One more each time a loader takes this segment over, once that one answers.
+  std::atomic<std::uint32_t> loader_epoch;
+  std::atomic<std::uint64_t> loaded_bytes;       // for the progress line
   std::atomic<std::uint64_t> fingerprint_ready;  // 1 once `fingerprint` is final
   // Number of decoder layers whose weights were removed from the segment because a device holds them:
   // those of is_resident (common/device_memory.h) for this number. Their pages are holes.
@@ -74,6 +75,7 @@ struct ControlSegment {
   alignas(
       64) std::atomic<std::uint64_t> pool_epoch;  // 0: no pool; released after `pool` is written
   PoolPartition pool;
+  std::uint64_t newest_pool_epoch;  // of all pools of this run; noted before such a pool is made
 
   ProgressWord progress[kProcesses];
 };

@@ -163,6 +163,21 @@ Segment Segment::attach(const std::string& name, Access access) {
   return {name, std::move(mapping)};
 }
 
+Segment Segment::adopt(const std::string& name) {
+  const std::string path = std::string(kShmDirectory) + "/" + name;
+  struct stat status {};
+  if (lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) {
+    fail("shared memory {} cannot be adopted: {}", name, std::strerror(errno));
+  }
+  if (status.st_uid == geteuid()) {  // attach refuses another user's
+    chmod(path.c_str(), 0600);
+  }
+  Segment segment = attach(name, Access::read_write);
+  check(fchmod(segment.mapping_->descriptor(), status.st_mode & 0777u) == 0,
+        "the owner of a segment may change its mode");
+  return segment;
+}
+
 void Segment::seal() {
   check(fchmod(mapping_->descriptor(), 0400) == 0, "the owner of a segment may change its mode");
 }

@@ -32,6 +32,9 @@ class Segment {
   // Attaches to an existing segment; fails if there is none, if it belongs to another user, or if
   // other users may read it.
   static Segment attach(const std::string& name, Access access);
+  // Attaches with write access to a segment of an ended process, also to one that was sealed: its mode stays
+  // what it was. The caller is its owner from now on.
+  static Segment adopt(const std::string& name);
 
   Segment(Segment&&) noexcept;
   Segment& operator=(Segment&&) noexcept;

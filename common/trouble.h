@@ -23,8 +23,9 @@ enum class Exit : int {
   busy = 73,         // the output cannot be written
   locked = 74,       // another run holds this directory
   interrupted = 75,  // resumable with --resume
-  handed_over = 77,  // a planner handed its work over; the supervisor starts the next one
-  foreign = 76,      // the other side, or the run directory, is of another build, model or input
+  handed_over =
+      77,        // a planner or loader left its work to the next one, which the supervisor starts
+  foreign = 76,  // the other side, or the run directory, is of another build, model or input
 };
 
 // What `fail` throws: a sentence that names the culprit, the rule and the remedy, and the code to

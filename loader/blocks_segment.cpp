@@ -63,6 +63,10 @@ BlocksSegment::BlocksSegment(const std::string& name, Bytes size, const std::ato
   touch({segment_.data(), static_cast<std::size_t>(size.n)}, stop);
 }
 
-BlocksSegment::~BlocksSegment() { unlink_segment(segment_.name()); }
+BlocksSegment::~BlocksSegment() {
+  if (!left_) {
+    unlink_segment(segment_.name());
+  }
+}
 
 }  // namespace poise

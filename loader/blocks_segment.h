@@ -24,14 +24,19 @@ class BlocksSegment {
   // Fails if there is not enough memory. Once `stop` is true it ends early: it fails, or leaves pages
   // untouched.
   BlocksSegment(const std::string& name, Bytes size, const std::atomic<bool>& stop);
+  // Adopts the pool of a loader that has ended.
+  explicit BlocksSegment(const std::string& name) : segment_(Segment::adopt(name)) {}
   ~BlocksSegment();
   BlocksSegment(const BlocksSegment&) = delete;
   BlocksSegment& operator=(const BlocksSegment&) = delete;
 
   Bytes size() const { return segment_.size(); }
+  // The name stays, for a successor.
+  void leave() { left_ = true; }
 
  private:
   Segment segment_;
+  bool left_ = false;
 };
 
 }  // namespace poise

@@ -24,6 +24,7 @@ namespace {
 
 constexpr const char* kSocket = "loader.sock";
 constexpr const char* kCard = "loader.json";
+constexpr const char* kLeaves = "weights.digests";
 constexpr Seconds kWaitWhileBusy{0.005};
 constexpr Seconds kWait{0.05};
 // A pool's memory is free only after the executor that mapped it has unmapped it or ended.
@@ -48,25 +49,74 @@ LoaderOptions checked(const LoaderOptions& options) {
   return options;
 }
 
-HostBudget checked_budget(const ModelOnDisk& model, const LoaderOptions& options) {
-  HostBudget budget = host_budget(options.host_memory, options.available());
-  check_weights_fit(model.layout.total(), budget);
-  return budget;
+ModelOnDisk model_of(const LoaderOptions& options) {
+  return open_model(options.model, options.dtype, options.load_format, options.seed);
 }
 
 }  // namespace
 
+struct Loader::Beginning {
+  ModelOnDisk model;
+  HostBudget budget;
+  Control control;
+};
+
+Loader::Beginning Loader::begin(const LoaderOptions& options) {
+  ModelOnDisk model = model_of(options);
+  HostBudget budget = host_budget(options.host_memory, options.available());
+  check_weights_fit(model.layout.total(), budget);
+  Control control = Control::create(options.run_id, model.layout.hash());
+  return {std::move(model), std::move(budget), std::move(control)};
+}
+
+// From the segments alone: the model's files may be gone by now.
+Loader::Beginning Loader::adopt(const LoaderOptions& options) {
+  Control control = Control::attach(options.run_id);
+  const auto state =
+      static_cast<LoaderState>(control->loader_state.load(std::memory_order_acquire));
+  if ((state != LoaderState::sealed && state != LoaderState::loading) ||
+      control->fingerprint_ready.load(std::memory_order_acquire) == 0) {
+    fail(Exit::interrupted, "the loader of run {} ended before its weights were whole",
+         options.run_id);
+  }
+  ModelOnDisk model{.config = {}};
+  model.config.shape = control->shape;
+  model.dtype = control->dtype;
+  model.layout = weight_layout(control->shape, control->dtype);
+  if (model.layout.hash() != control->layout_hash) {
+    fail(Exit::foreign, "the weights of run {} are laid out as another build lays them out",
+         options.run_id);
+  }
+  const auto released = control->released_layers.load(std::memory_order_acquire);
+  const Bytes held = model.layout.total() - model.layout.layer.bytes * released +
+                     Bytes{static_cast<std::int64_t>(control->pool.region_bytes)} *
+                         control->shape.num_hidden_layers;
+  HostBudget budget = host_budget(options.host_memory, options.available() + held);
+  return {std::move(model), std::move(budget), std::move(control)};
+}
+
 Loader::Loader(const LoaderOptions& options)
-    : options_(checked(options)),
-      model_(open_model(options.model, options.dtype, options.load_format, options.seed)),
-      budget_(checked_budget(model_, options)),
-      control_(Control::create(options.run_id, model_.layout.hash())),
+    : Loader(checked(options), options.adopt ? adopt(options) : begin(options)) {}
+
+Loader::Loader(const LoaderOptions& options, Beginning beginning)
+    : options_(options),
+      model_(std::move(beginning.model)),
+      budget_(std::move(beginning.budget)),
+      control_(std::move(beginning.control)),
       control_name_{segment_name(options.run_id, "control")},
       channel_(serve((options.home / kSocket).string(),
                      {.run_id = options.run_id, .layout_hash = model_.layout.hash()})),
-      weights_(control_, model_),
+      weights_(options.adopt ? WeightLoading(control_, model_, options.home / kLeaves,
+                                             [options] { return model_of(options); })
+                             : WeightLoading(control_, model_, options.home / kLeaves)),
       pools_(control_, budget_, options.available) {
-  control_->loader_epoch = 1;
+  if (options.adopt) {
+    pools_.adopt();
+    pools_.set_released(weights_.released_bytes());
+    write_card();
+    spdlog::info("run {}: weights and pool adopted, {} in all; no weight is read", options.run_id,
+                 gib_text(model_.layout.total()));
+  }
   for (const std::string& notice : model_.notices) {
     spdlog::warn("{}", notice);
     fmt::print("warning: {}\n", notice);  // the supervisor relays it
@@ -78,11 +128,14 @@ Loader::Loader(const LoaderOptions& options)
   spdlog::info("run {}: {} of {} as {}, weights {}, host memory {}", options_.run_id,
                model_.config.architecture, counted(model_.config.shape.num_hidden_layers, "layer"),
                name_of(model_.dtype), gib_text(model_.layout.total()), gib_text(budget_.cap));
+  control_->loader_epoch.fetch_add(1, std::memory_order_release);
 }
 
 Loader::~Loader() {
-  control_->loader_state.store(static_cast<std::uint32_t>(LoaderState::draining),
-                               std::memory_order_release);
+  if (!control_name_.left) {
+    control_->loader_state.store(static_cast<std::uint32_t>(LoaderState::draining),
+                                 std::memory_order_release);
+  }
   std::error_code ignored;
   for (const char* name : {kCard, kSocket}) {
     std::filesystem::remove(options_.home / name, ignored);
@@ -118,6 +171,17 @@ bool Loader::step() {
         1, std::memory_order_release);
   }
   return !message || handle(**message);
+}
+
+bool Loader::can_leave() const {
+  return weights_.sealed() && !pools_.busy() && !restore_asked_ && !awaited_;
+}
+
+void Loader::leave() {
+  check(can_leave(), "a loader leaves between two requests");
+  weights_.leave();
+  pools_.leave();
+  control_name_.left = true;
 }
 
 // A peer that sends an unreadable message is told so, and ignored until it sends Hello again: a loader
@@ -175,6 +239,9 @@ bool Loader::handle(const messages::Message& message) {
 }
 
 void Loader::release_weights(std::int32_t resident_layers) {
+  if (weights_.sealed() && weights_.released() > 0 && weights_.released() == resident_layers) {
+    return tell_weights();  // asked for twice, as a planner does whose loader was replaced meanwhile
+  }
   if (!weights_.sealed() || weights_.released() > 0) {
     return tell_weights(weights_.sealed() ? "weights are released already"
                                           : "the weights are not there yet");
@@ -232,7 +299,7 @@ void Loader::greet(const messages::Hello& hello) {
   }
   spdlog::info("process {} says hello", hello.pid());
   messages::LoaderReplyT reply;
-  reply.loader_epoch = control_->loader_epoch;
+  reply.loader_epoch = control_->loader_epoch.load(std::memory_order_acquire);
   reply.sealed = weights_.sealed();
   send(*channel_, std::move(reply));
 }

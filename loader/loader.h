@@ -33,6 +33,7 @@ struct LoaderOptions {
   LoadFormat load_format = LoadFormat::from_files;
   std::uint64_t seed = 0;  // of dummy weights
   std::optional<Bytes> host_memory;
+  bool adopt = false;  // the segments that an ended loader of this run left
   std::function<Bytes()> available = available_host_memory;  // the machine's, now
 };
 
@@ -47,13 +48,26 @@ class Loader {
   // Handles the messages that have arrived, and waits a moment if none has. False once a peer sent
   // Stop. Throws if the weights could not be loaded.
   bool step();
+  // Whether the segments can be left to a successor now: the weights are whole, and no pool is being made.
+  bool can_leave() const;
+  // From now on destruction leaves them. REQUIRES: can_leave().
+  void leave();
 
  private:
   // Removes a name from shared memory on destruction.
   struct Unlinked {
     std::string name;
-    ~Unlinked() { unlink_segment(name); }
+    bool left = false;
+    ~Unlinked() {
+      if (!left) {
+        unlink_segment(name);
+      }
+    }
   };
+  struct Beginning;
+  static Beginning begin(const LoaderOptions& options);
+  static Beginning adopt(const LoaderOptions& options);
+  Loader(const LoaderOptions& options, Beginning beginning);
 
   std::optional<Received> receive();
   bool handle(const messages::Message& message);

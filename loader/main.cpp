@@ -24,6 +24,7 @@ cxxopts::Options described_options() {
       ("seed", "of dummy weights", cxxopts::value<std::uint64_t>()->default_value("0"))     //
       ("host-memory", "cap in bytes", cxxopts::value<std::int64_t>())                       //
       ("log", "log file", cxxopts::value<std::string>()->default_value(""))                 //
+      ("adopt", "take over the memory of this run's loader, which has ended")               //
       ("death-fd", "pipe that ends with the supervisor",
        cxxopts::value<int>()->default_value("-1"))            //
       ("validate-only", "check the model directory and end")  //
@@ -74,10 +75,18 @@ Exit run(int argc, char** argv) {
   }
   options.home = required_argument(given, "home");
   options.run_id = required_argument(given, "run-id");
+  options.adopt = given.count("adopt") > 0;
   watch_signals(given["death-fd"].as<int>());
   open_log("loader", given["log"].as<std::string>());
   Loader loader(options);
-  while (!stop_requested() && loader.step()) {
+  while (!stop_requested()) {
+    if (hand_over_requested() && loader.can_leave()) {
+      loader.leave();
+      return Exit::handed_over;
+    }
+    if (!loader.step()) {
+      break;
+    }
   }
   return Exit::done;
 }

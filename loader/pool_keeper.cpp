@@ -37,6 +37,27 @@ PoolKeeper::~PoolKeeper() {
   }
 }
 
+void PoolKeeper::adopt() {
+  const std::uint64_t epoch = control_->pool_epoch.load(std::memory_order_acquire);
+  if (control_->newest_pool_epoch != epoch) {
+    unlink_segment(name_of(control_->newest_pool_epoch));
+  }
+  if (epoch != 0) {
+    blocks_ = std::make_unique<BlocksSegment>(name_of(epoch));
+  }
+}
+
+void PoolKeeper::leave() {
+  check(!busy(), "a pool that is being made is not left to a successor");
+  if (blocks_) {
+    blocks_->leave();
+  }
+}
+
+std::string PoolKeeper::name_of(std::uint64_t epoch) const {
+  return segment_name(control_.run_id(), fmt::format("blocks-{}", epoch));
+}
+
 void PoolKeeper::claim(const PoolPartition& partition, std::optional<Bytes> host_memory) {
   claimed_ = partition;
   asked_ = host_memory;
@@ -84,12 +105,11 @@ std::optional<messages::PoolGrantT> PoolKeeper::begin() {
   if (const auto reason = why_no_pool(size, weights(), budget, available)) {
     return refusal(*reason);
   }
-  ++epoch_;
+  ++control_->newest_pool_epoch;
   stop_ = false;
   wanted_ = true;
   coming_ = std::async(std::launch::async, [this, size] {
-    return std::make_unique<BlocksSegment>(
-        segment_name(control_.run_id(), fmt::format("blocks-{}", epoch_)), size, stop_);
+    return std::make_unique<BlocksSegment>(name_of(control_->newest_pool_epoch), size, stop_);
   });
   return std::nullopt;
 }
@@ -100,10 +120,10 @@ messages::PoolGrantT PoolKeeper::finish() {
   } catch (const Failure& failure) {
     return refusal(failure.what());
   }
-  publish(epoch_, making_);
-  spdlog::info("block pool {}: {}, {} ACT and {} in each of {}", epoch_, gib_text(blocks_->size()),
-               making_.act_blocks, counted(making_.kv_blocks, "KV block"),
-               counted(layers_, "layer"));
+  publish(control_->newest_pool_epoch, making_);
+  spdlog::info("block pool {}: {}, {} ACT and {} in each of {}", control_->newest_pool_epoch,
+               gib_text(blocks_->size()), making_.act_blocks,
+               counted(making_.kv_blocks, "KV block"), counted(layers_, "layer"));
   return grant();
 }
 
@@ -117,7 +137,7 @@ messages::PoolGrantT PoolKeeper::move_border(std::uint32_t act_blocks, std::uint
   if (const auto reason = why_no_partition(moved, sizes_, layers_)) {
     return refusal(*reason);
   }
-  publish(epoch_, moved);
+  publish(control_->newest_pool_epoch, moved);
   return grant();
 }
 

@@ -26,6 +26,11 @@ class PoolKeeper {
   PoolKeeper(const PoolKeeper&) = delete;
   PoolKeeper& operator=(const PoolKeeper&) = delete;
 
+  // Adopts what an ended loader left: the pool in the control segment, if any. What that loader was making
+  // is removed.
+  void adopt();
+  // The pool stays for a successor. REQUIRES: not busy.
+  void leave();
   // `host_memory`: the claiming run's cap, weights included; nothing: the loader's own.
   void claim(const PoolPartition& partition, std::optional<Bytes> host_memory);
   // The planner that claimed is gone: drops the answer to its claim.
@@ -45,6 +50,7 @@ class PoolKeeper {
   std::optional<messages::PoolGrantT> begin();
   messages::PoolGrantT finish();
   messages::PoolGrantT grant() const;
+  std::string name_of(std::uint64_t epoch) const;
   Bytes weights() const;
   void publish(std::uint64_t epoch, const PoolPartition& partition);
 
@@ -54,7 +60,6 @@ class PoolKeeper {
   Bytes released_{};
   BlockSizes sizes_;
   std::int32_t layers_;
-  std::uint64_t epoch_ = 0;               // of the newest pool
   std::optional<PoolPartition> claimed_;  // waits to be begun
   std::optional<Bytes> asked_;            // cap of the last claim
   PoolPartition making_{};

@@ -126,7 +126,9 @@ bool WeightFill::done() {
 
 Digest WeightFill::digest() const {
   check(checked_, "a digest is taken of weights that are all there");
-  return sha256(std::as_bytes(std::span(leaves_)));
+  return root_of(leaves_);
 }
+
+Digest root_of(std::span<const Digest> leaves) { return sha256(std::as_bytes(leaves)); }
 
 }  // namespace poise

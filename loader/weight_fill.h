@@ -76,6 +76,9 @@ class WeightFill {
   std::vector<std::thread> threads_;
 };
 
+// The digest of all weights, from their leaves'.
+Digest root_of(std::span<const Digest> leaves);
+
 // One for each core, but at least two: reading waits.
 std::size_t fill_threads();
 

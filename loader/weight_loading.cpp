@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 
 #include "common/device_memory.h"
+#include "common/files/regular_file.h"
+#include "common/files/replace_file.h"
 #include "common/trouble.h"
 #include "common/words.h"
 #include "loader/host_budget.h"
@@ -19,6 +22,24 @@ void set_state(Control& control, LoaderState state) {
   control->loader_state.store(static_cast<std::uint32_t>(state), std::memory_order_release);
 }
 
+// Without the file a successor cannot restore released layers; nothing else hangs on it.
+void write_leaves(const std::filesystem::path& path, std::span<const Digest> leaves) {
+  const auto bytes = std::as_bytes(leaves);
+  try {
+    replace_file(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()},
+                 {.durable = false});
+  } catch (const Failure& failure) {
+    spdlog::warn("{}", failure.what());
+  }
+}
+
+std::vector<Digest> read_leaves(const std::filesystem::path& path) {
+  const RegularFile file(path);
+  std::vector<Digest> leaves(static_cast<std::size_t>(file.size().n) / sizeof(Digest));
+  file.read_exactly(0, std::as_writable_bytes(std::span(leaves)));
+  return leaves;
+}
+
 template <typename T>
 bool ready(const std::future<T>& future) {
   return future.valid() && future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
@@ -26,9 +47,10 @@ bool ready(const std::future<T>& future) {
 
 }  // namespace
 
-WeightLoading::WeightLoading(Control& control, const ModelOnDisk& model)
+WeightLoading::WeightLoading(Control& control, ModelOnDisk& model, std::filesystem::path leaves)
     : control_(control),
       model_(model),
+      leaves_file_(std::move(leaves)),
       name_(segment_name(control.run_id(), "weights")),
       began_(Clock::now()),
       told_(began_) {
@@ -40,6 +62,31 @@ WeightLoading::WeightLoading(Control& control, const ModelOnDisk& model)
   });
 }
 
+// What the ended loader was about to do with released layers is done again: holes are made twice without
+// harm, and a planner asks once more for layers that were being restored.
+WeightLoading::WeightLoading(Control& control, ModelOnDisk& model, std::filesystem::path leaves,
+                             std::function<ModelOnDisk()> open)
+    : control_(control),
+      model_(model),
+      leaves_file_(std::move(leaves)),
+      open_(std::move(open)),
+      name_(segment_name(control.run_id(), "weights")),
+      segment_(Segment::adopt(name_)),
+      released_(
+          static_cast<std::int32_t>(control->released_layers.load(std::memory_order_acquire))),
+      sealed_(true),
+      began_(Clock::now()),
+      told_(began_) {
+  check(segment_->size() == model.layout.total(), "the weights have the layout's size");
+  give_back_released();
+  set_state(control_, LoaderState::sealed);
+}
+
+void WeightLoading::leave() {
+  check(sealed_, "whole weights are left to a successor");
+  left_ = true;
+}
+
 WeightLoading::~WeightLoading() {
   fill_.reset();
   given_up_ = true;
@@ -49,7 +96,9 @@ WeightLoading::~WeightLoading() {
   if (reserving_.valid()) {
     reserving_.wait();
   }
-  unlink_segment(name_);
+  if (!left_) {
+    unlink_segment(name_);
+  }
 }
 
 bool WeightLoading::advance() {
@@ -93,6 +142,7 @@ void WeightLoading::seal() {
   leaves_ = fill_->take_leaves();
   fill_.reset();
   segment_->seal();
+  write_leaves(leaves_file_, leaves_);
   std::ranges::copy(fingerprint, control_->fingerprint);
   control_->fingerprint_ready.store(1, std::memory_order_release);
   set_state(control_, LoaderState::sealed);
@@ -152,12 +202,9 @@ void WeightLoading::restore() {
 void WeightLoading::begin_filling_again() {
   try {
     reserving_.get();
+    open_source();
   } catch (const Failure& failure) {
-    why_not_ = failure.what();
-    spdlog::warn("released weights are not back: {}", why_not_);
-    give_back_released();
-    set_state(control_, LoaderState::sealed);
-    sealed_ = true;
+    seal_released(failure.what());
     return;
   }
   fill_.emplace(
@@ -165,6 +212,31 @@ void WeightLoading::begin_filling_again() {
       model_.dtype, fill_threads(), control_->loaded_bytes,
       [this](std::uint32_t slab) { return slab > 0 && is_released({slab - 1}); },
       std::move(leaves_));
+}
+
+// A successor knows the weights' digests from its predecessor's file. They are right if the fingerprint
+// follows from them.
+void WeightLoading::open_source() {
+  if (!open_) {
+    return;
+  }
+  ModelOnDisk model = open_();
+  std::vector<Digest> leaves = read_leaves(leaves_file_);
+  const Digest fingerprint = model_fingerprint(model.config, model.dtype, root_of(leaves));
+  if (!std::ranges::equal(fingerprint, control_->fingerprint)) {
+    fail(Exit::foreign, "the model's files are no longer those that were loaded");
+  }
+  model_ = std::move(model);
+  leaves_ = std::move(leaves);
+  open_ = nullptr;
+}
+
+void WeightLoading::seal_released(const std::string& why_not) {
+  why_not_ = why_not;
+  spdlog::warn("released weights are not back: {}", why_not_);
+  give_back_released();
+  set_state(control_, LoaderState::sealed);
+  sealed_ = true;
 }
 
 void WeightLoading::sealed_again() {

@@ -10,6 +10,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <functional>
 #include <future>
 #include <optional>
 #include <string>
@@ -24,7 +26,12 @@ namespace poise {
 class WeightLoading {
  public:
   // `control` and `model` outlive it. The control segment's shape, dtype and sizes are written here.
-  WeightLoading(Control& control, const ModelOnDisk& model);
+  // `leaves`: a file for the digests of the weights, which a successor needs to restore released layers.
+  WeightLoading(Control& control, ModelOnDisk& model, std::filesystem::path leaves);
+  // Adopts the sealed weights of a loader that has ended, and reads none of them. `open` opens the model's
+  // files if released layers are restored, and may fail. REQUIRES: the fingerprint is ready.
+  WeightLoading(Control& control, ModelOnDisk& model, std::filesystem::path leaves,
+                std::function<ModelOnDisk()> open);
   ~WeightLoading();
   WeightLoading(const WeightLoading&) = delete;
   WeightLoading& operator=(const WeightLoading&) = delete;
@@ -36,6 +43,8 @@ class WeightLoading {
   // True while memory is being reserved, which no progress counter shows.
   bool reserving() const { return !segment_ || reserving_.valid(); }
 
+  // The weights stay for a successor. REQUIRES: sealed.
+  void leave();
   // Gives back the memory of the layers that are resident (is_resident) with this number.
   // REQUIRES: sealed, nothing released.
   void release(std::int32_t resident_layers);
@@ -54,13 +63,18 @@ class WeightLoading {
   void begin_filling();
   void begin_filling_again();
   void give_back_released();
+  void open_source();
+  void seal_released(const std::string& why_not);
   void seal();
   void sealed_again();
   void tell_progress();
 
   Control& control_;
-  const ModelOnDisk& model_;
+  ModelOnDisk& model_;
+  std::filesystem::path leaves_file_;
+  std::function<ModelOnDisk()> open_;  // nothing: the source is there
   std::string name_;
+  bool left_ = false;
   std::atomic<bool> given_up_{false};  // the segment is no longer needed
   std::future<Segment> coming_;
   std::future<void> reserving_;  // of what was released

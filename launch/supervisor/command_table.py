@@ -21,7 +21,7 @@ COMMANDS = {
     "load": ("commands.load", "load", "loads a model and keeps it in memory for the runs to come"),
     "status": ("commands.status", "status", "how far a run is; without RUN: what is running"),
     "policy": ("commands.policy", "policy", "another policy for a run that goes on; without NAME: the one in force"),
-    "restart": ("commands.restart", "restart", "another planner or gpu_executor for a run that goes on"),
+    "restart": ("commands.restart", "restart", "another process for a run that goes on, the loader too"),
     "stop": ("commands.stop", "stop", "ends a run; without RUN: the kept loaders"),
     "bundle": ("development.bundle", "bundle", "makes a directory of programs and libraries that runs on another machine"),
     "inspect": ("commands.inspect", "inspect", "shows the orders of a run, as a table or as JSON"),

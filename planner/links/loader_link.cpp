@@ -1,8 +1,14 @@
 #include "planner/links/loader_link.h"
 
 #include "common/trouble.h"
+#include "planner/links/clock.h"
 
 namespace poise {
+namespace {
+
+constexpr Seconds kSuccessorComes{10};
+
+}  // namespace
 
 LoaderLink::LoaderLink(std::unique_ptr<Channel> channel, messages::HelloT hello,
                        std::optional<Bytes> host_memory)
@@ -11,19 +17,19 @@ LoaderLink::LoaderLink(std::unique_ptr<Channel> channel, messages::HelloT hello,
 }
 
 bool LoaderLink::step(Seconds timeout) {
-  if (hello_ && channel_->connected() && send(*channel_, messages::HelloT(*hello_))) {
-    hello_.reset();
-  }
+  greet();
   const auto message = channel_->receive(timeout);
   if (!message) {
     return false;
   }
   if ((*message)->body_type() == messages::Body::LoaderReply) {
     greeted_ = true;
+    greeted_on_ = channel_->connections();
+    ask_again();
   } else if (const auto* grant = (*message)->body_as_PoolGrant()) {
     take(*grant);
   } else if (const auto* held = (*message)->body_as_WeightsHeld()) {
-    weights_asked_ = false;
+    weights_.reset();
     if (!held->done()) {
       fail(Exit::interrupted, "the loader: {}",
            held->sentence() != nullptr ? held->sentence()->str() : "it gave no reason");
@@ -35,15 +41,57 @@ bool LoaderLink::step(Seconds timeout) {
   return true;
 }
 
+void LoaderLink::greet() {
+  if (channel_->connected() && said_hello_on_ != channel_->connections() &&
+      send(*channel_, messages::HelloT(hello_))) {
+    said_hello_on_ = channel_->connections();
+  }
+  if (listens() && channel_->connected()) {
+    deaf_since_.reset();
+  } else if (greeted_ && awaits_anything()) {
+    deaf_since_ = deaf_since_.value_or(monotonic_now());
+    if (monotonic_now() - *deaf_since_ > kSuccessorComes) {
+      fail(Exit::interrupted, "the loader is gone");
+    }
+  }
+}
+
+// What cannot be sent now is asked for once a loader has answered Hello.
+template <typename Table>
+void LoaderLink::ask(Table&& table) {
+  if (listens()) {
+    send(*channel_, std::forward<Table>(table));
+  }
+}
+
+// Of a loader that has adopted its predecessor's segments. Each request may have been fulfilled before,
+// and may be fulfilled twice.
+void LoaderLink::ask_again() {
+  if (releases_ > 0) {
+    releases_ = 1;
+    ask(messages::PoolReleaseT{});
+  }
+  if (weights_) {
+    *weights_ > 0 ? ask(messages::WeightsReleaseT{.resident_layers = *weights_})
+                  : ask(messages::WeightsRestoreT{});
+  }
+  if (claiming_) {
+    ask(messages::PoolClaimT(claim_));
+  } else if (moving_) {
+    ask(messages::PoolPartitionChangeT{.act_blocks = claim_.act_blocks,
+                                       .kv_blocks = claim_.kv_blocks});
+  }
+}
+
 void LoaderLink::claim(std::uint64_t region_bytes, const Allocation& host) {
   check(greeted_, "a pool is claimed of a loader that is there");
   grant_.reset();
   claim_.region_bytes = region_bytes;
   claim_.act_blocks = host.act_blocks;
   claim_.kv_blocks = host.kv_blocks;
-  if (!send(*channel_, messages::PoolClaimT(claim_))) {
-    fail(Exit::interrupted, "the loader is gone");
-  }
+  claiming_ = true;
+  moving_ = false;
+  ask(messages::PoolClaimT(claim_));
 }
 
 void LoaderLink::move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks) {
@@ -51,11 +99,8 @@ void LoaderLink::move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks) 
   claim_.region_bytes = grant_->partition.region_bytes;
   claim_.act_blocks = act_blocks;
   claim_.kv_blocks = kv_blocks;
-  if (!send(*channel_,
-            messages::PoolPartitionChangeT{.act_blocks = act_blocks, .kv_blocks = kv_blocks})) {
-    fail(Exit::interrupted, "the loader is gone");
-  }
   moving_ = true;
+  ask(messages::PoolPartitionChangeT{.act_blocks = act_blocks, .kv_blocks = kv_blocks});
 }
 
 void LoaderLink::take(const messages::PoolGrant& grant) {
@@ -72,7 +117,7 @@ void LoaderLink::take(const messages::PoolGrant& grant) {
       grant.region_bytes() < claim_.region_bytes) {
     fail(Exit::interrupted, "the loader granted another block pool than was claimed");
   }
-  moving_ = false;
+  claiming_ = moving_ = false;
   grant_ = Grant{.pool_epoch = grant.pool_epoch(),
                  .partition = {.region_bytes = grant.region_bytes(),
                                .act_blocks = grant.act_blocks(),
@@ -80,24 +125,21 @@ void LoaderLink::take(const messages::PoolGrant& grant) {
 }
 
 void LoaderLink::release_weights(std::int32_t resident_layers) {
-  weights_asked_ = true;
-  if (!send(*channel_, messages::WeightsReleaseT{.resident_layers = resident_layers})) {
-    fail(Exit::interrupted, "the loader is gone");
-  }
+  weights_ = resident_layers;
+  ask(messages::WeightsReleaseT{.resident_layers = resident_layers});
 }
 
 void LoaderLink::restore_weights() {
-  weights_asked_ = true;
-  if (!send(*channel_, messages::WeightsRestoreT{})) {
-    fail(Exit::interrupted, "the loader is gone");
-  }
+  weights_ = 0;
+  ask(messages::WeightsRestoreT{});
 }
 
 void LoaderLink::release(bool left_over) {
   if (grant_ || left_over) {
     grant_.reset();
-    moving_ = false;
-    releases_ += send(*channel_, messages::PoolReleaseT{}) ? 1 : 0;
+    claiming_ = moving_ = false;
+    ++releases_;
+    ask(messages::PoolReleaseT{});
   }
 }
 

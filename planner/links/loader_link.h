@@ -1,6 +1,8 @@
 #pragma once
 // The planner's side of the connection to the loader: says Hello, claims a block pool, and moves the
-// border between its kinds. A step blocks no longer than its timeout; one thread.
+// border between its kinds. A step blocks no longer than its timeout; one thread. A loader may end and a
+// successor adopt its segments: the link then says Hello again and asks once more for what was not
+// answered. It fails if it needs an answer and no loader comes back within ten seconds.
 
 #include <memory>
 #include <optional>
@@ -19,14 +21,15 @@ class LoaderLink {
     PoolPartition partition;
   };
 
-  // Sends `hello` as soon as the loader is there. `host_memory`: this run's cap; the loader may have
-  // been started with another run's.
+  // Sends `hello` to each loader that comes. `host_memory`: this run's cap; the loader may have been
+  // started with another run's.
   LoaderLink(std::unique_ptr<Channel> channel, messages::HelloT hello,
              std::optional<Bytes> host_memory);
 
   // Handles what has arrived, waiting at most `timeout`. True if something did. Fails with the loader's
   // sentence if it refuses the claim.
   bool step(Seconds timeout);
+  // A loader has answered Hello. It may have ended since.
   bool greeted() const { return greeted_; }
   // In place of the pool of an earlier claim, if any. REQUIRES: greeted().
   void claim(std::uint64_t region_bytes, const Allocation& host);
@@ -46,19 +49,29 @@ class LoaderLink {
   // is asked for any more; a step fails if the loader refuses. REQUIRES: greeted().
   void release_weights(std::int32_t resident_layers);
   void restore_weights();
-  bool asked_for_weights() const { return weights_asked_; }
+  bool asked_for_weights() const { return weights_.has_value(); }
 
  private:
+  // Whether the present connection's loader has answered Hello.
+  bool listens() const { return greeted_on_ != 0 && greeted_on_ == channel_->connections(); }
+  bool awaits_anything() const { return claiming_ || moving_ || releases_ > 0 || weights_; }
+  void greet();
+  void ask_again();
   void take(const messages::PoolGrant& grant);
+  template <typename Table>
+  void ask(Table&& table);
 
   std::unique_ptr<Channel> channel_;
-  std::optional<messages::HelloT> hello_;  // until it is said
+  const messages::HelloT hello_;
+  std::uint64_t said_hello_on_ = 0;  // connection, from 1
+  std::uint64_t greeted_on_ = 0;     // likewise
   bool greeted_ = false;
+  std::optional<Seconds> deaf_since_;  // no loader listens, and an answer is awaited
   messages::PoolClaimT claim_;
   std::optional<Grant> grant_;
-  bool moving_ = false;
-  int releases_ = 0;  // not answered yet
-  bool weights_asked_ = false;
+  bool claiming_ = false, moving_ = false;  // not answered yet
+  int releases_ = 0;                        // likewise
+  std::optional<std::int32_t> weights_;  // likewise: layers to release; 0: all are to be restored
 };
 
 }  // namespace poise

@@ -18,9 +18,6 @@ StaleMemory find_stale_memory(const ControlSegment& control, const ExecutorLink:
 
 void reclaim(LoaderLink& loader, const StaleMemory& left) {
   loader.release(true);
-  if (!loader.gives_back()) {
-    fail(Exit::interrupted, "the loader is gone");
-  }
   if (left.lost_layers > 0) {
     announce(fmt::format("the weights of {} are read again: no device holds them any more",
                          counted(left.lost_layers, "layer")));

@@ -22,7 +22,7 @@ StaleMemory find_stale_memory(const ControlSegment& control, const ExecutorLink:
                               bool takes_over);
 
 // Asks the loader to free the pool and to read lost weights again. It is done once the link neither
-// `gives_back` nor has `asked_for_weights`; then look again. Fails if the loader is gone.
+// `gives_back` nor has `asked_for_weights`; then look again.
 void reclaim(LoaderLink& loader, const StaleMemory& left);
 
 }  // namespace poise

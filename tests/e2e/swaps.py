@@ -425,7 +425,6 @@ def what_cannot_be_is_refused_and_the_run_goes_on(workspace):
     run.poise("policy", "kv-only").expect(2, "room for", "--resume", "--rebuild", in_force)
     run.poise("restart", "planner", "--policy", "no-such-policy").expect(2, "there is no such policy", in_force)
     for command, words, fragment in (
-        (restart_command.restart, ("loader",), "stays as long as the run"),
         (restart_command.restart, ("gpu",), "there is no process gpu"),
         (restart_command.restart, ("gpu_executor", "--policy", "kv-only"), "--policy goes with planner"),
         (policy_command.policy, ("--act-share", "0.5"), "go with the NAME"),

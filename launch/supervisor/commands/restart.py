@@ -1,4 +1,4 @@
-"""`poise restart`: another planner or gpu_executor for a run that goes on."""
+"""`poise restart`: another loader, planner or gpu_executor for a run that goes on."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from ..lifecycle import live_changes, processes
+from ..lifecycle import live_changes, processes, segments
 from ..lifecycle.restarts import ANSWER, ASKED
 from ..lifecycle.run_directory import RunDirectory
 from ..shared.files import read_json
@@ -17,21 +17,19 @@ from ..shared.trouble import CANNOT_START, DONE, INTERRUPTED, Refusal, say, show
 def restart(words):
     made = parser(
         "restart",
-        "Ends the planner or the gpu_executor of a living run, and starts another in its place.\n\n"
-        "The loader stays, nothing is read again, the tokens do not change. A planner leaves between two iterations, and "
-        "the next one goes on\nwith every block; one that is killed leaves nothing, and what was unfinished is computed "
-        "again.",
+        "Ends a process of a living run, and starts another in its place.\n\n"
+        "Nothing is read again, the tokens do not change. A planner leaves between two iterations, and the next one goes on\n"
+        "with every block; one that is killed leaves nothing, and what was unfinished is computed again. The next loader adopts\n"
+        "weights and context where they are.",
     )
-    made.add_argument("what", metavar="planner|gpu_executor", help="which process")
+    made.add_argument("what", metavar="loader|planner|gpu_executor", help="which process")
     made.add_argument("run", metavar="RUN", help="a run directory")
     made.add_argument("--policy", metavar="NAME", help="of the planner that takes over (see policies)")
     made.add_argument("--kill", action="store_true", help="do not wait for a good moment")
     live_changes.add_policy_options(made)
     given = made.parse_mixed(normalised(words))
-    if given.what == "loader":
-        made.error("the loader holds weights and context, so it stays as long as the run: use `stop` and `run --resume`")
-    if given.what not in ("planner", "gpu_executor"):
-        made.error(f"there is no process {shown(given.what)}; there are planner and gpu_executor")
+    if given.what not in ("loader", "planner", "gpu_executor"):
+        made.error(f"there is no process {shown(given.what)}; there are loader, planner and gpu_executor")
     if given.what != "planner" and given.policy is not None:
         made.error("--policy goes with planner")
     if given.policy is None and live_changes.policy_options(given):
@@ -60,6 +58,8 @@ def _supervisor(directory):
 def _restarted(directory, supervisor, given, wish):
     began = time.monotonic()
     serial = time.time_ns()
+    control = segments.ControlView(directory.record().get("run_id"))
+    epoch = control.loader_epoch
     directory.write(ASKED.format(serial), json.dumps({"serial": serial, "what": given.what, "kill": given.kill}))
     processes.send(supervisor, signal.SIGUSR1)
     while time.monotonic() - began < live_changes.WAIT:
@@ -69,7 +69,12 @@ def _restarted(directory, supervisor, given, wish):
             if "refused" in answer:
                 raise Refusal(answer["refused"])
             pids = answers["pids"][given.what]  # another restart may have followed
-            if _at_work(directory.status(), given.what, pids[pids.index(answer["pid"]) :]):
+            at_work = (
+                control.loader_epoch > epoch
+                if given.what == "loader"
+                else _at_work(directory.status(), given.what, pids[pids.index(answer["pid"]) :])
+            )
+            if at_work:
                 return _tell_restart(directory.status(), given, answer, time.monotonic() - began, wish)
         if not directory.lives():
             say(f"the run in {shown(directory.path)} ended before the {given.what} was back")

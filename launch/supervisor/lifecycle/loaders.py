@@ -109,16 +109,17 @@ class Home:
         """The right to use this loader, or None while a run has it."""
         return Lock.take(self.folder / "attached.lock")
 
-    def start(self, given):
-        """Starts a loader to be kept: it has no death pipe, and holds its home's lock itself."""
+    def start(self, given, run_id=None, adopts=False):
+        """Starts a loader to be kept: it has no death pipe, and holds its home's lock itself. `adopts`: it takes over what an ended
+        loader of that run id left."""
         if not fits_a_socket(self.socket):
             raise Refusal(f"{shown(self.folder)} is too long a path for sockets: set XDG_RUNTIME_DIR to a shorter one")
         lock = Lock.take(self.folder / "lock")
         if lock is None:
             raise Refusal(f"a loader of {shown(given.model)} is being started or ended just now: try again")
         os.set_inheritable(lock.descriptor, True)
-        run_id = secrets.token_hex(8)
-        words = loader_arguments(given) + ["--home", self.folder, "--run-id", run_id]
+        run_id = run_id or secrets.token_hex(8)
+        words = loader_arguments(given) + ["--home", self.folder, "--run-id", run_id, *(["--adopt"] if adopts else [])]
         words += ["--log", self.folder / "loader.log"]
         record = {**_identity(given), "files": model_files(given.model, given.load_format), "run_id": run_id}
         record["program"] = _program_facts()

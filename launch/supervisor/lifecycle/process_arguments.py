@@ -133,8 +133,13 @@ class ProcessArguments:
     def executor_socket(self):
         return (self._short_folder or self.directory.path) / "executor.sock"
 
-    def loader_arguments(self):
-        return [*loader_arguments(self.given), "--home", self._home, "--run-id", self.run_id, *self._logs("loader")]
+    def loader_arguments(self, adopts=False):
+        """`adopts`: it takes over what this run's loader left."""
+        words = [*loader_arguments(self.given), "--home", self._home, "--run-id", self.run_id, *self._logs("loader")]
+        return words + (["--adopt"] if adopts else [])
+
+    def another_kept_loader(self, adopts):
+        return loaders.Home(self._home).start(self.given, self.run_id, adopts)
 
     def planner_links(self):
         """The run's directory, and the sockets of loader and executor."""

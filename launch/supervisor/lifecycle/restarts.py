@@ -1,11 +1,11 @@
 """Decides which process of a living run is replaced: one that died, as long as `--restarts` allows, or one that `poise restart`
-names. The supervisor then starts another planner or gpu_executor in its place (supervision.py).
+names. The supervisor then starts another one in its place (supervision.py).
 
 `poise restart` (commands/restart.py) writes RUN/restart.SERIAL.json and sends SIGUSR1 to the supervisor, which answers in
 RUN/restarted.json. That file keeps the last answers, because several commands may ask at once. A planner is asked to hand
 over (SIGUSR1): it ends at the next iteration boundary and leaves a journal, with which the next planner continues. With
-`kill` it is killed, and unfinished requests are computed again. An executor finishes the orders it has. The loader stays:
-it holds weights and context.
+`kill` it is killed, and unfinished requests are computed again. An executor finishes the orders it has. A loader leaves its
+segments, weights and context in them, to the next one, which adopts them; killed or not, nothing is read again.
 """
 
 import json
@@ -13,13 +13,14 @@ import signal
 import time
 
 from ..shared.files import read_json, remove
-from ..shared.paths import EXECUTOR, PLAIN_NAMES, PLANNER
+from ..shared.paths import EXECUTOR, LOADER, PLAIN_NAMES, PLANNER
 from ..shared.trouble import HANDED_OVER, INTERRUPTED
 
 ASKED, ANSWER = "restart.{}.json", "restarted.json"
 _ANSWERS = 16  # kept for commands that have not read theirs yet
-_PATIENCE = 10.0  # seconds for an executor to finish what it has
-_PROGRAMS = {PLAIN_NAMES[name]: name for name in (PLANNER, EXECUTOR)}
+_PATIENCE = 10.0  # seconds for an executor to finish what it has, and for a loader
+_PROGRAMS = {PLAIN_NAMES[name]: name for name in (LOADER, PLANNER, EXECUTOR)}
+_HAND_OVER = (LOADER, PLANNER)
 
 
 class Restarts:
@@ -57,12 +58,12 @@ class Restarts:
         if asked.get("kill"):
             self._kill()
         else:
-            child.signal(signal.SIGUSR1 if name == PLANNER else signal.SIGTERM)
+            child.signal(signal.SIGUSR1 if name in _HAND_OVER else signal.SIGTERM)
 
     def hurry(self):
-        """Kills an executor that has not ended in time. A planner is given time: an iteration can be long."""
+        """Kills an executor or a loader that has not ended in time. A planner is given time: an iteration can be long."""
         late = time.monotonic() - self._since > _PATIENCE
-        if self._child and self._child.name == EXECUTOR and late and not self._killed:
+        if self._child and self._child.name != PLANNER and late and not self._killed:
             self._kill()
 
     def _kill(self):
@@ -86,8 +87,8 @@ class Restarts:
     def _may_be_replaced(self, child):
         code = child.returncode()
         if child is self._child:
-            return code < 0 or code in ((HANDED_OVER,) if child.name == PLANNER else (0, INTERRUPTED))
-        return code < 0 and child.name in (PLANNER, EXECUTOR)
+            return code < 0 or code in ((HANDED_OVER,) if child.name in _HAND_OVER else (0, INTERRUPTED))
+        return code < 0
 
     def replaced(self, old, new):
         """Notes the replacement and answers the requests for it; false if it was not asked for."""

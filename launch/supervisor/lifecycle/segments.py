@@ -14,8 +14,9 @@ from . import processes
 FOLDER = Path("/dev/shm")
 
 _MAGIC = 0x4553494F50
-_ABI_VERSION = 2
+_ABI_VERSION = 3
 _LOADER_STATE = 256
+_LOADER_EPOCH = 260
 _LOADED_BYTES = 264
 _FINGERPRINT_READY = 272
 _PROGRESS = 384
@@ -123,6 +124,11 @@ class ControlView:
         return self._word(_LOADER_STATE, "<I") if self.ready() else CREATING
 
     @property
+    def loader_epoch(self):
+        """How many loaders have held these segments, one after the other."""
+        return self._word(_LOADER_EPOCH, "<I") if self.ready() else 0
+
+    @property
     def loaded_bytes(self):
         return self._word(_LOADED_BYTES) if self.ready() else 0
 
@@ -139,6 +145,7 @@ class ControlView:
         return tuple(self._word(_PROGRESS + index * _PROGRESS_STRIDE) for index in range(3))
 
     def close(self):
+        """May be used again: the next segment of that name is then opened."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -115,21 +115,48 @@ class Supervision:
     def _replaced(self, ended):
         """Replaces the processes that ended, if all of them may be replaced; returns whether it did."""
         old = [] if self._deadline else self._restarts.replaceable(ended)
+        if any(child.name == LOADER for child in old) and not self._control.was_sealed:
+            old = [self._begin_anew()]
         for child in old:
             self._replace(child)
         return bool(old)
 
+    def _begin_anew(self):
+        """Ends everything but the loader, which has ended before its weights were whole; returns that one. The others have done
+        nothing yet, and are started once another loader is ready."""
+        loader = next(child for child in self._children if child.name == LOADER)
+        others = [child for child in self._children if child is not loader]
+        for child in others:
+            child.signal(signal.SIGKILL)
+        self._await(others, 30)
+        for child in others:
+            child.close()
+        self._children = [loader]
+        self._control.close()
+        segments.unlink_all(self._arguments.run_id)
+        return loader
+
     def _replace(self, old):
-        if old.name == PLANNER:
+        if old.name == LOADER:
+            new = self._another_loader()
+        elif old.name == PLANNER:
             new = self._child(PLANNER, self._arguments.planner_arguments(takes_over=True))
         else:
             new = self._child(EXECUTOR, self._arguments.executor_arguments())
-        self._children[self._children.index(old)] = new
+        self._children = [new if child is old else child for child in self._children]
         if not self._restarts.replaced(old, new):
             self._line.clear()
             say(f"{reason(old)[1]}; another one goes on")
         self._arguments.keep_words(old)
         old.close()
+
+    def _another_loader(self):
+        """One that adopts weights and pool where they are, or loads."""
+        adopts = self._control.was_sealed
+        if self._kept:
+            self._kept = self._arguments.another_kept_loader(adopts)
+            return self._kept
+        return self._child(LOADER, self._arguments.loader_arguments(adopts))
 
     def _loader_is_ready(self):
         return self._control.loader_state in (segments.LOADING, segments.SEALED) and self._arguments.loader_answers()
