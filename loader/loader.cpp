@@ -53,6 +53,14 @@ ModelOnDisk model_of(const LoaderOptions& options) {
   return open_model(options.model, options.dtype, options.load_format, options.seed);
 }
 
+WeightLoading::Origin origin_of(const LoaderOptions& options) {
+  WeightLoading::Origin origin{.leaves = options.home / kLeaves, .open = nullptr};
+  if (options.adopt) {
+    origin.open = [options] { return model_of(options); };
+  }
+  return origin;
+}
+
 }  // namespace
 
 struct Loader::Beginning {
@@ -106,9 +114,7 @@ Loader::Loader(const LoaderOptions& options, Beginning beginning)
       control_name_{segment_name(options.run_id, "control")},
       channel_(serve((options.home / kSocket).string(),
                      {.run_id = options.run_id, .layout_hash = model_.layout.hash()})),
-      weights_(options.adopt ? WeightLoading(control_, model_, options.home / kLeaves,
-                                             [options] { return model_of(options); })
-                             : WeightLoading(control_, model_, options.home / kLeaves)),
+      weights_(control_, model_, origin_of(options)),
       pools_(control_, budget_, options.available) {
   if (options.adopt) {
     pools_.adopt();
@@ -137,8 +143,10 @@ Loader::~Loader() {
                                  std::memory_order_release);
   }
   std::error_code ignored;
-  for (const char* name : {kCard, kSocket}) {
-    std::filesystem::remove(options_.home / name, ignored);
+  for (const char* name : {kCard, kSocket, kLeaves}) {
+    if (name != kLeaves || !control_name_.left) {
+      std::filesystem::remove(options_.home / name, ignored);
+    }
   }
 }
 

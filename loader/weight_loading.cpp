@@ -18,6 +18,8 @@ namespace {
 
 constexpr auto kTellEvery = std::chrono::seconds(2);
 
+std::string name_in(const Control& control) { return segment_name(control.run_id(), "weights"); }
+
 void set_state(Control& control, LoaderState state) {
   control->loader_state.store(static_cast<std::uint32_t>(state), std::memory_order_release);
 }
@@ -47,39 +49,33 @@ bool ready(const std::future<T>& future) {
 
 }  // namespace
 
-WeightLoading::WeightLoading(Control& control, ModelOnDisk& model, std::filesystem::path leaves)
+WeightLoading::WeightLoading(Control& control, ModelOnDisk& model, Origin origin)
     : control_(control),
       model_(model),
-      leaves_file_(std::move(leaves)),
-      name_(segment_name(control.run_id(), "weights")),
+      origin_(std::move(origin)),
       began_(Clock::now()),
       told_(began_) {
-  control_->shape = model.config.shape;
-  control_->dtype = model.dtype;
-  control_->weights_bytes = static_cast<std::uint64_t>(model.layout.total().n);
-  coming_ = std::async(std::launch::async, [this, size = model.layout.total()] {
-    return Segment::create(name_, size, [this] { return given_up_.load(); });
+  if (origin_.open) {
+    adopt();
+    return;
+  }
+  control_->shape = model_.config.shape;
+  control_->dtype = model_.dtype;
+  control_->weights_bytes = static_cast<std::uint64_t>(model_.layout.total().n);
+  coming_ = std::async(std::launch::async, [this, size = model_.layout.total()] {
+    return Segment::create(name_in(control_), size, [this] { return given_up_.load(); });
   });
 }
 
 // What the ended loader was about to do with released layers is done again: holes are made twice without
 // harm, and a planner asks once more for layers that were being restored.
-WeightLoading::WeightLoading(Control& control, ModelOnDisk& model, std::filesystem::path leaves,
-                             std::function<ModelOnDisk()> open)
-    : control_(control),
-      model_(model),
-      leaves_file_(std::move(leaves)),
-      open_(std::move(open)),
-      name_(segment_name(control.run_id(), "weights")),
-      segment_(Segment::adopt(name_)),
-      released_(
-          static_cast<std::int32_t>(control->released_layers.load(std::memory_order_acquire))),
-      sealed_(true),
-      began_(Clock::now()),
-      told_(began_) {
-  check(segment_->size() == model.layout.total(), "the weights have the layout's size");
+void WeightLoading::adopt() {
+  segment_.emplace(Segment::adopt(name_in(control_)));
+  check(segment_->size() == model_.layout.total(), "the weights have the layout's size");
+  released_ = static_cast<std::int32_t>(control_->released_layers.load(std::memory_order_acquire));
   give_back_released();
   set_state(control_, LoaderState::sealed);
+  sealed_ = true;
 }
 
 void WeightLoading::leave() {
@@ -97,7 +93,7 @@ WeightLoading::~WeightLoading() {
     reserving_.wait();
   }
   if (!left_) {
-    unlink_segment(name_);
+    unlink_segment(name_in(control_));
   }
 }
 
@@ -142,7 +138,7 @@ void WeightLoading::seal() {
   leaves_ = fill_->take_leaves();
   fill_.reset();
   segment_->seal();
-  write_leaves(leaves_file_, leaves_);
+  write_leaves(origin_.leaves, leaves_);
   std::ranges::copy(fingerprint, control_->fingerprint);
   control_->fingerprint_ready.store(1, std::memory_order_release);
   set_state(control_, LoaderState::sealed);
@@ -204,7 +200,11 @@ void WeightLoading::begin_filling_again() {
     reserving_.get();
     open_source();
   } catch (const Failure& failure) {
-    seal_released(failure.what());
+    why_not_ = failure.what();
+    spdlog::warn("released weights are not back: {}", why_not_);
+    give_back_released();
+    set_state(control_, LoaderState::sealed);
+    sealed_ = true;
     return;
   }
   fill_.emplace(
@@ -217,26 +217,18 @@ void WeightLoading::begin_filling_again() {
 // A successor knows the weights' digests from its predecessor's file. They are right if the fingerprint
 // follows from them.
 void WeightLoading::open_source() {
-  if (!open_) {
+  if (!origin_.open) {
     return;
   }
-  ModelOnDisk model = open_();
-  std::vector<Digest> leaves = read_leaves(leaves_file_);
+  ModelOnDisk model = origin_.open();
+  std::vector<Digest> leaves = read_leaves(origin_.leaves);
   const Digest fingerprint = model_fingerprint(model.config, model.dtype, root_of(leaves));
   if (!std::ranges::equal(fingerprint, control_->fingerprint)) {
     fail(Exit::foreign, "the model's files are no longer those that were loaded");
   }
   model_ = std::move(model);
   leaves_ = std::move(leaves);
-  open_ = nullptr;
-}
-
-void WeightLoading::seal_released(const std::string& why_not) {
-  why_not_ = why_not;
-  spdlog::warn("released weights are not back: {}", why_not_);
-  give_back_released();
-  set_state(control_, LoaderState::sealed);
-  sealed_ = true;
+  origin_.open = nullptr;
 }
 
 void WeightLoading::sealed_again() {

@@ -25,13 +25,17 @@ namespace poise {
 
 class WeightLoading {
  public:
-  // `control` and `model` outlive it. The control segment's shape, dtype and sizes are written here.
-  // `leaves`: a file for the digests of the weights, which a successor needs to restore released layers.
-  WeightLoading(Control& control, ModelOnDisk& model, std::filesystem::path leaves);
-  // Adopts the sealed weights of a loader that has ended, and reads none of them. `open` opens the model's
-  // files if released layers are restored, and may fail. REQUIRES: the fingerprint is ready.
-  WeightLoading(Control& control, ModelOnDisk& model, std::filesystem::path leaves,
-                std::function<ModelOnDisk()> open);
+  struct Origin {
+    // A file for the digests of the weights, which a successor needs to restore released layers.
+    std::filesystem::path leaves;
+    // Opens the model's files if released layers are restored, and may fail. Empty: the model has its source.
+    std::function<ModelOnDisk()> open;
+  };
+
+  // `control` and `model` outlive it. With a source, the control segment's shape, dtype and sizes are written
+  // here. Without, it adopts the sealed weights of a loader that has ended, and reads none of them; then the
+  // fingerprint must be ready.
+  WeightLoading(Control& control, ModelOnDisk& model, Origin origin);
   ~WeightLoading();
   WeightLoading(const WeightLoading&) = delete;
   WeightLoading& operator=(const WeightLoading&) = delete;
@@ -59,21 +63,19 @@ class WeightLoading {
  private:
   using Clock = std::chrono::steady_clock;
 
+  void adopt();
   bool is_released(LayerId layer) const;
   void begin_filling();
   void begin_filling_again();
   void give_back_released();
   void open_source();
-  void seal_released(const std::string& why_not);
   void seal();
   void sealed_again();
   void tell_progress();
 
   Control& control_;
   ModelOnDisk& model_;
-  std::filesystem::path leaves_file_;
-  std::function<ModelOnDisk()> open_;  // nothing: the source is there
-  std::string name_;
+  Origin origin_;
   bool left_ = false;
   std::atomic<bool> given_up_{false};  // the segment is no longer needed
   std::future<Segment> coming_;

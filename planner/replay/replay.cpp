@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "common/files/json_file.h"
-#include "common/files/replace_file.h"
 #include "common/files/sha256.h"
 #include "common/process.h"
 #include "common/words.h"
@@ -17,8 +16,6 @@
 
 namespace poise {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr Seconds kWait{0.1};  // for messages, where nothing else is to be done
 constexpr Seconds kShortWait{0.005};
@@ -45,21 +42,6 @@ void check_model(const LogDigest& log, const std::filesystem::path& path,
   }
 }
 
-Json json_of(const StageTime& time) {
-  return {{"copy_in_s", time.copy_in.n},
-          {"compute_s", time.compute.n},
-          {"waits_s", time.waits.n},
-          {"copy_out_s", time.copy_out.n}};
-}
-
-Json json_of(const AnswersCompared::Count& count) {
-  return {{"compared", count.all}, {"differ", count.differ}};
-}
-
-std::uint64_t differences(const AnswersCompared& compared) {
-  return compared.tokens().differ + compared.logprobs().differ + compared.shapes_differ();
-}
-
 }  // namespace
 
 Replay::Replay(ReplayOptions options)
@@ -77,7 +59,8 @@ void Replay::run() {
   for (std::int32_t i = 0; i < options_.repeat; ++i) {
     replay_once();
   }
-  write_report();
+  report_.write(options_.output, options_.orders, links_.executor->greeting()->device,
+                digest_->torn_tail());
   release_pool();
   if (options_.death_descriptor < 0) {
     links_.executor->stop("all is replayed");
@@ -105,7 +88,7 @@ void Replay::greet() {
   links_.executor->watch([&](const messages::LayerDone& done) {
     messages::LayerDoneT report;
     done.UnPackTo(&report);
-    times_.back().add(report);
+    report_.take(report);
   });
   links_.loader->release(true);  // what an ended planner of a kept loader left
   restore_weights();
@@ -146,14 +129,8 @@ void Replay::await(Condition condition) {
 // ---- record by record
 
 void Replay::replay_once() {
-  if (!times_.empty()) {
-    digest_ = std::make_unique<LogDigest>(options_.orders);
-  }
-  const auto stages = static_cast<std::size_t>(digest_->facts().layers) + 2;
-  times_.emplace_back(stages);
-  recorded_.emplace(stages);
-  compared_.emplace_back();
-  skipped_ = 0;
+  digest_ = std::make_unique<LogDigest>(options_.orders);
+  report_.begin(digest_->facts().layers);
   release_pool();
   digest_->read({
       .iteration = [&](const LoggedIteration& iteration) { replay(iteration); },
@@ -165,7 +142,7 @@ void Replay::replay_once() {
                   const std::string& run_id) { replay(pool, run_id); },
       .weights = [&](const messages::WeightsHeldT& held) { replay(held); },
   });
-  if (compared_.back().iterations() == 0) {
+  if (report_.iterations() == 0) {
     fail("order log {} has no finished iteration{}", options_.orders.string(),
          options_.until ? fmt::format(" up to {}", *options_.until) : "");
   }
@@ -224,7 +201,7 @@ void Replay::replay(const LoggedIteration& iteration) {
   }
   if (!iteration
            .done) {  // an executor or a planner ended meanwhile; told when the next Configure comes
-    ++skipped_;
+    report_.skip();
     return;
   }
   pool_is_noted_ = false;
@@ -242,9 +219,7 @@ void Replay::replay(const LoggedIteration& iteration) {
   std::vector<messages::LayerOrderT> orders;
   for (const LoggedLayer& layer : iteration.layers) {
     orders.push_back(layer.order);
-    recorded_->add(layer.report);
   }
-  recorded_->add_iteration({*iteration.done - iteration.sent});
   const Seconds begun = monotonic_now();
   std::optional<Received> answers;
   try {
@@ -256,10 +231,10 @@ void Replay::replay(const LoggedIteration& iteration) {
     }
     fail("order log {}, iteration {}: {}", options_.orders.string(), number, refusal.what());
   }
-  times_.back().add_iteration(monotonic_now() - begun);
+  const Seconds wall = monotonic_now() - begun;
   messages::IterationDoneT replayed;
   (*answers)->body_as_IterationDone()->UnPackTo(&replayed);
-  compared_.back().take(number, iteration.answers, replayed);
+  report_.take(iteration, replayed, wall);
 }
 
 void Replay::restore_weights() {
@@ -274,42 +249,6 @@ void Replay::release_pool() {
   pool_.clear();
   links_.loader->release();
   await([&] { return !links_.loader->gives_back(); });
-}
-
-// ---- what came of it
-
-void Replay::write_report() const {
-  const auto& worst = *std::ranges::max_element(
-      compared_, {}, [](const AnswersCompared& one) { return differences(one); });
-  const auto& fastest =
-      *std::ranges::min_element(times_, {}, [](const StageTimes& one) { return one.wall(); });
-  Json report{
-      {"orders", options_.orders.string()},    {"device", links_.executor->greeting()->device},
-      {"iterations", worst.iterations()},      {"unfinished_iterations", skipped_},
-      {"torn_bytes", digest_->torn_tail().n},  {"tokens", json_of(worst.tokens())},
-      {"logprobs", json_of(worst.logprobs())}, {"shapes_differ", worst.shapes_differ()},
-      {"equal", differences(worst) == 0},      {"first_difference", nullptr}};
-  if (const auto& first = worst.first()) {
-    report["first_difference"] = {{"iteration", first->iteration},
-                                  {"request", first->request},
-                                  {"what", first->what},
-                                  {"recorded", first->recorded},
-                                  {"replayed", first->replayed}};
-  }
-  report["recorded_s"] = recorded_->wall().n;
-  report["replayed_s"] = Json::array();
-  for (const StageTimes& times : times_) {
-    report["replayed_s"].push_back(times.wall().n);
-  }
-  report["stages"] = Json::array();
-  for (std::size_t stage = 0; stage < recorded_->stages().size(); ++stage) {
-    report["stages"].push_back(
-        {{"stage", stage},
-         {"name", stage_name(static_cast<std::uint32_t>(stage), digest_->facts().layers)},
-         {"recorded", json_of(recorded_->stages()[stage])},
-         {"replayed", json_of(fastest.stages()[stage])}});
-  }
-  replace_file(options_.output, report.dump(2) + '\n', {.durable = false});
 }
 
 }  // namespace poise

@@ -22,8 +22,7 @@
 #include "planner/links/greeting.h"
 #include "planner/links/status.h"
 #include "planner/record/log_digest.h"
-#include "planner/replay/answers_compared.h"
-#include "planner/replay/stage_times.h"
+#include "planner/replay/replay_report.h"
 
 namespace poise {
 
@@ -61,7 +60,6 @@ class Replay {
   void replay(const LoggedIteration& iteration);
   void restore_weights();
   void release_pool();
-  void write_report() const;
 
   template <typename Condition>
   void await(Condition condition);
@@ -76,10 +74,7 @@ class Replay {
   bool pool_is_noted_ = false;  // the last record was a PoolGrant
   bool device_holds_ = false;   // layers for which no pool was claimed yet
   std::int32_t resident_ = -1;  // layers on the device
-  std::uint64_t skipped_ = 0;   // iterations that the log does not finish
-  std::optional<StageTimes> recorded_;
-  std::vector<StageTimes> times_;          // of each repetition
-  std::vector<AnswersCompared> compared_;  // likewise
+  ReplayReport report_;
   RunStatus status_;
   StatusFile status_file_;
 };

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import harness
 from ends import SLOWLY, long_requests, wait_for_results
-from harness import DEMO, DEMO_MODEL, bin_folder, comparable, expect, expect_equal, test, wait_until
+from harness import DEMO, DEMO_MODEL, comparable, expect, expect_equal, test, wait_until
 from supervisor.commands import stop as stop_command
 from supervisor.lifecycle import loaders
 
@@ -86,17 +86,6 @@ def changed_files_are_loaded_again(workspace):
     expect_equal(len(after), 1, "kept loaders")
     expect(after[0]["pid"] != before, "the old loader is still used")
     workspace.poise("stop").expect(0)
-
-
-@test
-def a_loader_of_another_build_is_not_used(workspace):
-    programs = workspace / "bin"
-    shutil.copytree(bin_folder(), programs, ignore=shutil.ignore_patterns("*_tests", "*-bench"))
-    workspace.poise("load", "--model", DEMO_MODEL, env={"POISE_BIN": str(programs)}).expect(0, "kept until")
-    os.utime(programs / "poise-loader", (0, 0))  # as if built anew
-    words = workspace.run_words(DEMO / "show.jsonl", workspace / "a")
-    workspace.poise(*words, env={"POISE_BIN": str(programs)}).expect(0, "another build", "loading again")
-    expect_equal(kept(workspace), [], "kept loaders")
 
 
 @test

@@ -26,8 +26,14 @@ def load(words):
         say(f"{shown(given.model)} is loaded already; end it with: {command_line('stop')}")
         return DONE
     if home.lives():
-        if home.in_use():
+        attached = home.take()
+        if attached is None:
             raise Refusal(f"{stale}, but a run still uses it: wait for it")
+        upgraded = stale == loaders.OTHER_BUILD and home.upgrade(given)
+        attached.give_back()
+        if upgraded:
+            say(f"{stale}: its successor has its memory, and nothing is read again")
+            return DONE
         home.stop()
     given.gpu_memory = None
     inputs.clip_memory(given)

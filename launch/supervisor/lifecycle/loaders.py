@@ -25,7 +25,9 @@ from . import processes, segments
 from .children import Adopted, Child
 from .locks import Lock, is_held
 
+OTHER_BUILD = "the kept loader is of another build"
 _END = 15  # seconds
+_LEAVE = 5  # seconds for a loader to leave its segments to a successor, and for that one to adopt them
 
 
 def model_files(model, load_format, tokenizer=False):
@@ -155,11 +157,30 @@ class Home:
 
     def why_stale(self, given):
         """Why a new loader would differ from this one; None if it would not."""
-        if self.record.get("program") != _program_facts():
-            return "the kept loader is of another build"
         if self.record.get("files") != model_files(given.model, given.load_format):
             return "the model's files changed since the kept loader read them"
-        return None
+        return OTHER_BUILD if self.record.get("program") != _program_facts() else None
+
+    def upgrade(self, given):
+        """A loader of our build, which has adopted what the living one held; None if one of the two cannot do that."""
+        old, run_id = self.adopt(), self.run_id
+        if old is None:
+            return None
+        old.signal(signal.SIGUSR1)
+        remains = processes.wait_gone([old.descriptor], _LEAVE)
+        old.close()
+        if remains:
+            return None
+        control = segments.ControlView(run_id)
+        epoch, until = control.loader_epoch, time.monotonic() + _LEAVE
+        new = self.start(given, run_id, adopts=True)
+        while control.loader_epoch == epoch and new.returncode() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        done = control.loader_epoch > epoch
+        control.close()
+        if not done:
+            new.close()
+        return new if done else None
 
     def stop(self):
         """Ends the loader, if it lives, and removes all it left. True if there was one."""

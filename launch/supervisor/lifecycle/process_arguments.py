@@ -94,6 +94,9 @@ class ProcessArguments:
         if loader:
             say("using the kept loader of this model")
             return loader
+        if stale == loaders.OTHER_BUILD and (loader := home.upgrade(self.given)):
+            say(f"{stale}: its successor has its memory, and nothing is read again")
+            return loader
         say(f"{stale or 'the kept loader has just ended'}; loading again")
         self._attached.give_back()
         self._attached = None
