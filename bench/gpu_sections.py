@@ -78,6 +78,8 @@ def demo(bench):
         same = answers == first
         told = _last_line(text) + (", all as with the first policy" if same else ", and NOT as with the first policy")
         bench.note(name, code == 0 and same, told)
+        code, text = bench.poise("replay", f"{output}.poise", "--device", bench.given.device)
+        bench.note(f"{name}, replayed", None if code is None else code == 0, _last_line(text))
 
 
 def _answers(path):

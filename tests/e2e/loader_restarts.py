@@ -13,6 +13,7 @@ from kept_loaders import alive, kept
 from released_weights import TIGHT, short_of_memory, short_to_the_end
 from supervisor.commands import policy as policy_command
 from supervisor.commands import restart as restart_command
+from supervisor.lifecycle import segments
 from swaps import Disturbed, policy_words, slowly, undisturbed, work
 
 SUCCESSIONS = 8
@@ -67,16 +68,22 @@ def a_loader_that_dies_while_it_loads_is_replaced_by_one_that_loads(workspace):
     config = workspace / "model"
     config.mkdir()
     shape = json.loads((harness.ROOT / "bench" / "models" / "opt-1.3b.json").read_text())
-    (config / "config.json").write_text(json.dumps(shape | {"num_hidden_layers": 3}))  # a third of a second to load
+    (config / "config.json").write_text(json.dumps(shape | {"num_hidden_layers": 8}))  # it takes a second to load
     output = workspace / "out.jsonl"
     options = ("--load-format", "dummy", "--skip-tokenizer-init", "--max-model-len", "64", "--restarts", "2")
     process = workspace.start(*workspace.run_words(requests, output, *options, model=config))
+    run_id = wait_until(lambda: harness._json(workspace / "out.jsonl.poise" / "run.json").get("run_id"), "the run's id")
+    victim = None
+
+    def one_that_loads():
+        pid = workspace.children(f"{output}.poise").get("loader")
+        return pid not in (None, victim) and segments.ControlView(run_id).loader_state == segments.LOADING and pid
+
     for _ in range(2):
-        victim = wait_until(lambda: workspace.children(f"{output}.poise").get("loader"), "a loader")
-        time.sleep(workspace.random.uniform(0, 0.3))
+        victim = wait_until(one_that_loads, "a loader that loads")
         os.kill(victim, signal.SIGKILL)
-        wait_until(lambda before=victim: not alive(before), "its end")
     workspace.finish(process).expect(0, "loader was killed; another one goes on")
+    expect("adopted" not in (workspace / "out.jsonl.poise" / "logs" / "loader.log").read_text(), "half of the weights were adopted")
     expect_equal(len(comparable(output)), 1, "results")
 
 
