@@ -1,4 +1,5 @@
-"""The section `restart` of gpu_check.py: a gpu_executor is ended and restarted in the middle of a run."""
+"""The section `restart` of gpu_check.py: executors and loaders are ended and restarted in the middle of a run, whose orders are
+then replayed."""
 
 import json
 import re
@@ -82,7 +83,7 @@ def _answers(path):
 
 
 def _same_tokens(bench):
-    """The demo model, long answers, few at a time: the executor is ended three times meanwhile."""
+    """The demo model, long answers, few at a time: the executor is ended three times meanwhile, the loader twice."""
     body = {"prompt": _QUESTION, "max_tokens": 100, "ignore_eos": True, "temperature": 0.7, "logprobs": 1}
     words = ["--model", bench.root / "launch" / "demo" / "model", "-i", _requests(bench.folder / "long.jsonl", 150, body)]
     words += ["--policy", "hybrid", "--act-share", "0.5", "--max-num-seqs", "3"]
@@ -91,15 +92,19 @@ def _same_tokens(bench):
         bench.note("tokens after restarts", False, f"the undisturbed run failed: {plain.last_words()}")
         return
     run, restarts = _Run(bench, "disturbed", words), 0
-    for number in (40, 400, 900):
+    for number, what, how in (
+        (40, "gpu_executor", []), (200, "loader", []), (400, "gpu_executor", ["--kill"]), (600, "loader", ["--kill"]), (900, "gpu_executor", []),
+    ):  # fmt: skip
         if run.wait_for_iteration(number):
-            code, text = bench.poise("restart", "gpu_executor", run.directory, *(["--kill"] if number == 400 else []))
-            restarts += code == 0 and "the gpu_executor is process" in text
+            code, text = bench.poise("restart", what, run.directory, *how)
+            restarts += code == 0 and f"the {what} is process" in text
     code = run.end(bench.seconds_left())
     same = code == 0 and _answers(run.output) == _answers(plain.output)
     told = f"{restarts} restarts, answers and logprobs {'equal' if same else 'NOT equal'}, the run ended with {code}"
     told += "" if code == 0 else f": {run.last_words()}"
-    bench.note("tokens after restarts", same and restarts == 3, told)
+    bench.note("tokens after restarts", same and restarts == 5, told)
+    code, text = bench.poise("replay", run.directory, "--device", bench.given.device)
+    bench.note("its orders replayed", None if code is None else code == 0, (text.strip().splitlines() or ["it said nothing"])[-1])
 
 
 def _ready_again(bench):
@@ -117,6 +122,7 @@ def _ready_again(bench):
         run.end()
         bench.note("ready again", None if bench.seconds_left() <= 0 else False, f"the run came to nothing: {run.last_words()}")
         return
+    _successor(bench, run)
     code, text = bench.poise("restart", "gpu_executor", run.directory)
     pool = run.status().get("host_pool_bytes", 0)
     gone = run.gone_after()
@@ -133,3 +139,20 @@ def _ready_again(bench):
     told = f"{seconds:.1f} s after an executor with a pool of {pool / 2**30:.1f} GiB was asked to end, "
     told += f"which was gone after {gone:.1f} s; under 10 s wanted"
     bench.note("ready again", seconds < 10, told, seconds=seconds, gone_seconds=gone, pool_bytes=pool)
+    words = ["--until", "3", "--gpu-memory", work["gpu_memory"], "--host-memory", bench.works["host_memory"]]
+    code, text = bench.poise("replay", run.directory, "--device", bench.given.device, *words)
+    bench.note("replayed", None if code is None else code == 0, "; ".join(text.strip().splitlines()[-2:]))
+
+
+def _successor(bench, run):
+    """How long until another loader has adopted weights and pool, and whether it reads anything."""
+    code, text = bench.poise("restart", "loader", run.directory)
+    found = re.search(r"is process (\d+) now, at work ([\d.]+) s after", text)
+    if code != 0 or not found:
+        bench.note("a loader's successor", None if code is None else False, f"restart ended with {code}: {text[-300:]}")
+        return
+    with open(f"/proc/{found.group(1)}/io", encoding="ascii") as file:
+        read = int(file.read().split("rchar: ")[1].split()[0])
+    seconds = float(found.group(2))
+    told = f"{seconds:.2f} s after the old one was asked to leave, {read} bytes read by it; under 2 s wanted"
+    bench.note("a loader's successor", seconds < 2 and read < 10**7, told, seconds=seconds, bytes_read=read)
