@@ -329,34 +329,54 @@ Placement place_blocks(const ModelShape& shape, DType dtype, const Demand& deman
     everywhere.gpu_act_blocks = *fixed.gpu_act_blocks;
     everywhere.gpu_kv_blocks = *fixed.gpu_kv_blocks;
   }
-  Placement placement{
-      .host = host,
-      .device = choose_device_limits(shape, dtype, demand, everywhere, options, overhead, cap)};
-  if (!fixed.fixes_blocks()) {
-    const std::int64_t kv_here = fixed.gpu_act_alone ? 0 : kv;
-    for (const auto& [kind, blocks] : {std::pair{BlockKind::act, act}, {BlockKind::kv, kv_here}}) {
-      placement.device =
-          with_gpu_blocks(shape, dtype, placement.device, overhead, cap, kind, blocks);
+  // With buffers for `buffered`; the pool may be left without a block.
+  const auto place = [&](const Allocation& buffered) {
+    Placement placement{
+        .host = host,
+        .device = choose_device_limits(shape, dtype, demand, buffered, options, overhead, cap)};
+    if (!fixed.fixes_blocks()) {
+      const std::int64_t kv_here = fixed.gpu_act_alone ? 0 : kv;
+      for (const auto& [kind, blocks] :
+           {std::pair{BlockKind::act, act}, {BlockKind::kv, kv_here}}) {
+        placement.device =
+            with_gpu_blocks(shape, dtype, placement.device, overhead, cap, kind, blocks);
+      }
     }
-  }
-  placement.host.gpu_act_blocks = static_cast<std::uint32_t>(placement.device.gpu_act_blocks);
-  placement.host.gpu_kv_blocks = static_cast<std::uint32_t>(placement.device.gpu_kv_blocks);
-  const auto left = [](std::uint32_t blocks, std::int64_t most_of_kind, std::uint32_t here) {
-    return static_cast<std::uint32_t>(
-        std::min<std::int64_t>(blocks, std::max<std::int64_t>(most_of_kind - here, 0)));
+    Allocation& placed = placement.host;
+    placed.gpu_act_blocks = static_cast<std::uint32_t>(placement.device.gpu_act_blocks);
+    placed.gpu_kv_blocks = static_cast<std::uint32_t>(placement.device.gpu_kv_blocks);
+    const auto left = [](std::uint32_t blocks, std::int64_t most_of_kind, std::uint32_t here) {
+      return static_cast<std::uint32_t>(
+          std::min<std::int64_t>(blocks, std::max<std::int64_t>(most_of_kind - here, 0)));
+    };
+    placed.act_blocks = left(host.act_blocks, act, placed.gpu_act_blocks);
+    placed.kv_blocks = left(host.kv_blocks, kv, placed.gpu_kv_blocks);
+    // Blocks of a kind on the device beyond the policy's wish replace blocks of the other kind.
+    const std::int64_t more = placed.all_act_blocks() + placed.all_kv_blocks() - most;
+    if (fixed.fixes_blocks() && more > 0) {
+      std::uint32_t& other =
+          placed.act_blocks > placed.kv_blocks ? placed.act_blocks : placed.kv_blocks;
+      other -= static_cast<std::uint32_t>(std::min<std::int64_t>(more, other));
+    }
+    return placement;
   };
-  Allocation& placed = placement.host;
-  placed.act_blocks = left(host.act_blocks, act, placed.gpu_act_blocks);
-  placed.kv_blocks = left(host.kv_blocks, kv, placed.gpu_kv_blocks);
-  // Blocks of a kind on the device beyond the policy's wish replace blocks of the other kind.
-  const std::int64_t more = placed.all_act_blocks() + placed.all_kv_blocks() - most;
-  if (fixed.fixes_blocks() && more > 0) {
-    std::uint32_t& other =
-        placed.act_blocks > placed.kv_blocks ? placed.act_blocks : placed.kv_blocks;
-    other -= static_cast<std::uint32_t>(std::min<std::int64_t>(more, other));
+  Placement placement = place(everywhere);
+  if (placement.host.act_blocks + placement.host.kv_blocks > 0) {
+    return placement;
   }
-  if (placed.act_blocks + placed.kv_blocks == 0) {  // a pool has a block
-    (host.act_blocks > 0 ? placed.act_blocks : placed.kv_blocks) = 1;
+  // A pool has a block. It is one more of its kind, so a request may have one more of that kind.
+  const bool is_act = host.act_blocks > 0;
+  const auto of_kind = [&](Allocation& blocks) -> std::uint32_t& {
+    return is_act ? blocks.act_blocks : blocks.kv_blocks;
+  };
+  const std::int64_t there = is_act ? placement.host.gpu_act_blocks : placement.host.gpu_kv_blocks;
+  const std::int32_t slots = is_act ? placement.device.act_slots : placement.device.kv_slots;
+  if (slots < std::min<std::int64_t>(there + 1, demand.largest_request)) {
+    ++of_kind(everywhere);
+    placement = place(everywhere);
+  }
+  if (placement.host.act_blocks + placement.host.kv_blocks == 0) {
+    of_kind(placement.host) = 1;
   }
   return placement;
 }
