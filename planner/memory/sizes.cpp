@@ -228,6 +228,10 @@ Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dt
   if (device && device->holds_blocks) {
     inputs.device = device_room(shape, dtype, demand, options, *device);
     const auto with = [&](const Allocation& blocks) -> std::optional<Rehearsal> {
+      if (blocks.all_act_blocks() + blocks.all_kv_blocks() + blocks.token_blocks <
+          demand.largest_request) {
+        return std::nullopt;
+      }
       const Bytes overhead = overhead_with(*device, shape, dtype, blocks);
       const DeviceLimits limits =
           buffers_that_fit(shape, dtype, demand, blocks, options, overhead, device->cap);

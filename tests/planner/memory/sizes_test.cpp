@@ -197,7 +197,7 @@ TEST(ActBlocksOnTheDevice, AreNoneWhereThePolicyWantsNone) {
 
 TEST(Placement, OfAnyPolicyStaysWithinBothMemories) {
   int placed = 0, refused = 0;
-  for (std::uint32_t seed = 1; seed <= 300; ++seed) {
+  for (std::uint32_t seed = 1; seed <= 600; ++seed) {
     std::mt19937 random(seed);
     const auto one_of = [&](std::uint32_t n) { return static_cast<std::int32_t>(random() % n); };
     ModelShape shape = small_shape();
@@ -211,8 +211,12 @@ TEST(Placement, OfAnyPolicyStaysWithinBothMemories) {
     SCOPED_TRACE(testing::Message() << "seed " << seed << ' ' << entry.name);
     const auto profile = std::make_shared<const Profile>(
         profile_of(machines()[random() % machines().size()], shape, DType::float32));
-    const auto policy = make_policy(entry.name, {.profile = profile});
-    const Demand of = demand(requests, 1 + one_of(40));
+    PolicyOptions options{.profile = profile};
+    if (std::string_view(entry.name) == "hybrid" && one_of(2) == 0) {
+      options.act_share = one_of(11) / 10.0;
+    }
+    const auto policy = make_policy(entry.name, options);
+    const Demand of = demand(requests, 1 + one_of(one_of(2) == 0 ? 2 : 40));
     const BlockBudget budget{
         .weights = kMiB, .available = kMiB * (66 + one_of(60)), .host_memory = {}};
     const DeviceMemory memory{.cap = kMiB * (4 + one_of(60)), .overhead = kMiB};
@@ -231,6 +235,10 @@ TEST(Placement, OfAnyPolicyStaysWithinBothMemories) {
       EXPECT_EQ(static_cast<std::uint32_t>(device.gpu_kv_blocks), host.gpu_kv_blocks);
       EXPECT_GE(host.all_act_blocks() + host.all_kv_blocks() + host.token_blocks,
                 of.largest_request);
+      // Whatever the policy gives a request, its mini-batch holds it alone.
+      EXPECT_GE(device.act_slots,
+                std::min<std::int64_t>(host.all_act_blocks(), of.largest_request));
+      EXPECT_GE(device.kv_slots, std::min<std::int64_t>(host.all_kv_blocks(), of.largest_request));
       ++placed;
     } catch (const Failure&) {
       ++refused;  // too little of one of them, in words
