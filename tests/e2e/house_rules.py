@@ -111,6 +111,11 @@ def files_are_replaced_in_one_place(_):
             place = path.relative_to(ROOT).as_posix()
             if place not in moves and re.search(r"\brename(?:at2?)?\s*\(", text):
                 complaints.append(f"{place} renames a file: replace_file does that")
+    moves = {"launch/supervisor/shared/files.py", "launch/supervisor/development/bundle.py"}  # a bundle is a folder
+    for path in (ROOT / "launch" / "supervisor").rglob("*.py"):
+        place = path.relative_to(ROOT).as_posix()
+        if place not in moves and re.search(r"\bos\.(?:replace|rename)\(", path.read_text()):
+            complaints.append(f"{place} renames a file: shared/files.py does that")
     nothing_wrong(complaints)
 
 

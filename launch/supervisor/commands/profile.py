@@ -17,7 +17,7 @@ from ..lifecycle.run_directory import RunDirectory
 from ..lifecycle.run_summary import progress_text
 from ..lifecycle.supervision import Supervision
 from ..measure.svg import Figure, page
-from ..shared.files import read_json
+from ..shared.files import read_json, replace_file
 from ..shared.options import add_device, add_loading, add_model, normalised, parser
 from ..shared.paths import PROGRAMS, profile_folder, program
 from ..shared.progress import ProgressLine
@@ -137,10 +137,8 @@ def _keep(path, output, folder):
         say(f"{brief(output)} is written")
     if folder:
         kept = kept_path(measured["fingerprint"])
-        fresh = kept.with_suffix(f".{os.getpid()}.new")
         with naming(kept):
-            shutil.copyfile(path, fresh)
-            os.replace(fresh, kept)
+            replace_file(kept, Path(path).read_text(encoding="utf-8"), f".{os.getpid()}.new")
             kept.with_suffix(".svg").write_text(picture(measured), encoding="utf-8")
         say(f"kept as {brief(kept)}, drawn in {brief(kept.with_suffix('.svg'))}")
 

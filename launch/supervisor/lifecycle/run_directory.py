@@ -12,9 +12,9 @@ import secrets
 import stat
 import time
 
-from ..shared.files import is_socket, read_json, remove, remove_tree
+from ..shared.files import is_socket, read_json, remove, remove_tree, replace_file
 from ..shared.paths import command_line
-from ..shared.trouble import LOCKED, OUTPUT, Refusal, naming, of_system, shown
+from ..shared.trouble import LOCKED, OUTPUT, Refusal, of_system, shown
 from . import processes
 from .locks import Lock, is_held
 
@@ -169,12 +169,7 @@ class RunDirectory:
         return self.path / name
 
     def write(self, name, text):
-        """Writes the file by rename: readers see the old or the new one, never a part."""
-        fresh = self.path / f"{name}.new"
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with naming(fresh), os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-        os.replace(fresh, self.path / name)
+        replace_file(self.path / name, text)
 
     # ---- leaving
 

@@ -1,9 +1,10 @@
-"""Reading and removing files of ours that may be missing, half written, or gone by now."""
+"""Files of ours: reading and removing those that may be missing, half written, or gone by now; replacing them whole."""
 
 import json
 import os
 import shutil
 import stat
+from .trouble import naming
 
 
 def read_json(path):
@@ -14,6 +15,18 @@ def read_json(path):
         return value if isinstance(value, dict) else {}
     except (OSError, ValueError, RecursionError):
         return {}
+
+
+def replace_file(path, text, suffix=".new"):
+    """Writes a file beside `path` and renames it: readers see the old or the new one, never a part. Errors name the file.
+
+    Writers that may come at the same time need a `suffix` each.
+    """
+    fresh = f"{path}{suffix}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    with naming(fresh), os.fdopen(os.open(fresh, flags, 0o600), "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)
+    os.replace(fresh, path)
 
 
 def is_socket(path):
