@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -180,6 +181,16 @@ Segment Segment::adopt(const std::string& name) {
 
 void Segment::seal() {
   check(fchmod(mapping_->descriptor(), 0400) == 0, "the owner of a segment may change its mode");
+}
+
+void Segment::forget_pages(std::uint64_t offset, Bytes bytes) const {
+  const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  const std::uint64_t first = (offset + page - 1) / page * page;
+  const std::uint64_t last = (offset + static_cast<std::uint64_t>(bytes.n)) / page * page;
+  if (first < last) {
+    check(madvise(data() + first, last - first, MADV_DONTNEED) == 0,
+          "pages of a shared mapping may be forgotten");
+  }
 }
 
 void Segment::give_back(std::uint64_t offset, Bytes bytes) {

@@ -47,6 +47,11 @@ class Segment {
   // stays writable.
   void seal();
 
+  // Takes the whole pages of a part out of this process's page tables; the segment keeps them, and the next
+  // access maps them again. A process that ends takes them out page by page, 0.3 s for 8 GiB, while its
+  // successor waits. Any thread.
+  void forget_pages(std::uint64_t offset, Bytes bytes) const;
+
   // Gives the memory of a part (whole pages) back, or reserves it again, zeroed. Only the segment's
   // creator may call these. No process may touch a part between the two. Reserving may take seconds;
   // `stop` is as above.

@@ -1,41 +1,24 @@
 #include "loader/blocks_segment.h"
 
-#include <algorithm>
-#include <span>
-#include <thread>
-#include <vector>
-
 #include "common/trouble.h"
 #include "common/words.h"
-#include "loader/weight_fill.h"
+#include "loader/strides.h"
 
 namespace poise {
 namespace {
 
 constexpr std::uint64_t kPage = 4096;
-constexpr std::uint64_t kStride = 64 << 20;                 // touched at a time by one thread
 constexpr std::uint64_t kMaxPool = std::uint64_t{1} << 46;  // bytes; no machine has them
 
-// The first touch of a page zeroes it. No other process has the segment yet.
-void touch(std::span<std::byte> memory, const std::atomic<bool>& stop) {
-  std::atomic<std::uint64_t> next{0};
-  const auto work = [&] {
-    while (!stop) {
-      const std::uint64_t begin = next.fetch_add(kStride);
-      if (begin >= memory.size()) {
-        return;
-      }
-      const std::uint64_t end = std::min<std::uint64_t>(begin + kStride, memory.size());
-      for (std::uint64_t at = begin; at < end; at += kPage) {
-        *static_cast<volatile std::byte*>(&memory[at]) = std::byte{0};
-      }
+// The first touch of a page zeroes it. No other process has the segment yet, and the loader never reads it.
+void touch(const Segment& segment, const std::atomic<bool>& stop) {
+  for_each_stride(segment.size(), [&](std::uint64_t begin, std::uint64_t end) {
+    for (std::uint64_t at = begin; at < end; at += kPage) {
+      *static_cast<volatile std::byte*>(&segment.data()[at]) = std::byte{0};
     }
-  };
-  std::vector<std::jthread> threads;
-  for (std::size_t i = 1; i < fill_threads(); ++i) {
-    threads.emplace_back(work);
-  }
-  work();
+    segment.forget_pages(begin, {static_cast<std::int64_t>(end - begin)});
+    return !stop;
+  });
 }
 
 }  // namespace
@@ -60,7 +43,7 @@ std::optional<std::string> why_no_partition(const PoolPartition& partition, cons
 
 BlocksSegment::BlocksSegment(const std::string& name, Bytes size, const std::atomic<bool>& stop)
     : segment_(Segment::create(name, size, [&stop] { return stop.load(); })) {
-  touch({segment_.data(), static_cast<std::size_t>(size.n)}, stop);
+  touch(segment_, stop);
 }
 
 BlocksSegment::~BlocksSegment() {

@@ -30,8 +30,7 @@ constexpr Seconds kWait{0.05};
 // A pool's memory is free only after the executor that mapped it has unmapped it or ended.
 constexpr auto kUntilRoom = std::chrono::seconds(20);
 
-// Refuses wrong options before it looks at the model.
-LoaderOptions checked(const LoaderOptions& options) {
+void check_options(const LoaderOptions& options) {
   const bool hex = std::ranges::all_of(
       options.run_id, [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
   if (!hex || options.run_id.empty() || options.run_id.size() >= sizeof(ControlSegment::run_id)) {
@@ -46,7 +45,6 @@ LoaderOptions checked(const LoaderOptions& options) {
   if (status.st_uid != geteuid() || (status.st_mode & 077) != 0) {
     fail("--home {} is open to other users: chmod 700 it", home);
   }
-  return options;
 }
 
 ModelOnDisk model_of(const LoaderOptions& options) {
@@ -69,7 +67,13 @@ struct Loader::Beginning {
   Control control;
 };
 
+// Wrong options are refused before the model is looked at.
 Loader::Beginning Loader::begin(const LoaderOptions& options) {
+  check_options(options);
+  return options.adopt ? adopt(options) : make(options);
+}
+
+Loader::Beginning Loader::make(const LoaderOptions& options) {
   ModelOnDisk model = model_of(options);
   HostBudget budget = host_budget(options.host_memory, options.available());
   check_weights_fit(model.layout.total(), budget);
@@ -103,8 +107,7 @@ Loader::Beginning Loader::adopt(const LoaderOptions& options) {
   return {std::move(model), std::move(budget), std::move(control)};
 }
 
-Loader::Loader(const LoaderOptions& options)
-    : Loader(checked(options), options.adopt ? adopt(options) : begin(options)) {}
+Loader::Loader(const LoaderOptions& options) : Loader(options, begin(options)) {}
 
 Loader::Loader(const LoaderOptions& options, Beginning beginning)
     : options_(options),

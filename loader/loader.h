@@ -66,6 +66,7 @@ class Loader {
   };
   struct Beginning;
   static Beginning begin(const LoaderOptions& options);
+  static Beginning make(const LoaderOptions& options);
   static Beginning adopt(const LoaderOptions& options);
   Loader(const LoaderOptions& options, Beginning beginning);
 

@@ -12,6 +12,7 @@
 #include "common/trouble.h"
 #include "common/words.h"
 #include "loader/host_budget.h"
+#include "loader/strides.h"
 
 namespace poise {
 namespace {
@@ -138,6 +139,10 @@ void WeightLoading::seal() {
   leaves_ = fill_->take_leaves();
   fill_.reset();
   segment_->seal();
+  for_each_stride(segment_->size(), [&](std::uint64_t begin, std::uint64_t end) {
+    segment_->forget_pages(begin, {static_cast<std::int64_t>(end - begin)});
+    return true;
+  });
   write_leaves(origin_.leaves, leaves_);
   std::ranges::copy(fingerprint, control_->fingerprint);
   control_->fingerprint_ready.store(1, std::memory_order_release);

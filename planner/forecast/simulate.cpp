@@ -58,7 +58,7 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
   SimulatedRun run;
   run.host = made.host;
   run.device = made.device;
-  const PackLimits limits = pack_limits(work.batch, run.device);
+  const PackLimits limits = pack_limits(made.batch, run.device);
   const PackingRule packing{.policy = *policy, .host = run.host, .limits = limits};
 
   Scheduler scheduler(*policy, run.host, schedule_limits(demand, run.host, run.device));
