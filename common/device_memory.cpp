@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/rotary.h"
 #include "common/trouble.h"
 #include "common/words.h"
 
@@ -43,17 +44,24 @@ void check_limits(const ModelShape& shape, const DeviceLimits& limits) {
   }
 }
 
-Bytes batch_table_bytes(const DeviceLimits& limits) {
+// The place of each row, for models that turn heads: of new rows once an iteration, of regenerated
+// ones once a mini-batch and layer.
+std::int64_t place_bytes(const ModelShape& shape, std::int64_t rows) {
+  return shape.turns_heads() ? rows * kRotaryPlaceBytes + kAlignment : 0;
+}
+
+Bytes batch_table_bytes(const ModelShape& shape, const DeviceLimits& limits) {
   return aligned(limits.max_mini_batch_rows * kRowMoveBytes +
+                 place_bytes(shape, std::int64_t{limits.act_slots} * kBlockTokens) +
                  limits.max_entries() * kContextBlockBytes +
                  limits.max_sequences * kAttentionSequenceBytes + kTableArrays * kAlignment);
 }
 
 // Token and position of each row; where it goes for the head, and at most two samples of it.
-Bytes iteration_table_bytes(const DeviceLimits& limits) {
+Bytes iteration_table_bytes(const ModelShape& shape, const DeviceLimits& limits) {
   constexpr std::int64_t kToken = sizeof(std::int32_t);
   return aligned(limits.max_rows * (2 * kToken + kRowMoveBytes + 2 * kSampleRowBytes) +
-                 kTableArrays * kAlignment);
+                 place_bytes(shape, limits.max_rows) + kTableArrays * kAlignment);
 }
 
 class Table {
@@ -112,9 +120,10 @@ DeviceSizes device_sizes(const ModelShape& shape, DType dtype, const DeviceLimit
       .attended = aligned(rows * shape.q_dim() * kFloat),
       .normed = aligned(rows * width * kFloat),
       .mlp = aligned(rows *
-                     (shape.projects_embeddings() ? std::max<std::int64_t>(shape.ffn_dim, width)
-                                                  : std::int64_t{shape.ffn_dim}) *
+                     (shape.projects_embeddings() ? std::max<std::int64_t>(shape.fc1_dim(), width)
+                                                  : std::int64_t{shape.fc1_dim()}) *
                      kFloat),
+      .rotary = aligned(std::int64_t{frequency_sets(shape)} * rotary_pairs(shape) * kFloat),
       .head_rows = aligned(logits_rows * shape.hidden_size * kFloat),
       .head_normed = aligned(logits_rows * shape.hidden_size * kFloat),
       .head_projected = shape.projects_embeddings()
@@ -122,8 +131,8 @@ DeviceSizes device_sizes(const ModelShape& shape, DType dtype, const DeviceLimit
                             : Bytes{0},
       .logits = aligned(logits_rows * shape.vocab_size * kFloat),
       .sampled = aligned(2 * logits_rows * kSampledRowBytes),
-      .batch_tables = batch_table_bytes(limits),
-      .iteration_tables = iteration_table_bytes(limits),
+      .batch_tables = batch_table_bytes(shape, limits),
+      .iteration_tables = iteration_table_bytes(shape, limits),
   };
 }
 
@@ -140,8 +149,9 @@ Bytes device_memory(const ModelShape& shape, DType dtype, const DeviceLimits& li
   check_limits(shape, limits);
   const DeviceSizes sizes = device_sizes(shape, dtype, limits);
   return sizes.outer_slab + sizes.layer_slab * limits.resident_layers + sizes.regenerated +
-         sizes.context_blocks + sizes.hidden + sizes.q + sizes.attended + sizes.normed + sizes.mlp +
-         sizes.head_rows + sizes.head_normed + sizes.head_projected + sizes.logits + overhead +
+         sizes.context_blocks + sizes.rotary + sizes.hidden + sizes.q + sizes.attended +
+         sizes.normed + sizes.mlp + sizes.head_rows + sizes.head_normed + sizes.head_projected +
+         sizes.logits + overhead +
          (sizes.layer_buffer + sizes.act_buffer + sizes.kv_buffer + sizes.new_act + sizes.new_kv +
           sizes.sampled + sizes.batch_tables + sizes.iteration_tables) *
              2;
@@ -169,6 +179,7 @@ DeviceMemoryPlan plan_device_memory(const ModelShape& shape, DType dtype,
             "2 × " + counted(limits.max_mini_batch_rows, "row"));
   table.add("attention and MLP rows", sizes.q + sizes.attended + sizes.normed + sizes.mlp,
             counted(limits.max_mini_batch_rows, "row"));
+  table.add("rotary frequencies", sizes.rotary, counted(frequency_sets(shape), "set"));
   table.add(
       "logits",
       sizes.head_rows + sizes.head_normed + sizes.head_projected + sizes.logits + sizes.sampled * 2,

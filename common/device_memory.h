@@ -64,6 +64,7 @@ inline constexpr std::int64_t kContextBlockBytes = 8;
 inline constexpr std::int64_t kAttentionSequenceBytes = 16;
 inline constexpr std::int64_t kSampleRowBytes = 40;
 inline constexpr std::int64_t kSampledRowBytes = 172;
+inline constexpr std::int64_t kRotaryPlaceBytes = 8;
 
 // Every buffer the executor allocates, each with its size; a buffer of 0 bytes is not needed.
 struct DeviceSizes {
@@ -79,7 +80,8 @@ struct DeviceSizes {
   Bytes new_kv;            // of each of two: (max_mini_batch_rows, 2 · kv_dim)
   Bytes q, attended;       // (max_mini_batch_rows, q_dim)
   Bytes normed;            // (max_mini_batch_rows, max(hidden_size, word_embed_proj_dim))
-  Bytes mlp;               // (max_mini_batch_rows, ffn_dim), also projected embeddings' input
+  Bytes mlp;               // (max_mini_batch_rows, fc1_dim), also projected embeddings' input
+  Bytes rotary;            // (frequency_sets, rotary_pairs) of float32
   Bytes head_rows;         // (logits_rows, hidden_size)
   Bytes head_normed;       // (logits_rows, hidden_size)
   Bytes head_projected;    // (logits_rows, word_embed_proj_dim), models that project

@@ -128,13 +128,15 @@ ModelShape shape_of(const JsonObject& config) {
   shape.word_embed_proj_dim =
       size_field(config, "word_embed_proj_dim", shape.hidden_size, kMaxWidth);
   shape.activation_function = activation_of(config);
-  shape.layer_norm_epsilon = 1e-5F;
+  shape.norm_epsilon = 1e-5F;
   shape.do_layer_norm_before = switch_field(config, "do_layer_norm_before", true);
-  shape.enable_bias = switch_field(config, "enable_bias", true);
+  shape.qkv_bias = switch_field(config, "enable_bias", true);
+  shape.output_bias = shape.mlp_bias = shape.qkv_bias;
   shape.layer_norm_elementwise_affine = switch_field(config, "layer_norm_elementwise_affine", true);
   const std::uint32_t removed = switch_field(config, "_remove_final_layer_norm", false);
   shape.has_final_layer_norm = shape.do_layer_norm_before != 0 && removed == 0 ? 1 : 0;
   shape.tie_word_embeddings = switch_field(config, "tie_word_embeddings", true);
+  shape.learned_positions = 1;
   return shape;
 }
 

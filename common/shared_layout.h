@@ -23,7 +23,7 @@
 namespace poise {
 
 inline constexpr std::uint64_t kControlMagic = 0x4553494f50ull;  // "POISE"
-inline constexpr std::uint32_t kAbiVersion = 3;
+inline constexpr std::uint32_t kAbiVersion = 4;
 
 enum class LoaderState : std::uint32_t {
   creating = 0,  // nothing but magic, ABI and layout hash may be trusted
@@ -45,9 +45,9 @@ struct alignas(64) ProgressWord {
 //      0 | magic, ABI version, layout hash          written before the name is published
 //     64 | identity: run id, model fingerprint      loader, before `loading`
 //    128 | ModelShape, dtype                         loader, before `loading`
-//    256 | loader state, epochs, released layers     loader
-//    320 | pool: epoch, partition, newest epoch      loader, at a planner's request
-//    384 | progress words, one cache line each       their owners
+//   2048 | loader state, epochs, released layers     loader
+//   2112 | pool: epoch, partition, newest epoch      loader, at a planner's request
+//   2176 | progress words, one cache line each       their owners
 struct ControlSegment {
   std::uint64_t magic;
   std::uint32_t abi_version;
@@ -63,7 +63,7 @@ struct ControlSegment {
   std::uint32_t block_tokens;
   std::uint64_t weights_bytes;  // size of the weights segment
 
-  alignas(256) std::atomic<std::uint32_t> loader_state;  // LoaderState
+  alignas(2048) std::atomic<std::uint32_t> loader_state;  // LoaderState
   // One more each time a loader takes this segment over, once that one answers.
   std::atomic<std::uint32_t> loader_epoch;
   std::atomic<std::uint64_t> loaded_bytes;       // for the progress line
@@ -81,10 +81,10 @@ struct ControlSegment {
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 static_assert(offsetof(ControlSegment, run_id) == 64 && offsetof(ControlSegment, shape) == 128);
-static_assert(offsetof(ControlSegment, loader_state) == 256 &&
-              offsetof(ControlSegment, pool_epoch) == 320);
-static_assert(offsetof(ControlSegment, released_layers) == 280);
-static_assert(offsetof(ControlSegment, progress) == 384);
-static_assert(sizeof(ControlSegment) == 768 && std::is_standard_layout_v<ControlSegment>);
+static_assert(offsetof(ControlSegment, loader_state) == 2048 &&
+              offsetof(ControlSegment, pool_epoch) == 2112);
+static_assert(offsetof(ControlSegment, released_layers) == 2072);
+static_assert(offsetof(ControlSegment, progress) == 2176);
+static_assert(sizeof(ControlSegment) == 4096 && std::is_standard_layout_v<ControlSegment>);
 
 }  // namespace poise

@@ -102,11 +102,12 @@ Slab outer_slab(const ModelShape& shape, DType dtype) {
   const bool affine = shape.has_final_layer_norm != 0 && shape.layer_norm_elementwise_affine != 0;
   SlabBuilder slab(dtype);
   slab.add(Weight::token_embedding, shape.vocab_size, width);
-  slab.add(Weight::position_embedding, shape.max_position_embeddings + shape.position_offset, h);
+  slab.add(Weight::position_embedding, shape.max_position_embeddings + shape.position_offset, h,
+           shape.learned_positions != 0);
   slab.add(Weight::project_in, h, width, shape.projects_embeddings());
   slab.add(Weight::project_out, width, h, shape.projects_embeddings());
   slab.add(Weight::final_norm_weight, 1, h, affine);
-  slab.add(Weight::final_norm_bias, 1, h, affine);
+  slab.add(Weight::final_norm_bias, 1, h, affine && shape.norm == Norm::layer_norm);
   slab.add(Weight::head, shape.vocab_size, width, shape.tie_word_embeddings == 0);
   slab.close_group();
   return slab.finish();
@@ -114,26 +115,29 @@ Slab outer_slab(const ModelShape& shape, DType dtype) {
 
 Slab layer_slab(const ModelShape& shape, DType dtype, Bytes piece_bytes) {
   const std::int32_t h = shape.hidden_size;
-  const bool bias = shape.enable_bias != 0;
   const bool affine = shape.layer_norm_elementwise_affine != 0;
+  const bool norm_bias = affine && shape.norm == Norm::layer_norm;
+  const bool qk_norm = shape.qk_norm != 0;
   SlabBuilder slab(dtype);
   slab.add(Weight::w_kv, 2 * shape.kv_dim(), h);
-  slab.add(Weight::b_kv, 1, 2 * shape.kv_dim(), bias);
+  slab.add(Weight::b_kv, 1, 2 * shape.kv_dim(), shape.qkv_bias != 0);
   slab.add(Weight::attention_norm_weight, 1, h, affine);
-  slab.add(Weight::attention_norm_bias, 1, h, affine);
+  slab.add(Weight::attention_norm_bias, 1, h, norm_bias);
+  slab.add(Weight::k_norm, 1, shape.head_dim, qk_norm);
   slab.close_group();
   slab.add(Weight::w_q, shape.q_dim(), h);
-  slab.add(Weight::b_q, 1, shape.q_dim(), bias);
+  slab.add(Weight::b_q, 1, shape.q_dim(), shape.qkv_bias != 0);
+  slab.add(Weight::q_norm, 1, shape.head_dim, qk_norm);
   slab.add(Weight::w_o, h, shape.q_dim());
-  slab.add(Weight::b_o, 1, h, bias);
+  slab.add(Weight::b_o, 1, h, shape.output_bias != 0);
   slab.close_group();
   slab.add(Weight::mlp_norm_weight, 1, h, affine);
-  slab.add(Weight::mlp_norm_bias, 1, h, affine);
-  slab.add(Weight::fc1, shape.ffn_dim, h);
-  slab.add(Weight::fc1_bias, 1, shape.ffn_dim, bias);
+  slab.add(Weight::mlp_norm_bias, 1, h, norm_bias);
+  slab.add(Weight::fc1, shape.fc1_dim(), h);
+  slab.add(Weight::fc1_bias, 1, shape.fc1_dim(), shape.mlp_bias != 0);
   slab.close_group();
   slab.add(Weight::fc2, h, shape.ffn_dim);
-  slab.add(Weight::fc2_bias, 1, h, bias);
+  slab.add(Weight::fc2_bias, 1, h, shape.mlp_bias != 0);
   slab.close_group();
   return slab.finish(piece_bytes);
 }
@@ -185,8 +189,10 @@ std::string_view name_of(Weight weight) {
                                                                 "b_kv",
                                                                 "attention_norm_weight",
                                                                 "attention_norm_bias",
+                                                                "k_norm",
                                                                 "w_q",
                                                                 "b_q",
+                                                                "q_norm",
                                                                 "w_o",
                                                                 "b_o",
                                                                 "mlp_norm_weight",
@@ -205,7 +211,9 @@ bool is_vector(Weight weight) {
     case Weight::b_kv:
     case Weight::attention_norm_weight:
     case Weight::attention_norm_bias:
+    case Weight::k_norm:
     case Weight::b_q:
+    case Weight::q_norm:
     case Weight::b_o:
     case Weight::mlp_norm_weight:
     case Weight::mlp_norm_bias:

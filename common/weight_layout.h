@@ -9,11 +9,12 @@
 //
 // A slab is contiguous and page-aligned. Its weights lie in the order of the copies and are grouped
 // into pieces, the units of streaming. A decoder layer's first pieces are what KV regeneration needs
-// (W_K W_V b_K b_V) and the attention norm, which the keys and values of new rows need as well. So both
+// (W_K W_V b_K b_V, the norm of K) and the attention norm, which the keys and values of new rows need as well. So both
 // start before the rest has arrived (KVPR section 3.3, fine-grained pipeline). A large matrix crosses the
 // link in several pieces, so that a mini-batch's blocks never wait long behind weights. Matrices are
-// stored as in the checkpoint, (out, in) row-major, in `dtype`; W_K and W_V are one matrix of 2·kv_dim
-// rows. Weights that the model does not have (biases, for example) have no entry.
+// stored as in most checkpoints, (out, in) row-major, in `dtype`; W_K and W_V are one matrix of 2·kv_dim
+// rows. So are W_gate and W_up: one product reads the MLP's input once, and one launch more than for a
+// plain MLP makes its gated rows. Weights that the model does not have (biases, for example) have no entry.
 
 #include <cstdint>
 #include <optional>
@@ -41,14 +42,16 @@ enum class Weight : std::uint8_t {
   b_kv,                   // (2 · kv_dim)
   attention_norm_weight,  // (hidden_size)
   attention_norm_bias,    // (hidden_size)
+  k_norm,                 // (head_dim), models that norm the heads of q and k
   w_q,                    // (q_dim, hidden_size)
   b_q,                    // (q_dim)
+  q_norm,                 // (head_dim)
   w_o,                    // (hidden_size, q_dim)
   b_o,                    // (hidden_size)
   mlp_norm_weight,        // (hidden_size)
   mlp_norm_bias,          // (hidden_size)
-  fc1,                    // (ffn_dim, hidden_size)
-  fc1_bias,               // (ffn_dim)
+  fc1,                    // (fc1_dim, hidden_size): in gated models W_gate above W_up
+  fc1_bias,               // (fc1_dim)
   fc2,                    // (hidden_size, ffn_dim)
   fc2_bias,               // (hidden_size)
 };

@@ -250,7 +250,7 @@ void Decoder::norm(const Rows& out, const float* in, const void* weight, const v
                            .dtype = dtype_,
                            .rows = rows,
                            .dim = shape_.hidden_size,
-                           .epsilon = shape_.layer_norm_epsilon});
+                           .epsilon = shape_.norm_epsilon});
 }
 
 // Rows of float32 as a Gemm reads them: themselves, or a copy in the type it wants.
@@ -277,6 +277,8 @@ Epilogue Decoder::activation() const {
       return Epilogue::gelu;
     case Activation::gelu_tanh:
       return Epilogue::gelu_tanh;
+    case Activation::silu:
+      return Epilogue::silu;
   }
   return Epilogue::none;
 }

@@ -155,7 +155,10 @@ class Device {
   virtual void launch(const EmbedTokens& op) = 0;
   virtual void launch(const AddPositions& op) = 0;
   virtual void launch(const LayerNorm& op) = 0;
+  virtual void launch(const RmsNorm& op) = 0;
   virtual void launch(const Convert& op) = 0;
+  virtual void launch(const GatedActivation& op) = 0;
+  virtual void launch(const Rotate& op) = 0;
   virtual void launch(const Gemm& op) = 0;
   virtual void launch(const ScatterRows& op) = 0;
   virtual void launch(const Attention& op) = 0;

@@ -91,6 +91,8 @@ LayerWeights DeviceWeightMap::layer_at(std::byte* data) const {
           .fc2_bias = layer.vector(Weight::fc2_bias),
           .attention_norm_weight = layer.vector(Weight::attention_norm_weight),
           .attention_norm_bias = layer.vector(Weight::attention_norm_bias),
+          .k_norm = layer.vector(Weight::k_norm),
+          .q_norm = layer.vector(Weight::q_norm),
           .mlp_norm_weight = layer.vector(Weight::mlp_norm_weight),
           .mlp_norm_bias = layer.vector(Weight::mlp_norm_bias)};
 }

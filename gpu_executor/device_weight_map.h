@@ -33,6 +33,8 @@ struct LayerWeights {
   const void* fc2_bias = nullptr;
   const void* attention_norm_weight = nullptr;
   const void* attention_norm_bias = nullptr;
+  const void* k_norm = nullptr;  // (head_dim)
+  const void* q_norm = nullptr;
   const void* mlp_norm_weight = nullptr;
   const void* mlp_norm_bias = nullptr;
 };

@@ -66,6 +66,16 @@ struct LayerNorm {
   float epsilon;
 };
 
+// out[r, c] = in[r, c] / sqrt(mean(in[r, :]²) + epsilon) * weight[c], rounded to out.dtype
+struct RmsNorm {
+  Rows out;            // (rows, dim)
+  const float* in;     // (rows, dim)
+  const void* weight;  // (dim) of `dtype`
+  DType dtype;
+  std::int32_t rows, dim;
+  float epsilon;
+};
+
 // out[r, c] = in[r, c] rounded to out.dtype. A post-norm model's attention input is stored so.
 struct Convert {
   Rows out;         // (rows, dim)
@@ -73,7 +83,7 @@ struct Convert {
   std::int32_t rows, dim;
 };
 
-enum class Epilogue : std::uint8_t { none, relu, gelu, gelu_tanh };
+enum class Epilogue : std::uint8_t { none, relu, gelu, gelu_tanh, silu };
 
 // out[r, n] = epilogue(Σ_k in[r, k] · weight[n, k] + bias[n]) + residual[r, n], rounded to
 // out.dtype. KV Gen is this operation over the rows of ACT blocks with [W_K W_V] (Eq. 1); its `out`
@@ -87,6 +97,49 @@ struct Gemm {
   std::int64_t rows;
   Epilogue epilogue;
 };
+
+// The product inside a gated MLP: out[r, c] = activation(in[r, c]) · in[r, dim + c], in float32,
+// rounded to out.dtype. `in` is what a Gemm with the rows of W_gate above those of W_up made. `out`
+// may be the first half of `in`, with in's type and stride; else they do not overlap.
+struct GatedActivation {
+  Rows out;  // (rows, dim)
+  Rows in;   // (rows, 2 · dim)
+  std::int32_t rows, dim;
+  Epilogue activation;
+};
+
+// Where a row stands, for Rotate.
+struct RotaryPlace {
+  std::int32_t position;     // in its sequence, 0 to kMaxRotaryPosition
+  std::int32_t frequencies;  // a row of the table `frequencies`
+};
+// Rotates (rotary position embedding) the heads of queries, or those of the keys in [K V] rows, in
+// place; before that it norms them where norm_weight is given. For each head x = inout[r, a, :], read
+// as float32, with f = frequencies[places[r].frequencies, :] and pairs = rotary_dim / 2:
+//
+//   norm_weight:     x[d] = x[d] / sqrt(mean(x²) + epsilon) · norm_weight[d]
+//   each pair i:     angle = float32(places[r].position) · f[i], one float32 product
+//                    c = cos(angle) · scale,  s = sin(angle) · scale
+//                    y[i]         = x[i] · c - x[i + pairs] · s
+//                    y[i + pairs] = x[i + pairs] · c + x[i] · s       (the rotate_half layout)
+//   the other d:     y[d] = x[d]
+//
+// All of it is float32; y alone is rounded, to inout.dtype. So a key is rounded twice: by the Gemm
+// that made it, and here. The pipeline runs this operation over new rows before they are stored or
+// read, and over the slots that KV Gen has just filled, so a key has the same bits loaded or made again.
+struct Rotate {
+  Rows inout;                 // (rows, heads, head_dim); a row's heads lie one behind the other
+  const RotaryPlace* places;  // (rows)
+  const float* frequencies;   // (any number of rows, rotary_dim / 2)
+  const void* norm_weight;    // (head_dim) of `dtype`, or null
+  DType dtype;
+  std::int64_t rows;
+  std::int32_t heads, head_dim;
+  std::int32_t rotary_dim;  // even, at most head_dim; 0: norm alone
+  float scale;              // of cos and sin: the attention factor of YaRN and LongRoPE, else 1
+  float epsilon;            // of the norm
+};
+inline constexpr std::int32_t kMaxRotaryPosition = (1 << 20) - 1;
 
 // Copies rows of one buffer to rows of another: new K/V rows into the slots that attention reads.
 struct RowMove {
@@ -113,7 +166,8 @@ struct AttentionSequence {
   std::int32_t first_block;  // into `blocks`; ceil((context + new_tokens) / 16) of them
 };
 // out[r, a, :] = Σ_t softmax_t(q[r, a, :] · k[t, a', :] · scale) · v[t, a', :], a' = a / (heads /
-// kv_heads); new rows included
+// kv_heads); new rows included. With a window the row at position p attends positions
+// max(0, p - window + 1) .. p alone; blocks whose positions no row of a sequence attends are not read.
 struct Attention {
   void* out;             // (rows, heads, head_dim) of `row_dtype`
   const void* q;         // (rows, heads, head_dim) of `row_dtype`
@@ -130,6 +184,7 @@ struct Attention {
   // Tokens that the last row of the longest context sees, itself included. It decides how many thread
   // blocks share a context, and never changes a result.
   std::int32_t max_context;
+  std::int32_t window = 0;  // 0: none
 };
 
 // What sampling needs to know of one row of logits.

@@ -55,6 +55,8 @@ std::string_view opt_name(Weight weight) {
       return "fc2.bias";
     case Weight::w_kv:
     case Weight::b_kv:
+    case Weight::k_norm:
+    case Weight::q_norm:
       break;
   }
   check(false, "a fused weight has no name of its own");

@@ -161,7 +161,10 @@ class Opened final : public CpuDevice {
   void launch(const EmbedTokens& op) override { compute(op, cpu::embed_tokens); }
   void launch(const AddPositions& op) override { compute(op, cpu::add_positions); }
   void launch(const LayerNorm& op) override { compute(op, cpu::layer_norm); }
+  void launch(const RmsNorm& op) override { compute(op, cpu::rms_norm); }
   void launch(const Convert& op) override { compute(op, cpu::convert); }
+  void launch(const GatedActivation& op) override { compute(op, cpu::gated_activation); }
+  void launch(const Rotate& op) override { compute(op, cpu::rotate); }
   void launch(const Gemm& op) override { compute(op, cpu::gemm); }
   void launch(const ScatterRows& op) override { compute(op, cpu::scatter_rows); }
   void launch(const Attention& op) override { compute(op, cpu::attention); }

@@ -35,13 +35,18 @@ class AttentionTask {
                            tiles.size(t));
       }
     }
+    // Blocks before the first row's window are not read.
+    const std::int32_t seen_from = rows_.first_seen(0) / kBlockTokens * kBlockTokens;
     const std::int32_t end = rows_.last_limit();
-    for (std::int32_t start = 0; start < end; start += kChunkTokens) {
+    for (std::int32_t start = seen_from / kChunkTokens * kChunkTokens; start < end;
+         start += kChunkTokens) {
+      const std::int32_t begin = seen_from > start ? seen_from - start : 0;
       const std::int32_t count = end - start < kChunkTokens ? end - start : kChunkTokens;
       if (narrow) {
-        with_rows(rows_.rows_each(), [&](auto rows) { attend_together<rows()>(start, count); });
+        with_rows(rows_.rows_each(),
+                  [&](auto rows) { attend_together<rows()>(start, begin, count); });
       } else {
-        attend_tiles(tiles, start, count);
+        attend_tiles(tiles, start, begin, count);
       }
     }
     rows_.write_out();
@@ -64,9 +69,9 @@ class AttentionTask {
                    token_stride_, here, dim_);
     }
   }
-  // Values of the same, of the slice's first head, as (head_dim / 16, positions, 16) of float32.
-  void gather_values(std::int32_t start, std::int32_t count) {
-    for (std::int32_t t = 0; t < count; ++t) {
+  // Values of positions start + [begin, count), of the slice's first head, as (head_dim / 16, positions, 16) of float32.
+  void gather_values(std::int32_t start, std::int32_t begin, std::int32_t count) {
+    for (std::int32_t t = begin; t < count; ++t) {
       const T* value =
           first_key((start + t) / kBlockTokens) + value_offset_ + t % kBlockTokens * token_stride_;
       in_sixteens(dim_, [&](std::int64_t d, int some) {
@@ -75,19 +80,21 @@ class AttentionTask {
     }
   }
 
-  // Positions [start, start + count), tile by tile.
-  void attend_tiles(const Tiles& tiles, std::int32_t start, std::int32_t count) {
-    gather_keys(0, start, count);
-    gather_values(start, count);
+  // Positions start + [begin, count), tile by tile.
+  void attend_tiles(const Tiles& tiles, std::int32_t start, std::int32_t begin,
+                    std::int32_t count) {
+    gather_keys(0, start + begin, count - begin);
+    gather_values(start, begin, count);
     for (std::int64_t t = 0; t < tiles.count; ++t) {
       const auto first = static_cast<std::int32_t>(tiles.first(t));
       const std::int32_t most = rows_.visible(first + tiles.size(t) - 1, start, count);
-      if (most > 0) {
+      if (most > begin) {
         with_rows(tiles.size(t), [&](auto rows) {
-          rows_.template score<rows()>(first, 0, most, keys_);
+          rows_.template score<rows()>(first, begin, most - begin, keys_);
           rows_.weigh(first, rows(), start, count);
-          rows_.template add_values<rows()>(first, start, count, 0, count,
-                                            Panels<float>{values_, 16 * kChunkTokens});
+          rows_.template add_values<rows()>(
+              first, start, count, begin, count,
+              Panels<float>{values_, 16 * kChunkTokens}.from(0, begin));
         });
       }
     }
@@ -107,11 +114,11 @@ class AttentionTask {
     }
   }
 
-  // Positions [start, start + count) for all heads of the slice.
+  // Positions start + [begin, count) for all heads of the slice.
   template <int kRows>
-  void attend_together(std::int32_t start, std::int32_t count) {
+  void attend_together(std::int32_t start, std::int32_t begin, std::int32_t count) {
     constexpr std::int32_t kAtOnce = 4 * kBlockTokens;  // whose keys stay in L1
-    for (std::int32_t t = 0; t < count; t += kAtOnce) {
+    for (std::int32_t t = begin; t < count; t += kAtOnce) {
       const std::int32_t here = count - t < kAtOnce ? count - t : kAtOnce;
       if (slice_.kv_heads > 1) {
         touch(start + t, here);
@@ -122,7 +129,7 @@ class AttentionTask {
       }
     }
     rows_.weigh(0, slice_.kv_heads * kRows, start, count);
-    for (std::int32_t t = 0; t < count; t += kBlockTokens) {
+    for (std::int32_t t = begin; t < count; t += kBlockTokens) {
       const T* values = first_key((start + t) / kBlockTokens) + value_offset_;
       const std::int32_t end = t + kBlockTokens < count ? t + kBlockTokens : count;
       for (std::int32_t head = 0; head < slice_.kv_heads; ++head) {

@@ -48,10 +48,20 @@ class AttentionRows {
     return slice_.sequence->context + slice_.first_token + r % rows_each_ / slice_.heads + 1;
   }
   std::int32_t last_limit() const { return limit(rows_each_ - 1); }
-  // How many of the chunk's positions row r sees.
+  // The first position row r attends.
+  std::int32_t first_seen(std::int32_t r) const {
+    const std::int32_t first = op_.window == 0 ? 0 : limit(r) - op_.window;
+    return first < 0 ? 0 : first;
+  }
+  // Row r sees the chunk's positions [hidden, visible); none where they are equal.
   std::int32_t visible(std::int32_t r, std::int32_t start, std::int32_t count) const {
     const std::int32_t seen = limit(r) - start;
     return seen < 0 ? 0 : seen < count ? seen : count;
+  }
+  std::int32_t hidden(std::int32_t r, std::int32_t start, std::int32_t count) const {
+    const std::int32_t before = first_seen(r) - start;
+    const std::int32_t end = visible(r, start, count);
+    return before < 0 ? 0 : before < end ? before : end;
   }
 
   // Queries of rows [first, first + rows) for a tile.
@@ -81,14 +91,15 @@ class AttentionRows {
   void weigh(std::int32_t first, int rows, std::int32_t start, std::int32_t count) {
     for (std::int32_t r = first; r < first + rows; ++r) {
       const std::int32_t seen = visible(r, start, count);
-      if (seen > 0) {
-        weigh_row(r, seen, start > 0);
+      const std::int32_t unseen = hidden(r, start, count);
+      if (seen > unseen) {
+        weigh_row(r, unseen, seen, start > 0);
       }
     }
   }
 
-  // Adds positions [begin, end) of the chunk to the sums: what all rows see together, then what
-  // only the later ones do. `values` starts at `begin`.
+  // Adds positions [begin, end) of the chunk to the sums: what only the earlier rows see (windows),
+  // what all rows see together, then what only the later ones do. `values` starts at `begin`.
   template <int kRows, typename Values>
   void add_values(std::int32_t first, std::int32_t start, std::int32_t count, std::int32_t begin,
                   std::int32_t end, Values values) {
@@ -96,19 +107,39 @@ class AttentionRows {
       const std::int32_t until = visible(r, start, count);
       return until < begin ? begin : until < end ? until : end;
     };
+    const auto unseen = [&](std::int32_t r) {
+      const std::int32_t before = hidden(r, start, count);
+      return before < begin ? begin : before < end ? before : end;
+    };
     const std::int64_t stride = 16 * dim_panels_;
+    const auto add_row = [&](std::int32_t r, std::int32_t from, std::int32_t until) {
+      if (until > from) {
+        multiply_panels<1, tile_panels(1)>(Inputs<1, kChunkTokens>{score_row(r) + from},
+                                           values.from(0, from - begin), dim_panels_, until - from,
+                                           Sums{sum_row(r), stride}, true);
+      }
+    };
     const std::int32_t common = seen(first);
-    if (common > begin) {
-      multiply_panels<kRows, tile_panels(kRows)>(Inputs<1, kChunkTokens>{score_row(first) + begin},
-                                                 values, dim_panels_, common - begin,
-                                                 Sums{sum_row(first), stride}, true);
+    const std::int32_t common_from = op_.window == 0 ? begin : unseen(first + kRows - 1);
+    if (common_from > common) {  // the rows' windows have nothing in common
+      for (std::int32_t r = first; r < first + kRows; ++r) {
+        add_row(r, unseen(r), seen(r));
+      }
+      return;
+    }
+    if (common_from > begin) {
+      for (std::int32_t r = first; r < first + kRows; ++r) {
+        add_row(r, unseen(r), common_from);
+      }
+    }
+    if (common > common_from) {
+      multiply_panels<kRows, tile_panels(kRows)>(
+          Inputs<1, kChunkTokens>{score_row(first) + common_from},
+          values.from(0, common_from - begin), dim_panels_, common - common_from,
+          Sums{sum_row(first), stride}, true);
     }
     for (std::int32_t r = first + 1; r < first + kRows; ++r) {
-      if (seen(r) > common) {
-        multiply_panels<1, tile_panels(1)>(Inputs<1, kChunkTokens>{score_row(r) + common},
-                                           values.from(0, common - begin), dim_panels_,
-                                           seen(r) - common, Sums{sum_row(r), stride}, true);
-      }
+      add_row(r, common, seen(r));
     }
   }
 
@@ -137,14 +168,20 @@ class AttentionRows {
   float* score_row(std::int32_t r) { return scores_ + r * std::int64_t{kChunkTokens}; }
   float* sum_row(std::int32_t r) { return sums_ + r * 16 * dim_panels_; }
 
-  void weigh_row(std::int32_t r, std::int32_t seen, bool later_chunk) {
+  // `unseen` positions lie before the row's window: they weigh nothing, and sums leave them out.
+  void weigh_row(std::int32_t r, std::int32_t unseen, std::int32_t seen, bool later_chunk) {
     float* scores = score_row(r);
     const Lanes scale = Lanes::all(op_.scale);
+    const std::int32_t begin = unseen / 16 * 16;
+    const auto within = [&](std::int32_t t, Lanes yes, Lanes no) {
+      const Lanes until = Lanes::first(seen - t, yes, no);
+      return unseen > t ? Lanes::first(unseen - t, no, until) : until;
+    };
     Lanes largest = Lanes::all(maxima_[r]);
-    for (std::int32_t t = 0; t < seen; t += 16) {
+    for (std::int32_t t = begin; t < seen; t += 16) {
       const Lanes score = Lanes::load(scores + t) * scale;
       score.store(scores + t);
-      largest = Lanes::max(Lanes::first(seen - t, score, largest), largest);
+      largest = Lanes::max(within(t, score, largest), largest);
     }
     const float maximum = largest.largest();
     if (later_chunk && maximum > maxima_[r]) {
@@ -158,10 +195,10 @@ class AttentionRows {
     }
     maxima_[r] = maximum;
     Lanes total = Lanes::zero();
-    for (std::int32_t t = 0; t < seen; t += 16) {
+    for (std::int32_t t = begin; t < seen; t += 16) {
       const Lanes weight = exp(Lanes::load(scores + t) - Lanes::all(maximum));
       weight.store(scores + t);
-      total = total + Lanes::first(seen - t, weight, Lanes::zero());
+      total = total + within(t, weight, Lanes::zero());
     }
     denominators_[r] += total.sum();
   }

@@ -168,20 +168,6 @@ inline void pack_rows(const GemmSlice& slice, const Tiles& tiles) {
   });
 }
 
-inline Lanes apply(Epilogue epilogue, Lanes x) {
-  switch (epilogue) {
-    case Epilogue::none:
-      return x;
-    case Epilogue::relu:
-      return relu(x);
-    case Epilogue::gelu:
-      return gelu(x);
-    case Epilogue::gelu_tanh:
-      return gelu_tanh(x);
-  }
-  return x;
-}
-
 // Sums of some panels to the output: bias, epilogue, residual, rounding.
 inline void finish_rows(const Gemm& op, std::int64_t first_row, std::int64_t rows,
                         std::int64_t first_panel, std::int64_t panels, const float* sums,

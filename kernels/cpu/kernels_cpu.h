@@ -8,8 +8,8 @@
 // Output has the same bits for any number of rows, workers and any instruction set (isa.h). Every
 // element of Gemm is fma(in[k], weight[k], acc) for k = 0, 1, … from 0, then + bias, epilogue,
 // + residual, and one rounding to out's type. The orders of the other sums are in
-// attention_rows_lanes.h, rows_lanes.h (LayerNorm) and logits_lanes.h. exp, tanh and GELU are our own
-// polynomials (math_lanes.h).
+// attention_rows_lanes.h, rows_lanes.h (norms) and logits_lanes.h. exp, tanh, GELU, SiLU, sine and
+// cosine are our own polynomials (math_lanes.h).
 
 #include "kernels/cpu/packed_matrix.h"
 #include "kernels/cpu/workers.h"
@@ -20,7 +20,11 @@ namespace poise::cpu {
 void embed_tokens(const EmbedTokens& op, Workers& workers);
 void add_positions(const AddPositions& op, Workers& workers);
 void layer_norm(const LayerNorm& op, Workers& workers);
+void rms_norm(const RmsNorm& op, Workers& workers);
 void convert(const Convert& op, Workers& workers);
+void gated_activation(const GatedActivation& op, Workers& workers);
+// head_dim ≤ 256.
+void rotate(const Rotate& op, Workers& workers);
 // The weight is packed by pack_matrix. `in` may have any type; `out` must not overlap it.
 void gemm(const Gemm& op, Workers& workers);
 // Rows that are read must not be rows that are written.

@@ -75,7 +75,10 @@ struct LaneKernels {
   void (*gemm_slice)(const GemmSlice& slice);
   void (*attention_slice)(const AttentionSlice& slice);
   void (*layer_norm_row)(const LayerNorm& op, std::int64_t row);
+  void (*rms_norm_row)(const RmsNorm& op, std::int64_t row);
   void (*convert_row)(const Convert& op, std::int64_t row);
+  void (*gated_activation_row)(const GatedActivation& op, std::int64_t row);
+  void (*rotate_row)(const Rotate& op, std::int64_t row);
   void (*embed_row)(const EmbedTokens& op, std::int64_t row);
   void (*add_position_row)(const AddPositions& op, std::int64_t row);
   // dst, src: starts of the whole matrix; panel: 16 rows of it.

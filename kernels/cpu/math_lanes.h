@@ -1,5 +1,5 @@
 #pragma once
-// exp, and the activations made from it, over sixteen lanes: polynomials evaluated in one fixed
+// exp, sine and cosine, and the activations, over sixteen lanes: polynomials evaluated in one fixed
 // order, so that the bits depend on neither instruction set nor libm. Included after one of
 // lanes_*.h.
 
@@ -76,7 +76,63 @@ inline Lanes gelu_tanh(Lanes x) {
   return x / (Lanes::all(1.0f) + decay);
 }
 
+// x / (1 + exp(-x))
+inline Lanes silu(Lanes x) { return x / (Lanes::all(1.0f) + exp(Lanes::zero() - x)); }
+
 inline Lanes relu(Lanes x) { return Lanes::where_less(x, Lanes::zero(), Lanes::zero(), x); }
+
+inline Lanes apply(Epilogue epilogue, Lanes x) {
+  switch (epilogue) {
+    case Epilogue::none:
+      return x;
+    case Epilogue::relu:
+      return relu(x);
+    case Epilogue::gelu:
+      return gelu(x);
+    case Epilogue::gelu_tanh:
+      return gelu_tanh(x);
+    case Epilogue::silu:
+      return silu(x);
+  }
+  return x;
+}
+
+struct SineCosine {
+  Lanes sine, cosine;
+};
+// Within 2⁻²³ for x in [0, 2¹⁷], within 2⁻²² up to 2²⁰. x = n·π/2 + r, |r| a little over π/4 at most;
+// the product with the first of π/2's three parts is exact within its fused operation, so that nothing
+// is lost where x and n·π/2 are nearly equal.
+inline SineCosine sine_cosine(Lanes x) {
+  const Lanes shift = Lanes::all(12582912.0f);  // 1.5·2²³: adding it rounds to a whole number
+  const Lanes n = Lanes::fma(x, Lanes::all(0x1.45f306p-1f), shift) - shift;
+  Lanes r = Lanes::fma(n, Lanes::all(-0x1.921fb6p+0f), x);
+  r = Lanes::fma(n, Lanes::all(0x1.777a5cp-25f), r);
+  r = Lanes::fma(n, Lanes::all(0x1.ee59dap-50f), r);
+  const Lanes u = r * r;
+  Lanes p = Lanes::all(-1.9515295891e-4f);
+  p = Lanes::fma(p, u, Lanes::all(8.3321608736e-3f));
+  p = Lanes::fma(p, u, Lanes::all(-1.6666654611e-1f));
+  const Lanes sine = Lanes::fma(p * u, r, r);
+  Lanes q = Lanes::all(2.443315711809948e-5f);
+  q = Lanes::fma(q, u, Lanes::all(-1.388731625493765e-3f));
+  q = Lanes::fma(q, u, Lanes::all(4.166664568298827e-2f));
+  const Lanes cosine = Lanes::fma(q * u, u, Lanes::fma(Lanes::all(-0.5f), u, Lanes::all(1.0f)));
+  // The quarter turn n mod 4 as one of -2, -1, 0, 1, 2.
+  const Lanes whole = Lanes::fma(n, Lanes::all(0.25f), shift) - shift;
+  const Lanes quarter = Lanes::fma(whole, Lanes::all(-4.0f), n);
+  const Lanes half = Lanes::all(0.5f), minus_half = Lanes::all(-0.5f);
+  const Lanes three_halves = Lanes::all(1.5f), minus_three_halves = Lanes::all(-1.5f);
+  const Lanes off = Lanes::abs(Lanes::abs(quarter) - Lanes::all(1.0f));  // 0 where the two change
+  Lanes s = Lanes::where_less(off, half, cosine, sine);
+  Lanes c = Lanes::where_less(off, half, sine, cosine);
+  const Lanes minus_s = Lanes::zero() - s, minus_c = Lanes::zero() - c;
+  s = Lanes::where_less(quarter, minus_half, minus_s,
+                        Lanes::where_less(three_halves, quarter, minus_s, s));
+  c = Lanes::where_less(half, quarter, minus_c,
+                        Lanes::where_less(quarter, minus_three_halves, minus_c, c));
+  return {.sine = s, .cosine = c};
+}
 
 }  // namespace
 }  // namespace poise::cpu

@@ -94,6 +94,94 @@ inline void layer_norm_row(const LayerNorm& op, std::int64_t row) {
   });
 }
 
+// What a row's numbers are multiplied by so that the mean of their squares is 1; lane i sums the
+// squares of elements i, i + 16, … in order.
+inline float rms_scale(const float* in, std::int64_t dim, float epsilon) {
+  Lanes squares = Lanes::zero();
+  in_sixteens(dim, [&](std::int64_t c, int count) {
+    const Lanes x = load_some(in + c, count);
+    squares = Lanes::fma(x, x, squares);
+  });
+  return 1.0f / square_root(squares.sum() / static_cast<float>(dim) + epsilon);
+}
+
+inline void rms_norm_row(const RmsNorm& op, std::int64_t row) {
+  const float* in = op.in + row * op.dim;
+  const Lanes scale = Lanes::all(rms_scale(in, op.dim, op.epsilon));
+  with_type(op.out.dtype, row_of(op.out, row), [&](auto* out) {
+    in_sixteens(op.dim, [&](std::int64_t c, int count) {
+      const Lanes weight = load_parameter(op.weight, op.dtype, c, count);
+      store_some(load_some(in + c, count) * scale * weight, out + c, count);
+    });
+  });
+}
+
+inline void gated_activation_row(const GatedActivation& op, std::int64_t row) {
+  with_type(op.in.dtype, row_of(op.in, row), [&](const auto* in) {
+    with_type(op.out.dtype, row_of(op.out, row), [&](auto* out) {
+      in_sixteens(op.dim, [&](std::int64_t c, int count) {
+        const Lanes gate = apply(op.activation, load_some(in + c, count));
+        store_some(gate * load_some(in + op.dim + c, count), out + c, count);
+      });
+    });
+  });
+}
+
+// Cosines and sines of one row's pairs, times the scale.
+struct RowAngles {
+  alignas(64) float cosines[kMaxHeadDim / 2], sines[kMaxHeadDim / 2];
+
+  RowAngles(const Rotate& op, std::int64_t row) {
+    const std::int64_t pairs = op.rotary_dim / 2;
+    const float* frequencies = op.frequencies + op.places[row].frequencies * pairs;
+    const Lanes position = Lanes::all(static_cast<float>(op.places[row].position));
+    const Lanes scale = Lanes::all(op.scale);
+    in_sixteens(pairs, [&](std::int64_t i, int count) {
+      const SineCosine turn = sine_cosine(position * load_some(frequencies + i, count));
+      store_some(turn.cosine * scale, cosines + i, count);
+      store_some(turn.sine * scale, sines + i, count);
+    });
+  }
+};
+
+template <typename T>
+inline void rotate_head(const Rotate& op, const RowAngles& angles, T* inout) {
+  alignas(64) float head[kMaxHeadDim];
+  in_sixteens(op.head_dim, [&](std::int64_t d, int count) {
+    store_some(load_some(inout + d, count), head + d, count);
+  });
+  if (op.norm_weight != nullptr) {
+    const Lanes scale = Lanes::all(rms_scale(head, op.head_dim, op.epsilon));
+    in_sixteens(op.head_dim, [&](std::int64_t d, int count) {
+      const Lanes weight = load_parameter(op.norm_weight, op.dtype, d, count);
+      store_some(load_some(head + d, count) * scale * weight, head + d, count);
+    });
+  }
+  const std::int64_t pairs = op.rotary_dim / 2;
+  in_sixteens(pairs, [&](std::int64_t i, int count) {
+    const Lanes cosine = load_some(angles.cosines + i, count);
+    const Lanes sine = load_some(angles.sines + i, count);
+    const Lanes first = load_some(head + i, count);
+    const Lanes second = load_some(head + pairs + i, count);
+    store_some(first * cosine - second * sine, inout + i, count);
+    store_some(second * cosine + first * sine, inout + pairs + i, count);
+  });
+  if (op.norm_weight != nullptr) {
+    in_sixteens(op.head_dim - 2 * pairs, [&](std::int64_t d, int count) {
+      store_some(load_some(head + 2 * pairs + d, count), inout + 2 * pairs + d, count);
+    });
+  }
+}
+
+inline void rotate_row(const Rotate& op, std::int64_t row) {
+  const RowAngles angles(op, row);
+  with_type(op.inout.dtype, row_of(op.inout, row), [&](auto* inout) {
+    for (std::int32_t head = 0; head < op.heads; ++head) {
+      rotate_head(op, angles, inout + std::int64_t{head} * op.head_dim);
+    }
+  });
+}
+
 inline void convert_row(const Convert& op, std::int64_t row) {
   const float* in = op.in + row * op.dim;
   with_type(op.out.dtype, row_of(op.out, row), [&](auto* out) {

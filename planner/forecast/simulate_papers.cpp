@@ -53,12 +53,15 @@ ModelShape opt_shape(std::string_view name) {
           .position_offset = 2,
           .word_embed_proj_dim = found->hidden,
           .activation_function = Activation::relu,
-          .layer_norm_epsilon = 1e-5f,
+          .norm_epsilon = 1e-5f,
           .do_layer_norm_before = 1,
-          .enable_bias = 1,
+          .qkv_bias = 1,
+          .output_bias = 1,
+          .mlp_bias = 1,
           .layer_norm_elementwise_affine = 1,
           .has_final_layer_norm = 1,
-          .tie_word_embeddings = 1};
+          .tie_word_embeddings = 1,
+          .learned_positions = 1};
 }
 
 std::string_view our_policy() {

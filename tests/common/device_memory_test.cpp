@@ -22,12 +22,15 @@ ModelShape opt_125m() {
           .position_offset = 2,
           .word_embed_proj_dim = 768,
           .activation_function = Activation::relu,
-          .layer_norm_epsilon = 1e-5f,
+          .norm_epsilon = 1e-5f,
           .do_layer_norm_before = 1,
-          .enable_bias = 1,
+          .qkv_bias = 1,
+          .output_bias = 1,
+          .mlp_bias = 1,
           .layer_norm_elementwise_affine = 1,
           .has_final_layer_norm = 1,
-          .tie_word_embeddings = 1};
+          .tie_word_embeddings = 1,
+          .learned_positions = 1};
 }
 
 DeviceLimits some_limits() {

@@ -53,12 +53,15 @@ TEST(ModelConfig, Opt125mIsReadAsItIs) {
                             .position_offset = 2,
                             .word_embed_proj_dim = 768,
                             .activation_function = Activation::relu,
-                            .layer_norm_epsilon = 1e-5F,
+                            .norm_epsilon = 1e-5F,
                             .do_layer_norm_before = 1,
-                            .enable_bias = 1,
+                            .qkv_bias = 1,
+                            .output_bias = 1,
+                            .mlp_bias = 1,
                             .layer_norm_elementwise_affine = 1,
                             .has_final_layer_norm = 1,
-                            .tie_word_embeddings = 1};
+                            .tie_word_embeddings = 1,
+                            .learned_positions = 1};
   EXPECT_TRUE(model.shape == expected);
   EXPECT_EQ(model.declared, DType::float16);
   EXPECT_EQ(model.architecture, "OPTForCausalLM");
@@ -90,7 +93,7 @@ TEST(ModelConfig, EachSwitchReachesTheShape) {
     return from_text(R"({"model_type": "opt", )" + field + "}").shape;
   };
   EXPECT_EQ(shape(R"("_remove_final_layer_norm": true)").has_final_layer_norm, 0u);
-  EXPECT_EQ(shape(R"("enable_bias": false)").enable_bias, 0u);
+  EXPECT_EQ(shape(R"("enable_bias": false)").qkv_bias, 0u);
   EXPECT_EQ(shape(R"("layer_norm_elementwise_affine": false)").layer_norm_elementwise_affine, 0u);
   EXPECT_EQ(shape(R"("tie_word_embeddings": false)").tie_word_embeddings, 0u);
   EXPECT_EQ(shape(R"("word_embed_proj_dim": null)").word_embed_proj_dim, 768);

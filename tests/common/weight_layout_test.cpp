@@ -21,12 +21,15 @@ ModelShape opt(std::int32_t layers, std::int32_t hidden, std::int32_t heads) {
           .position_offset = 2,
           .word_embed_proj_dim = hidden,
           .activation_function = Activation::relu,
-          .layer_norm_epsilon = 1e-5f,
+          .norm_epsilon = 1e-5f,
           .do_layer_norm_before = 1,
-          .enable_bias = 1,
+          .qkv_bias = 1,
+          .output_bias = 1,
+          .mlp_bias = 1,
           .layer_norm_elementwise_affine = 1,
           .has_final_layer_norm = 1,
-          .tie_word_embeddings = 1};
+          .tie_word_embeddings = 1,
+          .learned_positions = 1};
 }
 
 void expect_sound(const Slab& slab) {
@@ -106,7 +109,7 @@ TEST(WeightLayoutTest, TheSizeIsThatOfTheParametersAndLittleMore) {
 
 TEST(WeightLayoutTest, WhatAModelLacksHasNoEntry) {
   ModelShape shape = opt(2, 96, 3);
-  shape.enable_bias = 0;
+  shape.qkv_bias = shape.output_bias = shape.mlp_bias = 0;
   shape.layer_norm_elementwise_affine = 0;
   const WeightLayout layout = weight_layout(shape, DType::float32);
   EXPECT_EQ(layout.layer.find(Weight::b_kv), nullptr);
@@ -152,7 +155,7 @@ TEST(WeightLayoutTest, TheHashTellsModelsApartWhoseWeightsLieAlike) {
   };
   EXPECT_FALSE(is_new([](ModelShape&) {}));
   EXPECT_TRUE(is_new([](ModelShape& other) { other.activation_function = Activation::gelu; }));
-  EXPECT_TRUE(is_new([](ModelShape& other) { other.layer_norm_epsilon = 1e-6f; }));
+  EXPECT_TRUE(is_new([](ModelShape& other) { other.norm_epsilon = 1e-6f; }));
   EXPECT_TRUE(is_new([](ModelShape& other) { other.do_layer_norm_before = 0; }));
   // Other heads of other widths, the same matrices.
   EXPECT_TRUE(is_new([](ModelShape& other) {

@@ -77,7 +77,7 @@ TEST(Pipeline, ComputesModelsStoredInHalfPrecision) {
 
 TEST(Pipeline, ComputesModelsWithoutBiasAffineNormsOrTiedHeadAndWithSharedKeys) {
   ModelShape shape = tiny_shape();
-  shape.enable_bias = 0;
+  shape.qkv_bias = shape.output_bias = shape.mlp_bias = 0;
   shape.layer_norm_elementwise_affine = 0;
   shape.tie_word_embeddings = 0;
   shape.num_attention_heads = 4;

@@ -79,7 +79,10 @@ class RecordingDevice final : public Device {
   void launch(const EmbedTokens&) override { add(Stream::compute); }
   void launch(const AddPositions&) override { add(Stream::compute); }
   void launch(const LayerNorm&) override { add(Stream::compute); }
+  void launch(const RmsNorm&) override { add(Stream::compute); }
   void launch(const Convert&) override { add(Stream::compute); }
+  void launch(const GatedActivation&) override { add(Stream::compute); }
+  void launch(const Rotate&) override { add(Stream::compute); }
   void launch(const Gemm&) override { add(Stream::compute); }
   void launch(const ScatterRows&) override { add(Stream::compute); }
   void launch(const Attention&) override { add(Stream::compute); }
@@ -90,11 +93,11 @@ class RecordingDevice final : public Device {
  protected:
   std::byte* take(Bytes size) override {
     auto* data = static_cast<std::byte*>(
-        ::operator new (static_cast<std::size_t>(size.n) + 1, std::align_val_t{256}));
+        ::operator new(static_cast<std::size_t>(size.n) + 1, std::align_val_t{256}));
     std::memset(data, 0, static_cast<std::size_t>(size.n));
     return data;
   }
-  void give(std::byte* data, Bytes) override { ::operator delete (data, std::align_val_t{256}); }
+  void give(std::byte* data, Bytes) override { ::operator delete(data, std::align_val_t{256}); }
   std::byte* take_host(Bytes size) override { return take(size); }
   void give_host(std::byte* data, Bytes size) override { give(data, size); }
   void pin(std::span<const std::span<std::byte>>, bool) override {}

@@ -28,12 +28,15 @@ inline ModelShape tiny_shape() {
           .position_offset = 2,
           .word_embed_proj_dim = 24,
           .activation_function = Activation::relu,
-          .layer_norm_epsilon = 1e-5f,
+          .norm_epsilon = 1e-5f,
           .do_layer_norm_before = 1,
-          .enable_bias = 1,
+          .qkv_bias = 1,
+          .output_bias = 1,
+          .mlp_bias = 1,
           .layer_norm_elementwise_affine = 1,
           .has_final_layer_norm = 1,
-          .tie_word_embeddings = 1};
+          .tie_word_embeddings = 1,
+          .learned_positions = 1};
 }
 
 // OPT-350m's ways: norms behind, projected embeddings, no final norm.
@@ -175,7 +178,7 @@ class PlainForward {
     }
     Row out;
     for (std::size_t i = 0; i < in.size(); ++i) {
-      const double x = (in[i] - mean) / std::sqrt(variance + shape_.layer_norm_epsilon);
+      const double x = (in[i] - mean) / std::sqrt(variance + shape_.norm_epsilon);
       out.push_back(x * (gain.empty() ? 1.0 : static_cast<double>(gain[i])) +
                     (shift.empty() ? 0.0 : static_cast<double>(shift[i])));
     }
@@ -256,6 +259,8 @@ class PlainForward {
         return x * 0.5 * std::erfc(-x / std::sqrt(2.0));
       case Activation::gelu_tanh:
         return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+      case Activation::silu:
+        return x / (1 + std::exp(-x));
     }
     return x;
   }

@@ -11,6 +11,7 @@ namespace {
 
 struct Heads {
   std::int32_t heads, kv_heads, dim;
+  std::int32_t window = 0;
 };
 
 // One sequence's queries, keys and values, and any number of ways to lay them into slots.
@@ -42,8 +43,8 @@ class Sequence {
                   .buffer = static_cast<std::uint8_t>((slots[b] + placement) % 3)};
       for (std::size_t i = 0; i < slot_numbers; ++i) {
         const std::size_t from = b * slot_numbers + i;
-        if (from < kv_.size() &&
-            from / static_cast<std::size_t>(2 * width_) < static_cast<std::size_t>(end)) {
+        const auto token = static_cast<std::int32_t>(from / static_cast<std::size_t>(2 * width_));
+        if (from < kv_.size() && token < end && token / 16 >= first_seen(context) / 16) {
           buffers[table[b].buffer].set(slots[b] * slot_numbers + i, kv_[from]);
         }
       }
@@ -65,10 +66,16 @@ class Sequence {
                       .heads = heads_.heads,
                       .kv_heads = heads_.kv_heads,
                       .head_dim = heads_.dim,
-                      .scale = scale()},
+                      .scale = scale(),
+                      .window = heads_.window},
                      workers);
     }
     return out;
+  }
+
+  // The first position that the row at `position` attends.
+  std::int32_t first_seen(std::int32_t position) const {
+    return heads_.window == 0 ? 0 : std::max(0, position + 1 - heads_.window);
   }
 
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(heads_.dim)); }
@@ -77,8 +84,9 @@ class Sequence {
   std::vector<double> exact(std::int32_t token, std::int32_t head) const {
     const std::int32_t kv_head = head / (heads_.heads / heads_.kv_heads);
     const auto dim = static_cast<std::size_t>(heads_.dim);
+    const std::int32_t first = first_seen(token);
     std::vector<double> scores;
-    for (std::int32_t t = 0; t <= token; ++t) {
+    for (std::int32_t t = first; t <= token; ++t) {
       double score = 0;
       for (std::size_t d = 0; d < dim; ++d) {
         score += static_cast<double>(query(token, head, d)) *
@@ -89,8 +97,8 @@ class Sequence {
     const double maximum = *std::max_element(scores.begin(), scores.end());
     double denominator = 0;
     std::vector<double> out(dim);
-    for (std::int32_t t = 0; t <= token; ++t) {
-      const double weight = std::exp(scores[static_cast<std::size_t>(t)] - maximum);
+    for (std::int32_t t = first; t <= token; ++t) {
+      const double weight = std::exp(scores[static_cast<std::size_t>(t - first)] - maximum);
       denominator += weight;
       for (std::size_t d = 0; d < dim; ++d) {
         out[d] += weight * static_cast<double>(stored(t, 1, kv_head, d));
@@ -164,9 +172,23 @@ TEST(Attention, OfOneNewTokenSeesItsWholeContext) {
   }
 }
 
+// Blocks before every row's window hold what is not a number.
+TEST(Attention, WithAWindowSeesItsLastPositionsAlone) {
+  cpu::Workers workers(2);
+  for (const Heads heads : {Heads{1, 1, 64, 1}, Heads{2, 2, 32, 3}, Heads{2, 2, 20, 16},
+                            Heads{8, 2, 32, 50}, Heads{4, 1, 24, 129}, Heads{2, 1, 16, 1000}}) {
+    for (const std::int32_t context : {0, 1, 15, 16, 130, 299}) {
+      SCOPED_TRACE(testing::Message() << "a window of " << heads.window << " after " << context);
+      const Sequence sequence(heads, 300, DType::bfloat16);
+      sequence.expect_right(sequence.run(context, 300, 300 - context, 4, workers), context, 300);
+    }
+  }
+}
+
 TEST(AttentionBits, AreTheSameInPartsOfAnySizeAndFromAnySlots) {
   cpu::Workers workers(2);
-  for (const Heads heads : {Heads{2, 2, 64}, Heads{4, 2, 80}}) {
+  for (const Heads heads : {Heads{2, 2, 64}, Heads{4, 2, 80}, Heads{2, 2, 64, 5},
+                            Heads{8, 1, 80, 100}, Heads{3, 3, 32, 40}}) {
     const Sequence sequence(heads, 301, DType::bfloat16);
     const std::vector<float> whole = sequence.run(0, 301, 301, 1, workers);
     std::uint32_t placement = 2;
@@ -178,7 +200,7 @@ TEST(AttentionBits, AreTheSameInPartsOfAnySizeAndFromAnySlots) {
 
 TEST(AttentionBits, AreTheSameOnEveryInstructionSetAndNumberOfWorkers) {
   for (const DType dtype : kAllTypes) {
-    const Sequence sequence({4, 2, 72}, 270, dtype);
+    const Sequence sequence({4, 2, 72, dtype == DType::float16 ? 61 : 0}, 270, dtype);
     cpu::Workers one(1);
     const std::vector<float> expected = sequence.run(0, 270, 270, 1, one);
     for (const int threads : {2, 3}) {

@@ -96,6 +96,9 @@ std::vector<std::string> names_of(Weight weight, const std::string& prefix,
       return {layer + "self_attn.k_proj.weight", layer + "self_attn.v_proj.weight"};
     case Weight::b_kv:
       return {layer + "self_attn.k_proj.bias", layer + "self_attn.v_proj.bias"};
+    case Weight::k_norm:
+    case Weight::q_norm:
+      break;  // OPT has none
     case Weight::attention_norm_weight:
       return {layer + "self_attn_layer_norm.weight"};
     case Weight::attention_norm_bias:
@@ -174,7 +177,7 @@ TEST(Weights, EveryFormOfModelArrives) {
   with([](TinyModel& m) { m.shards = 3; });
   with([](TinyModel& m) { m.shape.tie_word_embeddings = 0; });
   with([](TinyModel& m) { m.shape.word_embed_proj_dim = 20; });
-  with([](TinyModel& m) { m.shape.enable_bias = 0; });
+  with([](TinyModel& m) { m.shape.qkv_bias = m.shape.output_bias = m.shape.mlp_bias = 0; });
   with([](TinyModel& m) { m.shape.layer_norm_elementwise_affine = 0; });
   with([](TinyModel& m) { m.shape.has_final_layer_norm = 0; });
   with([](TinyModel& m) {

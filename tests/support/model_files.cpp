@@ -139,12 +139,15 @@ ModelShape tiny_shape() {
           .position_offset = 2,
           .word_embed_proj_dim = 32,
           .activation_function = Activation::relu,
-          .layer_norm_epsilon = 1e-5F,
+          .norm_epsilon = 1e-5F,
           .do_layer_norm_before = 1,
-          .enable_bias = 1,
+          .qkv_bias = 1,
+          .output_bias = 1,
+          .mlp_bias = 1,
           .layer_norm_elementwise_affine = 1,
           .has_final_layer_norm = 1,
-          .tie_word_embeddings = 1};
+          .tie_word_embeddings = 1,
+          .learned_positions = 1};
 }
 
 std::string config_json(const ModelShape& shape, const std::string& dtype_name) {
@@ -161,7 +164,7 @@ std::string config_json(const ModelShape& shape, const std::string& dtype_name) 
       {"word_embed_proj_dim", shape.word_embed_proj_dim},
       {"activation_function", kActivations[static_cast<int>(shape.activation_function)]},
       {"do_layer_norm_before", shape.do_layer_norm_before != 0},
-      {"enable_bias", shape.enable_bias != 0},
+      {"enable_bias", shape.qkv_bias != 0},
       {"layer_norm_elementwise_affine", shape.layer_norm_elementwise_affine != 0},
       {"_remove_final_layer_norm",
        shape.do_layer_norm_before != 0 && shape.has_final_layer_norm == 0},
@@ -175,7 +178,7 @@ std::string config_json(const ModelShape& shape, const std::string& dtype_name) 
 std::map<std::string, NamedValues> tiny_weights(const TinyModel& model) {
   const ModelShape& shape = model.shape;
   const std::int64_t h = shape.hidden_size;
-  const bool bias = shape.enable_bias != 0;
+  const bool bias = shape.qkv_bias != 0;
   const bool affine = shape.layer_norm_elementwise_affine != 0;
   WeightMaker make(model.seed);
   make.add(model.prefix + "embed_tokens.weight", {shape.vocab_size, shape.word_embed_proj_dim});

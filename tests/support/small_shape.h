@@ -15,7 +15,8 @@ inline ModelShape small_shape(std::int32_t layers) {
   shape.vocab_size = 100;
   shape.max_position_embeddings = 128;
   shape.word_embed_proj_dim = 64;
-  shape.enable_bias = shape.layer_norm_elementwise_affine = 1;
+  shape.qkv_bias = shape.output_bias = shape.mlp_bias = shape.learned_positions =
+      shape.layer_norm_elementwise_affine = 1;
   return shape;
 }
 

@@ -23,10 +23,13 @@ ModelShape small_shape() {
           .position_offset = 2,
           .word_embed_proj_dim = 128,
           .do_layer_norm_before = 1,
-          .enable_bias = 1,
+          .qkv_bias = 1,
+          .output_bias = 1,
+          .mlp_bias = 1,
           .layer_norm_elementwise_affine = 1,
           .has_final_layer_norm = 1,
-          .tie_word_embeddings = 1};
+          .tie_word_embeddings = 1,
+          .learned_positions = 1};
 }
 
 Request request(std::uint32_t line, std::size_t prompt, std::int32_t max_tokens) {
