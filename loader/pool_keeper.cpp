@@ -94,8 +94,7 @@ std::optional<messages::PoolGrantT> PoolKeeper::advance() {
 
 std::optional<messages::PoolGrantT> PoolKeeper::begin() {
   making_ = *std::exchange(claimed_, std::nullopt);
-  blocks_.reset();
-  publish(0, {});
+  give_up();
   if (const auto reason = why_no_partition(making_, sizes_, layers_)) {
     return refusal(*reason);
   }
@@ -143,9 +142,15 @@ messages::PoolGrantT PoolKeeper::move_border(std::uint32_t act_blocks, std::uint
 
 messages::PoolGrantT PoolKeeper::release() {
   forget_claim();
-  blocks_.reset();
-  publish(0, {});
+  give_up();
   return grant();
+}
+
+// In this order: a loader that is killed meanwhile, which takes seconds for many GiB, leaves a pool that its
+// successor removes, rather than one that it misses.
+void PoolKeeper::give_up() {
+  publish(0, {});
+  blocks_.reset();
 }
 
 std::optional<std::string> PoolKeeper::why_no_room(Bytes bytes) const {

@@ -49,6 +49,7 @@ class PoolKeeper {
  private:
   std::optional<messages::PoolGrantT> begin();
   messages::PoolGrantT finish();
+  void give_up();
   messages::PoolGrantT grant() const;
   std::string name_of(std::uint64_t epoch) const;
   Bytes weights() const;

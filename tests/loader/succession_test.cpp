@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <thread>
 
 #include "common/trouble.h"
 #include "tests/loader/loader_process.h"
@@ -99,6 +101,26 @@ TEST_F(Succession, AHalfMadePoolIsRemoved) {
   { Segment::create(segment("blocks-3"), Bytes{4096}); }
   start(adopting());
   EXPECT_FALSE(exists(segment("blocks-3")));
+}
+
+// A loader may be killed at any instruction: its successor adopts the pool that the control segment names.
+TEST_F(Succession, APoolIsThereAsLongAsItsEpochIs) {
+  start();
+  const auto planner = connected_planner();
+  ask(*planner, hello());
+  ASSERT_TRUE(ask_for_pool(*planner, claim(64 << 20, 10, 10)).granted);
+  const Control seen = control();
+  std::atomic<bool> over{false}, missed{false};
+  std::thread looking([&] {
+    while (!over) {
+      const bool there = exists(segment("blocks-1"));
+      missed = missed || (!there && seen->pool_epoch.load() == 1);
+    }
+  });
+  ask_for_pool(*planner, messages::PoolReleaseT{});
+  over = true;
+  looking.join();
+  EXPECT_FALSE(missed);
 }
 
 TEST_F(Succession, ReleasedLayersAreRestoredByTheirDigests) {
