@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -35,7 +36,7 @@ struct RecordHeader {
   std::uint64_t time_ns;
   std::uint32_t
       header_crc;  // of the 16 bytes before it: a damaged length is not mistaken for a torn tail
-  std::uint32_t unused;
+  std::uint32_t unused;  // 0
 };
 static_assert(sizeof(RecordHeader) == 24);
 
@@ -228,6 +229,12 @@ OrderLogReader::OrderLogReader(const std::filesystem::path& path) : path_(path.s
 
 OrderLogReader::~OrderLogReader() { close(descriptor_); }
 
+void OrderLogReader::rewind() {
+  offset_ = sizeof(FileHeader) + header_.size();
+  number_ = 0;
+  torn_ = {};
+}
+
 std::optional<LoggedMessage> OrderLogReader::torn() {
   torn_ = {static_cast<std::int64_t>(size_ - offset_)};
   return std::nullopt;
@@ -241,7 +248,8 @@ std::optional<LoggedMessage> OrderLogReader::next() {
     return torn();
   }
   const bool header_good =
-      header.header_crc == header_crc(header) && header.payload_bytes <= kMaxMessage.n;
+      header.header_crc == header_crc(header) && header.unused == 0 &&
+      header.payload_bytes <= kMaxMessage.n;
   const auto whole = static_cast<std::uint64_t>(
       round_up(static_cast<std::int64_t>(sizeof header) + header.payload_bytes, 8));
   if (header_good && whole > left) {
@@ -249,9 +257,12 @@ std::optional<LoggedMessage> OrderLogReader::next() {
   }
   if (header_good) {
     LoggedMessage record{.number = number_, .time_ns = header.time_ns, .bytes = {}};
-    record.bytes.resize(header.payload_bytes);
+    record.bytes.resize(whole - sizeof header);
     read_at(descriptor_, path_, offset_ + sizeof header, record.bytes.data(), record.bytes.size());
-    if (crc32c(record.bytes) == header.payload_crc) {
+    const bool padded = std::ranges::all_of(std::span(record.bytes).subspan(header.payload_bytes),
+                                            [](std::byte byte) { return byte == std::byte{0}; });
+    record.bytes.resize(header.payload_bytes);
+    if (padded && crc32c(record.bytes) == header.payload_crc) {
       offset_ += whole;
       ++number_;
       return record;

@@ -58,7 +58,9 @@ class OrderLogReader {
   OrderLogReader& operator=(const OrderLogReader&) = delete;
 
   const std::string& header_json() const { return header_; }
+  // What is appended to the file after it was opened is not read.
   std::optional<LoggedMessage> next();       // nothing: the end, or a torn tail
+  void rewind();                             // to the first record
   Bytes torn_tail() const { return torn_; }  // valid once next() returned nothing
   double share_read() const { return static_cast<double>(offset_) / static_cast<double>(size_); }
 

@@ -107,7 +107,7 @@ TEST_F(OrderLogTest, ALogCutAnywhereGivesItsWholeRecordsAndSaysWhatIsTorn) {
   }
 }
 
-TEST_F(OrderLogTest, AFlippedBitBeforeTheLastRecordIsDamage) {
+TEST_F(OrderLogTest, AnyFlippedBitBeforeTheLastRecordIsDamage) {
   write(kPayloads);
   const std::string whole = slurp(log_);
   const std::size_t header = 16 + std::strlen(R"({"run":"1"})");
@@ -116,9 +116,7 @@ TEST_F(OrderLogTest, AFlippedBitBeforeTheLastRecordIsDamage) {
     std::string flipped = whole;
     flipped[at] = static_cast<char>(flipped[at] ^ 0x10);
     spill(log_, flipped);
-    const Reading reading = read_all(log_);
-    // Padding and the unused word have no content; any other flipped bit is noticed.
-    ASSERT_TRUE(reading.damaged || reading.payloads == kPayloads) << "flipped byte " << at;
+    ASSERT_TRUE(read_all(log_).damaged) << "flipped byte " << at;
   }
 }
 
