@@ -21,12 +21,12 @@ void AnswersCompared::take(const Place& place, const messages::SampleResultT& re
                            const messages::SampleResultT& replayed) {
   take_shape(place, "request", recorded.request, replayed.request);
   take_shape(place, "finite", recorded.finite, replayed.finite);
-  if (recorded.token >= 0 || replayed.token >= 0) {
+  if (recorded.token >= 0 || recorded.token != replayed.token) {
     take_token(place, "token", recorded.token, replayed.token);
   }
   take_shape(place, "logprobs of the token", recorded.chosen != nullptr,
              replayed.chosen != nullptr);
-  if (recorded.chosen && replayed.chosen) {
+  if (recorded.chosen && replayed.chosen && recorded.token == replayed.token) {
     take(place, *recorded.chosen, *replayed.chosen);
   }
   take_shape(place, "rows of prompt logprobs", recorded.prompt.size(), replayed.prompt.size());
@@ -38,7 +38,8 @@ void AnswersCompared::take(const Place& place, const messages::SampleResultT& re
 void AnswersCompared::take(const Place& place, const messages::LogprobRowT& recorded,
                            const messages::LogprobRowT& replayed) {
   if (recorded.token != replayed.token) {
-    return;  // told already; numbers of other tokens say nothing
+    take_token(place, "token with logprobs", recorded.token, replayed.token);
+    return;  // numbers of other tokens say nothing
   }
   take_logprob(place, recorded.token, recorded.logprob, replayed.logprob);
   take_shape(place, "number of best tokens", recorded.top.size(), replayed.top.size());

@@ -77,10 +77,22 @@ TEST(AnswersCompared, EveryPartOfAnAnswerIsCompared) {
       [](Answer& answer) { answer.chosen->top[1] = messages::TokenLogprob(5, -2.5f); },
       [](Answer& answer) { answer.prompt.clear(); },
       [](Answer& answer) { answer.prompt[0]->logprob = -1.25f; },
+      [](Answer& answer) { answer.prompt[0]->token = 10; },
+      [](Answer& answer) { answer.chosen->token = 40; },
   };
   for (const auto& change : changes) {
     EXPECT_EQ(difference_after(change).iteration, 12u);
   }
+}
+
+TEST(AnswersCompared, AnotherTokensNumbersAreNotCounted) {
+  messages::IterationDoneT replayed = answers();
+  replayed.results[0]->token = replayed.results[0]->chosen->token = 40;
+  replayed.results[0]->chosen->logprob = -4;
+  AnswersCompared compared;
+  compared.take(4, answers(), replayed);
+  EXPECT_EQ(compared.tokens().differ, 1u);
+  EXPECT_EQ(compared.logprobs().differ, 0u);
 }
 
 TEST(AnswersCompared, AMissingAnswerIsADifference) {
