@@ -60,7 +60,10 @@ LogDigest::LogDigest(const std::filesystem::path& path)
 
 void LogDigest::read(const LogReaders& readers) {
   readers_ = readers;
-  while (const auto record = reader_.next()) {
+  reader_.rewind();
+  records_ = 0;
+  over_ = false;
+  while (const auto record = over_ ? std::nullopt : reader_.next()) {
     ++records_;
     take(*record);
   }
@@ -100,6 +103,10 @@ void LogDigest::take(const messages::Message& message, double time) {
   } else if (const auto* held = message.body_as_WeightsHeld()) {
     call(readers_.weights, *unpacked(held));
   } else if (const auto* tables = message.body_as_Iteration()) {
+    if (readers_.until && tables->iteration() > *readers_.until) {
+      over_ = true;
+      return;
+    }
     LoggedIteration& iteration = open_[tables->iteration()];
     iteration = {};
     tables->UnPackTo(&iteration.tables);

@@ -50,6 +50,7 @@ struct LogFacts {
 // Called with what a log holds, in the log's order, with seconds since the log began. What is empty is
 // not called.
 struct LogReaders {
+  std::optional<std::uint64_t> until{};  // reading ends where a later iteration begins
   std::function<void(const LoggedIteration&)> iteration;  // once all of it was read
   std::function<void(const messages::ConfigureT&, double)> configure;
   std::function<void(const messages::ReadyT&, double)> ready;
@@ -63,6 +64,7 @@ class LogDigest {
   explicit LogDigest(const std::filesystem::path& path);
 
   const LogFacts& facts() const { return facts_; }
+  // From the log's beginning, as far as it was written when this object was made.
   void read(const LogReaders& readers);
   std::uint64_t records() const { return records_; }
   double share_read() const { return reader_.share_read(); }
@@ -80,6 +82,7 @@ class LogDigest {
   LogFacts facts_;
   std::map<std::uint64_t, LoggedIteration> open_;  // by number; one, as a rule
   std::uint64_t records_ = 0;
+  bool over_ = false;  // a later iteration than wanted has begun
   LogReaders readers_;
   std::uint64_t log_began_ns_ = 0;  // CLOCK_MONOTONIC, as the last Configure said
   double device_clock_ = 0;         // LoggedLayer::clock of what follows

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/files/json_file.h"
+#include "common/files/regular_file.h"
 #include "common/files/sha256.h"
 #include "common/process.h"
 #include "common/words.h"
@@ -40,13 +41,20 @@ void check_model(const LogDigest& log, const std::filesystem::path& path,
     fail("order log {} was recorded with another model (or with other weights of this one)",
          path.string());
   }
+  const nlohmann::json expected = nlohmann::json::parse(order_log_header(control, ""));
+  for (const auto& [name, value] : expected.items()) {
+    if (name != "run_id" && json.contains(name) && json[name] != value) {
+      fail("the header of {} is damaged: {} is {}, the model that it names has {}", path.string(),
+           name, shown(json[name].dump()), value.dump());
+    }
+  }
 }
 
 }  // namespace
 
 Replay::Replay(ReplayOptions options)
     : options_(std::move(options)),
-      digest_(std::make_unique<LogDigest>(options_.orders)),
+      digest_(options_.orders),
       control_(Control::attach(options_.run_id)),
       status_file_(options_.run_dir) {
   status_.run_id = options_.run_id;
@@ -60,8 +68,8 @@ void Replay::run() {
     replay_once();
   }
   report_.write(options_.output, options_.orders, links_.executor->greeting()->device,
-                digest_->torn_tail());
-  release_pool();
+                digest_.torn_tail());
+  leave_loader();
   if (options_.death_descriptor < 0) {
     links_.executor->stop("all is replayed");
   }
@@ -74,7 +82,7 @@ void Replay::await_model() {
     tick();
     usleep(static_cast<useconds_t>(kShortWait.n * 1e6));
   }
-  check_model(*digest_, options_.orders, *control_);
+  check_model(digest_, options_.orders, *control_);
 }
 
 void Replay::greet() {
@@ -107,7 +115,7 @@ bool Replay::tick() {
     moved = links_.loader->step(asked ? kShortWait : Seconds{0});
     moved = links_.executor->step(asked ? kShortWait : kWait) || moved;
   }
-  status_.measured = digest_->share_read();
+  status_.measured = digest_.share_read();
   status_file_.write(status_, monotonic_now());
   if (moved) {
     control_->progress[static_cast<int>(Process::planner)].steps.fetch_add(
@@ -129,10 +137,10 @@ void Replay::await(Condition condition) {
 // ---- record by record
 
 void Replay::replay_once() {
-  digest_ = std::make_unique<LogDigest>(options_.orders);
-  report_.begin(digest_->facts().layers);
+  report_.begin(digest_.facts().layers);
   release_pool();
-  digest_->read({
+  digest_.read({
+      .until = options_.until,
       .iteration = [&](const LoggedIteration& iteration) { replay(iteration); },
       .configure = [&](const messages::ConfigureT& configure,
                        double) { replay(messages::ConfigureT(configure)); },
@@ -150,6 +158,7 @@ void Replay::replay_once() {
 
 void Replay::replay(const messages::PoolGrantT& recorded, const std::string& run_id) {
   pool_is_noted_ = true;
+  recorded_pool_ = recorded.pool_epoch;
   const std::string name = fmt::format("{} {}", run_id, recorded.pool_epoch);
   LoaderLink& loader = *links_.loader;
   if (name != pool_) {
@@ -196,11 +205,7 @@ void Replay::replay(const messages::WeightsHeldT& held) {
 
 void Replay::replay(const LoggedIteration& iteration) {
   const std::uint64_t number = iteration.tables.iteration;
-  if (options_.until && number > *options_.until) {
-    return;
-  }
-  if (!iteration
-           .done) {  // an executor or a planner ended meanwhile; told when the next Configure comes
+  if (!iteration.done) {  // a process ended meanwhile, or the run is still at it
     report_.skip();
     return;
   }
@@ -210,9 +215,13 @@ void Replay::replay(const LoggedIteration& iteration) {
     fail("order log {}: iteration {} comes before a pool and a Configure", options_.orders.string(),
          number);
   }
-  if (iteration.layers.size() != static_cast<std::size_t>(digest_->facts().layers) + 2) {
+  if (iteration.tables.pool_epoch != recorded_pool_) {
+    fail("order log {}: iteration {} is for pool {}, pool {} was granted", options_.orders.string(),
+         number, iteration.tables.pool_epoch, recorded_pool_);
+  }
+  if (iteration.layers.size() != static_cast<std::size_t>(digest_.facts().layers) + 2) {
     fail("order log {}: iteration {} has {} layer orders, the model needs {}",
-         options_.orders.string(), number, iteration.layers.size(), digest_->facts().layers + 2);
+         options_.orders.string(), number, iteration.layers.size(), digest_.facts().layers + 2);
   }
   messages::IterationT tables = iteration.tables;
   tables.pool_epoch = links_.loader->grant()->pool_epoch;
@@ -242,6 +251,16 @@ void Replay::restore_weights() {
   if (control_->released_layers.load(std::memory_order_acquire) > 0) {
     links_.loader->restore_weights();
     await([&] { return !links_.loader->asked_for_weights(); });
+  }
+}
+
+// As a planner does: a kept loader reads released weights again by itself.
+void Replay::leave_loader() {
+  release_pool();
+  if (control_->released_layers.load(std::memory_order_acquire) > 0) {
+    links_.loader->restore_weights();
+    links_.loader->release(true);  // whose answer says that all was heard
+    await([&] { return !links_.loader->gives_back(); });
   }
 }
 

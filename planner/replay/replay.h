@@ -2,7 +2,7 @@
 // `poise-planner replay`: gives the orders of a log to an executor once more, as they are, and compares
 // what it answers with the record. No decision is made here. Weights come from a loader, as in a run; the
 // pool is claimed with the recorded size. What the log does not finish is left out: the run computed it
-// again.
+// again, or was still at it.
 //
 //   record             is replayed as
 //   PoolGrant          the same pool: claimed where it is another one, else its border is moved
@@ -60,17 +60,19 @@ class Replay {
   void replay(const LoggedIteration& iteration);
   void restore_weights();
   void release_pool();
+  void leave_loader();
 
   template <typename Condition>
   void await(Condition condition);
   bool tick();
 
   const ReplayOptions options_;
-  std::unique_ptr<LogDigest> digest_;
+  LogDigest digest_;
   Control control_;
   std::unique_ptr<OrderLog> replayed_;
   Links links_;
   std::string pool_;            // that stands: the recorded run and epoch
+  std::uint64_t recorded_pool_ = 0;  // its epoch in the log
   bool pool_is_noted_ = false;  // the last record was a PoolGrant
   bool device_holds_ = false;   // layers for which no pool was claimed yet
   std::int32_t resident_ = -1;  // layers on the device

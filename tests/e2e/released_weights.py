@@ -12,6 +12,7 @@ from pathlib import Path
 import harness
 from ends import long_requests, wait_for_results
 from harness import DEMO, comparable, expect, expect_equal, kill_together, request, test, wait_until
+from supervisor.lifecycle import segments
 
 # The demo model's weights are 2.7 MiB; so the device keeps a layer, and the host's blocks have little room.
 TIGHT = ("--policy", "act-only", "--gpu-memory", "9MiB", "--max-num-seqs", "64")
@@ -57,6 +58,9 @@ def a_kept_loader_is_whole_again(workspace):
     again.expect(0, "using the kept loader")
     expect_equal(kept(workspace), pid, "the loader's pid")
     expect_equal(comparable(workspace / "short"), comparable(workspace / "plenty"), "answers")
+    workspace.replay(f"{workspace / 'short'}.poise", "--host-memory", "3500KiB")
+    run_id = json.loads((Path(f"{workspace / 'short'}.poise") / "run.json").read_text())["run_id"]
+    wait_until(lambda: len(set(segments.reserved(run_id, "weights"))) == 1, "all weights after a replay")
     workspace.poise("stop").expect(0)
 
 

@@ -50,6 +50,13 @@ def with_payload(log, at, payload):
     return log[: at - RECORD.size] + head + struct.pack("<II", crc32c(head), unused) + payload + log[at + len(payload) :]
 
 
+def with_header(log, **changes):
+    """The log with another header."""
+    magic, version, size = MAGIC.unpack_from(log)
+    text = json.dumps(json.loads(log[MAGIC.size : MAGIC.size + size]) | changes).encode()
+    return MAGIC.pack(magic, version, len(text)) + text + log[MAGIC.size + size :]
+
+
 def refused(workspace, log, *fragments):
     return workspace.poise("replay", log, "--model", DEMO_MODEL, "--device", "cpu").expect(2, *fragments)
 
@@ -64,8 +71,14 @@ def a_replay_says_what_it_compared_and_how_long_each_stage_took(workspace):
     report = workspace.replay(run, "--repeat", "3")
     expect_equal(len(report["replayed_s"]), 3, "replays")
     expect(all(stage["recorded"]["compute_s"] > 0 and stage["replayed"]["compute_s"] > 0 for stage in report["stages"]), report)
-    expect_equal(workspace.replay(run, "--until", "3")["iterations"], 3, "iterations")
+    log = (run / "orders.log").read_bytes()
+    at = len(log) * 9 // 10
+    damaged = workspace / "damaged.log"
+    damaged.write_bytes(log[:at] + bytes([log[at] ^ 1]) + log[at + 1 :])
+    up_to_there = workspace.replay(damaged, "--until", "3", "--model", DEMO_MODEL)
+    expect_equal(up_to_there["iterations"], 3, "iterations")
     copy = workspace / "replayed.log"
+    workspace.poise("replay", run, "-o", damaged).expect(2, "exists already")
     expect_equal(workspace.replay(run, "-o", copy)["iterations"], report["iterations"], "iterations")
     workspace.poise("inspect", "--check", copy).expect(0, "")
     workspace.replay(copy, "--model", DEMO_MODEL)  # a replay's log replays
@@ -76,8 +89,12 @@ def every_flipped_byte_is_refused(workspace):
     run = recorded(workspace, count=3)
     log = (run / "orders.log").read_bytes()
     path = workspace / "orders.log"
-    for _ in range(6):
-        at = workspace.random.randrange(MAGIC.unpack_from(log)[2], len(log) * 9 // 10)
+    at, payload = workspace.random.choice(list(records(log))[:-1])
+    header = MAGIC.size + log[MAGIC.size :].index(b"layers")
+    unused = at - 4
+    in_payload = at + workspace.random.randrange(len(payload))
+    anywhere = workspace.random.randrange(MAGIC.size + MAGIC.unpack_from(log)[2], len(log) * 9 // 10)
+    for at in (3, header, unused, in_payload, anywhere):
         path.write_bytes(log[:at] + bytes([log[at] ^ 0x40]) + log[at + 1 :])
         refused(workspace, path)
 
@@ -120,6 +137,14 @@ def what_cannot_be_replayed_is_refused_in_a_sentence(workspace):
     data[-2] ^= 1
     weights.write_bytes(data)
     workspace.poise("replay", run, "--device", "cpu", "--model", other).expect(2, "another model")
+    for changes in ({"layers": 1 << 30}, {"kv_row_bytes": 8}, {"dtype": "float16\0"}):
+        path.write_bytes(with_header(log, **changes))
+        refused(workspace, path, "the header of", "is damaged")
+    path.write_bytes(MAGIC.pack(b"POISELOG", 1, 50_000) + b"[" * 50_000)
+    refused(workspace, path, "not an order log")
+    at, grant = next(records(log))
+    path.write_bytes(with_payload(log, at, grant.replace(struct.pack("<Q", 1), struct.pack("<Q", 2), 1)))
+    refused(workspace, path, "iteration 1 is for pool 1, pool 2 was granted")
     path.write_bytes(log.replace(b"contracts ", b"contracts_", 1))
     refused(workspace, path, "another build")
     path.write_bytes(log[: MAGIC.size + MAGIC.unpack_from(log)[2]])

@@ -18,11 +18,11 @@ from ..lifecycle.run_summary import progress_text
 from ..lifecycle.supervision import Supervision
 from ..measure.record import header_of
 from ..shared.files import read_json
-from ..shared.options import add_device, add_loading, add_model, normalised, parser
+from ..shared.options import DTYPES, add_device, add_loading, add_model, normalised, parser
 from ..shared.paths import PROGRAMS, program
 from ..shared.progress import ProgressLine
 from ..shared.quantities import bytes_text, count, counted
-from ..shared.trouble import DIFFERENT, DONE, Refusal, brief, say, shown, tell
+from ..shared.trouble import DIFFERENT, DONE, Refusal, brief, naming, say, shown, tell
 
 _COLUMNS = (("copy_in_s", "copy in"), ("compute_s", "compute"), ("waits_s", "waits"), ("copy_out_s", "copy out"))
 _MILLI = 1e3
@@ -50,6 +50,8 @@ def replay(words):
     inputs.check_model(given.model)
     if given.output is not None:
         inputs.check_written("-o", given.output, ("the log that is replayed", orders))
+        if os.path.isfile(given.output):
+            raise Refusal(f"-o {shown(given.output)} exists already: name another file")
     for name in PROGRAMS:
         program(name)
     folder = Path(tempfile.mkdtemp(prefix="poise-replay-"))
@@ -77,7 +79,10 @@ def _find(given):
             raise Refusal(f"{shown(path)} does not say where its model is: name it with --model")
         given.model = os.path.join(record.get("folder", ""), record["model"])
     header = header_of(path)
-    for name, otherwise in (("dtype", header.get("dtype", "auto")), ("load_format", "auto"), ("seed", 0)):
+    recorded = header.get("dtype", "auto")
+    if recorded not in DTYPES:
+        raise Refusal(f"the header of {shown(path)} is damaged: there is no dtype {shown(str(recorded)[:80])}")
+    for name, otherwise in (("dtype", recorded), ("load_format", "auto"), ("seed", 0)):
         if getattr(given, name) is None:
             setattr(given, name, loaded.get(name, otherwise))
     return path
@@ -97,7 +102,8 @@ class _ReplayArguments(ProcessArguments):
         loaded = control.loader_state >= segments.SEALED
         return progress_text(self.directory.status_of(self.run_id)) if loaded else super().progress_text(control)
 
-    def planner_arguments(self):
+    def planner_arguments(self, takes_over=False):
+        """Another one in place of one that ended begins the replay again."""
         words = ["replay", *self.planner_links(), "--orders", os.path.abspath(self._orders)]
         words += ["-o", self.directory.path.parent / "report.json", "--repeat", self.given.repeat]
         if self.given.output is not None:
@@ -130,10 +136,11 @@ def _replay(folder, given, orders):
 
 def _tell(folder, given, orders):
     report = read_json(folder / "report.json")
-    if given.output is not None:
-        shutil.copyfile(folder / "replayed.log", given.output)
-        say(f"{brief(given.output)} is written")
     tell(json.dumps(report) if given.json else _table(report, orders))
+    if given.output is not None:
+        with naming(given.output):
+            shutil.copyfile(folder / "replayed.log", given.output)
+        say(f"{brief(given.output)} is written")
     return DONE if report["equal"] else DIFFERENT
 
 
@@ -156,7 +163,7 @@ def _conclusions(report, orders):
     times = ", ".join(f"{seconds:.3f}" for seconds in report["replayed_s"])
     yield f"{counted(report['iterations'], 'iteration')} on {report['device']}: {times} s; recorded: {report['recorded_s']:.3f} s"
     if report["unfinished_iterations"]:
-        yield f"{counted(report['unfinished_iterations'], 'iteration')} left out that the run did not finish and ordered again"
+        yield f"{counted(report['unfinished_iterations'], 'iteration')} left out that the log does not finish"
     if report["torn_bytes"]:
         yield f"{bytes_text(report['torn_bytes'])} torn off at the end of {shown(orders)}"
     tokens, logprobs = report["tokens"], report["logprobs"]

@@ -68,7 +68,7 @@ def header_of(log):
             header = json.loads(file.read(min(size, 1 << 20)))
     except OSError as problem:
         raise Refusal(f"{shown(log)} cannot be read: {problem.strerror}") from None
-    except (struct.error, ValueError):
+    except (struct.error, ValueError, RecursionError):
         magic, header = b"", None
     if magic != b"POISELOG" or not isinstance(header, dict):
         raise Refusal(f"{shown(log)} is not an order log of this version of poise")
