@@ -37,6 +37,17 @@ def load_keeps_a_loader_that_later_runs_use(workspace):
     expect_equal(comparable(workspace / "d"), comparable(workspace / "a"), "with a loader of its own")
 
 
+
+@test
+def what_is_no_home_among_the_kept_loaders_is_left_alone(workspace):
+    stray = workspace.runtime / "poise" / "loaders" / "notes.txt"
+    stray.parent.mkdir(parents=True)
+    stray.parent.parent.chmod(0o700)
+    stray.write_text("")
+    workspace.poise("stop").expect(0, "no loader was kept")
+    expect(stray.exists(), "a file that is not ours is removed")
+
+
 @test
 def loaders_kept_under_another_runtime_folder_are_seen_and_can_be_ended(workspace):
     workspace.poise("load", "--model", DEMO_MODEL).expect(0)

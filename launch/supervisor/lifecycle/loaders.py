@@ -76,7 +76,7 @@ class Home:
         if not private_folder_is_ours():
             return []
         try:
-            return [cls(folder / name) for name in sorted(os.listdir(folder))]
+            return [cls(folder / entry.name) for entry in sorted(os.scandir(folder), key=lambda e: e.name) if entry.is_dir(follow_symlinks=False)]
         except OSError:
             return []
 
@@ -123,7 +123,9 @@ class Home:
         run_id = run_id or secrets.token_hex(8)
         words = loader_arguments(given) + ["--home", self.folder, "--run-id", run_id, *(["--adopt"] if adopts else [])]
         words += ["--log", self.folder / "loader.log"]
-        record = {**_identity(given), "files": model_files(given.model, given.load_format), "run_id": run_id}
+        # What is adopted was read from the files as they were then; they may have changed since, or be gone.
+        files = self.record.get("files") if adopts else model_files(given.model, given.load_format)
+        record = {**_identity(given), "files": files, "run_id": run_id}
         record["program"] = _program_facts()
         child = Child(LOADER, words, inherited=[lock.descriptor])
         lock.give_back()  # the loader's own copy stays
