@@ -159,7 +159,8 @@ void Replay::replay_once() {
 void Replay::replay(const messages::PoolGrantT& recorded, const std::string& run_id) {
   pool_is_noted_ = true;
   recorded_pool_ = recorded.pool_epoch;
-  const std::string name = fmt::format("{} {}", run_id, recorded.pool_epoch);
+  const std::string name =
+      fmt::format("{} {} {}", run_id, recorded.pool_epoch, recorded.region_bytes);
   LoaderLink& loader = *links_.loader;
   if (name != pool_) {
     release_pool();

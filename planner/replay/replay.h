@@ -71,7 +71,7 @@ class Replay {
   Control control_;
   std::unique_ptr<OrderLog> replayed_;
   Links links_;
-  std::string pool_;            // that stands: the recorded run and epoch
+  std::string pool_;            // that stands: the recorded run, epoch and size
   std::uint64_t recorded_pool_ = 0;  // its epoch in the log
   bool pool_is_noted_ = false;  // the last record was a PoolGrant
   bool device_holds_ = false;   // layers for which no pool was claimed yet

@@ -8,6 +8,7 @@ import signal
 import time
 
 import harness
+from ends import wait_for_results
 from harness import DEMO, DEMO_MODEL, bin_folder, comparable, expect, expect_equal, test, wait_until
 from kept_loaders import alive, kept
 from released_weights import TIGHT, short_of_memory, short_to_the_end
@@ -79,9 +80,11 @@ def a_loader_that_dies_while_it_loads_is_replaced_by_one_that_loads(workspace):
         pid = workspace.children(f"{output}.poise").get("loader")
         return pid not in (None, victim) and segments.ControlView(run_id).loader_state == segments.LOADING and pid
 
-    for _ in range(2):
-        victim = wait_until(one_that_loads, "a loader that loads")
-        os.kill(victim, signal.SIGKILL)
+    victim = wait_until(one_that_loads, "a loader that loads")
+    os.kill(victim, signal.SIGKILL)
+    wait_until(one_that_loads, "a loader that loads")
+    told = workspace.poise("restart", "loader", "--kill", f"{output}.poise").expect(0).out
+    expect(process.poll() is None and "the loader is process" in told and "policy" not in told, told)
     workspace.finish(process).expect(0, "loader was killed; another one goes on")
     expect("adopted" not in (workspace / "out.jsonl.poise" / "logs" / "loader.log").read_text(), "half of the weights were adopted")
     expect_equal(len(comparable(output)), 1, "results")
@@ -107,6 +110,43 @@ def a_kept_loader_is_replaced_within_a_run(workspace):
     workspace.finish(process).expect(0)
     expect_equal(comparable(output), oracle, "answers")
     workspace.run(DEMO / "show.jsonl", workspace / "b").expect(0, "using the kept loader")
+    workspace.poise("stop").expect(0, "ended the loader")
+
+
+@test
+def what_a_kept_loader_adopted_is_of_the_files_that_were_read(workspace):
+    model = workspace / "model"
+    shutil.copytree(DEMO_MODEL, model)
+    requests = work(workspace, 10)
+    workspace.poise("load", "--model", model).expect(0)
+    output = workspace / "out.jsonl"
+    process = workspace.start(*workspace.run_words(requests, output, *slowly(workspace), model=model))
+    wait_until(lambda: harness._json(workspace / "out.jsonl.poise" / "status.json").get("iteration", 0) > 0, "the first iteration")
+    weights = model / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-2] ^= 1
+    weights.unlink()
+    weights.write_bytes(data)  # while the loader holds those of before
+    workspace.poise("restart", "loader", f"{output}.poise").expect(0)
+    shutil.move(model, workspace / "elsewhere")
+    workspace.poise("restart", "loader", f"{output}.poise").expect(0)
+    workspace.finish(process).expect(0)
+    shutil.move(workspace / "elsewhere", model)
+    workspace.run(DEMO / "show.jsonl", workspace / "b", model=model).expect(0, "the model's files changed")
+
+
+@test
+def a_kept_loader_that_is_told_to_end_begins_anew_within_a_run(workspace):
+    requests = work(workspace, 16)
+    oracle = undisturbed(workspace, requests)
+    workspace.poise("load", "--model", DEMO_MODEL).expect(0)
+    output = workspace / "out.jsonl"
+    process = workspace.start(*workspace.run_words(requests, output, *slowly(workspace), "--restarts", "1"))
+    wait_for_results(f"{output}.poise", 1)
+    os.kill(kept(workspace)[0]["pid"], signal.SIGTERM)  # as the end of a login session may do; it removes its segments
+    workspace.finish(process).expect(0, "another one goes on", "a planner took over")
+    expect_equal(comparable(output), oracle, "answers")
+    workspace.replay(f"{output}.poise")
     workspace.poise("stop").expect(0, "ended the loader")
 
 

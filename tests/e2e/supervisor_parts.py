@@ -448,6 +448,26 @@ def a_planner_does_not_wait_for_an_executor_that_has_ended_with_it(_):
 
 
 @test
+def processes_of_a_run_that_begins_anew_are_not_told_to_end(_):
+    """They would inherit a pipe that has ended, if the executor's end were told as where a run is over."""
+    descriptors = [os.open("/dev/null", os.O_RDONLY) for _ in range(3)]
+    loader, planner, executor = (_Ended(name, -9) for name in (paths.LOADER, paths.PLANNER, paths.EXECUTOR))
+    for child, descriptor in zip((loader, planner, executor), descriptors):
+        child.descriptor, child.close, child.signal = descriptor, mock.Mock(), mock.Mock()
+    looks = iter([None, None])  # the planner ends after the executor
+    planner.returncode = lambda: next(looks, -9)
+    arguments = mock.Mock(stall_timeout=30, run_id="nobodys", restarts=0)
+    supervision = Supervision(arguments, mock.Mock(count=0, descriptor=descriptors[0]), mock.Mock())
+    supervision._children = [loader, planner, executor]
+    supervision._begin_anew()
+    expect_equal(supervision._children, [loader], "who is left")
+    expect(not select.select([supervision._death_pipe.read_end], [], [], 0)[0], "the pipe has ended")
+    supervision._death_pipe.close()
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+@test
 def stillness_is_noticed_where_nobody_computes_and_later_where_somebody_does(_):
     clock = mock.Mock(return_value=1000.0)
     work = mock.Mock(return_value=0.0)

@@ -131,6 +131,8 @@ def _replay(folder, given, orders):
         directory.leave()
     if outcome.code != DONE:
         say(outcome.sentence)
+        if "host memory" in outcome.sentence and (held := loaders.held_by_others(arguments.run_id)):
+            say(held)
     return outcome.code
 
 

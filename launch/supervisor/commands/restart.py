@@ -59,7 +59,7 @@ def _restarted(directory, supervisor, given, wish):
     began = time.monotonic()
     serial = time.time_ns()
     control = segments.ControlView(directory.record().get("run_id"))
-    epoch = control.loader_epoch
+    before = control.which
     directory.write(ASKED.format(serial), json.dumps({"serial": serial, "what": given.what, "kill": given.kill}))
     processes.send(supervisor, signal.SIGUSR1)
     while time.monotonic() - began < live_changes.WAIT:
@@ -69,8 +69,9 @@ def _restarted(directory, supervisor, given, wish):
             if "refused" in answer:
                 raise Refusal(answer["refused"])
             pids = answers["pids"][given.what]  # another restart may have followed
+            control.close()  # one that begins anew makes another segment
             at_work = (
-                control.loader_epoch > epoch
+                control.which[1] > 0 and control.which != before
                 if given.what == "loader"
                 else _at_work(directory.status(), given.what, pids[pids.index(answer["pid"]) :])
             )
@@ -80,7 +81,8 @@ def _restarted(directory, supervisor, given, wish):
             say(f"the run in {shown(directory.path)} ended before the {given.what} was back")
             return INTERRUPTED
         time.sleep(live_changes.LOOK)
-    say(f"the {given.what} is restarted at the next iteration boundary; this iteration takes long")
+    when = "once it has ended" if given.what == "loader" else "at the next iteration boundary; this iteration takes long"
+    say(f"the {given.what} is restarted {when}")
     return DONE
 
 
@@ -89,10 +91,8 @@ def _at_work(status, what, pids):
 
 
 def _tell_restart(status, given, answer, seconds, wish):
-    tell(
-        f"the {given.what} is process {answer['pid']} now, at work {seconds:.2f} s after it was asked for, "
-        f"policy {status.get('policy')}, iteration {status.get('iteration', 0) + 1}"
-    )
+    begun = f", policy {status['policy']}, iteration {status.get('iteration', 0) + 1}" if status.get("policy") else ""
+    tell(f"the {given.what} is process {answer['pid']} now, at work {seconds:.2f} s after it was asked for{begun}")
     _, why_not = live_changes.answer_to(wish, status) if wish else (None, "")
     if why_not:
         say(why_not)

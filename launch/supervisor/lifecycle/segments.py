@@ -138,6 +138,17 @@ class ControlView:
         return self.loader_state in (LOADING, SEALED) and self._word(_FINGERPRINT_READY) == 1
 
     @property
+    def were_loaded(self):
+        """All weights were loaded once, even if the loader has begun to remove them."""
+        return self.ready() and self._word(_FINGERPRINT_READY) == 1
+
+    @property
+    def which(self):
+        """Tells apart loaders that have held segments of this run id, one after the other; a greater epoch or another segment is
+        another loader."""
+        return (os.fstat(self._descriptor).st_ino, self.loader_epoch) if self.ready() else (0, 0)
+
+    @property
     def progress(self):
         """The progress counters of loader, planner and gpu_executor."""
         if not self.ready():

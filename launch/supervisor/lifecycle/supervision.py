@@ -64,6 +64,7 @@ class Supervision:
         self._deadline = None
         self._alone_since = None
         self._killed_at_once = False
+        self._planner_goes_on = False  # the next one, after another of this run
 
     # ---- the run
 
@@ -95,7 +96,7 @@ class Supervision:
             if outcome:
                 return outcome
             if len(self._children) == 1 and self._loader_is_ready():
-                self._start(PLANNER, self._arguments.planner_arguments())
+                self._start(PLANNER, self._arguments.planner_arguments(takes_over=self._planner_goes_on))
                 self._start(EXECUTOR, self._arguments.executor_arguments())
             if self._interrupts.asked() and not self._deadline:
                 self._restarts.begin(self._children)
@@ -122,16 +123,18 @@ class Supervision:
         return bool(old)
 
     def _begin_anew(self):
-        """Ends everything but the loader, which has ended before its weights were whole; returns that one. The others have done
-        nothing yet, and are started once another loader is ready."""
+        """Ends everything but the loader, which has ended before its weights were whole or removed them; returns that one. The others
+        are started once another loader is ready. In the first case they have done nothing yet."""
         loader = next(child for child in self._children if child.name == LOADER)
         others = [child for child in self._children if child is not loader]
         for child in others:
             child.signal(signal.SIGKILL)
-        self._await(others, 30)
+        processes.wait_gone([child.descriptor for child in others], 30)
         for child in others:
+            child.returncode()  # leaves no zombie
             child.close()
         self._children = [loader]
+        self._planner_goes_on = self._planner_goes_on or self._control.were_loaded
         self._control.close()
         segments.unlink_all(self._arguments.run_id)
         return loader
