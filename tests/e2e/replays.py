@@ -4,11 +4,12 @@ something did. (Replays of disturbed runs: swaps.py, order_logs.py, sameness.py,
 
 import json
 import shutil
+import signal
 import struct
 from pathlib import Path
 
 import harness
-from harness import DEMO_MODEL, expect, expect_equal, test
+from harness import DEMO_MODEL, expect, expect_equal, test, wait_until
 from mixed_requests import good_request
 
 MAGIC, RECORD = struct.Struct("<8sII"), struct.Struct("<IIQII")
@@ -153,6 +154,21 @@ def what_cannot_be_replayed_is_refused_in_a_sentence(workspace):
     told = workspace.poise("replay", path, "--model", DEMO_MODEL, "--device", "cpu").expect(0).out
     expect("torn off at the end" in told and "left out" in told, told)
     workspace.poise("replay", workspace / "nothing").expect(2, "no such file")
+
+
+@test
+def a_replay_is_not_changed_while_it_goes_on_and_leaves_nothing_when_interrupted(workspace):
+    run = recorded(workspace)
+    folder = workspace / "tmp"
+    folder.mkdir()
+    process = workspace.start("replay", run, "--device", "cpu", "--repeat", "100000", env={"TMPDIR": str(folder)})
+    wait_until(lambda: any(harness._json(path).get("state") == "replaying" for path in folder.glob("*/run/status.json")), "it")
+    (replay,) = folder.glob("*/run")
+    for words in (("restart", "planner"), ("restart", "loader"), ("policy", "kv-only")):
+        workspace.poise(*words, replay).expect(2, "is of a replay")
+    process.send_signal(signal.SIGINT)
+    workspace.finish(process).expect(75, "interrupted")
+    expect_equal(list(folder.iterdir()), [], "what is left")
 
 
 if __name__ == "__main__":

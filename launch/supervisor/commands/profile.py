@@ -83,8 +83,7 @@ class _ProfileArguments(ProcessArguments):
         loaded = control.loader_state >= segments.SEALED
         return progress_text(self.directory.status_of(self.run_id)) if loaded else super().progress_text(control)
 
-    def planner_arguments(self, takes_over=False):
-        """Another one in place of one that ended measures again."""
+    def planner_arguments(self, **_):
         words = ["profile", *self.planner_links(), "-o", self.directory.path.parent / "profile.json"]
         for name in ("gpu_memory", "host_memory"):
             if getattr(self.given, name) is not None:

@@ -102,8 +102,7 @@ class _ReplayArguments(ProcessArguments):
         loaded = control.loader_state >= segments.SEALED
         return progress_text(self.directory.status_of(self.run_id)) if loaded else super().progress_text(control)
 
-    def planner_arguments(self, takes_over=False):
-        """Another one in place of one that ended begins the replay again."""
+    def planner_arguments(self, **_):
         words = ["replay", *self.planner_links(), "--orders", os.path.abspath(self._orders)]
         words += ["-o", self.directory.path.parent / "report.json", "--repeat", self.given.repeat]
         if self.given.output is not None:

@@ -40,6 +40,8 @@ def require_living(directory):
             f"in {shown(directory.path)} a profile is being measured, which takes one policy and the same processes throughout: "
             "wait for its end"
         )
+    if "replays" in directory.record():
+        raise Refusal(f"{shown(directory.path)} is of a replay, which does what its log says, with the same processes throughout")
     return directory
 
 
