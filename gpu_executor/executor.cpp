@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "common/trouble.h"
+#include "gpu_executor/fatal_token.h"
 
 namespace poise {
 namespace {
@@ -101,8 +102,10 @@ void Executor::greet() {
   hello.device_memory = static_cast<std::uint64_t>(cap(0).n);
   hello.device_overhead = static_cast<std::uint64_t>(device_->overhead().n);
   hello.resident_layers = resident_ ? resident_->layers() : -1;
+  hello.after_death = options_.after_death;
   if (send(*channel_, std::move(hello))) {
     greeted_ = channel_->connections();
+    options_.after_death = false;
   }
 }
 
@@ -228,6 +231,7 @@ void Executor::begin(const messages::Iteration& iteration) {
     memory_.map_blocks(pool);
   }
   const HostBlocks blocks = named ? memory_.blocks(pool) : HostBlocks{};
+  die_of_fatal_token(iteration);
   pipeline_->begin(iteration, check_->accept(iteration, pool), blocks);
 }
 

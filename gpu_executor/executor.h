@@ -21,7 +21,8 @@ namespace poise {
 
 struct ExecutorOptions {
   std::string run_id;
-  Bytes gpu_memory{0};  // cap; 0: what the device has
+  Bytes gpu_memory{0};       // cap; 0: what the device has
+  bool after_death = false;  // it replaces an executor that nobody had asked to end
 };
 
 class Executor {
@@ -52,7 +53,7 @@ class Executor {
   void tell(Table&& table);
   Bytes cap(std::uint64_t asked) const;
 
-  const ExecutorOptions options_;
+  ExecutorOptions options_;  // `after_death` until a planner was told
   const std::unique_ptr<Device> device_;
   const Connect connect_;
   HostMemory memory_;

@@ -25,6 +25,8 @@ cxxopts::Options described_options() {
        cxxopts::value<double>()->default_value("0"))  //
       ("compute-gflops", "speed of the CPU device's arithmetic",
        cxxopts::value<double>()->default_value("0"))                         //
+      ("after-death",
+       "the executor before this one died without having been asked to")         //
       ("log", "log file", cxxopts::value<std::string>()->default_value(""))  //
       ("death-fd", "pipe that ends with the supervisor",
        cxxopts::value<int>()->default_value("-1"))  //
@@ -54,7 +56,9 @@ Exit run(int argc, char** argv) {
                              .threads = given["threads"].as<int>(),
                              .link_gbps = given["link-gbps"].as<double>(),
                              .compute_gflops = given["compute-gflops"].as<double>()});
-  Executor executor({.run_id = required_argument(given, "run-id"), .gpu_memory = gpu_memory},
+  Executor executor({.run_id = required_argument(given, "run-id"),
+                     .gpu_memory = gpu_memory,
+                     .after_death = given.count("after-death") > 0},
                     std::move(device),
                     [&](const Identity& identity) { return connect(socket, identity); });
   while (executor.step()) {

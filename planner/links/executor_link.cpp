@@ -195,7 +195,8 @@ void ExecutorLink::take(const messages::Hello& hello, std::uint32_t epoch) {
                        .memory = bytes_of(hello.device_memory()),
                        .overhead = bytes_of(hello.device_overhead()),
                        .resident_layers = hello.resident_layers(),
-                       .epoch = epoch};
+                       .epoch = epoch,
+                       .after_death = hello.after_death()};
   channel_->set_epochs({.planner = channel_->epochs().planner, .executor = epoch});
 }
 

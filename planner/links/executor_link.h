@@ -40,6 +40,7 @@ class ExecutorLink {
     Bytes overhead;                     // of it, taken beside buffers
     std::int32_t resident_layers = -1;  // whose weights it holds already; -1: none yet
     std::uint32_t epoch = 0;            // differs between executors
+    bool after_death = false;           // the one before it died, and nobody had asked it to end
   };
 
   // `log` outlives this.

@@ -54,6 +54,7 @@ std::string to_json(const RunStatus& status) {
       {"waiting", status.waiting},
       {"preemptions", status.preemptions},
       {"iteration", status.iteration},
+      {"suspects", status.suspects},
       {"pids", {{"planner", status.planner_pid}, {"gpu_executor", status.executor_pid}}},
       {"policy", status.policy},
       {"policy_since", status.policy_since},

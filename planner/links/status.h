@@ -35,6 +35,7 @@ struct RunStatus {
   std::int64_t prompt_tokens = 0, generated_tokens = 0;  // of this attempt
   std::int64_t running = 0, waiting = 0, preemptions = 0;
   std::uint64_t iteration = 0;
+  std::int64_t suspects = 0;  // requests among which one that kills the executor is looked for
   std::int32_t planner_pid = 0, executor_pid = 0;
   std::string policy, device;
   std::uint64_t policy_since = 1;  // the first iteration it was used for

@@ -16,7 +16,7 @@ namespace {
 using nlohmann::json;
 
 constexpr char kMagic[8] = {'P', 'O', 'I', 'S', 'E', 'J', 'N', 'L'};
-constexpr std::uint32_t kJournalVersion = 4;
+constexpr std::uint32_t kJournalVersion = 5;
 
 struct Head {
   char magic[8];
@@ -143,6 +143,23 @@ Prediction::Figures prediction_figures(const json& from) {
           .measured = {from.at(4).get<double>()}};
 }
 
+json to_json(const CulpritSearch::State& search) {
+  json suspects = json::array();
+  for (const RequestPart& suspect : search.suspects) {
+    suspects.push_back({suspect.request.n, suspect.end});
+  }
+  return json::array({search.searching, std::move(suspects)});
+}
+
+CulpritSearch::State culprit_search(const json& from) {
+  CulpritSearch::State search{.suspects = {}, .searching = from.at(0)};
+  for (const json& suspect : from.at(1)) {
+    search.suspects.push_back(
+        {{suspect.at(0).get<std::uint32_t>()}, suspect.at(1).get<std::int32_t>()});
+  }
+  return search;
+}
+
 json to_json(const Journal& journal) {
   json requests = json::array(), answers = json::array();
   for (const auto& request : journal.requests) {
@@ -170,7 +187,8 @@ json to_json(const Journal& journal) {
           {"totals", to_json(journal.totals)},
           {"predicted", to_json(journal.predicted)},
           {"requests", std::move(requests)},
-          {"answers", std::move(answers)}};
+          {"answers", std::move(answers)},
+          {"search", to_json(journal.search)}};
 }
 
 Journal journal_of(const json& from) {
@@ -193,7 +211,8 @@ Journal journal_of(const json& from) {
                   .totals = executor_totals(from.at("totals")),
                   .predicted = prediction_figures(from.at("predicted")),
                   .requests = {},
-                  .answers = {}};
+                  .answers = {},
+                  .search = culprit_search(from.at("search"))};
   for (const json& request : from.at("requests")) {
     journal.requests.push_back(begun_request(request));
   }

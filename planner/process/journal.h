@@ -16,6 +16,7 @@
 #include "common/blocks.h"
 #include "planner/links/executor_link.h"
 #include "planner/results/answer_book.h"
+#include "planner/schedule/culprit_search.h"
 #include "planner/schedule/schedule.h"
 #include "planner/virtual_time/prediction.h"
 
@@ -36,6 +37,7 @@ struct Journal {
   Prediction::Figures predicted;
   std::vector<Scheduler::Snapshot> requests;
   std::vector<AnswerBook::Snapshot> answers;
+  CulpritSearch::State search;
 };
 
 // Durable when it returns. Fails (Exit::busy) if it cannot be written.

@@ -185,13 +185,20 @@ bool Planner::between_iterations() {
 // Another executor, or one that lost the connection: it has no iteration under way, and blocks on the
 // device are lost. Their contents are computed again, with the same bits.
 void Planner::recover_executor() {
+  if (loop_) {
+    loop_->executor_was_lost();
+    report(true);  // before another death: the supervisor reads whether a culprit is looked for
+    if (loop_->idle()) {
+      finish();
+      return;
+    }
+  }
   if (find_stale_memory(*run_.control, *run_.executor->greeting(), true).lost_layers > 0) {
     prepare_again();
     return;
   }
   if (loop_) {
     announce("the gpu_executor is back: the iteration under way is sent again");
-    loop_->executor_was_lost();
   }
   configure();
 }
@@ -199,7 +206,6 @@ void Planner::recover_executor() {
 // From the greeting on, with all that was answered so far, but no block is left.
 void Planner::prepare_again() {
   if (loop_) {
-    loop_->executor_was_lost();
     hand_over_.keep(*loop_);
     run_.to_do = loop_->unanswered();
     loop_.reset();

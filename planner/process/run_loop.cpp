@@ -83,6 +83,7 @@ bool RunLoop::restore(const Journal& journal) {
   run_.status.prompt_tokens = journal.prompt_tokens;
   run_.status.generated_tokens = journal.generated_tokens;
   iteration_ = journal.iteration;
+  search_ = CulpritSearch(journal.search);
   preemptions_before_ = journal.preemptions;
   predicted_before_ = journal.predicted;
   run_.executor->go_on_counting(journal.totals);
@@ -122,13 +123,53 @@ void RunLoop::use_partition(const PoolPartition& pool) {
 }
 
 void RunLoop::executor_was_lost() {
+  std::optional<RequestId> culprit;
+  if (run_.executor->greeting()->after_death && !chunks_.empty()) {
+    const bool searched = search_.searching();
+    culprit = search_.died(parts());
+    if (search_.searching() && !searched) {
+      announce(
+          fmt::format("the gpu_executor died twice at the same place: looking for the request that "
+                      "kills it among {}",
+                      counted(std::ssize(search_.state().suspects), "request")));
+    }
+  }
   chunks_.clear();
   scheduler_->abandon(true);
+  if (culprit) {
+    give_up(*culprit);
+  }
+}
+
+// Of the iteration under way.
+std::vector<RequestPart> RunLoop::parts() const {
+  std::vector<RequestPart> parts;
+  for (const ScheduledChunk& chunk : chunks_) {
+    parts.push_back(
+        {.request = chunk.request->request->id, .end = chunk.context + chunk.new_tokens});
+  }
+  return parts;
+}
+
+void RunLoop::give_up(RequestId culprit) {
+  const auto request = std::ranges::find(run_.to_do, culprit, &Request::id);
+  check(request != run_.to_do.end(), "a culprit is a request under way");
+  scheduler_->remove(culprit);
+  write(answers_->give_up(**request));
+  run_.results->sync();  // it cost several executors
+  announce(
+      fmt::format("the gpu_executor dies each time it runs line {}: that line gets an error, and "
+                  "the others go on",
+                  culprit.n));
 }
 
 void RunLoop::begin_iteration() {
   const Seconds begin = monotonic_now();
-  const auto chunks = scheduler_->next();
+  auto chunks = scheduler_->next(search_.probe());
+  if (chunks.empty()) {  // the suspects have no room beside the others
+    search_.end();
+    chunks = scheduler_->next();
+  }
   chunks_.assign(chunks.begin(), chunks.end());
   messages::IterationT tables = plan_iteration(
       {.policy = *in_force_.policy, .host = in_force_.plan.host, .limits = in_force_.pack()},
@@ -152,17 +193,22 @@ bool RunLoop::take_results() {
   }
   const AnswerBook::Progress progress =
       answers_->apply(chunks_, *(*results)->body_as_IterationDone(), std::time(nullptr));
-  run_.write(progress.lines);
+  write(progress);
   const Seconds middle = monotonic_now();
+  search_.survived(parts());
   scheduler_->complete(progress.outcomes);
   chunks_.clear();
+  run_.status.answer_time += middle - begin;
+  run_.status.planning_time += monotonic_now() - middle;
+  return true;
+}
+
+void RunLoop::write(const AnswerBook::Progress& progress) {
+  run_.write(progress.lines);
   RunStatus& status = run_.status;
-  status.answer_time += middle - begin;
-  status.planning_time += monotonic_now() - middle;
   status.prompt_tokens += progress.prompt_tokens;
   status.generated_tokens += progress.generated_tokens;
   status.tokens_left -= progress.generated_tokens + progress.saved_tokens;
-  return true;
 }
 
 FixedResources RunLoop::fixed_resources() const {
@@ -197,6 +243,7 @@ void RunLoop::describe(Journal& journal) const {
   journal.predicted = prediction_ ? prediction_->figures() : predicted_before_;
   journal.requests = scheduler_->snapshots();
   journal.answers = answers_->snapshots();
+  journal.search = search_.state();
 }
 
 void RunLoop::report() {
@@ -209,6 +256,7 @@ void RunLoop::report() {
     status.prediction = prediction_->figures();
   }
   status.iteration = iteration_;
+  status.suspects = search_.searching() ? std::ssize(search_.state().suspects) : 0;
   status.elapsed = monotonic_now() - since_;
 }
 

@@ -11,6 +11,7 @@
 #include "planner/process/plan_in_force.h"
 #include "planner/process/run.h"
 #include "planner/results/answer_book.h"
+#include "planner/schedule/culprit_search.h"
 #include "planner/schedule/orders.h"
 #include "planner/schedule/schedule.h"
 #include "planner/virtual_time/prediction.h"
@@ -30,7 +31,8 @@ class RunLoop {
   // The loader's border has moved.
   void use_partition(const PoolPartition& pool);
   // The executor was replaced or lost the connection: plans the iteration under way again. Rows of blocks
-  // on the device are stored again.
+  // on the device are stored again. If it died each time it ran a certain request, that request gets an
+  // error line (culprit_search.h), after which the loop may be idle.
   void executor_was_lost();
 
   bool idle() const { return scheduler_->idle(); }
@@ -54,6 +56,9 @@ class RunLoop {
  private:
   void begin_anew();
   bool restore(const Journal& journal);
+  std::vector<RequestPart> parts() const;
+  void write(const AnswerBook::Progress& progress);
+  void give_up(RequestId culprit);
 
   Run& run_;
   const PlanInForce& in_force_;
@@ -61,6 +66,7 @@ class RunLoop {
   std::unique_ptr<OrderTables> tables_;
   std::unique_ptr<AnswerBook> answers_;
   std::vector<ScheduledChunk> chunks_;  // of the iteration under way
+  CulpritSearch search_;
   std::uint64_t iteration_ = 0;
   std::optional<Prediction> prediction_;  // where costs are known
   Prediction::Figures predicted_before_;  // by a planner before this one

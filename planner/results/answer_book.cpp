@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "common/trouble.h"
+#include "planner/results/result_line.h"
 
 namespace poise {
 namespace {
@@ -69,6 +70,21 @@ AnswerBook::Progress AnswerBook::apply(std::span<const ScheduledChunk> chunks,
       answers_.erase(request.id.n);
     }
   }
+  return progress;
+}
+
+AnswerBook::Progress AnswerBook::give_up(const Request& request) {
+  const auto running = answers_.extract(request.id.n);
+  const std::int32_t answered = running.empty() ? 0 : running.mapped().answer.size();
+  Progress progress;
+  progress.saved_tokens = request.sampling.max_tokens - answered;
+  progress.lines.push_back(
+      {.request = request.id,
+       .error = true,
+       .text = error_line({request.id, request.custom_id,
+                           "the gpu_executor died each time it ran this request; the run went on "
+                           "without it",
+                           "", "worker_crash", 500})});
   return progress;
 }
 

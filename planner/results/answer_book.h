@@ -42,6 +42,9 @@ class AnswerBook {
   Progress apply(std::span<const ScheduledChunk> chunks, const messages::IterationDone& results,
                  std::int64_t created);
 
+  // Ends a request that no executor survives: `lines` is its error line.
+  Progress give_up(const Request& request);
+
   // What another book needs to continue from this one, in any order, beside the tokens of each answer so
   // far.
   struct Snapshot {

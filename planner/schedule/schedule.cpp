@@ -24,13 +24,17 @@ void Scheduler::add(const Request& request) {
   fresh_.push_back(&request);
 }
 
-std::span<const ScheduledChunk> Scheduler::next() {
+std::span<const ScheduledChunk> Scheduler::next(std::span<const RequestId> only) {
   check(chunks_.empty(), "an iteration is completed before the next is made");
   prefill_left_ = limits_.prefill_rows;
   const std::int64_t preemptions_before = preemptions_;
+  const auto may_run = [&](std::size_t index) {
+    return only.empty() ||
+           std::ranges::find(only, running_[index]->request->id) != only.end();
+  };
   bool all_went_on = true;
   for (std::size_t i = 0; i < running_.size(); ++i) {  // preemption shortens it from its end
-    all_went_on = schedule(i) && all_went_on;
+    all_went_on = (!may_run(i) || schedule(i)) && all_went_on;
   }
   if (all_went_on && preemptions_ == preemptions_before) {
     most_blocks_ = known_blocks_ = 0;
@@ -39,10 +43,12 @@ std::span<const ScheduledChunk> Scheduler::next() {
       known_blocks_ += request->of_pools(blocks_for(request->known()) + 1);
     }
     while (admit()) {
-      schedule(running_.size() - 1);
+      if (may_run(running_.size() - 1)) {
+        schedule(running_.size() - 1);
+      }
     }
   }
-  check(!chunks_.empty() || idle(), "the oldest request always goes on");
+  check(!chunks_.empty() || idle() || !only.empty(), "the oldest request always goes on");
   return chunks_;
 }
 
@@ -206,6 +212,18 @@ void Scheduler::use(const Policy& policy, const Allocation& wished, const Schedu
 void Scheduler::move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks) {
   check(chunks_.empty(), "a border moves between iterations");
   blocks_.set_limits(act_blocks, kv_blocks);
+}
+
+void Scheduler::remove(RequestId request) {
+  check(chunks_.empty(), "a request is taken out between iterations");
+  const auto is_it = [&](const auto& one) { return one->request->id == request; };
+  const auto running = std::ranges::find_if(running_, is_it);
+  if (running != running_.end()) {
+    (*running)->context.give_back_all(blocks_);
+    running_.erase(running);
+  }
+  std::erase_if(resumed_, is_it);  // these have no blocks
+  std::erase_if(fresh_, [&](const Request* one) { return one->id == request; });
 }
 
 void Scheduler::abandon(bool device_lost) {

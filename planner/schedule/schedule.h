@@ -88,8 +88,9 @@ class Scheduler {
   void add(const Request& request);
 
   // The chunks of the next iteration, oldest request first; empty when no request is left. Valid
-  // until the next call. REQUIRES: the chunks before were completed.
-  std::span<const ScheduledChunk> next();
+  // until the next call. With `only`, other requests have no chunk but keep their blocks and places; it
+  // is empty if none of `only` can run beside them. REQUIRES: the chunks before were completed.
+  std::span<const ScheduledChunk> next(std::span<const RequestId> only = {});
   // The iteration ran: its rows are stored. One outcome for each chunk that was complete, in any
   // order.
   void complete(std::span<const Outcome> outcomes);
@@ -103,6 +104,9 @@ class Scheduler {
   // Sets the sizes of the host's pools. REQUIRES: no block beyond them is taken, and together the pools
   // hold the largest request.
   void move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks);
+
+  // Takes this request out, if it is here, and frees its blocks.
+  void remove(RequestId request);
 
   // The iteration under way has no result: its rows count as not run, and `next` plans them again.
   // `device_lost`: the same holds for the rows of all blocks on the device; a request's blocks on the

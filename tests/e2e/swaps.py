@@ -189,6 +189,7 @@ def executors_are_restarted_while_the_run_goes_on(workspace):
     workspace.poise("inspect", "--check", run.run).expect(0)
     run.replay()
     expect_equal(said.count("the gpu_executor is back"), RESTARTS, "times that the planner saw another executor")
+    expect("died twice" not in said, f"executors that were asked to end count as deaths: {said}")
 
 
 def another(run, what, old):

@@ -161,8 +161,10 @@ class ProcessArguments:
         words += ["--takes-over"] if takes_over else []
         return words + (["--trace"] if given.trace is not None else [])
 
-    def executor_arguments(self):
+    def executor_arguments(self, after_death=False):
+        """`after_death`: this executor replaces one that died without having been asked to end."""
         words = ["--run-id", self.run_id, "--planner-socket", self.executor_socket]
+        words += ["--after-death"] if after_death else []
         return words + executor_arguments(self.given) + self._logs("gpu_executor")
 
     def loader_answers(self):

@@ -76,9 +76,10 @@ class Restarts:
     def happened(self):
         return bool(self._pids)
 
-    def replaceable(self, ended):
-        """`ended`, if all of these processes are to be replaced; [] if the run is over."""
-        unasked = [child for child in ended if child is not self._child]
+    def replaceable(self, ended, searching=False):
+        """`ended`, if all of these processes are to be replaced; [] if the run is over. `searching`: the planner looks for a request
+        that kills executors, and each death brings it nearer; these deaths are not counted."""
+        unasked = [child for child in ended if child is not self._child and not (searching and child.name == EXECUTOR)]
         if len(unasked) > self._spare or not all(self._may_be_replaced(child) for child in ended):
             return []
         self._spare -= len(unasked)
@@ -89,6 +90,10 @@ class Restarts:
         if child is self._child:
             return code < 0 or code in ((HANDED_OVER,) if child.name in _HAND_OVER else (0, INTERRUPTED))
         return code < 0
+
+    def asked_for(self, child):
+        """Whether it was asked to end."""
+        return child is self._child
 
     def replaced(self, old, new):
         """Notes the replacement and answers the requests for it; false if it was not asked for."""

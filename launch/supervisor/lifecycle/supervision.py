@@ -115,7 +115,8 @@ class Supervision:
 
     def _replaced(self, ended):
         """Replaces the processes that ended, if all of them may be replaced; returns whether it did."""
-        old = [] if self._deadline else self._restarts.replaceable(ended)
+        searching = self._own_status().get("suspects", 0) > 0
+        old = [] if self._deadline else self._restarts.replaceable(ended, searching)
         if any(child.name == LOADER for child in old) and not self._control.was_sealed:
             old = [self._begin_anew()]
         for child in old:
@@ -145,7 +146,7 @@ class Supervision:
         elif old.name == PLANNER:
             new = self._child(PLANNER, self._arguments.planner_arguments(takes_over=True))
         else:
-            new = self._child(EXECUTOR, self._arguments.executor_arguments())
+            new = self._child(EXECUTOR, self._arguments.executor_arguments(after_death=not self._restarts.asked_for(old)))
         self._children = [new if child is old else child for child in self._children]
         if not self._restarts.replaced(old, new):
             self._line.clear()

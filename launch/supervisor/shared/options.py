@@ -142,7 +142,11 @@ def run_parser():
 
 def add_running(to):
     to.add_argument(
-        "--restarts", type=quantities.count, default=0, metavar="N", help="processes replaced if they die"
+        "--restarts",
+        type=quantities.count,
+        default=0,
+        metavar="N",
+        help="processes replaced if they die; from 2 on a request that kills the gpu_executor becomes an error line",
     )
     to.add_argument("--keep-loader", action="store_true", help="keep the model in memory for later runs")
     to.add_argument(

@@ -137,6 +137,9 @@ class FakeExecutor final : public Peer {
 
   std::atomic<int> refuses_iteration{-1};
   std::atomic<std::uint32_t> breaks_request{0};  // its logits are not finite
+  std::atomic<std::uint32_t> dies_of{0};    // the request whose rows kill it,
+  std::atomic<std::uint32_t> dies_from{0};  // once it has as many tokens in blocks
+  std::atomic<int> deaths{0};  // each is followed by another executor
   std::atomic<int> iterations{0};
   std::atomic<int> most_undone{0};
   int* told_most = nullptr;  // where to say how many sequences an iteration had at most
@@ -146,10 +149,15 @@ class FakeExecutor final : public Peer {
 
  private:
   void serve_until(const std::stop_token& stop) override {
-    const auto channel = connect(socket_, identity_);
-    channel->set_epochs({.planner = 0, .executor = 77});
+    std::unique_ptr<Channel> channel;
     bool greeted = false;
     while (!stop.stop_requested() && !told_to_stop) {
+      if (!channel) {
+        channel = connect(socket_, identity_);
+        channel->set_epochs(
+            {.planner = 0, .executor = 77 + static_cast<std::uint32_t>(deaths.load())});
+        greeted = false;
+      }
       if (!greeted && channel->connected()) {
         messages::HelloT hello;
         hello.protocol = kProtocol;
@@ -159,11 +167,17 @@ class FakeExecutor final : public Peer {
         hello.device = device;
         hello.device_kind = device_kind;
         hello.device_memory = std::uint64_t{1} << 30;
+        hello.after_death = deaths > 0;
         greeted = send(*channel, std::move(hello));
       }
       const auto message = channel->receive(patience());
       if (message) {
         take(*channel, *message);
+        if (is_to_die(*message)) {
+          ++deaths;
+          undone_.clear();
+          channel.reset();
+        }
       } else if (!undone_.empty()) {
         const Received order = std::move(undone_.front());
         undone_.pop_front();
@@ -180,6 +194,14 @@ class FakeExecutor final : public Peer {
     const bool more = undone_.back()->body_as_LayerOrder()->stage() + 1 < stages();
     return {more && undone_.size() < kCredits ? 1.0 : 0.0};
   }
+  bool is_to_die(const Received& message) const {
+    return dies_of != 0 && message->body_as_Iteration() != nullptr &&
+           std::ranges::any_of(tables_.mini_batches, [&](const auto& batch) {
+             return std::ranges::any_of(batch->sequences, [&](const messages::Sequence& sequence) {
+               return sequence.request() == dies_of && sequence.context() >= dies_from;
+             });
+           });
+  }
   static std::uint32_t stages() {
     return static_cast<std::uint32_t>(test_shape().num_hidden_layers) + 2;
   }
@@ -195,7 +217,11 @@ class FakeExecutor final : public Peer {
       Allocation blocks = loader_.granted();
       blocks.gpu_act_blocks = configure->gpu_act_blocks();
       blocks.gpu_kv_blocks = configure->gpu_kv_blocks();
-      executor_ = std::make_unique<SymbolicExecutor>(blocks, limits_, configure->max_rows());
+      if (executor_ && deaths > 0) {
+        executor_->lose_device();  // the host keeps its blocks
+      } else {
+        executor_ = std::make_unique<SymbolicExecutor>(blocks, limits_, configure->max_rows());
+      }
       send(channel, messages::ReadyT{.credits = kCredits});
     } else if (const auto* iteration = message.body_as_Iteration()) {
       EXPECT_EQ(iteration->pool_epoch(), 5u);

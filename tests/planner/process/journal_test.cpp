@@ -43,7 +43,8 @@ Journal a_journal() {
                                 .predicted = {13.5},
                                 .measured = {14.5}},
                   .requests = {},
-                  .answers = {}};
+                  .answers = {},
+                  .search = {.suspects = {{{4}, 60}, {{9}, 3}}, .searching = true}};
   journal.requests.push_back({.request = {4},
                               .answer = {5, 6, 1'000'000},
                               .prompt_values = 12,
@@ -92,6 +93,7 @@ void expect_same(const Journal& got, const Journal& wanted) {
     EXPECT_EQ(got.requests[i].blocks, wanted.requests[i].blocks);
     EXPECT_EQ(got.requests[i].lost, wanted.requests[i].lost);
   }
+  EXPECT_EQ(got.search, wanted.search);
   ASSERT_EQ(got.answers.size(), wanted.answers.size());
   for (std::size_t i = 0; i < got.answers.size(); ++i) {
     EXPECT_EQ(got.answers[i].request, wanted.answers[i].request);

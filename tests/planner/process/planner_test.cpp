@@ -306,6 +306,67 @@ TEST_F(PlannerProcess, LogitsThatAreNotFiniteEndTheirRequestAlone) {
   expect_predicted(results);
 }
 
+TEST_F(PlannerProcess, ARequestThatKillsItsExecutorGetsAnErrorLineAndTheOthersGoOn) {
+  write_requests(21, 40);
+  // In its prompt, in its answer, and a request that is alone at last.
+  for (const auto& [id, from] : std::map<std::string, std::uint32_t>{
+           {"r6", 0},
+           {"r16", static_cast<std::uint32_t>(lines_.at("r16").prompt.size())},
+           {"r39", static_cast<std::uint32_t>(lines_.at("r39").prompt.size())}}) {
+    SCOPED_TRACE(id);
+    std::filesystem::remove_all(at("run"));
+    std::filesystem::create_directory(at("run"));
+    SealedModel model(new_run_id());
+    FakeLoader loader(at("loader.sock"), model.identity());
+    FakeExecutor executor(at("executor.sock"), model.identity(), loader);
+    executor.dies_of = static_cast<std::uint32_t>(std::stoul(id.substr(1)) + 1);
+    executor.dies_from = from;
+    RunOptions run = options(model.control().run_id());
+    run.policy = "hybrid";
+    run.overwrite = true;
+    run.batch.prefill_tokens = 2000;
+    run.death_descriptor = 0;  // as under a supervisor, which replaces executors
+    loader.start();
+    executor.start();
+    Planner planner(run);
+    while (planner.step()) {
+    }
+    EXPECT_EQ(planner.outcome(), Exit::done);
+    auto results = output();
+    EXPECT_EQ(results.size(), lines_.size());
+    const json response = results.at(id)["response"];
+    EXPECT_EQ(response["status_code"], 500);
+    EXPECT_EQ(response["body"]["error"]["code"], "worker_crash");
+    EXPECT_GE(executor.deaths, 2);
+    EXPECT_LE(executor.deaths, 2 + 6) << "40 requests are halved six times";
+    const InputLine culprit = lines_.at(id);
+    lines_.erase(id);
+    expect_predicted(results);
+    lines_.emplace(id, culprit);
+    const json status = json::parse(testing_support::read_file(at("run") / "status.json"));
+    EXPECT_EQ(status["errors"], 1);
+    EXPECT_EQ(status["suspects"], 0);
+  }
+}
+
+TEST_F(PlannerProcess, ARequestThatKillsItsExecutorAndIsTheOnlyOneEndsTheRun) {
+  write_requests(22, 1);
+  SealedModel model(new_run_id());
+  FakeLoader loader(at("loader.sock"), model.identity());
+  FakeExecutor executor(at("executor.sock"), model.identity(), loader);
+  executor.dies_of = 1;
+  RunOptions run = options(model.control().run_id());
+  run.death_descriptor = 0;
+  loader.start();
+  executor.start();
+  Planner planner(run);
+  while (planner.step()) {
+  }
+  EXPECT_EQ(planner.outcome(), Exit::done);
+  EXPECT_EQ(executor.deaths, 2);
+  EXPECT_EQ(output().at("r0")["response"]["body"]["error"]["code"], "worker_crash");
+}
+
 TEST_F(PlannerProcess, WhatWasDoneBeforeAnEndIsNotDoneAgain) {
   write_requests(4, 40);
   const auto small = [](RunOptions& run) {

@@ -71,6 +71,8 @@ struct Setting {
       disturb;
   // Whether the iteration comes to nothing, and the device's blocks are lost with it.
   std::function<bool()> breaks;
+  // Whether this request may run in the next iteration; nothing: all may.
+  std::function<bool(RequestId)> may_run;
 };
 
 struct Outcomes {
@@ -108,7 +110,20 @@ Outcomes run(const std::vector<Request>& requests, const Setting& setting) {
       setting.disturb(policy, held, wished, finished);
     }
     Scheduler& scheduler = *held;
-    const auto chunks = scheduler.next();
+    std::vector<RequestId> only;
+    for (const Request& r : requests) {
+      if (setting.may_run && setting.may_run(r.id)) {
+        only.push_back(r.id);
+      }
+    }
+    auto chunks = scheduler.next(only);
+    for (const ScheduledChunk& chunk : chunks) {
+      EXPECT_TRUE(only.empty() || std::ranges::find(only, chunk.request->request->id) != only.end())
+          << "one ran that was to wait";
+    }
+    if (chunks.empty()) {  // all of `only` are finished, or wait for memory
+      chunks = scheduler.next();
+    }
     EXPECT_TRUE(std::ranges::is_sorted(chunks, {}, [](const ScheduledChunk& chunk) {
       return chunk.request->request->id;
     })) << "a younger request was taken in before an older one";
@@ -299,6 +314,11 @@ TEST(Schedule, AnswersDoNotDependOnSwapsHandOversOrLostDevices) {
       breaks += breaks_now ? 1 : 0;
       return breaks_now;
     };
+    bool holds_back = false;
+    setting.may_run = [&](RequestId id) {
+      holds_back = id == RequestId{1} ? one_of(4) == 0 : holds_back;
+      return holds_back && one_of(2) == 0;
+    };
     setting.disturb = [&](std::unique_ptr<Policy>& policy, std::unique_ptr<Scheduler>& scheduler,
                           Allocation& wished, const std::set<std::uint32_t>& finished) {
       if (one_of(6) == 0) {
@@ -481,6 +501,30 @@ TEST(Schedule, AFinishedRequestsPlaceIsTakenInTheNextIteration) {
   EXPECT_EQ(chunks[0].new_tokens, 1);
   EXPECT_EQ(chunks[1].request->request->id, RequestId{3});
   EXPECT_EQ(chunks[1].new_tokens, 3);
+}
+
+TEST(Schedule, ARequestThatIsTakenOutLeavesItsBlocksAndPlace) {
+  std::vector<Request> requests;
+  for (std::uint32_t id = 1; id <= 4; ++id) {
+    requests.push_back(request(id, std::vector<TokenId>(40, 3), 20));
+  }
+  const auto policy = make_policy("kv-only", {});
+  Scheduler scheduler(*policy, {.act_blocks = 0, .kv_blocks = 100},
+                      {.max_num_seqs = 2, .prefill_rows = 200, .sequence_rows = 100});
+  for (const Request& r : requests) {
+    scheduler.add(r);
+  }
+  scheduler.next();
+  scheduler.complete(
+      std::vector<Outcome>{{.request = {1}, .token = 5}, {.request = {2}, .token = 4}});
+  EXPECT_EQ(scheduler.blocks().free(), 94);
+  scheduler.remove({2});
+  scheduler.remove({3});
+  EXPECT_EQ(scheduler.blocks().free(), 97);
+  const auto chunks = scheduler.next();
+  ASSERT_EQ(chunks.size(), 2u);
+  EXPECT_EQ(chunks[0].request->request->id, RequestId{1});
+  EXPECT_EQ(chunks[1].request->request->id, RequestId{4});
 }
 
 TEST(Schedule, APromptLongerThanAWaveRunsInChunksBesideThoseThatGenerate) {

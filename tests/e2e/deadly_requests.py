@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Requests that kill the executor each time it runs them: they get an error line, and all others the answers of an undisturbed run."""
+
+import json
+
+import harness
+from harness import choice, comparable, expect_equal, read_results, request, test
+
+VOCABULARY = json.loads((harness.DEMO_MODEL / "config.json").read_text())["vocab_size"]
+
+
+def others(path, deadly):
+    return [line for line in comparable(path) if json.loads(line)["custom_id"] not in deadly]
+
+
+def of_deaths(workspace, prompts, count=24):
+    """Requests, their undisturbed answers, and a token that is an input in some of them, in `prompts` or in answers alone: each of these
+    requests runs it at another time. (requests, token, ids of those that die)"""
+    random = workspace.random
+    lines = [
+        request(i, [random.randrange(4, VOCABULARY) for _ in range(random.randrange(2, 60))], max_tokens=random.randrange(4, 40),
+                ignore_eos=True, return_token_ids=True)
+        for i in range(count)
+    ]
+    requests = workspace.write_requests("requests.jsonl", lines)
+    workspace.run(requests, workspace / "oracle.jsonl", "--overwrite").expect(0)
+    inputs = {}  # token -> ids of requests
+    for name, answer in read_results(workspace / "oracle.jsonl").items():
+        prompt, tokens = (choice(answer)[which] for which in ("prompt_token_ids", "token_ids"))
+        for token in {*prompt, *tokens[:-1]}:
+            inputs.setdefault(token, []).append((name, token in prompt))
+    token, found = next(
+        (token, found) for token, found in sorted(inputs.items())
+        if 1 <= len(found) <= 2 and all(in_prompt == prompts for _, in_prompt in found)
+    )
+    return requests, token, {name for name, _ in found}
+
+
+def expect_answers(workspace, output, deadly):
+    answers = read_results(output)
+    for name in deadly:
+        response = answers[name]["response"]
+        expect_equal(response["status_code"], 500, f"status of request {name}")
+        expect_equal(response["body"]["error"]["code"], "worker_crash", f"request {name}")
+    expect_equal(others(output, deadly), others(workspace / "oracle.jsonl", deadly), "the other answers")
+
+
+@test
+def a_request_that_kills_its_executor_becomes_an_error_line(workspace):
+    for prompts in (True, False):
+        requests, token, deadly = of_deaths(workspace, prompts)
+        output = workspace / f"out-{prompts}.jsonl"
+        # Two of the allowed restarts for each; those that the search takes are not counted.
+        ended = workspace.run(requests, output, "--restarts", str(2 * len(deadly)), env={"POISE_FATAL_TOKEN": str(token)})
+        ended.expect(0, f"{len(deadly)} of them errors", "died twice at the same place")
+        expect_equal(ended.err.count("dies each time it runs line"), len(deadly), f"lines that were given up: {ended.err}")
+        expect_answers(workspace, output, deadly)
+        workspace.poise("inspect", "--check", f"{output}.poise").expect(0)
+
+
+@test
+def one_restart_too_few_ends_the_run_and_resume_goes_on(workspace):
+    requests, token, deadly = of_deaths(workspace, True)
+    output = workspace / "out.jsonl"
+    fatal = {"POISE_FATAL_TOKEN": str(token)}
+    workspace.run(requests, output, "--restarts", "1", env=fatal).expect(75, "gpu_executor crashed", "--resume")
+    workspace.run(requests, output, "--resume", "--restarts", str(2 * len(deadly)), env=fatal).expect(0)
+    expect_answers(workspace, output, deadly)
+
+
+if __name__ == "__main__":
+    raise SystemExit(harness.main())
