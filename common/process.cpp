@@ -19,13 +19,30 @@ namespace poise {
 namespace {
 
 constexpr auto kGrace = std::chrono::seconds(10);  // from the supervisor's death to ours by force
+constexpr std::int64_t kSupervisorFollows = 30;    // seconds: it ends a run within these
 
 std::atomic<bool> stop_flag{false};
 std::atomic<bool> orphan_flag{false};
 std::atomic<bool> hand_over_flag{false};
-static_assert(std::atomic<bool>::is_always_lock_free);  // a signal handler writes it
+std::atomic<pid_t> only_from{0};           // 0: from anyone
+std::atomic<std::int64_t> others_since{0};  // when another process first asked to stop, seconds; 0: none did
+static_assert(std::atomic<bool>::is_always_lock_free);  // signal handlers write these
+static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 
-void request_stop(int) { stop_flag.store(true); }
+std::int64_t now() {
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);  // may be called by a signal handler
+  return time.tv_sec;
+}
+
+void request_stop(int, siginfo_t* signal, void*) {
+  const pid_t whom = only_from.load();
+  if (whom == 0 || signal->si_pid == whom) {
+    stop_flag.store(true);
+  } else if (others_since.load() == 0) {
+    others_since.store(now());
+  }
+}
 void request_hand_over(int) { hand_over_flag.store(true); }
 
 void watch_supervisor(int descriptor) {
@@ -47,9 +64,11 @@ Exit report(const std::string& process, const char* sentence, Exit code) {
 
 }  // namespace
 
-void watch_signals(int death_descriptor) {
+void watch_signals(int death_descriptor, EndsFor whom) {
+  only_from.store(death_descriptor >= 0 && whom == EndsFor::supervisor ? getppid() : 0);
   struct sigaction stop {};
-  stop.sa_handler = request_stop;
+  stop.sa_sigaction = request_stop;
+  stop.sa_flags = SA_SIGINFO;
   sigaction(SIGTERM, &stop, nullptr);
   sigaction(SIGINT, &stop, nullptr);
   struct sigaction hand_over {};
@@ -66,7 +85,10 @@ void watch_signals(int death_descriptor) {
   }
 }
 
-bool stop_requested() { return stop_flag.load(); }
+bool stop_requested() {
+  const std::int64_t since = others_since.load();
+  return stop_flag.load() || (since != 0 && now() - since > kSupervisorFollows);
+}
 bool hand_over_requested() { return hand_over_flag.load(); }
 bool orphaned() { return orphan_flag.load(); }
 

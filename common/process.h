@@ -10,11 +10,16 @@
 
 namespace poise {
 
+// Whose SIGTERM or SIGINT ends a process that has a supervisor. A service manager may signal all
+// processes of a run at once (systemd does); the planner then finishes the iteration under way, for which
+// it needs loader and executor. So these wait for the supervisor's signal, or 30 s without one.
+enum class EndsFor { anyone, supervisor };
+
 // From now on SIGTERM and SIGINT set one flag, SIGUSR1 another; SIGPIPE, SIGHUP and SIGXFSZ are
 // ignored. `death_descriptor` (or -1) is the read end of a pipe whose write end only the supervisor
 // holds: its end of file sets the first flag too. A thread waits for it, and kills the process if it
 // still runs 10 s later. Core files are switched off, so that prompts do not get into them.
-void watch_signals(int death_descriptor);
+void watch_signals(int death_descriptor, EndsFor whom = EndsFor::anyone);
 bool stop_requested();
 // SIGUSR1 asks a planner or a loader to leave its work to a successor (launch/README.md).
 bool hand_over_requested();

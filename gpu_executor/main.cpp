@@ -46,7 +46,7 @@ Exit run(int argc, char** argv) {
   if (gpu_memory.n < 0) {
     fail("--gpu-memory is {}: it must be a positive number of bytes", gpu_memory.n);
   }
-  watch_signals(given["death-fd"].as<int>());
+  watch_signals(given["death-fd"].as<int>(), EndsFor::supervisor);
   open_log("gpu_executor", given["log"].as<std::string>());
   // A GPU is asked every 20 µs whether it is done, and a set speed is kept by sleeping: neither bears the
   // 50 µs that the kernel may wake a sleeper late. Threads have it from the one that starts them.

@@ -144,6 +144,10 @@ Loader::~Loader() {
   if (!control_name_.left) {
     control_->loader_state.store(static_cast<std::uint32_t>(LoaderState::draining),
                                  std::memory_order_release);
+    // All names before any memory: giving back many GiB may take longer than this process may live.
+    pools_.unlink();
+    weights_.unlink();
+    unlink_segment(control_name_.name);
   }
   std::error_code ignored;
   for (const char* name : {kCard, kSocket, kLeaves}) {

@@ -76,7 +76,7 @@ Exit run(int argc, char** argv) {
   options.home = required_argument(given, "home");
   options.run_id = required_argument(given, "run-id");
   options.adopt = given.count("adopt") > 0;
-  watch_signals(given["death-fd"].as<int>());
+  watch_signals(given["death-fd"].as<int>(), EndsFor::supervisor);
   open_log("loader", given["log"].as<std::string>());
   Loader loader(options);
   while (!stop_requested()) {

@@ -54,6 +54,12 @@ void PoolKeeper::leave() {
   }
 }
 
+void PoolKeeper::unlink() {
+  if (blocks_) {
+    unlink_segment(name_of(control_->newest_pool_epoch));
+  }
+}
+
 std::string PoolKeeper::name_of(std::uint64_t epoch) const {
   return segment_name(control_.run_id(), fmt::format("blocks-{}", epoch));
 }

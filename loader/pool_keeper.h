@@ -31,6 +31,8 @@ class PoolKeeper {
   void adopt();
   // The pool stays for a successor. REQUIRES: not busy.
   void leave();
+  // Removes the pool's name; its memory is given back on destruction.
+  void unlink();
   // `host_memory`: the claiming run's cap, weights included; nothing: the loader's own.
   void claim(const PoolPartition& partition, std::optional<Bytes> host_memory);
   // The planner that claimed is gone: drops the answer to its claim.

@@ -94,9 +94,11 @@ WeightLoading::~WeightLoading() {
     reserving_.wait();
   }
   if (!left_) {
-    unlink_segment(name_in(control_));
+    unlink();
   }
 }
+
+void WeightLoading::unlink() { unlink_segment(name_in(control_)); }
 
 bool WeightLoading::advance() {
   if (sealed_) {

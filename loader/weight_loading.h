@@ -49,6 +49,8 @@ class WeightLoading {
 
   // The weights stay for a successor. REQUIRES: sealed.
   void leave();
+  // Removes the segment's name; its memory is given back on destruction.
+  void unlink();
   // Gives back the memory of the layers that are resident (is_resident) with this number.
   // REQUIRES: sealed, nothing released.
   void release(std::int32_t resident_layers);

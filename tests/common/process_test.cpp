@@ -76,6 +76,36 @@ TEST(ProcessTest, TheEndOfTheSupervisorAsksToStop) {
   close(ends[0]);
 }
 
+// A service manager signals all processes of a run at once; the supervisor then says who ends when.
+TEST(ProcessTest, ALoaderOrExecutorEndsWhenItsSupervisorSaysSo) {
+  int ends[2], ready[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    watch_signals(ends[0], EndsFor::supervisor);
+    raise(SIGTERM);
+    const bool early = stop_requested();
+    static_cast<void>(write(ready[1], "r", 1));
+    _exit(!early && soon(stop_requested) && !orphaned() ? 0 : 1);
+  }
+  char byte = 0;
+  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+  kill(child, SIGTERM);
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  for (const int end : {ends[0], ends[1], ready[0], ready[1]}) {
+    close(end);
+  }
+  EXPECT_EQ(in_child([] {
+              watch_signals(-1, EndsFor::supervisor);  // without a supervisor
+              raise(SIGTERM);
+              return stop_requested() ? 0 : 1;
+            }),
+            0);
+}
+
 TEST(ProcessTest, WhatIsThrownBecomesOneLineAndACode) {
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(run_main("poise-test", []() -> Exit { fail(Exit::busy, "disk {} is full", 7); }), 73);

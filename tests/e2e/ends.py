@@ -363,6 +363,36 @@ def an_interrupt_finishes_what_is_being_written(workspace):
 
 
 @test
+def a_signal_to_every_process_at_once_ends_a_run_as_one_to_its_supervisor_does(workspace):
+    """systemd's default (KillMode=control-group), in both orders."""
+    requests = long_requests(workspace)
+    for order in ("children first", "supervisor first"):
+        output = workspace / f"{order}.jsonl"
+        # An iteration takes long enough that there is always one under way, and it is finished.
+        process = workspace.start(*workspace.run_words(requests, output, *SLOWLY, *workspace.paced(1)))
+        wait_for_results(f"{output}.poise", 2)
+        run_id = harness._json(workspace / f"{order}.jsonl.poise" / "run.json")["run_id"]
+        children = list(workspace.children(f"{output}.poise").values())
+        expect_equal(len(children), 3, "processes")
+        began = time.monotonic()
+        if order == "children first":  # long before, even
+            process.send_signal(signal.SIGSTOP)
+            for pid in children:
+                os.kill(pid, signal.SIGTERM)
+            time.sleep(0.3)
+        for pid in (process.pid, *([] if order == "children first" else children)):
+            os.kill(pid, signal.SIGTERM)
+        process.send_signal(signal.SIGCONT)
+        ended = workspace.finish(process, timeout=40).expect(75, "poise: interrupted; ", "results are safe", "--resume")
+        expect(time.monotonic() - began < 8, f"took {time.monotonic() - began:.1f} s: {ended.err}")
+        expect_equal(harness.segments_of(run_id), [], "shared memory")
+        told = workspace.poise("inspect", "--json", f"{output}.poise").expect(0).out
+        orders = [order for order in map(json.loads, told.splitlines()) if order.get("type") == "layer"]
+        last = [order for order in orders if order["iteration"] == orders[-1]["iteration"]]
+        expect(all("done_s" in order for order in last) and len(last) == len({order["stage"] for order in orders}), f"{last}")
+
+
+@test
 def an_interrupted_bench_waits_for_its_run_and_leaves_nothing(workspace):
     temporary = workspace / "tmp"
     temporary.mkdir()

@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -61,6 +62,31 @@ TEST_F(LoaderProcess, NothingIsLeftWhenItEnds) {
     EXPECT_FALSE(exists(segment(what))) << what;
   }
   EXPECT_TRUE(std::filesystem::is_empty(home_));
+}
+
+// A loader whose supervisor was killed lives 10 s, in which many GiB may not be given back.
+TEST_F(LoaderProcess, AllNamesAreRemovedBeforeAnyMemoryIsGivenBack) {
+  start();
+  const auto planner = connected_planner();
+  ask(*planner, hello());
+  ASSERT_TRUE(ask_for_pool(*planner, claim(1 << 20, 10, 10)).granted);
+  const int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+  ASSERT_GE(watch, 0);
+  ASSERT_GE(inotify_add_watch(watch, "/dev/shm", IN_DELETE | IN_CLOSE), 0);
+  loader_.reset();
+  alignas(inotify_event) char buffer[1 << 16];
+  std::string events;  // of this loader: d for a name that was removed, c for a segment that was closed
+  for (ssize_t bytes = 0; (bytes = read(watch, buffer, sizeof buffer)) > 0;) {
+    for (ssize_t at = 0; at < bytes;) {
+      const auto* event = reinterpret_cast<const inotify_event*>(buffer + at);
+      if (event->len > 0 && std::string(event->name).find(run_id_) != std::string::npos) {
+        events += (event->mask & IN_DELETE) != 0 ? 'd' : 'c';
+      }
+      at += static_cast<ssize_t>(sizeof *event) + event->len;
+    }
+  }
+  close(watch);
+  EXPECT_EQ(events, "dddccc");
 }
 
 TEST_F(LoaderProcess, AHelloIsAnsweredAlsoWhileWeightsAreStillLoading) {

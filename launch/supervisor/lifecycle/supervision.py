@@ -88,13 +88,13 @@ class Supervision:
             self._start(LOADER, self._arguments.loader_arguments())
         while True:
             self._sleep(self._line.wait() if len(self._children) > 1 else _LOOK)
+            outcome = self._obey_interrupts()
+            if outcome:
+                return outcome
             ended = self._ended()
             self._relay()
             if ended and not self._replaced(ended):
                 return self._conclude(ended)
-            outcome = self._obey_interrupts()
-            if outcome:
-                return outcome
             if len(self._children) == 1 and self._loader_is_ready():
                 self._start(PLANNER, self._arguments.planner_arguments(takes_over=self._planner_goes_on))
                 self._start(EXECUTOR, self._arguments.executor_arguments())
@@ -188,6 +188,8 @@ class Supervision:
         """The processes that have ended. An executor that ended in order does not count at first: the planner has released it
         and is about to end, too."""
         ended = [child for child in self._children if child.returncode() is not None]
+        if self._deadline and [child.name for child in ended] == [LOADER]:
+            return []  # a kept loader that was signalled, too; its memory stays as long as others have it
         if self._restarts.pending():
             return ended
         if [(child.name, child.returncode()) for child in ended] == [(EXECUTOR, 0)]:
@@ -224,7 +226,7 @@ class Supervision:
             time.sleep(0.02)
             ended = [child for child in self._children if child.returncode() is not None]
         code, sentence = self._root_cause(ended)
-        if self._deadline and code == INTERRUPTED:
+        if self._interrupts.count and code == INTERRUPTED:
             return Outcome(INTERRUPTED, "interrupted")
         return Outcome(INTERRUPTED if code == CANNOT_START and self._has_begun() else code, sentence)
 
