@@ -47,7 +47,8 @@ bool holds(const std::vector<TokenId>& ids, TokenId id) {
 Answer::Answer(const Request& request, const Tokenizer* tokenizer, const std::vector<TokenId>& eos)
     : request_(&request), tokenizer_(tokenizer), eos_(&eos) {
   if (tokenizer_ != nullptr) {
-    detokenizer_ = std::make_unique<Detokenizer>(*tokenizer_);
+    detokenizer_ = std::make_unique<Detokenizer>(*tokenizer_, /*skip_special_tokens=*/true,
+                                                 /*continues=*/request.sampling.echo);
   }
   check(tokenizer_ != nullptr || request.sampling.stop.empty(),
         "stop strings without a tokenizer were refused");
@@ -100,7 +101,16 @@ void Answer::push(TokenId token, TokenLogprobs logprobs) {
       text_ += detokenizer_->finish();
     }
   }
-  if (cut_at_stop_string(searched) || stops) {
+  // What is held back may yet change, but it is the text if the answer ends now.
+  const std::size_t certain = text_.size();
+  if (detokenizer_ && !request_->sampling.stop.empty()) {
+    text_ += detokenizer_->held_back();
+  }
+  const bool stopped = cut_at_stop_string(searched);
+  if (!stopped) {
+    text_.resize(certain);
+  }
+  if (stopped || stops) {
     finish(FinishReason::stop);
   } else if (is_last) {
     finish(FinishReason::length);

@@ -1,5 +1,7 @@
 #include "planner/tokenizer/added_token_finder.h"
 
+#include "common/files/regular_file.h"
+#include "common/trouble.h"
 #include "planner/tokenizer/unicode.h"
 
 namespace poise {
@@ -25,10 +27,10 @@ bool stands_alone(std::string_view text, std::size_t begin, std::size_t end) {
 
 }  // namespace
 
-void AddedTokenFinder::Tree::add(const AddedToken& token) {
-  first_bytes_.set(static_cast<unsigned char>(token.content.front()));
+void AddedTokenFinder::Tree::add(std::string_view content, const AddedToken& token) {
+  first_bytes_.set(static_cast<unsigned char>(content.front()));
   std::uint32_t node = 0;
-  for (const char byte : token.content) {
+  for (const char byte : content) {
     const auto [child, fresh] =
         children_.try_emplace(edge(node, byte), static_cast<std::uint32_t>(ends_.size()));
     if (fresh) {
@@ -36,11 +38,14 @@ void AddedTokenFinder::Tree::add(const AddedToken& token) {
     }
     node = child->second;
   }
-  ends_[node] = &token;
+  if (ends_[node] == nullptr) {  // two may be the same once they are normalized
+    ends_[node] = &token;
+  }
 }
 
-const AddedToken* AddedTokenFinder::Tree::longest_at(std::string_view text, std::size_t at) const {
-  const AddedToken* longest = nullptr;
+AddedTokenFinder::Tree::Found AddedTokenFinder::Tree::longest_at(std::string_view text,
+                                                                 std::size_t at) const {
+  Found longest;
   std::uint32_t node = 0;
   for (; at < text.size(); ++at) {
     const auto child = children_.find(edge(node, text[at]));
@@ -49,7 +54,7 @@ const AddedToken* AddedTokenFinder::Tree::longest_at(std::string_view text, std:
     }
     node = child->second;
     if (ends_[node] != nullptr) {
-      longest = ends_[node];
+      longest = {ends_[node], at + 1};
     }
   }
   return longest;
@@ -59,14 +64,15 @@ void AddedTokenFinder::Tree::split(std::string_view text, std::vector<TextPart>&
   std::size_t done = 0;  // what lies before it is in `parts`
   std::size_t at = 0;
   while (at < text.size()) {
-    const AddedToken* token =
-        first_bytes_[static_cast<unsigned char>(text[at])] ? longest_at(text, at) : nullptr;
+    const Found found =
+        first_bytes_[static_cast<unsigned char>(text[at])] ? longest_at(text, at) : Found{};
+    const AddedToken* token = found.token;
     if (token == nullptr) {
       ++at;
       continue;
     }
     std::size_t begin = at;
-    std::size_t end = at + token->content.size();
+    std::size_t end = found.end;
     at = end;  // also where it does not count: what it covers is not looked at again
     if (token->single_word && !stands_alone(text, begin, end)) {
       continue;
@@ -99,22 +105,32 @@ void AddedTokenFinder::Tree::split(std::string_view text, std::vector<TextPart>&
   }
 }
 
-AddedTokenFinder::AddedTokenFinder(const std::vector<AddedToken>& tokens) {
+AddedTokenFinder::AddedTokenFinder(const std::vector<AddedToken>& tokens,
+                                   const Normalizer& normalizer) {
   for (const AddedToken& token : tokens) {
-    (token.normalized ? normalized_ : plain_).add(token);
+    if (!token.normalized) {
+      plain_.add(token.content, token);
+      continue;
+    }
+    const std::string content = normalizer.normalize(token.content);
+    if (content.empty()) {
+      fail("the tokenizer's normalizer leaves nothing of the added token \"{}\"",
+           shown(token.content));
+    }
+    normalized_.add(content, token);
   }
 }
 
 std::vector<AddedTokenFinder::TextPart> AddedTokenFinder::split(std::string_view text) const {
-  std::vector<TextPart> coarse, parts;
-  plain_.split(text, coarse);
-  for (const TextPart& part : coarse) {
-    if (part.token != nullptr) {
-      parts.push_back(part);
-    } else {
-      normalized_.split(part.text, parts);
-    }
-  }
+  std::vector<TextPart> parts;
+  plain_.split(text, parts);
+  return parts;
+}
+
+std::vector<AddedTokenFinder::TextPart> AddedTokenFinder::split_normalized(
+    std::string_view text) const {
+  std::vector<TextPart> parts;
+  normalized_.split(text, parts);
   return parts;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // Finds added tokens in a text, as HuggingFace's `tokenizers` does: those that are not `normalized`
-// in the text, then the others in what lies between; of those that begin at one place the longest.
+// in the text, then the others, normalized, in what lies between and was normalized; of those that
+// begin at one place the longest.
 // Immutable; any number of threads may search at once.
 
 #include <bitset>
@@ -10,12 +11,14 @@
 #include <vector>
 
 #include "planner/tokenizer/description.h"
+#include "planner/tokenizer/normalizer.h"
 
 namespace poise {
 
 class AddedTokenFinder {
  public:
-  explicit AddedTokenFinder(const std::vector<AddedToken>& tokens);
+  // Fails if the normalizer leaves nothing of a token.
+  AddedTokenFinder(const std::vector<AddedToken>& tokens, const Normalizer& normalizer);
 
   struct TextPart {
     std::string_view text;
@@ -23,16 +26,22 @@ class AddedTokenFinder {
   };
   // The text as added tokens and what lies between. The tokens must outlive the parts.
   std::vector<TextPart> split(std::string_view text) const;
+  // The same of a normalized text, with those tokens that are `normalized`.
+  std::vector<TextPart> split_normalized(std::string_view text) const;
 
  private:
   // The contents as a tree of bytes. Node 0 is the root.
   class Tree {
    public:
-    void add(const AddedToken& token);
+    void add(std::string_view content, const AddedToken& token);
     void split(std::string_view text, std::vector<TextPart>& parts) const;
 
    private:
-    const AddedToken* longest_at(std::string_view text, std::size_t at) const;
+    struct Found {
+      const AddedToken* token = nullptr;
+      std::size_t end = 0;
+    };
+    Found longest_at(std::string_view text, std::size_t at) const;
 
     std::unordered_map<std::uint64_t, std::uint32_t> children_;  // node << 8 | byte → node
     std::vector<const AddedToken*> ends_{nullptr};               // beside each node

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <queue>
+#include <utility>
 
 #include "common/trouble.h"
 #include "planner/tokenizer/byte_alphabet.h"
+#include "planner/tokenizer/unicode.h"
 
 namespace poise {
 namespace {
@@ -43,10 +46,25 @@ std::uint64_t hash_of(std::string_view bytes) {
   return scramble(scramble(hash ^ last));
 }
 
+// The byte that a token of byte fallback stands for: "<0x0A>".
+std::optional<std::uint8_t> byte_of_fallback(std::string_view token) {
+  constexpr std::string_view kDigits = "0123456789ABCDEF";
+  if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') {
+    return std::nullopt;
+  }
+  const std::size_t high = kDigits.find(token[3]), low = kDigits.find(token[4]);
+  if (high == std::string_view::npos || low == std::string_view::npos) {
+    return std::nullopt;
+  }
+  return static_cast<std::uint8_t>(high << 4 | low);
+}
+
 }  // namespace
 
 Bpe::Bpe(const BpeDescription& description)
     : unknown_(description.unknown),
+      byte_level_(description.byte_level),
+      byte_fallback_(description.byte_fallback),
       fuse_unknown_(description.fuse_unknown),
       ignore_merges_(description.ignore_merges) {
   add_whole_words(description);
@@ -59,12 +77,15 @@ void Bpe::add_whole_words(const BpeDescription& description) {
   word_slots_.assign(std::bit_ceil(2 * description.vocabulary.size() + 1), {0, kEmptySlot});
   std::uint32_t count = 0;
   for (const auto& [token, id] : description.vocabulary) {
-    const std::optional<std::string> bytes = alphabet_to_bytes(token);
+    const std::optional<std::string> bytes = byte_level_ ? alphabet_to_bytes(token) : token;
     if (!bytes || bytes->empty()) {
       continue;  // with characters beyond the alphabet it can be met in decoding alone
     }
-    if (bytes->size() == 1) {
+    if (byte_level_ && bytes->size() == 1) {
       byte_tokens_[static_cast<unsigned char>(bytes->front())] = id;
+    }
+    if (const auto byte = byte_level_ ? std::nullopt : byte_of_fallback(token)) {
+      byte_tokens_[*byte] = id;
     }
     WholeWord& word = whole_words_[count];
     word.begin = static_cast<std::uint32_t>(word_bytes_.size());
@@ -158,6 +179,16 @@ void Bpe::encode(std::string_view word, std::vector<TokenId>& tokens) const {
 void Bpe::encode_by_merges(std::string_view word, std::vector<TokenId>& tokens) const {
   thread_local std::vector<TokenId> symbols;
   symbols.clear();
+  byte_level_ ? begin_with_bytes(word, symbols) : begin_with_characters(word, symbols);
+  if (symbols.size() <= kFewSymbols) {
+    merge_few(symbols);
+  } else {
+    merge_many(symbols);
+  }
+  tokens.insert(tokens.end(), symbols.begin(), symbols.end());
+}
+
+void Bpe::begin_with_bytes(std::string_view word, std::vector<TokenId>& symbols) const {
   bool after_unknown = false;
   for (const char c : word) {
     const TokenId token = byte_tokens_[static_cast<unsigned char>(c)];
@@ -171,12 +202,37 @@ void Bpe::encode_by_merges(std::string_view word, std::vector<TokenId>& tokens) 
       after_unknown = true;
     }
   }
-  if (symbols.size() <= kFewSymbols) {
-    merge_few(symbols);
-  } else {
-    merge_many(symbols);
+}
+
+void Bpe::begin_with_characters(std::string_view word, std::vector<TokenId>& symbols) const {
+  // As in `tokenizers`, an unknown token stands before the next known character, behind bytes between.
+  bool unknown_waits = false;
+  for (std::size_t at = 0; at < word.size();) {
+    const std::string_view character = word.substr(at, code_point_at(word, at).bytes);
+    at += character.size();
+    if (const WholeWord* known = find_whole_word(character)) {
+      if (std::exchange(unknown_waits, false)) {
+        symbols.push_back(*unknown_);
+      }
+      symbols.push_back(known->token);
+    } else if (!fall_back_to_bytes(character, symbols) && unknown_) {
+      if (std::exchange(unknown_waits, true) && !fuse_unknown_) {
+        symbols.push_back(*unknown_);
+      }
+    }
   }
-  tokens.insert(tokens.end(), symbols.begin(), symbols.end());
+  if (unknown_waits) {
+    symbols.push_back(*unknown_);
+  }
+}
+
+bool Bpe::fall_back_to_bytes(std::string_view character, std::vector<TokenId>& symbols) const {
+  const auto token_of = [&](char byte) { return byte_tokens_[static_cast<unsigned char>(byte)]; };
+  if (!byte_fallback_ || std::ranges::find(character, kNoToken, token_of) != character.end()) {
+    return false;
+  }
+  std::ranges::transform(character, std::back_inserter(symbols), token_of);
+  return true;
 }
 
 void Bpe::merge_few(std::vector<TokenId>& symbols) const {

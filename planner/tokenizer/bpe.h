@@ -1,5 +1,6 @@
 #pragma once
-// Byte-pair encoding of one word: its bytes become symbols; while two neighbours have a merge, the
+// Byte-pair encoding of one word: its bytes, or of a vocabulary of text its characters, become symbols;
+// while two neighbours have a merge, the
 // merge that is first in the list is applied (the leftmost of equals). O(n log n) in the
 // word's length. Any number of threads may encode at once.
 
@@ -51,10 +52,15 @@ class Bpe {
   void merge_few(std::vector<TokenId>& symbols) const;
   void merge_many(std::vector<TokenId>& symbols) const;
   void encode_by_merges(std::string_view word, std::vector<TokenId>& tokens) const;
+  // The first symbols of a word, none of which is merged yet.
+  void begin_with_bytes(std::string_view word, std::vector<TokenId>& symbols) const;
+  void begin_with_characters(std::string_view word, std::vector<TokenId>& symbols) const;
+  // Appends the tokens of the character's bytes, or nothing and false.
+  bool fall_back_to_bytes(std::string_view character, std::vector<TokenId>& symbols) const;
 
   std::array<TokenId, 256> byte_tokens_;  // -1: no token for this byte
   std::optional<TokenId> unknown_;
-  bool fuse_unknown_, ignore_merges_;
+  bool byte_level_, byte_fallback_, fuse_unknown_, ignore_merges_;
 
   // Open addressing; sizes are powers of two, at most half full.
   std::vector<std::uint64_t> merge_keys_;  // left << 32 | right

@@ -28,15 +28,31 @@ struct AddedToken {
 
 // Byte-pair encoding: which symbols there are, and which two become which one, in what order.
 struct BpeDescription {
-  std::vector<std::pair<std::string, TokenId>> vocabulary;  // in GPT-2's alphabet; by id
+  // Words are bytes and tokens are written in GPT-2's alphabet; otherwise both are plain text.
+  bool byte_level = true;
+  std::vector<std::pair<std::string, TokenId>> vocabulary;  // by id
   struct Merge {
     TokenId left, right, whole;
   };
   std::vector<Merge> merges;       // the first is the first to be done
-  std::optional<TokenId> unknown;  // for bytes that are no token; without it they vanish
-  bool fuse_unknown = false;       // neighbouring unknown bytes are one token
+  std::optional<TokenId> unknown;  // for bytes or characters without a token, which else vanish
+  bool fuse_unknown = false;       // neighbouring unknown ones are one token
+  bool byte_fallback = false;      // of text: such a character is its bytes, "<0x00>" to "<0xFF>"
   bool ignore_merges = false;      // a word that is a token is that token, whatever the merges say
 };
+
+// Puts `text` before every text that is not empty.
+struct PrependStep {
+  std::string text;
+};
+// Puts `content` where `pattern` stands.
+struct ReplaceStep {
+  std::string pattern;  // not empty
+  std::string content;
+};
+// Unicode's normal form C.
+struct NfcStep {};
+using NormalizerStep = std::variant<PrependStep, ReplaceStep, NfcStep>;
 
 // Cuts the text where a pattern matches.
 struct SplitStep {
@@ -49,18 +65,43 @@ struct SplitStep {
 struct DigitsStep {
   bool individual = false;
 };
+// Spaces become `replacement`, which also goes before the text, before all of them or the very first.
+struct MetaspaceStep {
+  enum class Prepend { always, first, never };
+  std::string replacement;  // one character
+  Prepend prepend = Prepend::always;
+  bool split = true;  // each replacement begins a word
+};
 // Always the last step: words become bytes.
 struct ByteLevelStep {
   bool add_prefix_space = false;
   std::optional<Pattern> pattern;  // GPT-2's, unless use_regex is false
 };
-using PreTokenizerStep = std::variant<SplitStep, DigitsStep, ByteLevelStep>;
+using PreTokenizerStep = std::variant<SplitStep, DigitsStep, MetaspaceStep, ByteLevelStep>;
+
+// How tokens become text again. Each step works on every token by itself, after FuseStep on the text
+// that all tokens are.
+struct ByteFallbackStep {};  // a run of "<0x..>" is UTF-8, or else U+FFFD for each
+struct FuseStep {};
+struct StripStep {      // takes up to `start` of `content` off the beginning
+  std::string content;  // one character
+  std::size_t start = 0;
+};
+struct UnmetaspaceStep {    // `replacement` is a space again, and nothing in the first token
+  std::string replacement;  // one character
+  bool strips_first = true;
+};
+struct LossyUtf8Step {};  // tokens are bytes; U+FFFD for what is not UTF-8; fuses
+using DecoderStep = std::variant<ReplaceStep, ByteFallbackStep, FuseStep, StripStep,
+                                 UnmetaspaceStep, LossyUtf8Step>;
 
 struct TokenizerDescription {
   std::string source;  // the file that decided, for messages
   BpeDescription bpe;
   std::vector<AddedToken> added;  // in order of being added
+  std::vector<NormalizerStep> normalizer;
   std::vector<PreTokenizerStep> pre_tokenizer;
+  std::vector<DecoderStep> decoder{LossyUtf8Step{}};
   std::vector<TokenId> before, after;  // special tokens around an encoded text
   std::optional<TokenId> bos, eos;     // as named by the configuration
 };

@@ -5,24 +5,30 @@
 
 #include <string>
 
+#include "planner/tokenizer/decoder.h"
 #include "planner/tokenizer/tokenizer.h"
 
 namespace poise {
 
 class Detokenizer {
  public:
-  explicit Detokenizer(Tokenizer tokenizer, bool skip_special_tokens = true)
-      : tokenizer_(std::move(tokenizer)), skip_special_tokens_(skip_special_tokens) {}
+  // `continues`: the ids go on with a text, whose beginning is not theirs (Llama-2 takes a space off
+  // the beginning).
+  explicit Detokenizer(Tokenizer tokenizer, bool skip_special_tokens = true,
+                       bool continues = false);
 
   // The text that became certain with `id`; often empty within characters of several bytes.
   std::string push(TokenId id);
   // What was held back: an incomplete character shows as U+FFFD. Afterwards it begins anew.
   std::string finish();
+  // What was held back, if it is whole characters: the text if no id followed, though the next one
+  // can change it. "<0x0A>" is a newline, unless a byte follows that makes both of them U+FFFD.
+  std::string held_back() const { return decoder_.held_back(); }
 
  private:
   Tokenizer tokenizer_;
-  bool skip_special_tokens_;
-  std::string held_back_;  // the first bytes of a character, at most three
+  bool skip_special_tokens_, continues_;
+  Decoder decoder_;
 };
 
 }  // namespace poise

@@ -1,5 +1,6 @@
 #include "planner/tokenizer/pre_tokenizer.h"
 
+#include <algorithm>
 #include <string>
 
 #include "planner/tokenizer/unicode.h"
@@ -82,25 +83,31 @@ const Pattern& gpt2_pattern() {
   return pattern;
 }
 
-void PreTokenizer::apply(std::size_t step, std::string_view part, const WordSink& sink) const {
+void PreTokenizer::apply(std::size_t step, std::string_view part, const Cutting& cutting) const {
   if (part.empty()) {
+    return;
+  }
+  if (step == steps_.size()) {
+    cutting.sink(part);
     return;
   }
   const PreTokenizerStep& now = steps_.at(step);
   if (const auto* split = std::get_if<SplitStep>(&now)) {
-    apply_split(*split, step, part, sink);
+    apply_split(*split, step, part, cutting);
   } else if (const auto* digits = std::get_if<DigitsStep>(&now)) {
-    apply_digits(*digits, step, part, sink);
+    apply_digits(*digits, step, part, cutting);
+  } else if (const auto* metaspace = std::get_if<MetaspaceStep>(&now)) {
+    apply_metaspace(*metaspace, step, part, cutting);
   } else {
-    apply_byte_level(std::get<ByteLevelStep>(now), part, sink);
+    apply_byte_level(std::get<ByteLevelStep>(now), part, cutting.sink);
   }
 }
 
 void PreTokenizer::apply_split(const SplitStep& split, std::size_t step, std::string_view part,
-                               const WordSink& sink) const {
+                               const Cutting& cutting) const {
   using Behavior = SplitStep::Behavior;
   if (split.behavior == Behavior::isolated) {
-    isolate(split.pattern, part, [&](std::string_view cut) { apply(step + 1, cut, sink); });
+    isolate(split.pattern, part, [&](std::string_view cut) { apply(step + 1, cut, cutting); });
     return;
   }
   std::vector<Pattern::Match> matches;
@@ -111,26 +118,52 @@ void PreTokenizer::apply_split(const SplitStep& split, std::size_t step, std::st
   }
   for (const Cut& cut : cuts) {
     if (split.behavior != Behavior::removed || !cut.match) {
-      apply(step + 1, part.substr(cut.begin, cut.end - cut.begin), sink);
+      apply(step + 1, part.substr(cut.begin, cut.end - cut.begin), cutting);
     }
   }
 }
 
 void PreTokenizer::apply_digits(const DigitsStep& digits, std::size_t step, std::string_view part,
-                                const WordSink& sink) const {
+                                const Cutting& cutting) const {
   std::size_t begin = 0;
   bool in_digits = false;
   for (std::size_t at = 0; at < part.size();) {
     const CodePoint c = code_point_at(part, at);
     const bool digit = is_numeric(c.value);
     if (digit != in_digits || (digit && digits.individual)) {
-      apply(step + 1, part.substr(begin, at - begin), sink);
+      apply(step + 1, part.substr(begin, at - begin), cutting);
       begin = at;
       in_digits = digit;
     }
     at += c.bytes;
   }
-  apply(step + 1, part.substr(begin), sink);
+  apply(step + 1, part.substr(begin), cutting);
+}
+
+void PreTokenizer::apply_metaspace(const MetaspaceStep& metaspace, std::size_t step,
+                                   std::string_view part, const Cutting& cutting) const {
+  using Prepend = MetaspaceStep::Prepend;
+  const std::string& mark = metaspace.replacement;
+  const bool prepends = metaspace.prepend == Prepend::always ||
+                        (metaspace.prepend == Prepend::first && part.data() == cutting.first);
+  std::string text;
+  if (prepends && !part.starts_with(' ') && !part.starts_with(mark)) {
+    text = mark;
+  }
+  for (const char c : part) {
+    c == ' ' ? text.append(mark) : text.append(1, c);
+  }
+  if (!metaspace.split) {
+    apply(step + 1, text, cutting);
+    return;
+  }
+  const std::string_view whole = text;
+  std::size_t begin = 0;
+  while (begin < whole.size()) {
+    const std::size_t end = std::min(whole.find(mark, begin + 1), whole.size());
+    apply(step + 1, whole.substr(begin, end - begin), cutting);
+    begin = end;
+  }
 }
 
 void PreTokenizer::apply_byte_level(const ByteLevelStep& byte_level, std::string_view part,

@@ -20,16 +20,25 @@ class PreTokenizer {
 
   explicit PreTokenizer(std::vector<PreTokenizerStep> steps) : steps_(std::move(steps)) {}
 
-  // Calls `sink` with each word in order, as bytes; a word lives until `sink` returns.
-  // REQUIRES: `text` is valid UTF-8.
-  void cut(std::string_view text, const WordSink& sink) const { apply(0, text, sink); }
+  // Calls `sink` with each word in order, as bytes; a word lives until `sink` returns. `first`:
+  // nothing stands before the text, no added token either. REQUIRES: `text` is valid UTF-8.
+  void cut(std::string_view text, bool first, const WordSink& sink) const {
+    apply(0, text, {sink, first ? text.data() : nullptr});
+  }
 
  private:
-  void apply(std::size_t step, std::string_view part, const WordSink& sink) const;
+  struct Cutting {
+    const WordSink& sink;
+    const char* first;  // where the very first word begins; nullptr: before this text
+  };
+
+  void apply(std::size_t step, std::string_view part, const Cutting& cutting) const;
   void apply_split(const SplitStep& split, std::size_t step, std::string_view part,
-                   const WordSink& sink) const;
+                   const Cutting& cutting) const;
   void apply_digits(const DigitsStep& digits, std::size_t step, std::string_view part,
-                    const WordSink& sink) const;
+                    const Cutting& cutting) const;
+  void apply_metaspace(const MetaspaceStep& metaspace, std::size_t step, std::string_view part,
+                       const Cutting& cutting) const;
   static void apply_byte_level(const ByteLevelStep& byte_level, std::string_view part,
                                const WordSink& sink);
 

@@ -8,7 +8,9 @@
 #include "planner/tokenizer/added_token_finder.h"
 #include "planner/tokenizer/bpe.h"
 #include "planner/tokenizer/byte_alphabet.h"
+#include "planner/tokenizer/decoder.h"
 #include "planner/tokenizer/description.h"
+#include "planner/tokenizer/normalizer.h"
 #include "planner/tokenizer/pre_tokenizer.h"
 #include "planner/tokenizer/unicode.h"
 
@@ -32,6 +34,15 @@ TokenizerDescription read_description(const std::filesystem::path& directory) {
   const bool vocabulary = there("vocab.json");
   const bool merges = there("merges.txt");
   const std::string name = shown(directory.string(), 300);
+  if (!vocabulary && !merges && there("tokenizer.model")) {
+    fail(
+        "{} holds tokenizer.model (sentencepiece) but not tokenizer.json, which is read; make it "
+        "with "
+        "`python3 -c \"from transformers import AutoTokenizer; "
+        "AutoTokenizer.from_pretrained('DIR').save_pretrained('DIR')\"` (packages transformers, "
+        "sentencepiece, protobuf), or give prompts as token ids with --skip-tokenizer-init",
+        name);
+  }
   if (!vocabulary && !merges) {
     fail("{} holds neither tokenizer.json nor vocab.json and merges.txt; {}", name, kRemedy);
   }
@@ -47,21 +58,29 @@ TokenizerDescription read_description(const std::filesystem::path& directory) {
 struct Tokenizer::Parts {
   explicit Parts(TokenizerDescription description, std::int64_t model_rows);
 
+  // Appends the ids of a text without added tokens that are not `normalized`. `first`: the whole text
+  // begins with it.
+  void encode_plain(std::string_view text, bool first, std::vector<TokenId>& ids) const;
+
   std::vector<AddedToken> added;
+  Normalizer normalizer;
   AddedTokenFinder finder;
   PreTokenizer pre_tokenizer;
   Bpe bpe;
+  std::vector<DecoderStep> decoder;
   std::vector<TokenId> before, after;
   std::optional<TokenId> bos, eos;
-  std::vector<std::string> bytes;  // by id; empty where there is no token
-  std::vector<bool> special;       // by id
+  std::vector<std::string> bytes;  // by id
+  std::vector<bool> has, special;  // by id
 };
 
 Tokenizer::Parts::Parts(TokenizerDescription description, std::int64_t model_rows)
     : added(std::move(description.added)),
-      finder(added),
+      normalizer(std::move(description.normalizer)),
+      finder(added, normalizer),
       pre_tokenizer(std::move(description.pre_tokenizer)),
       bpe(description.bpe),
+      decoder(std::move(description.decoder)),
       before(std::move(description.before)),
       after(std::move(description.after)) {
   const auto& vocabulary = description.bpe.vocabulary;
@@ -87,15 +106,19 @@ Tokenizer::Parts::Parts(TokenizerDescription description, std::int64_t model_row
     largest = std::max(largest, token.id);
   }
   bytes.resize(static_cast<std::size_t>(largest) + 1);
+  has.resize(bytes.size());
   special.resize(bytes.size());
   auto set_bytes = [&](TokenId id, const std::string& token) {
-    bytes[static_cast<std::size_t>(id)] = alphabet_to_bytes(token).value_or(token);
+    const auto at = static_cast<std::size_t>(id);
+    has[at] = true;
+    bytes[at] = description.bpe.byte_level ? alphabet_to_bytes(token).value_or(token) : token;
   };
   for (const auto& [token, id] : vocabulary) {
     set_bytes(id, token);
   }
   for (const AddedToken& token : added) {
-    set_bytes(token.id, token.content);
+    // As `tokenizers` since 0.23. (It then takes a special token for a plain one; we leave it out.)
+    set_bytes(token.id, token.normalized ? normalizer.normalize(token.content) : token.content);
     special[static_cast<std::size_t>(token.id)] = token.special;
   }
   auto if_in_model = [&](std::optional<TokenId> id) {
@@ -103,6 +126,23 @@ Tokenizer::Parts::Parts(TokenizerDescription description, std::int64_t model_row
   };
   bos = if_in_model(description.bos);
   eos = if_in_model(description.eos);
+}
+
+void Tokenizer::Parts::encode_plain(std::string_view text, bool first,
+                                    std::vector<TokenId>& ids) const {
+  std::string normalized;
+  if (!normalizer.changes_nothing()) {
+    normalized = normalizer.normalize(text);
+    text = normalized;
+  }
+  for (const AddedTokenFinder::TextPart& part : finder.split_normalized(text)) {
+    if (part.token != nullptr) {
+      ids.push_back(part.token->id);
+    } else {
+      pre_tokenizer.cut(part.text, first && part.text.data() == text.data(),
+                        [&](std::string_view word) { bpe.encode(word, ids); });
+    }
+  }
 }
 
 Tokenizer Tokenizer::load(const std::filesystem::path& model_directory, std::int64_t model_rows) {
@@ -122,8 +162,7 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_t
     if (part.token != nullptr) {
       ids.push_back(part.token->id);
     } else {
-      parts_->pre_tokenizer.cut(part.text,
-                                [&](std::string_view word) { parts_->bpe.encode(word, ids); });
+      parts_->encode_plain(part.text, part.text.data() == text.data(), ids);
     }
   }
   if (add_special_tokens) {
@@ -133,26 +172,29 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_t
 }
 
 std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special_tokens) const {
-  std::string bytes;
+  Decoder decoding = decoder();
+  std::string text;
   for (const TokenId id : ids) {
-    if (!skip_special_tokens || !is_special(id)) {
-      bytes += token_bytes(id);
+    if (has(id) && (!skip_special_tokens || !is_special(id))) {
+      decoding.push(token_bytes(id), text);
     }
   }
-  std::string text;
-  append_lossy(text, bytes, false);
+  decoding.finish(text);
   return text;
 }
 
-std::string Tokenizer::token_text(TokenId id) const {
-  std::string text;
-  append_lossy(text, token_bytes(id), false);
-  return text;
-}
+std::string Tokenizer::token_text(TokenId id) const { return decode({&id, 1}, false); }
+
+Decoder Tokenizer::decoder(bool continues) const { return Decoder(parts_->decoder, continues); }
 
 std::string_view Tokenizer::token_bytes(TokenId id) const {
   const bool known = id >= 0 && static_cast<std::size_t>(id) < parts_->bytes.size();
   return known ? std::string_view(parts_->bytes[static_cast<std::size_t>(id)]) : "";
+}
+
+bool Tokenizer::has(TokenId id) const {
+  return id >= 0 && static_cast<std::size_t>(id) < parts_->has.size() &&
+         parts_->has[static_cast<std::size_t>(id)];
 }
 
 bool Tokenizer::is_special(TokenId id) const {

@@ -1,7 +1,7 @@
 #pragma once
-// Text to token ids and back, as HuggingFace's `tokenizers` does it for byte-level BPE: from
-// tokenizer.json, or from vocab.json + merges.txt as OPT has them (then as `transformers` uses the
-// two). With both there, tokenizer.json decides, its post-processor about BOS too. What a file asks
+// Text to token ids and back, as HuggingFace's `tokenizers` does it for BPE, byte-level (GPT-2, OPT,
+// Llama 3, Qwen) or of text with byte fallback (Llama 2, Mistral): from tokenizer.json, or from
+// vocab.json + merges.txt as OPT has them (then as `transformers` uses the two). With both there, tokenizer.json decides, its post-processor about BOS too. What a file asks
 // for and is not known here is refused by name when loading. Immutable after load(); any number of
 // threads may use one at once. Text is UTF-8 everywhere.
 
@@ -17,6 +17,8 @@
 #include "common/units.h"
 
 namespace poise {
+
+class Decoder;
 
 class Tokenizer {
  public:
@@ -35,9 +37,13 @@ class Tokenizer {
   std::string decode(std::span<const TokenId> ids, bool skip_special_tokens = true) const;
   // One token alone, special or not.
   std::string token_text(TokenId id) const;
-  // The token's bytes, which may be a part of a character; empty for an id without a token.
+  // The token as the decoder takes it: its bytes, which may be a part of a character, or of a
+  // vocabulary of text its content. Empty for an id without a token.
   std::string_view token_bytes(TokenId id) const;
+  // Decodes token after token; borrows from this tokenizer or a copy of it.
+  Decoder decoder(bool continues = false) const;
 
+  bool has(TokenId id) const;
   bool is_special(TokenId id) const;
   // As the configuration names them; nothing if it does not, or if the model has no row for it.
   std::optional<TokenId> bos() const;

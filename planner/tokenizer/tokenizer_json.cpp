@@ -1,5 +1,6 @@
 // tokenizer.json, the form of HuggingFace's `tokenizers`. Every component must be one whose effect
-// on byte-level text is known here; another is refused by its name.
+// is known here; another is refused by its name. A vocabulary is of bytes if the pre-tokenizer ends in
+// ByteLevel, and of text otherwise.
 
 #include <algorithm>
 #include <utility>
@@ -10,16 +11,15 @@
 #include "planner/tokenizer/description.h"
 #include "planner/tokenizer/pre_tokenizer.h"
 #include "planner/tokenizer/special_tokens.h"
+#include "planner/tokenizer/unicode.h"
 
 namespace poise {
 namespace {
 
 [[noreturn]] void refuse_component(const std::string& what, const std::string& component,
                                    const nlohmann::json& value) {
-  fail(
-      "{}: {} {} is not supported (byte-level BPE is); give prompts as token ids with "
-      "--skip-tokenizer-init",
-      what, component, described(value));
+  fail("{}: {} {} is not supported; give prompts as token ids with --skip-tokenizer-init", what,
+       component, described(value));
 }
 
 // The components of a list of them, of one alone, or none of null. `list` is the name of a
@@ -52,6 +52,46 @@ std::string type_of(const JsonObject& component) {
   return *type;
 }
 
+// A field that must be one character.
+std::string read_character(const JsonObject& component, std::string_view name) {
+  const std::string text = component.string(name).value_or("");
+  if (text.empty() || code_point_at(text, 0).bytes != text.size()) {
+    component.refuse(name, "must be one character");
+  }
+  return text;
+}
+
+// What Replace puts where; the same in normalizers and decoders.
+ReplaceStep read_replace(const JsonObject& replace) {
+  const std::optional<JsonObject> pattern = replace.object("pattern");
+  const std::optional<std::string> text = pattern ? pattern->string("String") : std::nullopt;
+  if (!text || text->empty()) {
+    replace.refuse("pattern", "must have a \"String\" that is not empty; others are not supported");
+  }
+  const std::optional<std::string> content = replace.string("content");
+  if (!content) {
+    replace.refuse("content", "is missing");
+  }
+  return {*text, *content};
+}
+
+std::vector<NormalizerStep> read_normalizer(const JsonObject& document) {
+  std::vector<NormalizerStep> steps;
+  for (const JsonObject& component : components(document, "normalizer", "normalizers")) {
+    const std::string type = type_of(component);
+    if (type == "NFC") {
+      steps.emplace_back(NfcStep{});
+    } else if (type == "Replace") {
+      steps.emplace_back(read_replace(component));
+    } else if (type == "Prepend") {
+      steps.emplace_back(PrependStep{component.string("prepend").value_or("")});
+    } else {
+      refuse_component(document.what(), "normalizer", type);
+    }
+  }
+  return steps;
+}
+
 BpeDescription read_model(const JsonObject& model, const Vocabulary& vocabulary) {
   const std::string& what = model.what();
   const nlohmann::json* dropout = model.find("dropout");
@@ -63,10 +103,8 @@ BpeDescription read_model(const JsonObject& model, const Vocabulary& vocabulary)
       refuse_component(what, name, *model.find(name));
     }
   }
-  if (model.boolean("byte_fallback").value_or(false)) {
-    refuse_component(what, "byte_fallback", *model.find("byte_fallback"));
-  }
   BpeDescription bpe;
+  bpe.byte_fallback = model.boolean("byte_fallback").value_or(false);
   bpe.vocabulary = vocabulary.sorted();
   bpe.fuse_unknown = model.boolean("fuse_unk").value_or(false);
   bpe.ignore_merges = model.boolean("ignore_merges").value_or(false);
@@ -125,13 +163,32 @@ SplitStep read_split(const JsonObject& split) {
           read_behavior(split), split.boolean("invert").value_or(false)};
 }
 
+// "prepend_scheme", with the older "add_prefix_space" beside it. Files in which the two disagree are
+// refused by `tokenizers`, too.
+MetaspaceStep::Prepend read_prepend(const JsonObject& metaspace) {
+  using Prepend = MetaspaceStep::Prepend;
+  const std::string scheme = metaspace.string("prepend_scheme").value_or("always");
+  if (scheme != "always" && scheme != "first" && scheme != "never") {
+    metaspace.refuse("prepend_scheme", fmt::format("\"{}\" is unknown", shown(scheme)));
+  }
+  if (!metaspace.boolean("add_prefix_space").value_or(true) && scheme != "never") {
+    metaspace.refuse("add_prefix_space", "is false, but \"prepend_scheme\" is not \"never\"");
+  }
+  return scheme == "always" ? Prepend::always : scheme == "first" ? Prepend::first : Prepend::never;
+}
+
+bool is_byte_level(const std::vector<PreTokenizerStep>& steps) {
+  return !steps.empty() && std::holds_alternative<ByteLevelStep>(steps.back());
+}
+
 std::vector<PreTokenizerStep> read_pre_tokenizer(const JsonObject& document) {
   std::vector<PreTokenizerStep> steps;
-  bool byte_level = false;
+  bool metaspace = false;
   for (const JsonObject& component : components(document, "pre_tokenizer", "pretokenizers")) {
     const std::string type = type_of(component);
-    if (byte_level) {
-      fail("{}: pre_tokenizer {} after ByteLevel is not supported", document.what(), shown(type));
+    if (is_byte_level(steps) || (metaspace && type == "Metaspace")) {
+      fail("{}: pre_tokenizer {} after {} is not supported", document.what(), shown(type),
+           metaspace ? "Metaspace" : "ByteLevel");
     }
     if (type == "ByteLevel") {
       ByteLevelStep step;
@@ -140,7 +197,11 @@ std::vector<PreTokenizerStep> read_pre_tokenizer(const JsonObject& document) {
         step.pattern = gpt2_pattern();
       }
       steps.emplace_back(std::move(step));
-      byte_level = true;
+    } else if (type == "Metaspace") {
+      steps.emplace_back(MetaspaceStep{read_character(component, "replacement"),
+                                       read_prepend(component),
+                                       component.boolean("split").value_or(true)});
+      metaspace = true;
     } else if (type == "Split") {
       steps.emplace_back(read_split(component));
     } else if (type == "Digits") {
@@ -149,22 +210,59 @@ std::vector<PreTokenizerStep> read_pre_tokenizer(const JsonObject& document) {
       refuse_component(document.what(), "pre_tokenizer", component.json().at("type"));
     }
   }
-  if (!byte_level) {
-    refuse_component(document.what(), "a pre_tokenizer without", "ByteLevel");
-  }
   return steps;
 }
 
-void require_byte_level_decoder(const JsonObject& document) {
-  const std::vector<JsonObject> decoders = components(document, "decoder", "decoders");
-  for (const JsonObject& decoder : decoders) {
-    if (type_of(decoder) != "ByteLevel") {
-      refuse_component(document.what(), "decoder", decoder.json().at("type"));
+// `fused`: all tokens are one text by then.
+DecoderStep read_decoder_step(const JsonObject& decoder, bool fused) {
+  const std::string type = type_of(decoder);
+  if (type == "Fuse") {
+    return FuseStep{};
+  }
+  if (type == "ByteFallback" && !fused) {
+    return ByteFallbackStep{};
+  }
+  if (type == "Replace") {
+    ReplaceStep replace = read_replace(decoder);
+    if (!fused || code_point_at(replace.pattern, 0).bytes == replace.pattern.size()) {
+      return replace;
     }
   }
-  if (decoders.size() != 1) {
-    refuse_component(document.what(), "a decoder other than", "ByteLevel");
+  if (type == "Strip") {
+    if (decoder.integer("stop", {.min = 0}).value_or(0) != 0) {
+      decoder.refuse("stop", "must be 0: no other is supported");
+    }
+    const auto start = decoder.integer("start", {.min = 0, .max = 1 << 20}).value_or(0);
+    return StripStep{read_character(decoder, "content"), static_cast<std::size_t>(start)};
   }
+  if (type == "Metaspace") {
+    return UnmetaspaceStep{read_character(decoder, "replacement"),
+                           read_prepend(decoder) != MetaspaceStep::Prepend::never};
+  }
+  fail(
+      "{}: decoder \"{}\"{} is not supported; give prompts as token ids with --skip-tokenizer-init",
+      decoder.what(), shown(type), fused ? " after Fuse" : "");
+}
+
+std::vector<DecoderStep> read_decoder(const JsonObject& document, bool byte_level) {
+  const std::vector<JsonObject> decoders = components(document, "decoder", "decoders");
+  if (byte_level) {
+    if (decoders.size() != 1 || type_of(decoders.front()) != "ByteLevel") {
+      refuse_component(document.what(), "beside the pre_tokenizer ByteLevel, a decoder other than",
+                       "ByteLevel");
+    }
+    return {LossyUtf8Step{}};
+  }
+  if (decoders.empty()) {
+    document.refuse("decoder", "is missing; tokens cannot be joined to text without it");
+  }
+  std::vector<DecoderStep> steps;
+  bool fused = false;
+  for (const JsonObject& decoder : decoders) {
+    steps.push_back(read_decoder_step(decoder, fused));
+    fused = fused || std::holds_alternative<FuseStep>(steps.back());
+  }
+  return steps;
 }
 
 TokenId read_id(const nlohmann::json& value, const std::string& what) {
@@ -267,9 +365,6 @@ TokenizerDescription read_tokenizer_json(const std::filesystem::path& directory)
   TokenizerDescription description;
   description.source = document.what();
 
-  for (const JsonObject& normalizer : components(document, "normalizer", "normalizers")) {
-    refuse_component(document.what(), "normalizer", type_of(normalizer));
-  }
   const std::optional<JsonObject> model = document.object("model");
   if (!model) {
     document.refuse("model", "is missing; is this a tokenizer's file?");
@@ -277,13 +372,19 @@ TokenizerDescription read_tokenizer_json(const std::filesystem::path& directory)
   if (const auto type = model->string("type"); type && *type != "BPE") {
     refuse_component(document.what(), "model", *type);
   }
+  description.normalizer = read_normalizer(document);
   description.pre_tokenizer = read_pre_tokenizer(document);
-  require_byte_level_decoder(document);
+  const bool byte_level = is_byte_level(description.pre_tokenizer);
+  description.decoder = read_decoder(document, byte_level);
 
   const nlohmann::json* tokens = model->find("vocab");
   const Vocabulary vocabulary(tokens == nullptr ? nlohmann::json() : *tokens,
                               model->what() + " \"vocab\"");
   description.bpe = read_model(*model, vocabulary);
+  description.bpe.byte_level = byte_level;
+  if (byte_level && description.bpe.byte_fallback) {
+    refuse_component(document.what(), "beside the pre_tokenizer ByteLevel, byte_fallback", true);
+  }
 
   const TokenizerConfiguration configuration(directory);
   AddedTokenList added(vocabulary);

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/tokenizer/: three small byte-level BPE vocabularies, trained on text this script
-makes itself, and for each of them strings with the ids, and ids with the text, that HuggingFace gives.
+"""Makes tests/golden/tokenizer/: small BPE vocabularies in the shapes of the families, byte-level and of
+text with byte fallback, trained on text this script makes itself, and for each of them strings with the
+ids, and ids with the text, that HuggingFace gives.
 
-    make_tokenizer_golden.py             writes opt/, llama/, mixed/ and golden.json
+    make_tokenizer_golden.py             writes a folder for each shape, and golden.json
     make_tokenizer_golden.py --tables    writes planner/tokenizer/unicode_tables.cpp
 
 Needs the packages tokenizers and transformers (the second only to compare).  The result depends on
@@ -25,10 +26,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 LLAMA_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
                  r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+QWEN_PATTERN = LLAMA_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
 SPECIALS = {
     "opt": ["</s>", "<pad>", "<s>", "<unk>", "madeupword0001"],
     "llama": ["<|begin|>", "<|end|>", "<|endless|>", "<mask>", "<right>", "whole", "two words", "Ġ", "naïve", "<|rare|>"],
     "mixed": ["<s>", "</s>", "<mask>", "<unk>", " spaced "],
+    "qwen": ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "é", "e\u0301"],
+    "llama2": ["<s>", "</s>", "<unk>", "<0x0A>", "whole", "<pad>", "▁"],
+    "mistral": ["<s>", "</s>", "[INST]", "[/INST]", "<|assistant|>", "▁", "<0xF0>"],
+    "metaspace": ["<s>", "<unk>", "two words", "--", "naïve", "<0x41>"],
 }
 
 
@@ -68,15 +74,19 @@ def added(number, content, **flags):
             "normalized": False, "special": False} | flags
 
 
-def tokenizer_json(directory, words, merges, model, added_tokens, pre_tokenizer, post_processor):
+BYTE_LEVEL_DECODER = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+
+
+def tokenizer_json(directory, words, merges, model, added_tokens, pre_tokenizer, post_processor, normalizer=None,
+                   decoder=None):
     vocabulary = {w: n for n, w in enumerate(words)}
     next_ids = iter(range(len(words), len(words) + len(added_tokens)))
     tokens = [added(vocabulary[content] if content in vocabulary else next(next_ids), content, **flags)
               for content, flags in added_tokens]
     write_json(directory / "tokenizer.json", {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": tokens, "normalizer": None,
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": tokens, "normalizer": normalizer,
         "pre_tokenizer": pre_tokenizer, "post_processor": post_processor,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "decoder": decoder or BYTE_LEVEL_DECODER,
         "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
                   "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
                   "vocab": vocabulary, "merges": merges} | model}, indent=None)
@@ -137,10 +147,90 @@ def make_mixed(directory):
         {"type": "RobertaProcessing", "sep": ["</s>", 1], "cls": ["<s>", 0], "trim_offsets": True, "add_prefix_space": True})
 
 
+def make_qwen(directory):
+    """As Qwen 2, 2.5 and 3: normal form C, digits one by one, no BOS; two added tokens are the same once normalized."""
+    split = pre_tokenizers.Split(tokenizers.Regex(QWEN_PATTERN), "isolated")
+    words, merges = train(
+        pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]),
+        2000, 4, pre_tokenizers.ByteLevel.alphabet())
+    tokenizer_json(
+        directory, words, [" ".join(m) for m in merges], {"continuing_subword_prefix": "", "end_of_word_suffix": ""},
+        [("<|endoftext|>", {"special": True}), ("<|im_start|>", {"special": True}), ("<|im_end|>", {"special": True}),
+         ("<tool_call>", {}), ("e\u0301", {"normalized": True, "single_word": True})],
+        {"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": QWEN_PATTERN}, "behavior": "Isolated", "invert": False},
+            byte_level(use_regex=False)]},
+        byte_level(use_regex=False), normalizer={"type": "NFC"})
+    write_json(directory / "tokenizer_config.json", {
+        "bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def text_words(size, seed, split, bytes_from=0):
+    """(vocabulary, merges) of text, with the bytes from a number on as "<0x..>" behind the first three."""
+    words, merges = train(pre_tokenizers.Metaspace(prepend_scheme="always", split=split), size, seed, [])
+    return ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(bytes_from, 256)] + words, merges
+
+
+def bos_template(name, number):
+    return {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": name, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]}}}
+
+
+def replace(old, new):
+    return {"type": "Replace", "pattern": {"String": old}, "content": new}
+
+
+SENTENCEPIECE_DECODER = {"type": "Sequence", "decoders": [
+    replace("▁", " "), {"type": "ByteFallback"}, {"type": "Fuse"},
+    {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}
+CONTROLS = [("<unk>", {"special": True}), ("<s>", {"special": True}), ("</s>", {"special": True})]
+
+
+def make_llama2(directory):
+    """As Llama 2, TinyLlama and Mistral 0.1: a space before every stretch of text by the normalizer, no words."""
+    words, merges = text_words(1500, 5, split=True)
+    tokenizer_json(
+        directory, words, [" ".join(m) for m in merges],
+        {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True},
+        [*CONTROLS, ("whole", {"normalized": True, "lstrip": True}), ("<pad>", {"normalized": True, "rstrip": True})],
+        None, bos_template("<s>", 1), decoder=SENTENCEPIECE_DECODER,
+        normalizer={"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replace(" ", "▁")]})
+    write_json(directory / "tokenizer_config.json", {
+        "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "legacy": True, "tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def make_mistral(directory):
+    """As Mistral since 0.2, Llama 2 without `legacy` and Phi-3: a space before the very first text alone."""
+    words, merges = text_words(1500, 6, split=True)
+    tokenizer_json(
+        directory, words, merges, {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True},
+        [*CONTROLS, ("[INST]", {"special": True}), ("[/INST]", {"special": True}),
+         ("<|assistant|>", {"special": True, "rstrip": True})],
+        {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False},
+        bos_template("<s>", 1), decoder=SENTENCEPIECE_DECODER)
+    write_json(directory / "tokenizer_config.json", {
+        "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def make_metaspace(directory):
+    """What the other two lack: words of text, half of the bytes alone, so that there are unknown tokens, each by
+    itself, a chain of normalizers, whole words before merges, the decoder Metaspace."""
+    words, merges = text_words(1500, 7, split=True, bytes_from=0x80)
+    tokenizer_json(
+        directory, words, merges[:-100], {"unk_token": "<unk>", "byte_fallback": True, "ignore_merges": True},
+        [*CONTROLS, ("two words", {"normalized": True}), ("naïve", {"normalized": True, "single_word": True})],
+        {"type": "Metaspace", "replacement": "▁", "add_prefix_space": True, "prepend_scheme": "always"},
+        bos_template("<s>", 1), normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}, replace("--", "—")]},
+        decoder={"type": "Sequence", "decoders": [
+            {"type": "ByteFallback"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}]})
+
+
 def compare_with_transformers(texts):
     """AutoTokenizer must read each directory as we say it does; OPT's form has no other definition."""
     import transformers
-    for name in ("opt", "llama"):
+    for name in ("opt", "llama", "qwen", "llama2", "mistral"):
         reference, auto = oracle.load(HERE / name), transformers.AutoTokenizer.from_pretrained(str(HERE / name))
         for text in texts[name]:
             ours, theirs = reference.encode(text).ids, auto(text)["input_ids"]
@@ -154,13 +244,14 @@ def make_golden():
     for name, specials in SPECIALS.items():
         reference = oracle.load(HERE / name)
         rows = reference.get_vocab_size() + 8
-        texts[name] = [""] + [t for t in random_text.strings(11, 600, specials) if len(t) <= 80][:300]
+        count = 300 if name in ("opt", "llama", "mixed") else 120
+        texts[name] = [""] + [t for t in random_text.strings(11, 600, specials) if len(t) <= 80][:count]
         cases[name] = {
             "rows": rows,
             "encode": [{"text": t, "ids": reference.encode(t).ids,
                         "plain": reference.encode(t, add_special_tokens=False).ids} for t in texts[name]],
             "decode": [{"ids": ids, "text": reference.decode(ids), "all": reference.decode(ids, skip_special_tokens=False)}
-                       for ids in random_text.id_lists(12, 100, rows)],
+                       for ids in random_text.id_lists(12, 100 if count == 300 else 60, rows)],
         }
     write_json(HERE / "golden.json", {"tokenizers": tokenizers.__version__, "cases": cases},
                indent=None, separators=(",", ":"), ensure_ascii=True)
@@ -177,6 +268,10 @@ def main():
     make_opt(HERE / "opt")
     make_llama(HERE / "llama")
     make_mixed(HERE / "mixed")
+    make_qwen(HERE / "qwen")
+    make_llama2(HERE / "llama2")
+    make_mistral(HERE / "mistral")
+    make_metaspace(HERE / "metaspace")
     compare_with_transformers(make_golden())
 
 

@@ -158,6 +158,33 @@ TEST_F(AnswerTest, StopStringsDoNotLookIntoThePrompt) {
   EXPECT_EQ(choice(asked, bytes("zz"))["text"], "xyzz");
 }
 
+TEST(AnswerOfTextWithByteFallback, StopsAtOnceAndEchoKeepsTheSpaceBetween) {
+  const Tokenizer tokenizer =
+      Tokenizer::load(source_folder() / "tests" / "golden" / "tokenizer" / "llama2", 50000);
+  const TokenId word = tokenizer.encode("the", false).front(), newline = 3 + '\n';
+  const auto choice_of = [&](const Request& asked, const std::vector<TokenId>& tokens) {
+    KeptAnswer answer(asked, &tokenizer, kEosList);
+    for (const TokenId token : tokens) {
+      EXPECT_FALSE(answer.finished());
+      answer.push(token, {0, {}});
+    }
+    return json::parse(answer.result_line("m"))["response"]["body"]["choices"][0];
+  };
+  Request asked{{12}, "a", {1, word}, "", {}};
+  asked.sampling.max_tokens = 2;
+  EXPECT_EQ(choice_of(asked, {word, word})["text"], "the the");
+  // A byte token is held back, for the next one may spoil it; as a stop string it counts at once.
+  asked.sampling.max_tokens = 8;
+  asked.sampling.stop = {"\n"};
+  const json made = choice_of(asked, {word, newline});
+  EXPECT_EQ(made["text"], "the");
+  EXPECT_EQ(made["stop_reason"], "\n");
+  asked.sampling.max_tokens = 1;
+  asked.sampling.echo = true;
+  asked.prompt_text = "Say";
+  EXPECT_EQ(choice_of(asked, {word})["text"], "Say the");
+}
+
 TEST_F(AnswerTest, AnIncompleteLastCharacterShowsAsReplacement) {
   EXPECT_EQ(choice(request(2), bytes("x\xc3"))["text"], "x\ufffd");
   EXPECT_EQ(choice(request(3), {byte_id('x'), byte_id(0xf0), kEos})["text"], "x\ufffd");

@@ -11,6 +11,7 @@
 
 #include "planner/tokenizer/bpe.h"
 #include "planner/tokenizer/detokenizer.h"
+#include "planner/tokenizer/normalizer.h"
 #include "tests/planner/tokenizer/tokenizer_directory.h"
 
 namespace poise {
@@ -275,6 +276,108 @@ TEST(TokenizerJson, DigitsAreCutOffAloneOrTogether) {
     directory.write_json("tokenizer.json", json);
     EXPECT_EQ(directory.load().encode("ab12"), individual ? (Ids{11, 4, 5}) : (Ids{11, 13}));
   }
+}
+
+// Text with byte fallback: a, b, "▁", "ab", "▁ab" and some bytes, as sentencepiece models have them.
+Json text_tokenizer() {
+  Json json = small_tokenizer();
+  json["pre_tokenizer"] = nullptr;
+  json["decoder"] = {{"type", "ByteFallback"}};
+  json["model"]["vocab"] = {{"<unk>", 0}, {"a", 1},      {"b", 2},      {"▁", 3},     {"ab", 4},
+                            {"▁ab", 5},   {"<0xC3>", 6}, {"<0xA9>", 7}, {"<0x0A>", 8}};
+  json["model"]["merges"] = {"a b", "▁ ab"};
+  json["model"]["unk_token"] = "<unk>";
+  json["model"]["byte_fallback"] = true;
+  return json;
+}
+
+TEST(TokenizerJson, CharactersWithoutATokenFallBackToTheirBytes) {
+  TokenizerDirectory directory;
+  Json json = text_tokenizer();
+  EXPECT_EQ(directory.write_json("tokenizer.json", json).load().encode("ab\u00E9\nb"),
+            (Ids{4, 6, 7, 8, 2}));
+  // A character with a byte that has no token is unknown. It waits for the next known one.
+  EXPECT_EQ(directory.load().encode("a\u00E8\n\u00E8b"), (Ids{1, 8, 0, 0, 2}));
+  json["model"]["fuse_unk"] = true;
+  EXPECT_EQ(directory.write_json("tokenizer.json", json).load().encode("a\u00E8\n\u00E8b"),
+            (Ids{1, 8, 0, 2}));
+  json["model"].erase("unk_token");
+  EXPECT_EQ(directory.write_json("tokenizer.json", json).load().encode("a\u00E8\n\u00E8b"),
+            (Ids{1, 8, 2}));
+  json["model"]["byte_fallback"] = false;
+  EXPECT_EQ(directory.write_json("tokenizer.json", json).load().encode("a\u00E9\nb"), Ids{4});
+}
+
+TEST(TokenizerJson, MetaspacePutsItsMarkForSpacesAndBeforeTheText) {
+  const struct {
+    const char* scheme;
+    bool split;
+    Ids text, behind_a_token;
+  } cases[] = {{"always", true, {5, 5}, {0, 5}},
+               {"first", true, {5, 5}, {0, 4}},
+               {"never", false, {4, 5}, {0, 4}}};
+  for (const auto& [scheme, split, text, behind_a_token] : cases) {
+    TokenizerDirectory directory;
+    Json json = text_tokenizer();
+    json["added_tokens"] = Json::array({added_token(0, "<unk>")});
+    json["pre_tokenizer"] = {
+        {"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", scheme}, {"split", split}};
+    directory.write_json("tokenizer.json", json);
+    EXPECT_EQ(directory.load().encode("ab ab"), text) << scheme;
+    EXPECT_EQ(directory.load().encode("<unk>ab"), behind_a_token) << scheme;
+    EXPECT_EQ(directory.load().encode(" ab").back(), 5) << scheme << ": no second mark";
+  }
+}
+
+TEST(TokenizerJson, NormalizersRewriteTextAndNormalizedTokens) {
+  TokenizerDirectory directory;
+  Json json = text_tokenizer();
+  json["normalizer"] = {{"type", "Sequence"},
+                        {"normalizers",
+                         {{{"type", "Prepend"}, {"prepend", "▁"}},
+                          {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "▁"}},
+                          {{"type", "NFC"}}}}};
+  json["added_tokens"] = {added_token(9, "<s>"), added_token(10, "<n>"),
+                          added_token(11, "e\u0301")};
+  json["added_tokens"][1]["normalized"] = true;
+  json["added_tokens"][1]["special"] = false;
+  json["added_tokens"][2]["normalized"] = true;
+  const Tokenizer tokenizer = directory.write_json("tokenizer.json", json).load();
+  EXPECT_EQ(tokenizer.encode("ab ab<s>ab"), (Ids{5, 5, 9, 5}));
+  EXPECT_EQ(tokenizer.encode("ab <n>ab"), (Ids{5, 10, 4})) << "its content begins with the mark";
+  EXPECT_EQ(tokenizer.encode("ab<n>"), (Ids{5, 0, 0, 0})) << "< n > are unknown";
+  EXPECT_EQ(tokenizer.encode("\u00E9"), Ids{11});
+  EXPECT_EQ(tokenizer.encode("e\u0301"), Ids{11});
+  EXPECT_EQ(tokenizer.encode(""), Ids{}) << "nothing is put before nothing";
+  EXPECT_EQ(tokenizer.decode(Ids{4, 10, 11, 9}), "ab▁<n>") << "special ones are left out";
+}
+
+TEST(NormalFormC, ComposesOrdersAndLeavesWhatItMust) {
+  const struct {
+    const char *text, *normal;
+  } cases[] = {
+      {"plain", "plain"},
+      {"e\u0301", "\u00E9"},
+      {"\u00E9", "\u00E9"},
+      {"a\u0301\u0323", "\u1EA1\u0301"},   // ordered by class first
+      {"q\u0307\u0323", "q\u0323\u0307"},  // ordered, nothing to compose
+      {"a\u0315\u0300\u05AE\u0300b", "\u00E0\u05AE\u0300\u0315b"},
+      {"\u212B\u2126", "\u00C5\u03A9"},  // singletons
+      {"\u0958", "\u0915\u093C"},        // never composed
+      {"\u1112\u1161\u11AB", "\uD55C"},  // Hangul
+      {"\uAC00\u11A8\u11A8", "\uAC01\u11A8"},
+      {"\u1112\u1161\u11A7", "\uD558\u11A7"},  // U+11A7 is no tail
+      {"\u0301e", "\u0301e"},
+      {"\u0344", "\u0308\u0301"},
+  };
+  for (const auto& [text, normal] : cases) {
+    EXPECT_EQ(to_nfc(text), normal) << text;
+  }
+  std::string marks = "e";
+  for (int n = 0; n < 200000; ++n) {
+    marks += n % 2 == 0 ? "\u0301" : "\u0323";  // all must be sorted: quadratic would take minutes
+  }
+  EXPECT_EQ(to_nfc(marks).substr(0, 5), "\u1EB9\u0323");
 }
 
 TEST(TokenizerJson, ALinkIntoACacheIsFollowed) {

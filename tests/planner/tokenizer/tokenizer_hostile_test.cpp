@@ -48,6 +48,13 @@ TEST(HostileTokenizerJson, EachIsRefusedInOneSentence) {
     return top("pre_tokenizer",
                {{"type", "Split"}, {"pattern", pattern}, {"behavior", "Isolated"}});
   };
+  // A vocabulary of text with this decoder.
+  auto of_text = [](Json decoder) {
+    return [decoder](Json& json) {
+      json["pre_tokenizer"] = nullptr;
+      json["decoder"] = decoder;
+    };
+  };
   const Case cases[] = {
       {"no model", top("model", nullptr), "\"model\" is missing"},
       {"model is a list", top("model", Json::array()), "must be an object"},
@@ -74,17 +81,57 @@ TEST(HostileTokenizerJson, EachIsRefusedInOneSentence) {
       {"merge is a triple", merge(Json::array({"a", "b", "c"})), "must be a string or a pair"},
       {"dropout", model("dropout", 0.1), "dropout 0.1 is not supported"},
       {"byte_fallback", model("byte_fallback", true), "byte_fallback true is not supported"},
+      {"byte_fallback is a string", model("byte_fallback", "yes"), "must be true or false"},
       {"word prefix", model("continuing_subword_prefix", "##"), "continuing_subword_prefix"},
       {"word suffix", model("end_of_word_suffix", "</w>"), "end_of_word_suffix"},
       {"unknown unk_token", model("unk_token", "<unk>"), "\"unk_token\" must be in the vocabulary"},
       {"flag is a string", model("ignore_merges", "yes"), "must be true or false"},
-      {"normalizer", top("normalizer", {{"type", "NFC"}}), "normalizer \"NFC\" is not supported"},
+      {"normalizer", top("normalizer", {{"type", "NFKC"}}),
+       "normalizer \"NFKC\" is not supported"},
+      {"normalizer by an expression",
+       top("normalizer",
+           {{"type", "Replace"}, {"pattern", {{"Regex", "(a+)+$"}}}, {"content", ""}}),
+       "must have a \"String\""},
+      {"normalizer of the empty text",
+       top("normalizer", {{"type", "Replace"}, {"pattern", {{"String", ""}}}, {"content", "a"}}),
+       "must have a \"String\""},
+      {"normalizer without content",
+       top("normalizer", {{"type", "Replace"}, {"pattern", {{"String", "a"}}}}),
+       "\"content\" is missing"},
+      {"an added token that the normalizer takes away",
+       [](Json& json) {
+         json["normalizer"] = {
+             {"type", "Replace"}, {"pattern", {{"String", "x"}}}, {"content", ""}};
+         json["added_tokens"] = Json::array({added_token(13, "xx")});
+         json["added_tokens"][0]["normalized"] = true;
+       },
+       "leaves nothing of the added token \"xx\""},
       {"normalizers",
        top("normalizer", {{"type", "Sequence"}, {"normalizers", {{{"type", "Lowercase"}}}}}),
        "normalizer \"Lowercase\" is not supported"},
-      {"no pre-tokenizer", top("pre_tokenizer", nullptr), "\"ByteLevel\" is not supported"},
-      {"Metaspace", top("pre_tokenizer", {{"type", "Metaspace"}}),
-       "\"Metaspace\" is not supported"},
+      {"bytes decoded that are text", top("pre_tokenizer", nullptr),
+       "decoder \"ByteLevel\" is not supported"},
+      {"Metaspace without a character", top("pre_tokenizer", {{"type", "Metaspace"}}),
+       "\"replacement\" must be one character"},
+      {"Metaspace of two characters",
+       top("pre_tokenizer", {{"type", "Metaspace"}, {"replacement", "__"}}),
+       "\"replacement\" must be one character"},
+      {"Metaspace of an unknown scheme",
+       top("pre_tokenizer",
+           {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "odd"}}),
+       "\"odd\" is unknown"},
+      {"Metaspace that contradicts itself",
+       top("pre_tokenizer",
+           {{"type", "Metaspace"}, {"replacement", "_"}, {"add_prefix_space", false}}),
+       "\"add_prefix_space\""},
+      {"Metaspace twice",
+       top("pre_tokenizer", {{"type", "Sequence"},
+                             {"pretokenizers",
+                              {{{"type", "Metaspace"}, {"replacement", "_"}},
+                               {{"type", "Metaspace"}, {"replacement", "-"}}}}}),
+       "after Metaspace"},
+      {"another pre-tokenizer", top("pre_tokenizer", {{"type", "Whitespace"}}),
+       "\"Whitespace\" is not supported"},
       {"pre-tokenizer without type", top("pre_tokenizer", Json::object()), "\"type\" is missing"},
       {"pre-tokenizer is a string", top("pre_tokenizer", "ByteLevel"), "must be an object"},
       {"sequence without a list", top("pre_tokenizer", {{"type", "Sequence"}}), "must be a list"},
@@ -102,7 +149,26 @@ TEST(HostileTokenizerJson, EachIsRefusedInOneSentence) {
            {{"type", "Split"}, {"pattern", {{"String", "a"}}}, {"behavior", "Odd"}}),
        "\"behavior\" \"Odd\" is unknown"},
       {"no decoder", top("decoder", nullptr), "a decoder other than \"ByteLevel\""},
-      {"another decoder", top("decoder", {{"type", "WordPiece"}}), "decoder \"WordPiece\""},
+      {"another decoder", top("decoder", {{"type", "Fuse"}}), "a decoder other than \"ByteLevel\""},
+      {"no decoder of text", of_text(nullptr), "\"decoder\" is missing"},
+      {"another decoder of text", of_text({{"type", "WordPiece"}}), "decoder \"WordPiece\""},
+      {"a decoder that strips the end",
+       of_text({{"type", "Strip"}, {"content", " "}, {"start", 0}, {"stop", 1}}), "\"stop\""},
+      {"a decoder that strips nothing", of_text({{"type", "Strip"}, {"content", ""}}),
+       "must be one character"},
+      {"a decoder that replaces by an expression",
+       of_text({{"type", "Replace"}, {"pattern", {{"Regex", "a"}}}, {"content", "b"}}),
+       "must have a \"String\""},
+      {"bytes after all is one text",
+       of_text({{"type", "Sequence"},
+                {"decoders", {{{"type", "Fuse"}}, {{"type", "ByteFallback"}}}}}),
+       "decoder \"ByteFallback\" after Fuse"},
+      {"words replaced after all is one text",
+       of_text({{"type", "Sequence"},
+                {"decoders",
+                 {{{"type", "Fuse"}},
+                  {{"type", "Replace"}, {"pattern", {{"String", "ab"}}}, {"content", "b"}}}}}),
+       "decoder \"Replace\" after Fuse"},
       {"post-processor unknown", top("post_processor", {{"type", "Odd"}}),
        "post_processor \"Odd\""},
       {"template without text",
@@ -187,9 +253,30 @@ TEST(HostileTokenizerJson, EachTextThatIsNoDocumentIsRefused) {
   }
 }
 
+TEST(HostileTokenizerJson, ReplacementsThatGrowTheTextWithoutEndAreStopped) {
+  TokenizerDirectory directory;
+  Json json = small_tokenizer();
+  json["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json::array()}};
+  for (int n = 0; n < 60; ++n) {
+    json["normalizer"]["normalizers"].push_back(
+        {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}});
+  }
+  directory.write_json("tokenizer.json", json);
+  const Tokenizer tokenizer = directory.load();
+  try {
+    tokenizer.encode(std::string(1000, 'a'));
+    ADD_FAILURE() << "2^60 characters for each";
+  } catch (const Failure& failure) {
+    EXPECT_THAT(failure.what(), HasSubstr("normalizer makes more than"));
+  }
+}
+
 TEST(HostileTokenizerFiles, MissingOnesNameTheWayAround) {
   TokenizerDirectory directory;
   expect_refused(directory, "nothing", "--skip-tokenizer-init");
+  directory.write("tokenizer.model", "a sentencepiece model");
+  expect_refused(directory, "sentencepiece alone", "save_pretrained('DIR')");
+  std::filesystem::remove(directory.path() / "tokenizer.model");
   directory.write_json("vocab.json", small_tokenizer()["model"]["vocab"]);
   expect_refused(directory, "no merges", "holds vocab.json but not merges.txt");
   std::filesystem::remove(directory.path() / "vocab.json");

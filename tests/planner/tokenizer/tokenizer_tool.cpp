@@ -1,10 +1,10 @@
 // Puts the tokenizer at the end of a pipe, so that another program can compare it with a reference.
 //
-//   poise-tokenizer-tool DIR encode|encode-plain|decode|decode-all < in > out
+//   poise-tokenizer-tool DIR encode|encode-plain|decode|decode-all|decode-stream < in > out
 //   poise-tokenizer-tool PATTERN cut < in > out
 //
 // Both pipes carry records: a little-endian u32 with the number of elements, then the elements:
-// bytes of UTF-8, or ids as i32. `cut` gives the byte offsets at which the text is cut, as i32.
+// bytes of UTF-8, or ids as i32. `decode-stream` joins the texts of a Detokenizer. `cut` gives the byte offsets at which the text is cut, as i32.
 
 #include <cstdint>
 #include <cstdio>
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/trouble.h"
+#include "planner/tokenizer/detokenizer.h"
 #include "planner/tokenizer/pattern.h"
 #include "planner/tokenizer/tokenizer.h"
 
@@ -60,6 +61,15 @@ void cut(const std::string& expression) {
   }
 }
 
+std::string streamed(const Tokenizer& tokenizer, const std::vector<TokenId>& ids) {
+  Detokenizer detokenizer(tokenizer);
+  std::string text;
+  for (const TokenId id : ids) {
+    text += detokenizer.push(id);
+  }
+  return text + detokenizer.finish();
+}
+
 void tokenize(const std::string& directory, std::string_view task) {
   const Tokenizer tokenizer = Tokenizer::load(directory, std::numeric_limits<TokenId>::max());
   if (task.starts_with("encode")) {
@@ -68,7 +78,8 @@ void tokenize(const std::string& directory, std::string_view task) {
     }
   } else {
     while (const auto ids = read_record<std::vector<TokenId>>()) {
-      write_record(tokenizer.decode(*ids, task == "decode"));
+      write_record(task == "decode-stream" ? streamed(tokenizer, *ids)
+                                           : tokenizer.decode(*ids, task == "decode"));
     }
   }
 }
@@ -79,9 +90,9 @@ void tokenize(const std::string& directory, std::string_view task) {
 int main(int argc, char** argv) {
   const std::string_view task = argc == 3 ? argv[2] : "";
   if (task != "encode" && task != "encode-plain" && task != "decode" && task != "decode-all" &&
-      task != "cut") {
+      task != "decode-stream" && task != "cut") {
     std::fputs(
-        "usage: poise-tokenizer-tool DIR encode|encode-plain|decode|decode-all\n"
+        "usage: poise-tokenizer-tool DIR encode|encode-plain|decode|decode-all|decode-stream\n"
         "       poise-tokenizer-tool PATTERN cut\n",
         stderr);
     return 2;
