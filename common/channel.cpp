@@ -8,6 +8,7 @@
 #include <utility>
 #include <zmq.hpp>
 
+#include "common/failpoint.h"
 #include "common/trouble.h"
 
 namespace poise {
@@ -56,6 +57,32 @@ class CommonChannel : public Channel {
     messages::FinishMessageBuffer(builder, messages::Message::Pack(builder, &message));
     return builder.Release();
   }
+
+  // Gives a numbered message to ZeroMQ by `put`, unless a failpoint loses, repeats or delays it. False where
+  // ZeroMQ does not take it.
+  template <typename Put>
+  bool pass_on(const flatbuffers::DetachedBuffer& packed, const Put& put) {
+    const Fault::Kind fault = failpoint("channel.send").kind;
+    if (fault == Fault::Kind::error) {
+      return false;
+    }
+    if (fault == Fault::Kind::drop) {
+      return true;
+    }
+    if (fault == Fault::Kind::reorder) {
+      delayed_.assign(packed.data(), packed.data() + packed.size());
+      return true;
+    }
+    if (!put(packed.data(), packed.size()) ||
+        (fault == Fault::Kind::duplicate && !put(packed.data(), packed.size()))) {
+      return false;
+    }
+    const auto delayed = std::exchange(delayed_, {});
+    return delayed.empty() || put(delayed.data(), delayed.size());
+  }
+
+  // Whether a failpoint loses the frame that was received.
+  static bool lost() { return failpoint("channel.receive").kind == Fault::Kind::drop; }
 
   void count_sent(const flatbuffers::DetachedBuffer& packed, std::vector<std::byte>* sent) {
     ++sent_;
@@ -112,6 +139,7 @@ class CommonChannel : public Channel {
   Epochs epochs_;
   std::uint64_t sent_ = 0;
   std::uint64_t received_ = 0;
+  std::vector<std::uint8_t> delayed_;  // by a failpoint; empty: none
 };
 
 class ServerChannel final : public CommonChannel {
@@ -132,7 +160,9 @@ class ServerChannel final : public CommonChannel {
       return false;
     }
     const auto packed = pack(std::move(body));
-    if (!send_to(peer_, packed)) {
+    if (!pass_on(packed, [this](const void* data, std::size_t size) {
+          return send_to(peer_, data, size);
+        })) {
       return false;
     }
     count_sent(packed, sent);
@@ -154,7 +184,7 @@ class ServerChannel final : public CommonChannel {
       more = frame.more();
       ++frames;
     }
-    return frames == 1 ? accept(sender.to_string(), frame) : std::nullopt;
+    return frames == 1 && !lost() ? accept(sender.to_string(), frame) : std::nullopt;
   }
 
   bool connected() const override { return !peer_.empty(); }
@@ -205,7 +235,8 @@ class ServerChannel final : public CommonChannel {
     const std::uint64_t sent = std::exchange(sent_, 0);
     messages::BodyUnion body;
     body.Set(messages::StopT{.reason = reason});
-    send_to(sender, pack(std::move(body)));
+    const auto packed = pack(std::move(body));
+    send_to(sender, packed.data(), packed.size());
     sent_ = sent;
   }
 
@@ -229,13 +260,12 @@ class ServerChannel final : public CommonChannel {
     return {};
   }
 
-  bool send_to(const std::string& peer, const flatbuffers::DetachedBuffer& packed) {
+  bool send_to(const std::string& peer, const void* data, std::size_t size) {
     try {
       if (!socket_.send(zmq::buffer(peer), zmq::send_flags::sndmore | zmq::send_flags::dontwait)) {
         return false;
       }
-      return socket_.send(zmq::buffer(packed.data(), packed.size()), zmq::send_flags::dontwait)
-          .has_value();
+      return socket_.send(zmq::buffer(data, size), zmq::send_flags::dontwait).has_value();
     } catch (const zmq::error_t& error) {
       if (error.num() == EHOSTUNREACH || error.num() == EAGAIN || error.num() == EINTR) {
         return false;
@@ -279,7 +309,9 @@ class ClientChannel final : public CommonChannel {
       return false;
     }
     const auto packed = pack(std::move(body));
-    if (!socket_.send(zmq::buffer(packed.data(), packed.size()), zmq::send_flags::dontwait)) {
+    if (!pass_on(packed, [this](const void* data, std::size_t size) {
+          return socket_.send(zmq::buffer(data, size), zmq::send_flags::dontwait).has_value();
+        })) {
       watch_connection();  // it may have ended this very moment
       return false;
     }
@@ -296,6 +328,9 @@ class ClientChannel final : public CommonChannel {
     zmq::message_t frame;
     if (!socket_.recv(frame, zmq::recv_flags::dontwait)) {
       watch_connection();
+      return std::nullopt;
+    }
+    if (lost()) {
       return std::nullopt;
     }
     Received message = verified(frame);

@@ -13,6 +13,7 @@
 #include <system_error>
 
 #include "common/channel.h"
+#include "common/failpoint.h"
 #include "common/trouble.h"
 
 namespace poise {
@@ -134,7 +135,9 @@ OrderLog::OrderLog(const std::filesystem::path& path, const std::string& header_
     }
     end = std::filesystem::file_size(path) - static_cast<std::uint64_t>(earlier.torn_tail().n);
   }
-  descriptor_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  descriptor_ = fails_at("order_log.open")
+                    ? -1
+                    : open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
   if (descriptor_ < 0 || ftruncate(descriptor_, static_cast<off_t>(end)) != 0 ||
       lseek(descriptor_, 0, SEEK_END) < 0) {
     fail(Exit::busy, "order log {} cannot be written: {}", path_, system_text(errno));
@@ -189,7 +192,8 @@ void OrderLog::append(std::span<const std::byte> message) {
 void OrderLog::flush() {
   std::size_t done = 0;
   while (done < pending_.size()) {
-    const ssize_t wrote = write(descriptor_, pending_.data() + done, pending_.size() - done);
+    const ssize_t wrote = write_at("order_log.write", descriptor_, pending_.data() + done,
+                                   pending_.size() - done);
     if (wrote < 0 && errno == EINTR) {
       continue;
     }

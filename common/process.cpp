@@ -15,6 +15,8 @@
 #include <cstdio>
 #include <thread>
 
+#include "common/failpoint.h"
+
 namespace poise {
 namespace {
 
@@ -114,6 +116,7 @@ int run_main(const std::string& process, const std::function<Exit()>& body) {
   spdlog::set_level(spdlog::level::off);  // until a log is open: stdout is the user's
   Exit code = Exit::internal;
   try {
+    arm_failpoints();
     code = body();
   } catch (const Failure& failure) {
     code = report(process, failure.what(), failure.code());

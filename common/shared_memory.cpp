@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "common/control_groups.h"
+#include "common/failpoint.h"
 #include "common/trouble.h"
 
 namespace poise {
@@ -55,7 +56,8 @@ int reserve_part(int descriptor, std::int64_t begin, std::int64_t end,
       return ECANCELED;
     }
     const std::int64_t bytes = std::min(step, end - at);
-    const int error = posix_fallocate(descriptor, at, bytes);
+    const int error =
+        fails_at("segment.reserve") ? errno : posix_fallocate(descriptor, at, bytes);
     if (error == EINTR) {  // all of the step is undone: take smaller ones between signals
       step = std::max(step / 2, kMiB.n);
     } else if (error != 0) {
@@ -74,10 +76,17 @@ int reserve(int descriptor, Bytes size, const std::function<bool()>& stop) {
       static_cast<std::uint64_t>(size.n) > shm.f_bavail * shm.f_frsize) {
     return ENOSPC;  // before all of it is taken from others
   }
-  if (ftruncate(descriptor, size.n) != 0) {  // so that others see how much there will be
+  if (fails_at("segment.size") || ftruncate(descriptor, size.n) != 0) {  // so that others see how much there will be
     return errno;
   }
   return reserve_part(descriptor, 0, size.n, stop);
+}
+
+// Throws as Boost.Interprocess does where the call behind this point is to fail.
+void expect_no_fault(Failpoint point) {
+  if (fails_at(point)) {
+    throw bip::interprocess_exception(bip::error_info(errno));
+  }
 }
 
 std::optional<std::int64_t> memory_available() {
@@ -115,10 +124,12 @@ Segment Segment::create(const std::string& name, Bytes size, const std::function
   check(size.n > 0, "a segment has a size");
   auto mapping = std::make_unique<Mapping>();
   try {
+    expect_no_fault("segment.open");
     do {  // again where a reaper came between making and locking
       mapping->object = bip::shared_memory_object(bip::create_only, name.c_str(), bip::read_write,
                                                   bip::permissions(0600));
     } while (!hold(mapping->descriptor(), name));
+    failpoint("segment.unsized");
     const int error = reserve(mapping->descriptor(), size, stop);
     if (error != 0) {
       bip::shared_memory_object::remove(name.c_str());
@@ -133,7 +144,9 @@ Segment Segment::create(const std::string& name, Bytes size, const std::function
            error == EFBIG ? "raise the limit on the size of files (ulimit -f)"
                           : "use a smaller --host-memory or enlarge /dev/shm");
     }
+    expect_no_fault("segment.map");
     mapping->region = bip::mapped_region(mapping->object, bip::read_write);
+    failpoint("segment.uninitialised");
   } catch (const bip::interprocess_exception& problem) {
     fail("shared memory {} cannot be created: {}", name, problem.what());
   }
@@ -144,6 +157,7 @@ Segment Segment::attach(const std::string& name, Access access) {
   auto mapping = std::make_unique<Mapping>();
   try {
     const auto mode = access == Access::read_only ? bip::read_only : bip::read_write;
+    expect_no_fault("segment.open");
     mapping->object = bip::shared_memory_object(bip::open_only, name.c_str(), mode);
     struct stat status {};
     check(fstat(mapping->descriptor(), &status) == 0, "an open segment has a status");
@@ -157,6 +171,7 @@ Segment Segment::attach(const std::string& name, Access access) {
     if (status.st_size == 0) {
       fail("shared memory {} is empty: its creator ended before it was ready", name);
     }
+    expect_no_fault("segment.map");
     mapping->region = bip::mapped_region(mapping->object, mode);
   } catch (const bip::interprocess_exception& problem) {
     fail("shared memory {} cannot be attached: {}", name, problem.what());

@@ -1,5 +1,7 @@
 #include "gpu_executor/block_copies.h"
 
+#include "common/failpoint.h"
+
 namespace poise {
 namespace {
 
@@ -85,6 +87,7 @@ void BlockCopies::load_host(const Visit& visit, std::span<const Copy> copies) {
   tracer_.begin(
       {.kind = messages::SpanKind::Load, .stream = Stream::copy_in, .mini_batch = visit.id});
   device_.copy(Stream::copy_in, copies);
+  failpoint("executor.loading");
   tracer_.end(bytes_of(copies));
 }
 
@@ -171,6 +174,7 @@ void BlockCopies::store(const IterationWork& work, std::span<const Visit> visits
                  .stream = Stream::copy_out,
                  .mini_batch = visits.front().id});
   device_.copy(Stream::copy_out, copies);
+  failpoint("executor.storing");
   device_.copy_here(Stream::copy_out, here);
   tracer_.end(bytes_of(copies) + bytes_of(here));
   device_.record(*side.stored, Stream::copy_out);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/failpoint.h"
 #include "common/trouble.h"
 
 namespace poise {
@@ -15,7 +16,7 @@ Buffer Device::allocate(Bytes size, std::string_view what) {
     fail("{} bytes of device memory for {} are beyond the cap: {} of {} bytes are in use", size.n,
          what, taken.n, cap_.n);
   }
-  std::byte* data = take(size);
+  std::byte* data = fails_at("device.allocate") ? nullptr : take(size);
   if (data == nullptr) {
     fail("{} bytes of device memory for {} cannot be had: {} bytes are in use, {} would be allowed",
          size.n, what, taken.n, cap_.n);
@@ -29,7 +30,7 @@ HostBuffer Device::allocate_host(Bytes size) {
   if (size.n == 0) {
     return {};
   }
-  std::byte* data = take_host(size);
+  std::byte* data = fails_at("device.allocate_host") ? nullptr : take_host(size);
   if (data == nullptr) {
     fail(Exit::interrupted, "{} bytes of host memory for tables cannot be had", size.n);
   }
@@ -38,12 +39,14 @@ HostBuffer Device::allocate_host(Bytes size) {
 }
 
 Registration Device::register_host(std::span<std::byte> memory, bool read_only) {
+  failpoint("executor.registering");
   pin({&memory, 1}, read_only);
   return {*this, memory.data(), {static_cast<std::int64_t>(memory.size())}};
 }
 
 std::vector<Registration> Device::register_host(std::span<const std::span<std::byte>> parts,
                                                 bool read_only) {
+  failpoint("executor.registering");
   pin(parts, read_only);
   std::vector<Registration> registrations;
   for (const std::span<std::byte> part : parts) {

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/failpoint.h"
 #include "common/trouble.h"
 #include "gpu_executor/fatal_token.h"
 
@@ -260,7 +261,9 @@ bool Executor::report(Seconds timeout) {
     any = true;
     check_->done();
     memory_.progress();
+    failpoint("executor.result_ready");
     tell(std::move(done->layer));
+    failpoint("executor.result_sent");
     if (done->iteration) {
       tell(std::move(*done->iteration));
     }

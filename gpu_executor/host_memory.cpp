@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <spdlog/spdlog.h>
 
+#include "common/failpoint.h"
 #include "common/trouble.h"
 
 namespace poise {
@@ -72,6 +73,7 @@ void HostMemory::map_weights() {
                  .dtype = control_->dtype,
                  .layout = std::move(layout),
                  .weights = all_of(*weights_)};
+  failpoint("executor.attached");
 }
 
 void HostMemory::check_held(const std::vector<bool>& slabs) const {

@@ -1,5 +1,6 @@
 #include "gpu_executor/layer_stage.h"
 
+#include "common/failpoint.h"
 #include "common/weight_fetch.h"
 
 namespace poise {
@@ -51,6 +52,7 @@ void LayerStage::run(RunningOrder& order, const LayerOrderWork& work, LayerId la
         regenerate(visits[i], weights, context, side);
       }
       attend(visits[i], rows, context, side);
+      failpoint("executor.computing");
       const bool last = i + 1 == group.end;
       if (!last || streamed) {
         parts_.orders.mark(order, WaitsFor::blocks, !last);

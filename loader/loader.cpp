@@ -14,6 +14,7 @@
 #include <system_error>
 #include <utility>
 
+#include "common/failpoint.h"
 #include "common/files/regular_file.h"
 #include "common/files/replace_file.h"
 #include "common/trouble.h"
@@ -77,6 +78,7 @@ Loader::Beginning Loader::make(const LoaderOptions& options) {
   ModelOnDisk model = model_of(options);
   HostBudget budget = host_budget(options.host_memory, options.available());
   check_weights_fit(model.layout.total(), budget);
+  failpoint("loader.started");
   Control control = Control::create(options.run_id, model.layout.hash());
   return {std::move(model), std::move(budget), std::move(control)};
 }
@@ -141,6 +143,7 @@ Loader::Loader(const LoaderOptions& options, Beginning beginning)
 }
 
 Loader::~Loader() {
+  failpoint("loader.draining");
   if (!control_name_.left) {
     control_->loader_state.store(static_cast<std::uint32_t>(LoaderState::draining),
                                  std::memory_order_release);
@@ -161,6 +164,7 @@ bool Loader::step() {
   bool moved = weights_.advance();
   if (moved && weights_.sealed()) {
     write_card();
+    failpoint("loader.sealed");
     pools_.set_released(weights_.released_bytes());
     if (!restore_asked_) {
       tell_restored(weights_.why_not_restored());

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "common/arguments.h"
+#include "common/failpoint.h"
 #include "common/files/regular_file.h"
 #include "common/process.h"
 #include "loader/loader.h"
@@ -62,6 +63,20 @@ Exit validate(const LoaderOptions& options) {
   return Exit::done;
 }
 
+Exit serve_planners(const LoaderOptions& options) {
+  Loader loader(options);
+  while (!stop_requested()) {
+    if (hand_over_requested() && loader.can_leave()) {
+      loader.leave();
+      return Exit::handed_over;
+    }
+    if (!loader.step()) {
+      break;
+    }
+  }
+  return Exit::done;
+}
+
 Exit run(int argc, char** argv) {
   cxxopts::Options described = described_options();
   const cxxopts::ParseResult given = parse_arguments(described, with_hyphens(argc, argv));
@@ -78,17 +93,9 @@ Exit run(int argc, char** argv) {
   options.adopt = given.count("adopt") > 0;
   watch_signals(given["death-fd"].as<int>(), EndsFor::supervisor);
   open_log("loader", given["log"].as<std::string>());
-  Loader loader(options);
-  while (!stop_requested()) {
-    if (hand_over_requested() && loader.can_leave()) {
-      loader.leave();
-      return Exit::handed_over;
-    }
-    if (!loader.step()) {
-      break;
-    }
-  }
-  return Exit::done;
+  const Exit outcome = serve_planners(options);
+  failpoint("loader.unlinked");
+  return outcome;
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "common/failpoint.h"
 #include "common/trouble.h"
 #include "common/words.h"
 
@@ -125,6 +126,7 @@ messages::PoolGrantT PoolKeeper::finish() {
   } catch (const Failure& failure) {
     return refusal(failure.what());
   }
+  failpoint("loader.granting");
   publish(control_->newest_pool_epoch, making_);
   spdlog::info("block pool {}: {}, {} ACT and {} in each of {}", control_->newest_pool_epoch,
                gib_text(blocks_->size()), making_.act_blocks,
@@ -143,6 +145,7 @@ messages::PoolGrantT PoolKeeper::move_border(std::uint32_t act_blocks, std::uint
     return refusal(*reason);
   }
   publish(control_->newest_pool_epoch, moved);
+  failpoint("loader.border_moved");
   return grant();
 }
 

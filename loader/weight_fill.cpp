@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/failpoint.h"
 #include "common/trouble.h"
 
 namespace poise {
@@ -90,6 +91,7 @@ void WeightFill::fill(const Task& task) {
   const std::span<std::byte> out =
       segment_.subspan(begin, static_cast<std::size_t>(task.count) * element_);
   source_.fill(task.tensor, task.first, out);
+  failpoint("loader.weight_copy");
   const auto leaf = static_cast<std::size_t>(kDigestLeaf.n);
   if (out.size() == 2 * leaf) {
     const std::array<Digest, 2> pair = sha256_pair(out.first(leaf), out.last(leaf));

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/device_memory.h"
+#include "common/failpoint.h"
 #include "common/files/regular_file.h"
 #include "common/files/replace_file.h"
 #include "common/trouble.h"
@@ -140,6 +141,7 @@ void WeightLoading::seal() {
   const Bytes total = fill_->total();
   leaves_ = fill_->take_leaves();
   fill_.reset();
+  failpoint("loader.unsealed");
   segment_->seal();
   for_each_stride(segment_->size(), [&](std::uint64_t begin, std::uint64_t end) {
     segment_->forget_pages(begin, {static_cast<std::int64_t>(end - begin)});

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "common/failpoint.h"
 #include "common/files/regular_file.h"
 #include "common/trouble.h"
 
@@ -40,7 +41,8 @@ std::string_view remedy(int error) {
 // 0, or what went wrong.
 int write_whole(int descriptor, std::string_view content) {
   while (!content.empty()) {
-    const ssize_t written = ::write(descriptor, content.data(), content.size());
+    const ssize_t written =
+        write_at("replace_file.write", descriptor, content.data(), content.size());
     if (written < 0 && errno == EINTR) {
       continue;
     }
@@ -55,12 +57,14 @@ int write_whole(int descriptor, std::string_view content) {
 // The same.
 int write_new_file(const std::filesystem::path& path, std::string_view content, bool durable) {
   const int descriptor =
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+      fails_at("replace_file.open")
+          ? -1
+          : ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (descriptor < 0) {
     return errno;
   }
   int error = write_whole(descriptor, content);
-  if (error == 0 && durable && ::fsync(descriptor) != 0) {
+  if (error == 0 && durable && (fails_at("replace_file.sync") || ::fsync(descriptor) != 0)) {
     error = errno;
   }
   if (::close(descriptor) != 0 && error == 0) {  // some file systems notice a full disk only now
@@ -85,7 +89,8 @@ void fail_to_write(const std::filesystem::path& path, int error) {
 void sync_directory(const std::filesystem::path& directory) {
   const OwnDescriptor opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   // Some file systems do not sync directories and say EINVAL; they have nothing to promise.
-  if (opened.get() < 0 || (::fsync(opened.get()) != 0 && errno != EINVAL)) {
+  if (opened.get() < 0 ||
+      ((fails_at("directory.sync") || ::fsync(opened.get()) != 0) && errno != EINVAL)) {
     fail_to_write(directory, errno);
   }
 }
@@ -97,7 +102,7 @@ void replace_file(const std::filesystem::path& path, std::string_view content, R
     ::unlink(fresh.c_str());
     fail_to_write(fresh, error);
   }
-  if (std::rename(fresh.c_str(), path.c_str()) != 0) {
+  if (fails_at("replace_file.rename") || std::rename(fresh.c_str(), path.c_str()) != 0) {
     const int error = errno;
     ::unlink(fresh.c_str());
     fail_to_write(path, error);

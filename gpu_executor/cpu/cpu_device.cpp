@@ -5,9 +5,11 @@
 #include <array>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <new>
 #include <vector>
 
+#include "common/failpoint.h"
 #include "common/shared_memory.h"
 #include "common/trouble.h"
 #include "gpu_executor/cpu/cpu_stream.h"
@@ -29,6 +31,12 @@ double operations(const Gemm& op) {
 template <typename Op>
 double operations(const Op&) {
   return 0;
+}
+
+// The first sample's logits hold a value that is not a number.
+void spoil(const SampleTokens& op) {
+  const std::int64_t first = std::int64_t{op.rows[0].row} * op.vocab_size;
+  const_cast<float*>(op.logits)[first] = std::numeric_limits<float>::quiet_NaN();
 }
 
 Bytes bytes_of(std::span<const Copy> copies) {
@@ -168,7 +176,12 @@ class Opened final : public CpuDevice {
   void launch(const Gemm& op) override { compute(op, cpu::gemm); }
   void launch(const ScatterRows& op) override { compute(op, cpu::scatter_rows); }
   void launch(const Attention& op) override { compute(op, cpu::attention); }
-  void launch(const SampleTokens& op) override { compute(op, cpu::sample_tokens); }
+  void launch(const SampleTokens& op) override {
+    if (failpoint("device.logits").kind == Fault::Kind::nan) {
+      stream_of(Stream::compute).push([op] { spoil(op); }, {0}, 0);
+    }
+    compute(op, cpu::sample_tokens);
+  }
 
   std::optional<std::string> failure() override { return trouble_.take_sentence(); }
 

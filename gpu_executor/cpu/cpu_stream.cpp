@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/failpoint.h"
 #include "common/trouble.h"
 
 namespace poise {
@@ -167,6 +168,9 @@ void CpuStream::do_work(Task& task) {
   const auto begin = begin_of(task);
   const auto begun = Clock::now();
   try {
+    if (fails_at("device.stream")) {
+      fail("a failpoint says so");
+    }
     task.work();
   } catch (const std::exception& problem) {
     trouble_.report(problem.what());

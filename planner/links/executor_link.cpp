@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "common/failpoint.h"
 #include "common/trouble.h"
 #include "planner/links/clock.h"
 
@@ -126,8 +127,10 @@ bool ExecutorLink::send_orders() {
 
 template <typename Table>
 void ExecutorLink::send_logged(Table&& table) {
+  failpoint("planner.order_made");
   gone_ = gone_ || !send(*channel_, std::forward<Table>(table), &sent_);
   if (!gone_) {
+    failpoint("planner.order_sent");
     log_->append(sent_);
   }
 }

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <spdlog/spdlog.h>
 
+#include "common/failpoint.h"
 #include "common/process.h"
 #include "common/words.h"
 #include "planner/links/announce.h"
@@ -36,6 +37,7 @@ Planner::Planner(RunOptions options)
       hand_over_(run_),
       change_(run_, in_force_),
       preparation_(run_, in_force_, change_, hand_over_) {
+  failpoint("planner.validated");
   report(true);
 }
 
@@ -159,6 +161,7 @@ bool Planner::run() {
 
 // True where the next iteration may be planned.
 bool Planner::between_iterations() {
+  failpoint("planner.between_iterations");
   if (hand_over_requested() && run_.loader->settled()) {
     hand_over();
     return false;
@@ -261,6 +264,7 @@ void Planner::finish() {
   if (run_.order_log) {
     run_.order_log->flush();
   }
+  failpoint("planner.all_done");
   const ResultCounts counts = run_.results->counts();
   publish(std::move(*run_.results), run_.options.run_dir, run_.options.output,
           run_.options.overwrite, run_.input_lines);

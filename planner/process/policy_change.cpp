@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "common/failpoint.h"
 #include "common/trouble.h"
 #include "common/words.h"
 #include "planner/links/announce.h"
@@ -153,6 +154,7 @@ PolicyChange::Next PolicyChange::swap_to(const PolicyWish& wish, std::unique_ptr
   const auto before = std::exchange(in_force_.policy, std::move(policy));  // the loop has it still
   loop.use_plan();
   border_moves_ = true;
+  failpoint("planner.policy_swapped");
   keep_plan(run_, in_force_, run_.loader->grant()->pool_epoch);
   log_policy(loop.next_iteration());
   announce(

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "common/failpoint.h"
 #include "common/files/regular_file.h"
 #include "common/files/replace_file.h"
 #include "common/trouble.h"
@@ -28,8 +29,10 @@ constexpr std::size_t kResultsReadAtOnce = 1 << 20;
 
 ResultsFile::ResultsFile(std::filesystem::path path, int flags) : path_(std::move(path)) {
   // The run directory is private; the mode is what the user's umask gives the output.
-  descriptor_ =
-      ::open(path_.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666);
+  descriptor_ = fails_at("results.open")
+                    ? -1
+                    : ::open(path_.c_str(),
+                             O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666);
   if (descriptor_ < 0) {
     fail(Exit::busy, "{} cannot be opened: {}", shown(path_.string(), 300), std::strerror(errno));
   }
@@ -192,7 +195,7 @@ void ResultsFile::write_line(std::string_view line) {
   check_unbroken();
   std::string_view rest = line;
   while (!rest.empty()) {
-    const ssize_t written = ::write(descriptor_, rest.data(), rest.size());
+    const ssize_t written = write_at("results.write", descriptor_, rest.data(), rest.size());
     if (written < 0 && errno == EINTR) {
       continue;
     }
@@ -205,13 +208,17 @@ void ResultsFile::write_line(std::string_view line) {
       fail_to_write("it cannot be written", error);
     }
     rest.remove_prefix(static_cast<std::size_t>(written));
+    if (!rest.empty()) {
+      failpoint("results.mid_line");
+    }
   }
+  failpoint("results.written");
   size_ += static_cast<std::int64_t>(line.size());
 }
 
 void ResultsFile::make_durable() {
   check_unbroken();
-  if (::fdatasync(descriptor_) != 0) {
+  if (fails_at("results.sync") || ::fdatasync(descriptor_) != 0) {
     broken_ = true;
     fail_to_write("its lines cannot be made durable", errno);
   }

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "common/failpoint.h"
 #include "common/files/regular_file.h"
 #include "common/files/replace_file.h"
 #include "common/files/sha256.h"
@@ -47,6 +48,9 @@ fs::path directory_of(const fs::path& output) {
 
 // Renames `from` to `to`, on one file system; false where they lie on two.
 bool moved(const fs::path& from, const fs::path& to, bool overwrite) {
+  if (fails_at("results.rename")) {
+    fail_to_publish(to, errno);
+  }
   if (overwrite) {
     if (::rename(from.c_str(), to.c_str()) == 0) {
       return true;
@@ -155,6 +159,7 @@ void publish(ResultsFile results, const fs::path& run_dir, const fs::path& outpu
   const fs::path partial = run_dir / kPartialName;
   // Noted first: from the rename on, the run directory holds no other trace of what was written.
   write_publication(run_dir, {absolute, Bytes{status.st_size}});
+  failpoint("results.before_rename");
   if (!moved(partial, absolute, overwrite)) {
     const fs::path copy = copy_beside(absolute);
     copy_bytes(partial, copy, output);

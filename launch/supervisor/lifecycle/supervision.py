@@ -10,6 +10,7 @@ import signal
 import time
 
 from ..shared import machine
+from ..shared.failpoints import failpoint
 from ..shared.paths import EXECUTOR, LOADER, PLANNER
 from ..shared.trouble import CANNOT_START, DONE, INTERRUPTED, say
 from . import processes, segments
@@ -88,6 +89,8 @@ class Supervision:
             self._start(LOADER, self._arguments.loader_arguments())
         while True:
             self._sleep(self._line.wait() if len(self._children) > 1 else _LOOK)
+            if len(self._children) == 3:
+                failpoint("supervisor.steady")
             outcome = self._obey_interrupts()
             if outcome:
                 return outcome
@@ -97,6 +100,7 @@ class Supervision:
                 return self._conclude(ended)
             if len(self._children) == 1 and self._loader_is_ready():
                 self._start(PLANNER, self._arguments.planner_arguments(takes_over=self._planner_goes_on))
+                failpoint("supervisor.half_started")
                 self._start(EXECUTOR, self._arguments.executor_arguments())
             if self._interrupts.asked() and not self._deadline:
                 self._restarts.begin(self._children)
@@ -269,6 +273,7 @@ class Supervision:
             if child.returncode() is None:
                 say(f"process {child.pid} ({child.plain_name}) does not end: the kernel holds it; its memory stays taken")
             self._arguments.keep_words(child)
+        failpoint("supervisor.all_ended")
         if not stays:
             segments.unlink_all(self._arguments.run_id)
         self._control.close()

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import stat
+from .failpoints import failpoint
 from .trouble import naming
 
 
@@ -25,6 +26,7 @@ def replace_file(path, text, suffix=".new"):
     fresh = f"{path}{suffix}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     with naming(fresh), os.fdopen(os.open(fresh, flags, 0o600), "w", encoding="utf-8", errors="surrogateescape") as file:
+        failpoint("supervisor.write")
         file.write(text)
     os.replace(fresh, path)
 
