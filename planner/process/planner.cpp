@@ -141,7 +141,7 @@ bool Planner::run() {
   bool moved = false;
   if (!run_.executor->busy() && !run_.executor->gone()) {
     if (!between_iterations()) {
-      return true;
+      return phase_ != Phase::running;  // to wait for the loader is no progress
     }
     loop_->begin_iteration();
     moved = true;

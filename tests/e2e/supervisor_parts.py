@@ -200,6 +200,21 @@ def a_lock_is_held_until_its_last_holder_is_gone(workspace):
 
 
 @test
+def a_lock_names_its_old_or_its_new_owner_whenever_its_holder_is_killed(workspace):
+    lock = Lock.take(workspace / "lock")
+    lock.write('{"owner": "a long name"}')
+    write, found = os.pwrite, []
+    try:
+        os.pwrite = lambda *given: found.append((workspace / "lock").read_text()) or write(*given)
+        lock.write('{"owner": "b"}')
+    finally:
+        os.pwrite = write
+    expect_equal(found, ['{"owner": "a long name"}'], "the file before its one write")
+    expect_equal(json.loads((workspace / "lock").read_text()), {"owner": "b"}, "the file after it")
+    lock.give_back()
+
+
+@test
 def a_pid_that_was_used_again_is_not_signalled(_):
     child = subprocess.Popen(["sleep", "60"])
     try:

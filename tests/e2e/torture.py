@@ -19,7 +19,7 @@ import faults
 import harness
 from harness import expect, expect_equal, test
 
-AT_ONCE = 4  # cases: they wait more than they compute
+AT_ONCE = 6  # cases: they wait more than they compute
 EXTRA_KILLS = 6  # of the kill matrix, beside one for each point
 RANDOM_KILLS = 20
 ALL_RANDOM_KILLS = 200
@@ -149,6 +149,23 @@ def a_request_whose_logits_are_no_numbers_is_an_error_line_and_the_others_go_on(
     torture.expect_nothing_wrong(1)
 
 
+def only(workspace, text):
+    torture = Torture(workspace.seed)
+    torture.try_case(faults.Case.of(text))
+    torture.expect_nothing_wrong(1)
+
+
+@test
+def a_loader_that_halts_while_it_moves_the_border_is_noticed(workspace):
+    """The planner waits for it; that is no progress."""
+    only(workspace, "planner/planner.between_iterations:stop@4,loader.border_moved:stop work=small policy=act-only")
+
+
+@test
+def a_run_whose_first_file_cannot_be_written_says_so(workspace):
+    only(workspace, "supervisor.write:errno=EIO work=tiny")
+
+
 @test
 def what_is_no_failpoint_is_refused(workspace):
     requests = workspace.write_requests("in.jsonl", faults.tiny())
@@ -177,10 +194,12 @@ def every_failpoint_has_its_place_and_every_kill_point_its_failpoint(_):
 def full(torture):
     """Everything; each part says how long it took."""
     random = randoms.Random(torture.seed)
+    often = [("gpu_executor", "device.stream", "fail")]  # some hundred times, all alike
     for what, part in (
         ("kill matrix", lambda: torture.try_all(faults.kill_matrix(random))),
         ("random kills", lambda: torture.try_all([f"random-kills{i}=10" for i in range(ALL_RANDOM_KILLS // 10)])),
-        ("failing calls", lambda: torture.try_each_time(faults.failing_calls())),
+        ("failing calls", lambda: torture.try_each_time([call for call in faults.failing_calls() if call not in often])),
+        ("work on a stream", lambda: torture.try_all([faults.nth_case(*often[0], nth) for nth in random.sample(range(1, 200), 20)])),
         ("messages", lambda: torture.try_each_time(faults.failing_messages())),
         ("no numbers", lambda: torture.try_all([faults.nan_case(random) for _ in range(8)])),
     ):

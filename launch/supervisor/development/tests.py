@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 
+from ..shared import quantities
 from ..shared.options import normalised, parser
 from ..shared.paths import PROGRAMS, ROOT, is_bundle
 from ..shared.quantities import duration
@@ -32,18 +33,30 @@ _TARGETS = {
 _FOLDERS = {"unit": "kernels|gpu_executor", "asan": ".*", "tsan": "common|kernels|loader|gpu_executor"}
 # The end-to-end script that runs on the sanitizers' programs: a whole run, a kill and a resume.
 _SANITIZED = "sanitized.py"
-_NOT_SCRIPTS = {"harness.py", "mixed_requests.py", _SANITIZED}
-_LONG_ONES = ["tokenizer_equality.py", "swaps.py", "kills.py", "sameness.py", "profiles.py", "hostile_requests.py"]
+_NOT_SCRIPTS = {"harness.py", "mixed_requests.py", "faults.py", _SANITIZED}
+_LONG_ONES = ["tokenizer_equality.py", "swaps.py", "kills.py", "torture.py", "sameness.py", "profiles.py", "hostile_requests.py"]
 _LONGEST_SCRIPT = 900  # seconds
+_TORTURE = 10.0  # minutes, unless told otherwise
 
 
 def test(words):
     made = parser("test", "Sets up, builds, and runs the tests: unit tests, end to end, and both under sanitizers.")
     setup.add_install_option(made)
     made.add_argument("--only", action="append", choices=_PARTS, help="a part of them; may be given more than once")
+    made.add_argument(
+        "--torture", nargs="?", type=quantities.positive, const=_TORTURE, metavar="MINUTES",
+        help=f"instead, random faults in random runs, for so long ({_TORTURE:g} minutes)",
+    )  # fmt: skip
+    made.add_argument("--seed", type=quantities.seed, metavar="N", help="of --torture: the same faults again")
     given = made.parse_args(normalised(words))
     if is_bundle():
         raise Refusal("this is a bundle: tests are for a checkout of the sources; bench/gpu_check.sh checks a bundle")
+    if given.torture and given.only:
+        made.error("--torture is no part of the tests: leave --only out")
+    if given.seed is not None and not given.torture:
+        made.error("--seed goes with --torture")
+    if given.torture:
+        return _torture(given)
     parts = [part for part in _PARTS if not given.only or part in given.only]
     count = _Count()
     began = time.monotonic()
@@ -64,6 +77,20 @@ def test(words):
         say(f"failed: {name}")
     tell(f"{count.passed} passed, {count.failed} failed")
     return 1 if count.failed or not count.passed else DONE
+
+
+def _torture(given):
+    """Its output is the script's own: each case, then those that failed with the command that repeats them."""
+    setup.build("release", PROGRAMS)
+    command = [sys.executable, str(_E2E / "torture.py"), "--minutes", f"{given.torture:g}"]
+    command += [] if given.seed is None else ["--seed", str(given.seed)]
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
+        _scripts.add(process)
+        try:
+            return process.wait()
+        finally:
+            _interrupt([process])
+            _scripts.discard(process)
 
 
 class _Count:

@@ -26,7 +26,7 @@ def note_finished(directory):
     """Notes what the answers of the run that has just finished hang on, bound to its manifest: a later run in this directory replaces
     the manifest before it replaces anything else. Without the note a loader compares the weights."""
     note = {"manifest": _digest(directory.path / "manifest.json"), "answers_hang_on": directory.record()["answers_hang_on"]}
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(Refusal):
         directory.write("finished.json", json.dumps(note, indent=2) + "\n")
 
 

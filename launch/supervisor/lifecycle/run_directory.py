@@ -169,7 +169,10 @@ class RunDirectory:
         return self.path / name
 
     def write(self, name, text):
-        replace_file(self.path / name, text)
+        try:
+            replace_file(self.path / name, text)
+        except OSError as problem:
+            raise Refusal(f"{shown(self.path / name)} cannot be written: {problem.strerror}", OUTPUT) from None
 
     # ---- leaving
 

@@ -264,6 +264,7 @@ class Supervision:
         for child in own:
             if child.returncode() is None:
                 child.signal(signal.SIGKILL if self._killed_at_once else signal.SIGTERM)
+                child.signal(signal.SIGCONT)  # a halted process ends in order once it goes on
         self._await(own, _POLITE_END)
         for child in own:
             if child.returncode() is None:

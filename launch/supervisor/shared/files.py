@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import stat
+
 from .failpoints import failpoint
 from .trouble import naming
 
@@ -19,16 +20,21 @@ def read_json(path):
 
 
 def replace_file(path, text, suffix=".new"):
-    """Writes a file beside `path` and renames it: readers see the old or the new one, never a part. Errors name the file.
+    """Writes a file beside `path` and renames it: readers see the old or the new one, never a part. Errors name the file; the one beside
+    it is then removed.
 
     Writers that may come at the same time need a `suffix` each.
     """
     fresh = f"{path}{suffix}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    with naming(fresh), os.fdopen(os.open(fresh, flags, 0o600), "w", encoding="utf-8", errors="surrogateescape") as file:
-        failpoint("supervisor.write")
-        file.write(text)
-    os.replace(fresh, path)
+    try:
+        with naming(fresh), os.fdopen(os.open(fresh, flags, 0o600), "w", encoding="utf-8", errors="surrogateescape") as file:
+            failpoint("supervisor.write")
+            file.write(text)
+        os.replace(fresh, path)
+    except OSError:
+        remove(fresh)
+        raise
 
 
 def is_socket(path):
