@@ -200,8 +200,8 @@ class Workspace:
         """Ids of runs in the workspaces of other scripts that run at the same time: those scripts check their own leftovers."""
         for folder in self.folder.parent.glob("poise-test-*"):
             if folder != self.folder:
-                for name in ("run.json", "kept.json"):
-                    for path in folder.rglob(name):
+                with contextlib.suppress(FileNotFoundError):  # the other script may be removing it
+                    for path in [path for name in ("run.json", "kept.json") for path in folder.rglob(name)]:
                         run_id = _json(path).get("run_id")
                         if run_id:
                             yield run_id
