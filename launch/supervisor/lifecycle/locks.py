@@ -48,10 +48,11 @@ class Lock:
             return False
 
     def write(self, text):
-        """Notes the owner in the file; a second process that wants the lock reports it."""
+        """Notes the owner in the file; a second process that wants the lock reports it. One write, padded with blanks: the file has
+        the old text or the new one whenever this process is killed."""
         with naming(self.path):
-            os.ftruncate(self.descriptor, 0)
-            os.pwrite(self.descriptor, text.encode("utf-8", "surrogateescape"), 0)
+            padded = text.encode("utf-8", "surrogateescape").ljust(os.fstat(self.descriptor).st_size)
+            os.pwrite(self.descriptor, padded, 0)
 
     def give_back(self):
         if self.descriptor >= 0:
