@@ -33,7 +33,7 @@ _TARGETS = {
 _FOLDERS = {"unit": "kernels|gpu_executor", "asan": ".*", "tsan": "common|kernels|loader|gpu_executor"}
 # The end-to-end script that runs on the sanitizers' programs: a whole run, a kill and a resume.
 _SANITIZED = "sanitized.py"
-_NOT_SCRIPTS = {"harness.py", "mixed_requests.py", "faults.py", _SANITIZED}
+_NOT_SCRIPTS = {"harness.py", "mixed_requests.py", "faults.py", "soak.py", _SANITIZED}
 _LONG_ONES = ["tokenizer_equality.py", "swaps.py", "kills.py", "torture.py", "sameness.py", "profiles.py", "hostile_requests.py"]
 _LONGEST_SCRIPT = 900  # seconds
 _TORTURE = 10.0  # minutes, unless told otherwise
