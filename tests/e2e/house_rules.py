@@ -190,7 +190,7 @@ def names_in_unnamed_namespaces_differ_within_a_folder(_):
     for folder in [*FOLDERS - {"kernels"}, *(f"tests/{folder}" for folder in FOLDERS)]:
         for path, text in sources(folder):
             place = path.relative_to(ROOT).as_posix()
-            if path.suffix == ".cpp" and path.name != "main.cpp" and "cuda" not in path.parts and place not in alone:
+            if path.suffix == ".cpp" and path.name != "main.cpp" and "cuda" not in path.relative_to(ROOT).parts and place not in alone:
                 for name in unnamed_names(text):
                     together = folder if folder.startswith("tests/") else path.parent
                     first = names.setdefault((together, name), path)
