@@ -25,7 +25,7 @@ inline constexpr int kTableBytes = kTableTiles * kTileBlocks * 8;
 inline constexpr int kScorePitch = kTilePositions + 8;
 inline constexpr int kScoreBytes = kWarpRows * kScorePitch * 4;
 
-// What the slices of one row gave, in the shared memory of the cluster's first block.
+// What the slices of one row gave, in the shared memory of the block that merges them.
 template <int kDim>
 struct SliceResults {
   float maximum[kSlices];
@@ -41,79 +41,75 @@ struct TileSizes {
   // An odd number of vectors from row to row: eight rows of a matrix lie in different banks.
   static constexpr int kPitch = 16 * (kVectors + 1);
   static constexpr int kEntryBytes = kTilePositions * kPitch;
-  // 99 KiB: what a block may have on any GPU since 8.0, and two of them on a multiprocessor of 9.0.
+  // 99 KiB: what a block may have on any GPU since 8.0.
   static constexpr int kEntriesThatFit =
       (99 * 1024 - kTableBytes - kScoreBytes - static_cast<int>(sizeof(SliceResults<kDim>))) /
       kEntryBytes;
   static constexpr int kEntries = kEntriesThatFit < 8 ? kEntriesThatFit : 8;
   static_assert(kEntries >= 2 && kEntries / 2 + 1 <= kTableTiles);
   static constexpr int kSharedBytes = kEntries * kEntryBytes;
+  // Rows whose slices a block of a cluster can keep: two blocks, of 113 KiB each, share a
+  // multiprocessor of 9.0. Of sixteen rows a block of the largest cluster has two.
+  static constexpr int kResultRows = (113 * 1024 - kTableBytes - kScoreBytes - kSharedBytes) /
+                                     static_cast<int>(sizeof(SliceResults<kDim>));
+  static_assert(kResultRows * kSlices >= kWarpRows);
   // Positions that the threads copy at once, a vector each: a part of a block.
   static constexpr int kAtOnce = kVectors > 16 ? 4 : kVectors > 8 ? 8 : 16;
   static_assert(kAtOnce * kVectors <= kAttentionThreads && kBlockTokens % kAtOnce == 0);
 };
 
-// The tiles of slices first, first + stride, …, in order.
-class TileWalk {
- public:
-  __device__ TileWalk(int first, int stride, int tiles)
-      : stride_(stride), tiles_(tiles), slice_(first), tile_(first * kChunkTiles) {}
-
-  __device__ bool done() const { return tile_ >= tiles_; }
-  __device__ int slice() const { return slice_; }
-  __device__ int tile() const { return tile_; }  // behind the last one when done
-
-  __device__ void step() {
-    ++tile_;
-    if (tile_ % kChunkTiles == 0) {
-      tile_ += (kSlices - 1) * kChunkTiles;
-    }
-    if (tile_ >= tiles_) {
-      slice_ += stride_;
-      tile_ = slice_ < kSlices ? slice_ * kChunkTiles : tiles_;
-    }
-  }
-
- private:
-  const int stride_, tiles_;
-  int slice_, tile_;
-};
-
-// How the work is laid out over thread blocks: blocks of a cluster, then tiles of rows, heads,
+// How the work is laid out over thread blocks: blocks of a cluster, then tiles of rows, key-value heads,
 // sequences. Neighbours share keys and values in L2.
 struct AttentionGrid {
   unsigned row_tiles;
   unsigned cluster_bits;  // a cluster has 2^cluster_bits blocks
-  unsigned sharing;       // query heads of a key-value head
+  unsigned group;         // query heads of a key-value head
 };
 
-// Where a block of threads works.
+// Where a block of threads works. Its rows are (new token, query head of the group) pairs, the heads of
+// a token side by side: row r is of token r / group.
 struct AttentionPlace {
   AttentionSequence sequence;
-  int head, kv_head;
-  int first_row, rows;  // of the sequence's new tokens; rows ≤ 64
-  int end;              // positions that its last row sees
-  int rank, cluster;    // it takes slices rank, rank + cluster, …
+  int kv_head, group;
+  int first_row, rows;  // of the sequence's; rows ≤ 64
+  int begin, end;       // positions that its rows see
+  int rank, cluster;    // it takes every cluster-th slice, the first block that of `begin`
 
   // The last tile sees most and goes first.
   __device__ AttentionPlace(const Attention& op, const AttentionGrid& grid)
-      : cluster(1 << grid.cluster_bits) {
+      : group(static_cast<int>(grid.group)), cluster(1 << grid.cluster_bits) {
     rank = static_cast<int>(blockIdx.x) & (cluster - 1);
     const unsigned block = blockIdx.x >> grid.cluster_bits;
     const unsigned item = block / grid.row_tiles;
     const unsigned tile = grid.row_tiles - 1 - block % grid.row_tiles;
-    const unsigned heads = static_cast<unsigned>(op.heads);
-    head = static_cast<int>(item % heads);
-    kv_head = static_cast<int>(item % heads / grid.sharing);
-    sequence = op.sequences[item / heads];
+    const auto kv_heads = static_cast<unsigned>(op.kv_heads);
+    kv_head = static_cast<int>(item % kv_heads);
+    sequence = op.sequences[item / kv_heads];
     first_row = static_cast<int>(tile) * kTilePositions;
-    rows = min(kTilePositions, sequence.new_tokens - first_row);
-    end = sequence.context + first_row + rows;
+    rows = min(kTilePositions, sequence.new_tokens * group - first_row);
+    begin = first_seen(position_of(0), op.window);
+    end = position_of(rows - 1) + 1;
   }
 
-  __device__ bool has_work() const { return rows > 0 && rank * kChunkPositions < end; }
+  __device__ int token_of(int row) const {
+    return static_cast<int>(static_cast<unsigned>(first_row + row) / static_cast<unsigned>(group));
+  }
+  __device__ int position_of(int row) const { return sequence.context + token_of(row); }
+  // Of the row's first number in q and out.
+  __device__ std::int64_t offset_of(const Attention& op, int row) const {
+    const int token = token_of(row);
+    const int head = kv_head * group + first_row + row - token * group;
+    return (std::int64_t{sequence.first_row + token} * op.heads + head) * op.head_dim;
+  }
+
+  __device__ bool has_work() const {
+    return rows > 0 && (begin / kChunkPositions + rank) * kChunkPositions < end;
+  }
+  // In a cluster, the slices of row r meet in block r % cluster.
+  __device__ bool merges() const { return cluster > 1 && rank < rows; }
   __device__ TileWalk walk() const {
-    return {rank, cluster, (end + kTilePositions - 1) / kTilePositions};
+    return {(begin / kChunkPositions + rank) & (cluster - 1), cluster, begin / kTilePositions,
+            (end + kTilePositions - 1) / kTilePositions};
   }
 };
 
@@ -134,6 +130,7 @@ class ContextRing {
         value_bytes_(std::int64_t{op.kv_heads} * op.head_dim * sizeof(T)),
         shared_(shared_address(shared)),
         table_(table),
+        begin_(place.begin),
         end_(place.end),
         row_(static_cast<int>(threadIdx.x) / Sizes::kVectors),
         vector_(static_cast<int>(threadIdx.x) % Sizes::kVectors),
@@ -143,29 +140,27 @@ class ContextRing {
 
   // Looks up the first tiles' blocks and starts the first copies. All threads.
   __device__ void begin() {
-    // The first copies are of the first chunk: they need not wait for the walk. Where the chunk ends
-    // early it is the context's last, and no tile follows.
+    // A context that is seen from its first position on begins with a whole chunk, and the first copies
+    // are of it: they need not wait for the walk. Where the chunk ends early it is the context's last,
+    // and no tile follows.
     static_assert((Sizes::kEntries - 1) / 2 < kChunkTiles);
+    const bool at_once = begin_ == 0;
     const int mine = threadIdx.x / kTileBlocks;
     const int block = threadIdx.x % kTileBlocks;
-    if (mine < kChunkTiles) {
-      table_[mine][block] = place_of((looked_up_.tile() + mine) * kTileBlocks + block);
+    int tile = at_once ? looked_up_.tile() + mine : walk_to(mine);
+    if (mine < (at_once ? kChunkTiles : kTableTiles)) {
+      table_[mine][block] = place_of(tile * kTileBlocks + block);
     }
     __syncthreads();
 #pragma unroll
     for (int entry = 0; entry < Sizes::kEntries - 1; ++entry) {
       copy(entry);
     }
-    int tile = 0;
-#pragma unroll
-    for (int i = 0; i < kTableTiles; ++i) {
-      if (i == mine) {
-        tile = looked_up_.tile();
+    if (at_once) {
+      tile = walk_to(mine);
+      if (mine >= kChunkTiles && mine < kTableTiles) {
+        table_[mine][block] = place_of(tile * kTileBlocks + block);
       }
-      looked_up_.step();
-    }
-    if (mine >= kChunkTiles && mine < kTableTiles) {
-      table_[mine][block] = place_of(tile * kTileBlocks + block);
     }
   }
 
@@ -192,9 +187,22 @@ class ContextRing {
   }
 
  private:
+  // The i-th tile, of those that the table has room for; what follows them is looked up next.
+  __device__ int walk_to(int wanted) {
+    int tile = 0;
+#pragma unroll 1
+    for (int i = 0; i < kTableTiles; ++i) {
+      if (i == wanted) {
+        tile = looked_up_.tile();
+      }
+      looked_up_.step();
+    }
+    return tile;
+  }
+
   // The first token's key of this head in a block of the sequence.
   __device__ const char* place_of(int block) const {
-    if (block * kBlockTokens >= end_) {
+    if (block * kBlockTokens >= end_ || (block + 1) * kBlockTokens <= begin_) {
       return slots_[0];  // never read
     }
     const ContextBlock at = blocks_[block];
@@ -205,8 +213,9 @@ class ContextRing {
   // Entries in order, each once.
   __device__ void copy(int entry) {
     if (!copied_.done() && row_ < Sizes::kAtOnce) {
-      // Positions from this thread's first on.
-      const int left = exists_ ? end_ - copied_.tile() * kTilePositions - row_ : 0;
+      // Positions that are seen, from this thread's first on.
+      const int skip = begin_ - copied_.tile() * kTilePositions - row_;
+      const unsigned seen = exists_ ? static_cast<unsigned>(end_ - begin_) : 0u;
       const SharedAddress to = shared_ + entry % Sizes::kEntries * Sizes::kEntryBytes +
                                static_cast<unsigned>(row_ * Sizes::kPitch + 16 * vector_);
       const char* const* blocks = table_[entry / 2 % kTableTiles];
@@ -216,7 +225,7 @@ class ContextRing {
       for (int at = 0; at < kTilePositions; at += Sizes::kAtOnce) {
         copy_16_async(to + static_cast<unsigned>(at * Sizes::kPitch),
                       blocks[at / kBlockTokens] + offset + at % kBlockTokens * token_bytes_,
-                      at < left);
+                      static_cast<unsigned>(at - skip) < seen);
       }
     }
     if (entry % 2 == 1) {
@@ -230,7 +239,7 @@ class ContextRing {
   const std::int64_t token_bytes_, head_bytes_, value_bytes_;
   const SharedAddress shared_;
   const char* (*const table_)[kTileBlocks];  // (kTableTiles, kTileBlocks), shared
-  const int end_;
+  const int begin_, end_;
   const int row_, vector_;       // of a tile, that this thread copies first
   const bool exists_;            // the vector, in a head of this width
   TileWalk looked_up_, copied_;  // the next tile to be

@@ -1,12 +1,14 @@
 // Attention for float32, and for heads of a width that tensor cores do not take: a warp to a row of
 // one head. Context passes in tiles of 64 positions cut at multiples of 64, two to a lane. A score is
 // one chain of fused multiply-adds over head_dim, an output one over positions, in order; what a row
-// may not see is left out. Bits follow from positions alone.
+// may not see is left out. Bits follow from positions alone. Query heads of a group read their keys and
+// values each for itself.
 
 #include <limits>
 
 #include "common/units.h"
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_blocks.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/numbers.cuh"
 #include "kernels/cuda/reductions.cuh"
@@ -64,11 +66,13 @@ __global__ void __launch_bounds__(kWarps* kWarp) plain_attention_kernel(const At
   };
 
   const int end = sequence.context + static_cast<int>(token) + 1;
+  const int begin = first_seen(end - 1, op.window);
   float maximum = -kInfinity;
   float denominator = 0;
   float sums[kColumns] = {};
-  for (int start = 0; start < end; start += kTile) {
+  for (int start = begin / kTile * kTile; start < end; start += kTile) {
     const int count = min(kTile, end - start);
+    const int hidden = max(0, begin - start);  // before the window
     float weights[kEach];
     const T* keys[kEach];
     float largest = maximum;
@@ -77,7 +81,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) plain_attention_kernel(const At
       const int at = e * kWarp + lane;
       weights[e] = -kInfinity;
       keys[e] = nullptr;
-      if (at < count) {
+      if (at >= hidden && at < count) {
         keys[e] = key_of(start + at);
         float score = 0;
 #pragma unroll 8
@@ -94,7 +98,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) plain_attention_kernel(const At
     float total = 0;
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
-      weights[e] = e * kWarp + lane < count ? expf(weights[e] - maximum) : 0.0f;
+      const int at = e * kWarp + lane;
+      weights[e] = at >= hidden && at < count ? expf(weights[e] - maximum) : 0.0f;
       total += weights[e];
     }
     denominator = fmaf(denominator, shrink, over_warp(total, Add()));
@@ -106,7 +111,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) plain_attention_kernel(const At
     for (int e = 0; e < kEach; ++e) {
       const int some = min(kWarp, count - e * kWarp);
 #pragma unroll 4
-      for (int source = 0; source < some; ++source) {
+      for (int source = max(0, hidden - e * kWarp); source < some; ++source) {
         const float weight = __shfl_sync(kAllLanes, weights[e], source);
         const T* value = pointer_of(keys[e], source) + kv_dim;
 #pragma unroll

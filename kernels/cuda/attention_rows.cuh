@@ -1,5 +1,5 @@
 #pragma once
-// The softmax over sixteen rows of one head: tile by tile within a slice of the context
+// The softmax over sixteen rows of one key-value head: tile by tile within a slice of the context
 // (attention_context.cuh), then slice by slice. Additions and multiplications are written as
 // intrinsics, so that no two copies of the code are contracted differently.
 
@@ -58,15 +58,19 @@ class WarpRows {
   __device__ WarpRows(const Attention& op, const AttentionPlace& place)
       : lane_(threadIdx.x % kWarp),
         part_(kShare == 1 ? 0 : static_cast<int>(threadIdx.x) / kWarp),
-        first_(kShare == 1 ? turn() * kWarpRows : 0),
-        rows_(min(kWarpRows, place.rows - first_)),
-        position_(place.sequence.context + place.first_row + first_),
+        window_(op.window),
         factor_(score_factor(op)) {
-    const std::int64_t first_row = place.sequence.first_row + place.first_row + first_;
-    stride_ = std::int64_t{op.heads} * op.head_dim;
-    start_ = (first_row + lane_ / 4) * stride_ + std::int64_t{place.head} * op.head_dim +
-             2 * (lane_ % 4);
-    const T* q = static_cast<const T*>(op.q) + start_;
+    const int first = kShare == 1 ? turn() * kWarpRows : 0;
+    rows_ = min(kWarpRows, place.rows - first);
+    first_position_ = place.position_of(first);
+    last_position_ = place.position_of(first + rows_ - 1);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first + lane_ / 4 + 8 * half;
+      position_[half] = place.position_of(row);
+      start_[half] = place.offset_of(op, row) + 2 * (lane_ % 4);
+    }
+    const T* q = static_cast<const T*>(op.q);
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k) {
 #pragma unroll
@@ -74,15 +78,18 @@ class WarpRows {
         const int column = 16 * k + part / 2 * 8;
         const bool exists = has_row(part % 2) && column < op.head_dim;
         q_[k][part] =
-            exists ? *reinterpret_cast<const std::uint32_t*>(q + part % 2 * 8 * stride_ + column)
-                   : 0;
+            exists ? *reinterpret_cast<const std::uint32_t*>(q + start_[part % 2] + column) : 0;
       }
     }
     begin_slice();
   }
 
   // Whether any of the rows sees a position of the tile.
-  __device__ bool see(int tile) const { return see_position(tile * kTilePositions); }
+  __device__ bool see(int tile) const {
+    const int first = tile * kTilePositions;
+    return rows_ > 0 && first <= last_position_ &&
+           first + kTilePositions > first_seen(first_position_, window_);
+  }
 
   // Scores of the tile, then its weights; maximum, denominator and sums follow. For kShare 1.
   __device__ void weigh(int tile, SharedAddress keys) {
@@ -141,10 +148,12 @@ class WarpRows {
     }
   }
 
-  // The slice's last tile was added: joins it to the slices before it, and begins the next one if
-  // any of the rows sees that. Slices in order from the first.
+  // The slice's last tile was added: joins it to the slices before it, and begins the next one that
+  // any of the rows sees. Slices in order.
   __device__ void end_slice(int slice, Merged& merged) {
-    if (!see_position(slice * kChunkPositions)) {
+    const unsigned seen =
+        rows_ > 0 ? slices_of(first_seen(first_position_, window_), last_position_) : 0u;
+    if ((seen >> slice & 1u) == 0) {
       return;
     }
     sum_denominators();
@@ -153,10 +162,10 @@ class WarpRows {
                   1) {  // unknown to the compiler, which so leaves the array in local memory
       asm volatile("mov.u32 %0, 0;\n" : "=r"(zero));
     }
-    if (slice > 0) {
+    if ((seen & ((1u << slice) - 1)) != 0) {
       merge(slice, merged, zero);
     }
-    if (slice + 1 < kSlices && see_position((slice + 1) * kChunkPositions)) {
+    if (seen >> (slice + 1) != 0) {
 #pragma unroll
       for (int n = 0; n < kSumTiles; ++n) {
         merged.sums[n + zero] = {sums_[n][0], sums_[n][1], sums_[n][2], sums_[n][3]};
@@ -170,21 +179,27 @@ class WarpRows {
     }
   }
 
-  // The same where blocks share the slices of a single row: its results are left to
-  // `merge_slices`, and the next slice begins.
-  __device__ void end_slice(int slice, SliceResults<kDim>& results) {
+  // The same where the 2^cluster_bits blocks of a cluster share the slices: the rows' results go to the
+  // blocks that merge them, and the next slice begins. `results` are this block's own.
+  __device__ void end_slice(int slice, SliceResults<kDim>* results, unsigned cluster_bits) {
     sum_denominators();
-    if (lane_ < 4) {  // of the first row
 #pragma unroll
-      for (int n = 0; n < kSumTiles; ++n) {
-        if (has_pair(n / 2)) {
-          *reinterpret_cast<float2*>(&results.sums[slice][column(n) + 2 * lane_]) = {sums_[n][0],
-                                                                                     sums_[n][1]};
+    for (int half = 0; half < 2; ++half) {
+      if (has_row(half)) {
+        const int row = lane_ / 4 + 8 * half;
+        SliceResults<kDim>* to =
+            of_block_in_cluster(results + (row >> cluster_bits), row & ((1 << cluster_bits) - 1));
+#pragma unroll
+        for (int n = 0; n < kSumTiles; ++n) {
+          if (has_pair(n / 2)) {
+            *reinterpret_cast<float2*>(&to->sums[slice][column(n) + 2 * (lane_ % 4)]) = {
+                sums_[n][2 * half], sums_[n][2 * half + 1]};
+          }
         }
-      }
-      if (lane_ == 0 && part_ == 0) {
-        results.maximum[slice] = maximum_[0];
-        results.denominator[slice] = denominator_[0];
+        if (lane_ % 4 == 0 && part_ == 0) {
+          to->maximum[slice] = maximum_[half];
+          to->denominator[slice] = denominator_[half];
+        }
       }
     }
     begin_slice();
@@ -192,14 +207,14 @@ class WarpRows {
 
   // Behind the end of the last slice.
   __device__ void write_out(const Attention& op) const {
-    T* out = static_cast<T*>(op.out) + start_;
+    T* out = static_cast<T*>(op.out);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float share = __fdiv_rn(1.0f, denominator_[half]);
 #pragma unroll
       for (int n = 0; n < kSumTiles; ++n) {
         if (has_row(half) && column(n) < op.head_dim) {
-          *reinterpret_cast<std::uint32_t*>(out + half * 8 * stride_ + column(n)) = pack<T>(
+          *reinterpret_cast<std::uint32_t*>(out + start_[half] + column(n)) = pack<T>(
               __fmul_rn(sums_[n][2 * half], share), __fmul_rn(sums_[n][2 * half + 1], share));
         }
       }
@@ -216,7 +231,6 @@ class WarpRows {
   }
 
   __device__ bool has_row(int half) const { return lane_ / 4 + 8 * half < rows_; }
-  __device__ bool see_position(int at) const { return rows_ > 0 && at < position_ + rows_; }
 
   // The p-th pair of eight columns that this warp sums, and whether there is one.
   __device__ int pair(int p) const { return kShare == 1 ? p : p * kShare + part_; }
@@ -266,13 +280,16 @@ class WarpRows {
 
   __device__ __forceinline__ void weigh(int tile, float (&scores)[kScoreTiles][4]) {
     const int first = tile * kTilePositions;
-    if (first + kTilePositions > position_ + 1) {  // the first row does not see all of it
+    // Where the first row or the last does not see all of it.
+    if (first + kTilePositions > first_position_ + 1 ||
+        first < first_seen(last_position_, window_)) {
+      const unsigned reach = window_ > 0 ? static_cast<unsigned>(window_) : 1u << 31;
 #pragma unroll
       for (int n = 0; n < kScoreTiles; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int at = first + 8 * n + 2 * (lane_ % 4) + i % 2;
-          if (at > position_ + lane_ / 4 + i / 2 * 8) {
+          if (static_cast<unsigned>(position_[i / 2] - at) >= reach) {
             scores[n][i] = -kInfinity;
           }
         }
@@ -301,10 +318,12 @@ class WarpRows {
     }
     largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
+    // Of a row that has not yet seen a position of the slice all weights are 0.
+    const float top = largest == -kInfinity ? 0.0f : largest;
     // Exactly 1 where the maximum stays; 0 in a slice's first tile, where it was minus infinity.
-    const float shrink = power_of_two(__fmul_rn(__fsub_rn(maximum_[half], largest), factor_));
+    const float shrink = power_of_two(__fmul_rn(__fsub_rn(maximum_[half], top), factor_));
     maximum_[half] = largest;
-    const float base = -__fmul_rn(largest, factor_);
+    const float base = -__fmul_rn(top, factor_);
     float total = 0;
 #pragma unroll
     for (int n = 0; n < kScoreTiles; ++n) {
@@ -330,17 +349,23 @@ class WarpRows {
     }
   }
 
-  // A row that sees nothing of the slice (the others of the sixteen do) keeps what it had.
+  // A row that sees nothing of the slice (the others of the sixteen do) keeps what it had; one that saw
+  // nothing of those before takes the slice as it is.
   __device__ void merge(int slice, const Merged& merged, int zero) {
-    bool sees[2];
+    bool sees[2], saw[2];
     SliceMerge merges[2] = {{merged.maximum[0], maximum_[0], factor_},
                             {merged.maximum[1], maximum_[1], factor_}};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      sees[half] = slice * kChunkPositions <= position_ + lane_ / 4 + 8 * half;
-      maximum_[half] = sees[half] ? merges[half].maximum : merged.maximum[half];
-      denominator_[half] = sees[half] ? merges[half](merged.denominator[half], denominator_[half])
-                                      : merged.denominator[half];
+      const unsigned seen = slices_of(first_seen(position_[half], window_), position_[half]);
+      sees[half] = (seen >> slice & 1u) != 0;
+      saw[half] = (seen & ((1u << slice) - 1)) != 0;
+      const auto joined = [&](float old, float later, float both) {
+        return !sees[half] ? old : saw[half] ? both : later;
+      };
+      denominator_[half] = joined(merged.denominator[half], denominator_[half],
+                                  merges[half](merged.denominator[half], denominator_[half]));
+      maximum_[half] = joined(merged.maximum[half], maximum_[half], merges[half].maximum);
     }
 #pragma unroll
     for (int n = 0; n < kSumTiles; ++n) {
@@ -348,16 +373,19 @@ class WarpRows {
       const float old[4] = {all.x, all.y, all.z, all.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        sums_[n][i] = sees[i / 2] ? merges[i / 2](old[i], sums_[n][i]) : old[i];
+        const float both = merges[i / 2](old[i], sums_[n][i]);
+        sums_[n][i] = !sees[i / 2] ? old[i] : saw[i / 2] ? both : sums_[n][i];
       }
     }
   }
 
   const int lane_, part_;
-  const int first_, rows_;  // rows_ ≤ 0: this warp has none
-  const int position_;      // of the first row; row i sees positions 0 .. position_ + i
+  const int window_;
   const float factor_;
-  std::int64_t start_, stride_;  // of this lane's first number in q and out; from row to row
+  int rows_;                            // ≤ 0: this warp has none
+  int first_position_, last_position_;  // of the sixteen
+  int position_[2];                     // of this lane's two rows
+  std::int64_t start_[2];               // of this lane's first numbers in q and out
   std::uint32_t q_[kDim / 16][4];
   std::uint32_t weights_[kTilePositions / 16][4];
   float sums_[kSumTiles][4];
@@ -365,33 +393,42 @@ class WarpRows {
   float denominator_[2];
 };
 
-// The only row of `place`, of slices that all blocks of the cluster have left. All threads.
+// The rows of `place` whose slices the cluster's blocks have left to this one. All threads.
 template <typename T, int kDim>
 __device__ void merge_slices(const Attention& op, const AttentionPlace& place,
-                             const SliceResults<kDim>& results) {
+                             const SliceResults<kDim>* results) {
   static_assert(kDim <= 2 * kAttentionThreads);
   const int column = 2 * static_cast<int>(threadIdx.x);
   if (column >= op.head_dim) {
     return;
   }
   const float factor = score_factor(op);
-  float maximum = results.maximum[0];
-  float denominator = results.denominator[0];
-  float2 sums = *reinterpret_cast<const float2*>(&results.sums[0][column]);
+  for (int row = place.rank; row < place.rows; row += place.cluster, ++results) {
+    const int position = place.position_of(row);
+    const unsigned seen = slices_of(first_seen(position, op.window), position);
+    float maximum = 0;
+    float denominator = 0;
+    float2 sums{0, 0};
 #pragma unroll
-  for (int slice = 1; slice < kSlices; ++slice) {
-    if (slice * kChunkPositions < place.end) {
-      const SliceMerge merge(maximum, results.maximum[slice], factor);
-      const float2 later = *reinterpret_cast<const float2*>(&results.sums[slice][column]);
-      maximum = merge.maximum;
-      denominator = merge(denominator, results.denominator[slice]);
-      sums = {merge(sums.x, later.x), merge(sums.y, later.y)};
+    for (int slice = 0; slice < kSlices; ++slice) {
+      if ((seen >> slice & 1u) != 0) {
+        const float2 later = *reinterpret_cast<const float2*>(&results->sums[slice][column]);
+        if ((seen & ((1u << slice) - 1)) == 0) {  // the first
+          maximum = results->maximum[slice];
+          denominator = results->denominator[slice];
+          sums = later;
+        } else {
+          const SliceMerge merge(maximum, results->maximum[slice], factor);
+          maximum = merge.maximum;
+          denominator = merge(denominator, results->denominator[slice]);
+          sums = {merge(sums.x, later.x), merge(sums.y, later.y)};
+        }
+      }
     }
+    const float share = __fdiv_rn(1.0f, denominator);
+    *reinterpret_cast<std::uint32_t*>(static_cast<T*>(op.out) + place.offset_of(op, row) + column) =
+        pack<T>(__fmul_rn(sums.x, share), __fmul_rn(sums.y, share));
   }
-  const float share = __fdiv_rn(1.0f, denominator);
-  const std::int64_t row = std::int64_t{place.sequence.first_row} * op.heads + place.head;
-  *reinterpret_cast<std::uint32_t*>(static_cast<T*>(op.out) + row * op.head_dim + column) =
-      pack<T>(__fmul_rn(sums.x, share), __fmul_rn(sums.y, share));
 }
 
 }  // namespace poise::cuda

@@ -148,12 +148,12 @@ __device__ __forceinline__ void cluster_wait() {
   __trap();
 #endif
 }
-// A variable in the shared memory of the cluster's first block, named by this block's own. That block
+// A variable in the shared memory of a block of the cluster, named by this block's own. That block
 // has begun (it has arrived at a barrier) and has not ended.
 template <typename V>
-__device__ __forceinline__ V* of_first_in_cluster(V* mine) {
+__device__ __forceinline__ V* of_block_in_cluster(V* mine, int rank) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  return static_cast<V*>(__cluster_map_shared_rank(mine, 0));
+  return static_cast<V*>(__cluster_map_shared_rank(mine, rank));
 #else
   __trap();
   return mine;

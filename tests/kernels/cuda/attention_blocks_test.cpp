@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 namespace poise::cuda {
 namespace {
 
@@ -36,6 +38,55 @@ TEST(AttentionBlocks, AreNoMoreThanChunksAskFor) {
       EXPECT_GE(blocks, 1);
       EXPECT_LE(blocks, kSlices);
       EXPECT_EQ(blocks & (blocks - 1), 0) << "a cluster is a power of two";
+    }
+  }
+}
+
+TEST(AttentionBlocks, ARowSeesTheLastPositionsOfItsWindow) {
+  EXPECT_EQ(first_seen(100, 0), 0);
+  EXPECT_EQ(first_seen(100, 1), 100);
+  EXPECT_EQ(first_seen(100, 100), 1);
+  EXPECT_EQ(first_seen(100, 101), 0);
+  EXPECT_EQ(first_seen(100, 1000), 0);
+}
+
+TEST(AttentionBlocks, SlicesArePartsOfWhichChunksAreSeen) {
+  for (int first = 0; first < 6000; first += 85) {
+    for (int last = first; last < 6000; last += 127) {
+      unsigned want = 0;
+      for (int chunk = first / kChunkPositions; chunk <= last / kChunkPositions; ++chunk) {
+        want |= 1u << chunk % kSlices;
+      }
+      EXPECT_EQ(slices_of(first, last), want) << first << " to " << last;
+    }
+  }
+}
+
+// As AttentionPlace hands out slices: block r of a cluster begins with that of the r-th chunk.
+TEST(AttentionBlocks, OfAClusterTakeEveryTileOnceSliceBySlice) {
+  for (int first = 0; first < 40; ++first) {
+    for (int tiles = first + 1; tiles < 90; ++tiles) {
+      for (int cluster = 1; cluster <= kSlices; cluster *= 2) {
+        std::vector<int> taken(static_cast<std::size_t>(tiles));
+        const int chunk = first / kChunkTiles;
+        for (int rank = 0; rank < cluster; ++rank) {
+          TileWalk walk((chunk + rank) & (cluster - 1), cluster, first, tiles);
+          EXPECT_EQ(!walk.done(), (chunk + rank) * kChunkTiles < tiles) << "a block has work";
+          for (int slice = -1, tile = -1; !walk.done(); walk.step()) {
+            ASSERT_GE(walk.slice(), slice);
+            ASSERT_TRUE(walk.slice() > slice || walk.tile() > tile);
+            slice = walk.slice();
+            tile = walk.tile();
+            ASSERT_EQ(tile / kChunkTiles % kSlices, slice);
+            ASSERT_EQ((slice - chunk) & (cluster - 1), rank);
+            ++taken[static_cast<std::size_t>(tile)];
+          }
+        }
+        for (int tile = 0; tile < tiles; ++tile) {
+          ASSERT_EQ(taken[static_cast<std::size_t>(tile)], tile >= first ? 1 : 0)
+              << tile << " of " << first << " to " << tiles << " by " << cluster;
+        }
+      }
     }
   }
 }

@@ -14,9 +14,11 @@ class CudaAttentionBits : public CudaTest {};
 
 struct Heads {
   std::int32_t heads, kv_heads, dim;
+  std::int32_t window = 0;
 };
 std::ostream& operator<<(std::ostream& out, const Heads& heads) {
-  return out << heads.heads << " heads on " << heads.kv_heads << " of " << heads.dim;
+  return out << heads.heads << " heads on " << heads.kv_heads << " of " << heads.dim << ", window "
+             << heads.window;
 }
 
 // One sequence's queries, keys and values, and any number of ways to lay them into slots.
@@ -29,11 +31,30 @@ class Sequence {
         q_(dtype, normal_values(seed, static_cast<std::size_t>(tokens) * row_, 2)),
         kv_(dtype, normal_values(seed + 1, static_cast<std::size_t>(tokens) * kv_row_)) {}
 
-  // Attends tokens [context, end) in parts, blocks scattered over both buffers in an order of
-  // `placement`; everything that no token owns is not a number.
+  // The same keys and values, and of the queries one head's alone. REQUIRES: kv_heads 1.
+  Sequence of_head(std::int32_t head) const {
+    Sequence one = *this;
+    one.heads_.heads = 1;
+    one.row_ = static_cast<std::size_t>(heads_.dim);
+    one.q_ = Stored(q_.dtype(), numbers_of_head(floats_of(q_), head));
+    return one;
+  }
+  // Of rows of all heads, that head's.
+  std::vector<float> numbers_of_head(const std::vector<float>& rows, std::int32_t head) const {
+    const auto dim = static_cast<std::size_t>(heads_.dim);
+    std::vector<float> some;
+    for (std::size_t at = static_cast<std::size_t>(head) * dim; at < rows.size(); at += row_) {
+      some.insert(some.end(), rows.begin() + static_cast<std::ptrdiff_t>(at),
+                  rows.begin() + static_cast<std::ptrdiff_t>(at + dim));
+    }
+    return some;
+  }
+
+  // Attends tokens [context, end) in parts, blocks scattered over three buffers in an order of
+  // `placement`; everything that no token owns is not a number, and what lies before all windows.
   std::vector<float> run(std::int32_t context, std::int32_t end, std::int32_t part,
                          std::uint32_t placement) const {
-    const LayoutOnDevice there(lay_out(end, placement), q_);
+    const LayoutOnDevice there(lay_out(context, end, placement), q_);
     const StoredOnDevice out(
         Stored(q_.dtype(), std::vector<float>(static_cast<std::size_t>(end) * row_, -7)));
     std::vector<AttentionSequence> parts;
@@ -62,7 +83,8 @@ class Sequence {
                                          const std::vector<std::int32_t>& max_contexts,
                                          std::uint32_t placement) const {
     const std::int32_t end = *std::max_element(tokens.begin(), tokens.end()) + 1;
-    const LayoutOnDevice there(lay_out(end, placement), q_);
+    const LayoutOnDevice there(
+        lay_out(*std::min_element(tokens.begin(), tokens.end()), end, placement), q_);
     std::vector<AttentionSequence> rows;
     for (const std::int32_t token : tokens) {
       rows.push_back({.first_row = token, .new_tokens = 1, .context = token, .first_block = 0});
@@ -92,7 +114,7 @@ class Sequence {
 
   std::vector<float> on_cpu(std::int32_t context, std::int32_t end) const {
     cpu::Workers workers(2);
-    const Layout layout = lay_out(end, 7);
+    const Layout layout = lay_out(context, end, 7);
     const std::vector<float> q = floats_of(q_);
     std::vector<float> out(static_cast<std::size_t>(end) * row_);
     const AttentionSequence sequence{context, end - context, context, 0};
@@ -148,7 +170,8 @@ class Sequence {
     OnDevice<ContextBlock> table;
     StoredOnDevice q;
   };
-  Layout lay_out(std::int32_t end, std::uint32_t placement) const {
+  // For rows from `context` on.
+  Layout lay_out(std::int32_t context, std::int32_t end, std::uint32_t placement) const {
     const std::int32_t blocks = (end + 15) / 16;
     std::vector<std::uint32_t> slots(static_cast<std::size_t>(2 * blocks + 3));
     std::iota(slots.begin(), slots.end(), 0u);
@@ -158,12 +181,14 @@ class Sequence {
                                      std::numeric_limits<float>::quiet_NaN());
     const Stored empty(kv_.dtype(), garbage);
     Layout layout{{empty, empty, empty}, {}};
+    const std::int32_t seen = heads_.window == 0 ? 0 : std::max(0, context + 1 - heads_.window);
+    const std::size_t first = static_cast<std::size_t>(seen / 16 * 16) * kv_row_;
     for (std::size_t b = 0; b < static_cast<std::size_t>(blocks); ++b) {
       const auto buffer = static_cast<std::uint8_t>((slots[b] + placement) % 3);
       layout.table.push_back({.slot = slots[b], .buffer = buffer, .unused = {}});
       for (std::size_t i = 0; i < slot_numbers; ++i) {
         const std::size_t from = b * slot_numbers + i;
-        if (from < static_cast<std::size_t>(end) * kv_row_) {
+        if (from >= first && from < static_cast<std::size_t>(end) * kv_row_) {
           layout.buffers[buffer].set(slots[b] * slot_numbers + i, kv_[from]);
         }
       }
@@ -180,7 +205,8 @@ class Sequence {
             .head_dim = heads_.dim,
             .scale = 1.0f / std::sqrt(static_cast<float>(heads_.dim)),
             .max_new_tokens = sequence.new_tokens,
-            .max_context = sequence.context + sequence.new_tokens};
+            .max_context = sequence.context + sequence.new_tokens,
+            .window = heads_.window};
   }
 
   Heads heads_;
@@ -218,10 +244,50 @@ TEST_F(CudaAttention, OfOneNewTokenSeesItsWholeContext) {
   }
 }
 
+// Groups whose heads fill sixteen rows evenly, or not, or more than a tile of 64.
+constexpr Heads kGroups[] = {{8, 2, 16},  {6, 1, 48},   {71, 1, 8},  {4, 2, 128},
+                             {7, 1, 64},  {8, 1, 128},  {5, 1, 128}, {16, 1, 128},
+                             {17, 1, 64}, {12, 1, 256}, {3, 1, 80}};
+
 TEST_F(CudaAttention, SharesKeysAmongTheQueryHeadsOfAGroup) {
-  for (const Heads heads : {Heads{8, 2, 16}, Heads{6, 1, 48}, Heads{71, 1, 8}, Heads{4, 2, 128}}) {
-    SCOPED_TRACE(testing::Message() << heads);
-    Sequence(heads, 90, DType::float16).expect_as_on_cpu(0, 90, 2);
+  for (const Heads heads : kGroups) {
+    const Sequence sequence(heads, 2301, DType::float16);
+    for (const auto& [context, end] : {std::pair{0, 1},
+                                       {0, 2},
+                                       {0, 90},
+                                       {65, 66},
+                                       {60, 131},
+                                       {600, 601},
+                                       {2300, 2301},
+                                       {700, 703}}) {
+      SCOPED_TRACE(testing::Message() << heads << ", " << context << " to " << end);
+      sequence.expect_as_on_cpu(context, end, 2);
+    }
+  }
+  Sequence({64, 8, 128}, 90, DType::bfloat16).expect_as_on_cpu(0, 90, 2);
+  Sequence({4, 1, 33}, 90, DType::bfloat16).expect_as_on_cpu(0, 90, 2);
+  Sequence({8, 2, 64}, 90, DType::float32).expect_as_on_cpu(0, 90, 2);
+}
+
+// Blocks before every row's window hold what is not a number.
+TEST_F(CudaAttention, WithAWindowSeesItsLastPositionsAlone) {
+  for (const DType dtype : kAllTypes) {
+    for (const Heads heads : {Heads{1, 1, 64, 1}, Heads{2, 2, 32, 3}, Heads{2, 2, 80, 16},
+                              Heads{8, 2, 32, 50}, Heads{8, 1, 128, 64}, Heads{4, 1, 128, 129},
+                              Heads{2, 1, 96, 1000}, Heads{1, 1, 33, 70}, Heads{8, 1, 128, 300}}) {
+      std::vector<std::pair<std::int32_t, std::int32_t>> parts = {{0, 1},   {0, 300},   {1, 64},
+                                                                  {15, 80}, {130, 131}, {299, 300}};
+      if (dtype == DType::bfloat16) {
+        parts.insert(parts.end(),
+                     {{600, 700}, {1029, 1030}, {1280, 1281}, {2046, 2050}, {2303, 2330}});
+      }
+      const Sequence sequence(heads, parts.back().second, dtype);
+      for (const auto& [context, end] : parts) {
+        SCOPED_TRACE(testing::Message()
+                     << heads << ", " << context << " to " << end << " of " << name_of(dtype));
+        sequence.expect_as_on_cpu(context, end, 4);
+      }
+    }
   }
 }
 
@@ -242,8 +308,10 @@ TEST_F(CudaAttention, OfAPartWithContextIsWhatTheCpuComputes) {
 
 TEST_F(CudaAttentionBits, AreTheSameInPartsOfAnySizeAndFromAnySlots) {
   for (const DType dtype : kAllTypes) {
-    for (const Heads heads : {Heads{2, 2, 64}, Heads{4, 2, 80}, Heads{1, 1, 128}, Heads{2, 1, 72},
-                              Heads{1, 1, 256}, Heads{2, 2, 33}}) {
+    for (const Heads heads :
+         {Heads{2, 2, 64}, Heads{4, 2, 80}, Heads{1, 1, 128}, Heads{2, 1, 72}, Heads{1, 1, 256},
+          Heads{2, 2, 33}, Heads{8, 1, 128}, Heads{7, 1, 64}, Heads{71, 1, 8}, Heads{16, 2, 80},
+          Heads{1, 1, 64, 5}, Heads{8, 1, 128, 100}, Heads{3, 1, 96, 64}, Heads{2, 2, 33, 40}}) {
       constexpr std::int32_t kTokens = 301;
       const Sequence sequence(heads, kTokens, dtype);
       const std::vector<float> whole = sequence.run(0, kTokens, kTokens, 1);
@@ -271,8 +339,12 @@ TEST_F(CudaAttentionBits, OfALateTokenAreTheSameAloneAndInItsPrompt) {
 
 TEST_F(CudaAttentionBits, AreTheSameInPartsAcrossManyChunks) {
   constexpr std::int32_t kTokens = 2350;  // nine chunks of 256 positions, and a part of a tenth
-  for (const auto& [heads, dtype] :
-       {std::pair{Heads{2, 1, 128}, DType::float16}, {Heads{1, 1, 80}, DType::bfloat16}}) {
+  for (const auto& [heads, dtype] : {std::pair{Heads{2, 1, 128}, DType::float16},
+                                     {Heads{1, 1, 80}, DType::bfloat16},
+                                     {Heads{8, 1, 128}, DType::bfloat16},
+                                     {Heads{1, 1, 128, 600}, DType::float16},
+                                     {Heads{5, 1, 64, 1100}, DType::bfloat16},
+                                     {Heads{2, 1, 96, 2047}, DType::float16}}) {
     const Sequence sequence(heads, kTokens, dtype, 9);
     const std::vector<float> whole = sequence.run(0, kTokens, kTokens, 1);
     std::uint32_t placement = 2;
@@ -283,12 +355,32 @@ TEST_F(CudaAttentionBits, AreTheSameInPartsAcrossManyChunks) {
   }
 }
 
+TEST_F(CudaAttentionBits, OfAQueryHeadAreTheSameAloneAndInItsGroup) {
+  constexpr std::int32_t kTokens = 1300;
+  for (const Heads heads : {Heads{8, 1, 128}, Heads{7, 1, 64}, Heads{20, 1, 80}, Heads{2, 1, 256},
+                            Heads{8, 1, 128, 500}, Heads{4, 1, 33}}) {
+    for (const DType dtype : {DType::float16, DType::bfloat16}) {
+      const Sequence group(heads, kTokens, dtype, 21);
+      for (const auto& [context, end] : {std::pair{1299, 1300}, {1290, 1300}, {0, 140}}) {
+        const std::vector<float> together = group.run(context, end, end - context, 1);
+        for (const std::int32_t head : {0, 1, heads.heads - 1}) {
+          EXPECT_TRUE(same_bits(group.of_head(head).run(context, end, end - context, 2),
+                                group.numbers_of_head(together, head)))
+              << heads << ", " << name_of(dtype) << ": head " << head << " from " << context;
+        }
+      }
+    }
+  }
+}
+
 // Short enough for compute-sanitizer (bench/gpu_sections.py names it).
 TEST_F(CudaAttentionBits, OfAFewRowsThatBlocksShare) {
-  const Sequence sequence({2, 1, 64}, 1100, DType::float16, 12);
-  const auto got = sequence.decode({1099, 40, 300}, {1, 512, 1100}, 3);
-  for (const std::vector<float>& one : got) {
-    EXPECT_TRUE(same_bits(one, got.front()));
+  for (const Heads heads : {Heads{2, 1, 64}, Heads{8, 1, 128, 700}}) {
+    const Sequence sequence(heads, 1100, DType::float16, 12);
+    const auto got = sequence.decode({1099, 40, 300}, {1, 512, 1100}, 3);
+    for (const std::vector<float>& one : got) {
+      EXPECT_TRUE(same_bits(one, got.front()));
+    }
   }
 }
 
@@ -300,19 +392,29 @@ TEST_F(CudaAttentionBits, OfADecodingRowDoNotDependOnHowManyBlocksShareIt) {
                                             1280, 1791, 1792, 2047, 2048, 2049, 2303, 2304};
   // Enough for clusters of one, two, four and eight blocks, and less than some rows have.
   const std::vector<std::int32_t> max_contexts = {1, 512, 1024, 2048, kTokens};
+  std::vector<Heads> all = {{8, 1, 128},      {7, 1, 64},   {16, 1, 128},     {16, 1, 80},
+                            {9, 1, 256},      {12, 1, 192}, {1, 1, 128, 300}, {8, 1, 128, 1500},
+                            {8, 1, 96, 2100}, {3, 1, 64, 1}};
+  for (const std::int32_t dim : {32, 64, 72, 80, 96, 128, 160, 192, 256}) {
+    all.push_back({1, 1, dim});
+  }
   for (const DType dtype : {DType::float16, DType::bfloat16}) {
-    for (const std::int32_t dim : {32, 64, 72, 80, 96, 128, 160, 192, 256}) {
-      const Sequence sequence({1, 1, dim}, kTokens, dtype, 11);
+    for (const Heads heads : all) {
+      if (dtype == DType::float16 && heads.heads * heads.dim > 1024) {
+        continue;  // in one type
+      }
+      const Sequence sequence(heads, kTokens, dtype, 11);
       const std::vector<float> prompt = sequence.run(0, kTokens, kTokens, 1);
+      const std::ptrdiff_t row = heads.heads * heads.dim;
       std::vector<float> want;
       for (const std::int32_t token : tokens) {
-        const auto from = prompt.begin() + std::ptrdiff_t{token} * dim;
-        want.insert(want.end(), from, from + dim);
+        const auto from = prompt.begin() + token * row;
+        want.insert(want.end(), from, from + row);
       }
       const auto got = sequence.decode(tokens, max_contexts, 5);
       for (std::size_t i = 0; i < got.size(); ++i) {
         EXPECT_TRUE(same_bits(got[i], want))
-            << dim << " of " << name_of(dtype) << ", told a context of " << max_contexts[i];
+            << heads << ", " << name_of(dtype) << ", told a context of " << max_contexts[i];
       }
     }
   }
