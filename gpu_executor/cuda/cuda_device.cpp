@@ -32,10 +32,6 @@ constexpr Bytes kLaterCode = kMiB * 96;
 constexpr Bytes kUsualContext = kMiB * 640;
 constexpr auto kPause = std::chrono::microseconds(20);
 
-[[noreturn]] void not_yet(std::string_view what) {
-  fail("this build's CUDA device does not run {} yet; use --device cpu", what);
-}
-
 int visible_gpus(cudaError_t* code) {
   int count = 0;
   *code = cudaGetDeviceCount(&count);
@@ -232,18 +228,13 @@ class Opened final : public Device {
   void launch(const EmbedTokens& op) override { cuda::embed_tokens(op, compute()); }
   void launch(const AddPositions& op) override { cuda::add_positions(op, compute()); }
   void launch(const LayerNorm& op) override { cuda::layer_norm(op, compute()); }
-  void launch(const RmsNorm&) override { not_yet("RMSNorm"); }
+  void launch(const RmsNorm& op) override { cuda::rms_norm(op, compute()); }
   void launch(const Convert& op) override { cuda::convert(op, compute()); }
-  void launch(const GatedActivation&) override { not_yet("gated activations"); }
-  void launch(const Rotate&) override { not_yet("rotary positions"); }
+  void launch(const GatedActivation& op) override { cuda::gated_activation(op, compute()); }
+  void launch(const Rotate& op) override { cuda::rotate(op, compute()); }
   void launch(const Gemm& op) override { gemms_->run(op, compute()); }
   void launch(const ScatterRows& op) override { cuda::scatter_rows(op, compute()); }
-  void launch(const Attention& op) override {
-    if (op.window > 0) {
-      not_yet("sliding windows");
-    }
-    cuda::attention(op, compute());
-  }
+  void launch(const Attention& op) override { cuda::attention(op, compute()); }
   void launch(const SampleTokens& op) override { cuda::sample_tokens(op, compute()); }
 
   void range_push(const char* name) override { nvtxRangePushA(name); }

@@ -19,6 +19,25 @@ __device__ float gelu_tanh(float x) {
 
 __device__ float relu(float x) { return x < 0.0f ? 0.0f : x; }  // not a number stays so
 
+// x / (1 + exp(-x))
+__device__ float silu(float x) { return x / (1.0f + expf(-x)); }
+
+__device__ float activated(Epilogue epilogue, float x) {
+  switch (epilogue) {
+    case Epilogue::none:
+      return x;
+    case Epilogue::relu:
+      return relu(x);
+    case Epilogue::gelu:
+      return gelu(x);
+    case Epilogue::gelu_tanh:
+      return gelu_tanh(x);
+    case Epilogue::silu:
+      return silu(x);
+  }
+  return x;
+}
+
 template <typename T>
 struct Activate {
   T* inout;  // (rows, cols), rows `stride` apart
@@ -31,12 +50,31 @@ struct Activate {
     Eight values = load_eight(at, count, eights);
 #pragma unroll
     for (int i = 0; i < kEight; ++i) {
-      const float x = values.x[i];
-      values.x[i] = epilogue == Epilogue::relu   ? relu(x)
-                    : epilogue == Epilogue::gelu ? gelu(x)
-                                                 : gelu_tanh(x);
+      values.x[i] = activated(epilogue, values.x[i]);
     }
     store_eight(at, values, count, eights);
+  }
+};
+
+// A thread reads its gates before it writes there, so `out` may be the gates' own place.
+template <typename In, typename Out>
+struct Gate {
+  Out* out;  // (rows, dim), rows `out_stride` apart
+  const In*
+      in;  // (rows, 2 · dim), rows `in_stride` apart: gates, then what they are multiplied with
+  std::int64_t out_stride, in_stride, dim;
+  Epilogue activation;
+  bool out_eights, gate_eights, up_eights;
+
+  __device__ void operator()(std::int64_t row, std::int64_t column, int count) const {
+    const In* gates = in + row * in_stride + column;
+    Eight values = load_eight(gates, count, gate_eights);
+    const Eight up = load_eight(gates + dim, count, up_eights);
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) {
+      values.x[i] = activated(activation, values.x[i]) * up.x[i];
+    }
+    store_eight(out + row * out_stride + column, values, count, out_eights);
   }
 };
 
@@ -55,6 +93,27 @@ void activate(const Rows& inout, std::int64_t rows, std::int64_t cols, Epilogue 
                           .stride = inout.stride,
                           .epilogue = epilogue,
                           .eights = in_eights(data, inout.stride)});
+  });
+}
+
+void gated_activation(const GatedActivation& op, cudaStream_t stream) {
+  with_type(op.in.dtype, [&](auto* in_type) {
+    using In = std::remove_pointer_t<decltype(in_type)>;
+    const auto* in = static_cast<const In*>(op.in.data);
+    with_type(op.out.dtype, [&](auto* out_type) {
+      using Out = std::remove_pointer_t<decltype(out_type)>;
+      auto* out = static_cast<Out*>(op.out.data);
+      by_eights("gate", op.rows, op.dim, stream,
+                Gate<In, Out>{.out = out,
+                              .in = in,
+                              .out_stride = op.out.stride,
+                              .in_stride = op.in.stride,
+                              .dim = op.dim,
+                              .activation = op.activation,
+                              .out_eights = in_eights(out, op.out.stride),
+                              .gate_eights = in_eights(in, op.in.stride),
+                              .up_eights = in_eights(in + op.dim, op.in.stride)});
+    });
   });
 }
 

@@ -24,7 +24,11 @@ namespace poise::cuda {
 void embed_tokens(const EmbedTokens& op, cudaStream_t stream);
 void add_positions(const AddPositions& op, cudaStream_t stream);
 void layer_norm(const LayerNorm& op, cudaStream_t stream);
+void rms_norm(const RmsNorm& op, cudaStream_t stream);
 void convert(const Convert& op, cudaStream_t stream);
+void gated_activation(const GatedActivation& op, cudaStream_t stream);
+// head_dim ≤ 256. Without a norm the bits are the CPU's.
+void rotate(const Rotate& op, cudaStream_t stream);
 // Rows that are read must not be rows that are written.
 void scatter_rows(const ScatterRows& op, cudaStream_t stream);
 // One copy of a batch, within device memory. Destinations overlap neither each other nor a source.
@@ -38,8 +42,9 @@ struct DeviceCopy {
 void copy_batch(std::span<const DeviceCopy> copies, cudaStream_t stream);
 // head_dim ≤ 256; row_dtype is dtype. Of a sequence's last block only the rows of tokens that exist
 // are used. In 16-bit types the values of the launch's tokens behind a row, up to the next multiple
-// of 64 positions, weigh nothing but are multiplied: they have to be finite, or the row is not (a
-// sequence with such values is broken from there on anyway).
+// of 64 positions, weigh nothing but are multiplied, and so are those before its window that up to 63
+// rows before it see: they have to be finite, or the row is not (a sequence with such values is
+// broken from there on anyway).
 void attention(const Attention& op, cudaStream_t stream);
 void sample_tokens(const SampleTokens& op, cudaStream_t stream);
 

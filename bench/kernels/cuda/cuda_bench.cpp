@@ -1,8 +1,8 @@
-// How fast the CUDA kernels are at the shapes of OPT-6.7B and OPT-30B, each beside the limit that it
-// meets first: memory (a large copy on an H200 moves 4300 GB/s, read and written bytes counted) or
-// tensor cores (790 TFLOP/s in a large product).
+// How fast the CUDA kernels are at the shapes of OPT-6.7B, OPT-30B, Llama-3-8B and Llama-3-70B, each
+// beside the limit that it meets first: memory (a large copy on an H200 moves 4300 GB/s, read and
+// written bytes counted) or tensor cores (790 TFLOP/s in a large product).
 //
-//   poise-cuda-kernels-bench [attention|rows|sample ...]
+//   poise-cuda-kernels-bench [attention|llama-attention|rows|llama-rows|sample ...]
 
 #include <cuda_runtime_api.h>
 #include <fmt/core.h>
@@ -27,11 +27,18 @@ constexpr auto check_cuda = [](cudaError_t error) { cuda::cuda_check(error, "the
 
 struct Model {
   const char* name;
-  std::int32_t heads, hidden, ffn;
+  std::int32_t heads, kv_heads, hidden, ffn;
+
+  std::int64_t kv_dim() const;
 };
-constexpr Model kModels[] = {{"OPT-6.7B", 32, 4096, 16384}, {"OPT-30B", 56, 7168, 28672}};
+constexpr Model kModels[] = {{"OPT-6.7B", 32, 32, 4096, 16384}, {"OPT-30B", 56, 56, 7168, 28672}};
+// Grouped queries, rotary positions, gated MLPs.
+constexpr Model kLlamas[] = {{"Llama-3-8B", 32, 8, 4096, 14336},
+                             {"Llama-3-70B", 64, 8, 8192, 28672}};
 constexpr std::int32_t kHeadDim = 128;
 constexpr std::int32_t kVocabulary = 50272;
+
+std::int64_t Model::kv_dim() const { return std::int64_t{kv_heads} * kHeadDim; }
 
 class Memory {
  public:
@@ -94,7 +101,7 @@ void print_flops(const std::string& name, double seconds, double flops) {
 }
 
 void bench_attention(const Model& model, std::int32_t sequences, std::int32_t context,
-                     std::int32_t fresh, DType dtype) {
+                     std::int32_t fresh, DType dtype, std::int32_t window = 0) {
   const std::int32_t blocks_each = static_cast<std::int32_t>(ceil_div(context + fresh, 16));
   std::vector<ContextBlock> blocks;
   std::vector<AttentionSequence> table;
@@ -110,7 +117,7 @@ void bench_attention(const Model& model, std::int32_t sequences, std::int32_t co
     }
   }
   const std::int64_t size = size_of(dtype).n;
-  const Memory slots(std::int64_t{count} * 16 * 2 * model.hidden * size);
+  const Memory slots(std::int64_t{count} * 16 * 2 * model.kv_dim() * size);
   const Memory q(std::int64_t{sequences} * fresh * model.hidden * size);
   const Memory out(std::int64_t{sequences} * fresh * model.hidden * size);
   const Memory blocks_there(blocks);
@@ -125,19 +132,27 @@ void bench_attention(const Model& model, std::int32_t sequences, std::int32_t co
                      .sequences = table_there.get<AttentionSequence>(),
                      .sequence_count = sequences,
                      .heads = model.heads,
-                     .kv_heads = model.heads,
+                     .kv_heads = model.kv_heads,
                      .head_dim = kHeadDim,
                      .scale = 0.088f,
                      .max_new_tokens = fresh,
-                     .max_context = context + fresh},
+                     .max_context = context + fresh,
+                     .window = window},
                     nullptr);
   });
-  const std::string name = fmt::format("{} attention {} x ({} + {}) {}", model.name, sequences,
-                                       context, fresh, name_of(dtype));
+  const std::string name =
+      fmt::format("{} attention {} x ({} + {}) {}{}", model.name, sequences, context, fresh,
+                  name_of(dtype), window > 0 ? fmt::format(", window {}", window) : "");
   const double rows = static_cast<double>(sequences) * fresh;
-  const double flops = 4 * rows * (context + (fresh + 1) / 2.0) * model.hidden;
+  double seen = 0;  // positions, by the rows of one sequence
+  for (std::int32_t i = 0; i < fresh; ++i) {
+    seen += window > 0 ? std::min(window, context + i + 1) : context + i + 1;
+  }
+  const double read = window > 0 ? std::min(context + fresh, window + fresh - 1) : context + fresh;
+  const double flops = 4 * sequences * seen * model.hidden;
   const double bytes =
-      static_cast<double>(size) * model.hidden * (2.0 * sequences * (context + fresh) + 2 * rows);
+      static_cast<double>(size) *
+      (2.0 * sequences * read * static_cast<double>(model.kv_dim()) + 2 * rows * model.hidden);
   if (flops / kFlops > bytes / kCopyBytes) {
     print_flops(name, seconds, flops);
   } else {
@@ -145,7 +160,7 @@ void bench_attention(const Model& model, std::int32_t sequences, std::int32_t co
   }
 }
 
-void bench_attention() {
+void bench_opt_attention() {
   for (const Model& model : kModels) {
     for (const auto& [sequences, context] :
          {std::pair{8, 1024}, {9, 1040}, {20, 1040}, {1, 1040}, {64, 128}, {1, 8192}}) {
@@ -156,6 +171,20 @@ void bench_attention() {
     bench_attention(model, 8, 0, 1024, DType::bfloat16);
     bench_attention(model, 8, 1024, 128, DType::float16);
     bench_attention(model, 8, 1023, 1, DType::float32);
+  }
+}
+
+void bench_llama_attention() {
+  for (const Model& model : kLlamas) {
+    for (const auto& [sequences, context] :
+         {std::pair{128, 1024}, {32, 1024}, {8, 1024}, {1, 1040}, {1, 8192}, {256, 8192}}) {
+      bench_attention(model, sequences, context - 1, 1, DType::bfloat16);
+    }
+    bench_attention(model, 8, 0, 1024, DType::bfloat16);
+    bench_attention(model, 1, 0, 8192, DType::bfloat16);
+    bench_attention(model, 8, 1024, 128, DType::bfloat16);
+    bench_attention(model, 32, 8191, 1, DType::bfloat16, 4096);
+    bench_attention(model, 1, 0, 8192, DType::bfloat16, 4096);
   }
 }
 
@@ -246,6 +275,81 @@ void bench_rows(const Model& model) {
   }
 }
 
+// What a Llama's rows pass through, as bfloat16.
+void bench_llama_rows(const Model& model) {
+  const std::int64_t h = model.hidden;
+  const auto dim = static_cast<std::int32_t>(h);
+  const auto named = [&](const std::string& what) {
+    return fmt::format("{} {}", model.name, what);
+  };
+  const Memory hidden(kRows * h * 4);
+  const Memory out(kRows * h * 2);
+  const Memory parameters(h * 2);
+  for (const std::int64_t rows : {kRows, std::int64_t{128}}) {
+    print_bytes(named(fmt::format("rms_norm {} rows", rows)), seconds_of([&] {
+                  cuda::rms_norm({.out = {out.get(), DType::bfloat16, h},
+                                  .in = hidden.get<float>(),
+                                  .weight = parameters.get(),
+                                  .dtype = DType::bfloat16,
+                                  .rows = static_cast<std::int32_t>(rows),
+                                  .dim = dim,
+                                  .epsilon = 1e-5f},
+                                 nullptr);
+                }),
+                6 * static_cast<double>(rows * h));
+  }
+
+  const std::int64_t slots = 16 * kRows;  // rows of regenerated blocks
+  const Memory kv(slots * 2 * model.kv_dim() * 2);
+  std::vector<RotaryPlace> places;
+  for (std::int64_t r = 0; r < slots; ++r) {
+    places.push_back({.position = static_cast<std::int32_t>(r % 4099), .frequencies = 0});
+  }
+  std::vector<float> frequencies;
+  for (int i = 0; i < kHeadDim / 2; ++i) {
+    frequencies.push_back(1.0f / static_cast<float>(1 << (i / 4)));
+  }
+  const Memory places_there(places);
+  const Memory frequencies_there(frequencies);
+  const auto rotate = [&](const char* what, void* rows, std::int64_t count, std::int64_t stride,
+                          std::int32_t heads, bool norm) {
+    print_bytes(named(fmt::format("rotate {} of {} rows{}", what, count, norm ? ", normed" : "")),
+                seconds_of([&] {
+                  cuda::rotate({.inout = {rows, DType::bfloat16, stride},
+                                .places = places_there.get<RotaryPlace>(),
+                                .frequencies = frequencies_there.get<float>(),
+                                .norm_weight = norm ? parameters.get() : nullptr,
+                                .dtype = DType::bfloat16,
+                                .rows = count,
+                                .heads = heads,
+                                .head_dim = kHeadDim,
+                                .rotary_dim = kHeadDim,
+                                .scale = 1,
+                                .epsilon = 1e-6f},
+                               nullptr);
+                }),
+                4.0 * static_cast<double>(count * heads) * kHeadDim);
+  };
+  rotate("queries", out.get(), kRows, h, model.heads, false);
+  rotate("queries", out.get(), kRows, h, model.heads, true);
+  rotate("queries", out.get(), 128, h, model.heads, false);
+  rotate("keys", kv.get(), slots, 2 * model.kv_dim(), model.kv_heads, false);
+  rotate("keys", kv.get(), slots, 2 * model.kv_dim(), model.kv_heads, true);
+
+  const Memory both(kRows * 2 * model.ffn * 2);
+  for (const std::int64_t rows : {kRows, std::int64_t{128}}) {
+    print_bytes(named(fmt::format("gated silu {} rows", rows)), seconds_of([&] {
+                  cuda::gated_activation({.out = {both.get(), DType::bfloat16, 2 * model.ffn},
+                                          .in = {both.get(), DType::bfloat16, 2 * model.ffn},
+                                          .rows = static_cast<std::int32_t>(rows),
+                                          .dim = model.ffn,
+                                          .activation = Epilogue::silu},
+                                         nullptr);
+                }),
+                6.0 * static_cast<double>(rows) * model.ffn);
+  }
+}
+
 void bench_sample(const char* name, const SampleRow& how) {
   constexpr std::int32_t kSampled = 128;
   std::vector<float> logits(static_cast<std::size_t>(kSampled) * kVocabulary);
@@ -296,11 +400,19 @@ void run(const std::vector<std::string>& names) {
     return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
   };
   if (wanted("attention")) {
-    bench_attention();
+    bench_opt_attention();
+  }
+  if (wanted("llama-attention")) {
+    bench_llama_attention();
   }
   if (wanted("rows")) {
     for (const Model& model : kModels) {
       bench_rows(model);
+    }
+  }
+  if (wanted("llama-rows")) {
+    for (const Model& model : kLlamas) {
+      bench_llama_rows(model);
     }
   }
   if (wanted("sample")) {
