@@ -474,8 +474,12 @@ def processes_of_a_run_that_begins_anew_are_not_told_to_end(_):
     arguments = mock.Mock(stall_timeout=30, run_id="nobodys", restarts=0)
     supervision = Supervision(arguments, mock.Mock(count=0, descriptor=descriptors[0]), mock.Mock())
     supervision._children = [loader, planner, executor]
+    supervision._restarts._begin({"what": "gpu_executor"}, 7, supervision._children)
     supervision._begin_anew()
     expect_equal(supervision._children, [loader], "who is left")
+    name, text = arguments.directory.write.call_args.args
+    expect("begins anew" in json.loads(text)["answers"]["7"]["refused"], f"{name}: {text}")
+    expect(not supervision._restarts.pending(), "the restart of a process that is gone is awaited")
     expect(not select.select([supervision._death_pipe.read_end], [], [], 0)[0], "the pipe has ended")
     supervision._death_pipe.close()
     for descriptor in descriptors:

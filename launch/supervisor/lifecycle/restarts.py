@@ -102,8 +102,17 @@ class Restarts:
             self._answer([])
             return False
         self._answer(self._serials, pid=new.pid, seconds=time.monotonic() - self._since, killed=self._killed)
-        self._child, self._serials, self._killed = None, [], False
+        self._forget()
         return True
+
+    def ended_with_all(self, children):
+        """These were ended without being replaced: the run begins anew. Answers requests for one of them."""
+        if self._child in children:
+            self._answer(self._serials, refused=f"the run begins anew just now, with another {self._child.plain_name}")
+            self._forget()
+
+    def _forget(self):
+        self._child, self._serials, self._killed = None, [], False
 
     def _answer(self, serials, **facts):
         self._answers |= {str(serial): facts for serial in serials}

@@ -138,6 +138,7 @@ class Supervision:
         for child in others:
             child.returncode()  # leaves no zombie
             child.close()
+        self._restarts.ended_with_all(others)
         self._children = [loader]
         self._planner_goes_on = self._planner_goes_on or self._control.were_loaded
         self._control.close()
