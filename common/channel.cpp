@@ -8,7 +8,7 @@
 #include <utility>
 #include <zmq.hpp>
 
-#include "common/failpoint.h"
+#include "common/testing/failpoint.h"
 #include "common/trouble.h"
 
 namespace poise {

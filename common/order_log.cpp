@@ -13,7 +13,7 @@
 #include <system_error>
 
 #include "common/channel.h"
-#include "common/failpoint.h"
+#include "common/testing/failpoint.h"
 #include "common/trouble.h"
 
 namespace poise {

@@ -15,7 +15,7 @@
 #include <cstdio>
 #include <thread>
 
-#include "common/failpoint.h"
+#include "common/testing/failpoint.h"
 
 namespace poise {
 namespace {

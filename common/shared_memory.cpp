@@ -19,7 +19,7 @@
 #include <utility>
 
 #include "common/control_groups.h"
-#include "common/failpoint.h"
+#include "common/testing/failpoint.h"
 #include "common/trouble.h"
 
 namespace poise {

@@ -1,6 +1,6 @@
 #include "gpu_executor/block_copies.h"
 
-#include "common/failpoint.h"
+#include "common/testing/failpoint.h"
 
 namespace poise {
 namespace {

@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "common/failpoint.h"
+#include "common/testing/failpoint.h"
 #include "common/trouble.h"
 #include "gpu_executor/fatal_token.h"
 

@@ -3,7 +3,7 @@
 #include <fmt/core.h>
 #include <spdlog/spdlog.h>
 
-#include "common/failpoint.h"
+#include "common/testing/failpoint.h"
 #include "common/trouble.h"
 
 namespace poise {

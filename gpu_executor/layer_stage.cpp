@@ -1,6 +1,6 @@
 #include "gpu_executor/layer_stage.h"
 
-#include "common/failpoint.h"
+#include "common/testing/failpoint.h"
 #include "common/weight_fetch.h"
 
 namespace poise {

@@ -14,9 +14,9 @@
 #include <system_error>
 #include <utility>
 
-#include "common/failpoint.h"
 #include "common/files/regular_file.h"
 #include "common/files/replace_file.h"
+#include "common/testing/failpoint.h"
 #include "common/trouble.h"
 #include "common/words.h"
 

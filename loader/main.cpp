@@ -4,9 +4,9 @@
 #include <string>
 
 #include "common/arguments.h"
-#include "common/failpoint.h"
 #include "common/files/regular_file.h"
 #include "common/process.h"
+#include "common/testing/failpoint.h"
 #include "loader/loader.h"
 
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "common/failpoint.h"
+#include "common/testing/failpoint.h"
 #include "common/trouble.h"
 #include "common/words.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "common/failpoint.h"
+#include "common/testing/failpoint.h"
 #include "common/trouble.h"
 
 namespace poise {

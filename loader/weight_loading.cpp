@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "common/device_memory.h"
-#include "common/failpoint.h"
 #include "common/files/regular_file.h"
 #include "common/files/replace_file.h"
+#include "common/testing/failpoint.h"
 #include "common/trouble.h"
 #include "common/words.h"
 #include "loader/host_budget.h"

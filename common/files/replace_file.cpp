@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <cstring>
 
-#include "common/failpoint.h"
 #include "common/files/regular_file.h"
+#include "common/testing/failpoint.h"
 #include "common/trouble.h"
 
 namespace poise {

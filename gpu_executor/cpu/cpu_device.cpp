@@ -9,8 +9,8 @@
 #include <new>
 #include <vector>
 
-#include "common/failpoint.h"
 #include "common/shared_memory.h"
+#include "common/testing/failpoint.h"
 #include "common/trouble.h"
 #include "gpu_executor/cpu/cpu_stream.h"
 #include "kernels/cpu/kernels_cpu.h"

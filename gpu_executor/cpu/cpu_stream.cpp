@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/failpoint.h"
+#include "common/testing/failpoint.h"
 #include "common/trouble.h"
 
 namespace poise {

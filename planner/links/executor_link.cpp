@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include "common/failpoint.h"
+#include "common/testing/failpoint.h"
 #include "common/trouble.h"
 #include "planner/links/clock.h"
 

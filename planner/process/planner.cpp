@@ -3,8 +3,8 @@
 #include <fmt/core.h>
 #include <spdlog/spdlog.h>
 
-#include "common/failpoint.h"
 #include "common/process.h"
+#include "common/testing/failpoint.h"
 #include "common/words.h"
 #include "planner/links/announce.h"
 #include "planner/links/clock.h"

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "common/failpoint.h"
+#include "common/testing/failpoint.h"
 #include "common/trouble.h"
 #include "common/words.h"
 #include "planner/links/announce.h"

@@ -9,9 +9,9 @@
 #include <cstring>
 #include <utility>
 
-#include "common/failpoint.h"
 #include "common/files/regular_file.h"
 #include "common/files/replace_file.h"
+#include "common/testing/failpoint.h"
 #include "common/trouble.h"
 #include "planner/results/result_line.h"
 #include "planner/results/results_directory.h"

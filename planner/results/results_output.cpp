@@ -11,10 +11,10 @@
 #include <span>
 #include <vector>
 
-#include "common/failpoint.h"
 #include "common/files/regular_file.h"
 #include "common/files/replace_file.h"
 #include "common/files/sha256.h"
+#include "common/testing/failpoint.h"
 #include "common/trouble.h"
 #include "planner/results/results_directory.h"
 

@@ -25,7 +25,7 @@ OPTIONS = ("--skip-tokenizer-init", "--threads", "1", "--resident-layers", "0", 
 IMPATIENT = ("--stall-timeout", "1")
 SIGNALS = ("kill", "stop", "abort")
 LONGEST = 60  # seconds that a disturbed run may take
-_HEADER = harness.ROOT / "common" / "failpoint.h"
+_HEADER = harness.ROOT / "common" / "testing" / "failpoint.h"
 
 
 def points():

@@ -2,7 +2,7 @@
 """Faults at every point of a run: each ends with a sentence and a right exit code, and a resume gives the same answers.
 
 Without arguments: a share of all cases, drawn by the seed. `--full`: all of them. `--minutes M`: random ones for that long.
-`--case 'CASE'` repeats one. Cases are described in faults.py, failpoints in common/failpoint.h.
+`--case 'CASE'` repeats one. Cases are described in faults.py, failpoints in common/testing/failpoint.h.
 """
 
 import argparse

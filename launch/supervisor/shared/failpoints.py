@@ -1,6 +1,6 @@
 """The supervisor's failpoints: places where a test makes this process die, halt, or see a write fail. For tests alone.
 
-common/failpoint.h explains POISE_FAILPOINTS and POISE_FAILPOINTS_FIRED, and has the other programs' points.
+common/testing/failpoint.h explains POISE_FAILPOINTS and POISE_FAILPOINTS_FIRED, and has the other programs' points.
 """
 
 import errno

@@ -1,4 +1,4 @@
-#include "common/failpoint.h"
+#include "common/testing/failpoint.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -38,7 +38,7 @@ std::deque<ArmedFault> armed_faults;  // written by arm_failpoints alone; atomic
 std::string notes_folder;
 
 [[noreturn]] void refuse_failpoint(std::string_view entry, std::string_view why) {
-  fail("POISE_FAILPOINTS: \"{}\" {} (common/failpoint.h)", entry, why);
+  fail("POISE_FAILPOINTS: \"{}\" {} (common/testing/failpoint.h)", entry, why);
 }
 
 std::optional<int> number_in(std::string_view word) {

@@ -1,4 +1,4 @@
-#include "common/failpoint.h"
+#include "common/testing/failpoint.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

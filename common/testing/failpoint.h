@@ -51,7 +51,7 @@ inline constexpr PointEntry kFailpoints[] = {
     {"loader.border_moved", PointKind::process, "L8 F5 F44"},  // ACT/KV border moved, unanswered
     {"loader.draining", PointKind::process, "L9 I9"},          // before segments are removed
     {"loader.unlinked", PointKind::process, "L10 I9"},         // after that
-    {"planner.validated", PointKind::process, "P1 F2"},        // input and run directory are checked
+    {"planner.validated", PointKind::process, "P1 F2"},        // input, run directory checked
     {"planner.order_made", PointKind::process, "P2 F2"},       // not sent
     {"planner.order_sent", PointKind::process, "P3 F2"},       // not acknowledged
     {"planner.between_iterations", PointKind::process, "F2"},
@@ -74,12 +74,12 @@ inline constexpr PointEntry kFailpoints[] = {
     {"results.rename", PointKind::call, "F55"},
     {"order_log.open", PointKind::call, "F55"},
     {"order_log.write", PointKind::write, "F55 F45"},
-    {"replace_file.open", PointKind::call, "F55"},  // small files: journal, manifest, status, card …
+    {"replace_file.open", PointKind::call, "F55"},  // journal, manifest, status …
     {"replace_file.write", PointKind::write, "F55"},
     {"replace_file.sync", PointKind::call, "F56"},
     {"replace_file.rename", PointKind::call, "F55"},
     {"directory.sync", PointKind::call, "F56"},
-    {"segment.open", PointKind::call, "F15 F34"},  // shm_open, for a new segment or one that is there
+    {"segment.open", PointKind::call, "F15 F34"},  // shm_open, new or not
     {"segment.size", PointKind::call, "F15"},      // ftruncate
     {"segment.reserve", PointKind::call, "F15"},   // posix_fallocate
     {"segment.map", PointKind::call, "F16"},       // mmap
