@@ -1,6 +1,7 @@
 #pragma once
 // Reads config.json (and generation_config.json) of a HuggingFace model directory into what the
-// three processes need. Absent fields have transformers' defaults. The file is not trusted: every
+// three processes need. What the fields mean is the family's (common/families/family.h). Absent fields
+// have transformers' defaults. The file is not trusted: every
 // size is bounded, so that products of two sizes fit 64 bits, and code it names is never run. A bad
 // value is refused with one sentence that names file and field. Pure, except that it reads the two
 // files.
@@ -12,12 +13,14 @@
 #include <vector>
 
 #include "common/dtype.h"
+#include "common/families/family.h"
 #include "common/model_shape.h"
 #include "common/units.h"
 
 namespace poise {
 
 struct ModelConfig {
+  const Family* family;  // what reads its fields and names its tensors
   ModelShape shape;
   std::optional<DType> declared;  // `dtype`, formerly `torch_dtype`
   std::vector<TokenId> eos;       // sorted; empty: this model never ends an answer

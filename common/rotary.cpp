@@ -37,12 +37,13 @@ std::vector<float> linear(const RotaryShape& rotary) {
   return frequencies;
 }
 
-// NTK: the base grows with the length.
+// NTK: the base grows with the length, in float32.
 std::vector<float> dynamic(const RotaryShape& rotary, std::int32_t length) {
-  const double factor = static_cast<double>(rotary.factor);
+  const auto original = static_cast<float>(rotary.original_max_position_embeddings);
+  const float longer = rotary.factor * static_cast<float>(length) / original - (rotary.factor - 1);
   const double dim = rotary.dim;
-  const double longer = factor * length / rotary.original_max_position_embeddings - (factor - 1);
-  return plain(rotary, static_cast<double>(rotary.theta) * std::pow(longer, dim / (dim - 2)));
+  const auto growth = static_cast<float>(std::pow(static_cast<double>(longer), dim / (dim - 2)));
+  return plain(rotary, static_cast<double>(rotary.theta * growth));
 }
 
 // The pair that turns `rotations` times within the training's positions.

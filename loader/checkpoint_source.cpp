@@ -8,7 +8,7 @@
 #include "common/trouble.h"
 #include "common/words.h"
 #include "loader/conversion.h"
-#include "loader/opt_tensors.h"
+#include "loader/tensor_list.h"
 
 namespace poise {
 namespace {
@@ -30,7 +30,9 @@ DType kept_dtype(std::optional<DType> asked, const ModelConfig& model, const Che
   if (checkpoint == nullptr) {
     return DType::float16;
   }
-  const std::string name = opt_prefix(*checkpoint, what) + "embed_tokens.weight";
+  const Family& family = *model.family;
+  const std::string name =
+      fmt::format("{}{}", tensor_prefix(family, *checkpoint, what), embedding_name(family));
   const std::string& stored = checkpoint->find(name)->tensor->dtype;
   const auto dtype = dtype_from(stored);
   if (!dtype) {
@@ -41,13 +43,13 @@ DType kept_dtype(std::optional<DType> asked, const ModelConfig& model, const Che
 }
 
 CheckpointSource::CheckpointSource(std::shared_ptr<const Checkpoint> checkpoint,
-                                   const ModelShape& shape, const WeightLayout& layout, DType dtype,
-                                   std::string what)
+                                   const ModelConfig& model, const WeightLayout& layout,
+                                   DType dtype, std::string what)
     : checkpoint_(std::move(checkpoint)), dtype_(dtype), what_(std::move(what)) {
-  tensors_ = opt_tensors(layout, opt_prefix(*checkpoint_, what_));
+  tensors_ = tensor_list(*model.family, layout, tensor_prefix(*model.family, *checkpoint_, what_));
   match();
   const TensorPlace* head = checkpoint_->find(kHeadName);
-  if (shape.tie_word_embeddings != 0 && head != nullptr) {
+  if (model.shape.tie_word_embeddings != 0 && head != nullptr) {
     if (head->tensor->shape != tensors_.front().shape) {
       fail(
           "{}: tensor {} has shape {}, {} was expected: \"tie_word_embeddings\" makes it the token "
@@ -141,7 +143,35 @@ void CheckpointSource::read(const Stored& from, std::int64_t first,
 
 void CheckpointSource::fill(std::size_t tensor, std::int64_t first,
                             std::span<std::byte> out) const {
-  read(stored_[tensor], first, out);
+  const WeightTensor& wanted = tensors_[tensor];
+  if (wanted.inputs_first) {
+    read_turned(tensor, first, out);
+  } else {
+    const std::int64_t inputs = wanted.shape.size() > 1 ? wanted.shape.back() : 1;
+    read(stored_[tensor], wanted.first_output * inputs + first, out);
+  }
+}
+
+// Rows of (out, in) from a tensor of (in, out): its rows are read one after the other, the wanted outputs
+// of each. A task is a few hundred outputs, so a read is some hundred bytes; the file's pages are cached.
+void CheckpointSource::read_turned(std::size_t tensor, std::int64_t first,
+                                   std::span<std::byte> out) const {
+  const WeightTensor& wanted = tensors_[tensor];
+  const std::int64_t inputs = wanted.shape.front(), outputs = wanted.shape.back();
+  const auto element = static_cast<std::size_t>(size_of(dtype_).n);
+  const std::int64_t end = first + static_cast<std::int64_t>(out.size() / element);
+  const std::int64_t from = first / inputs, to = ceil_div(end, inputs);
+  std::vector<std::byte> row(static_cast<std::size_t>(to - from) * element);
+  for (std::int64_t input = 0; input < inputs; ++input) {
+    read(stored_[tensor], input * outputs + wanted.first_output + from, row);
+    for (std::int64_t output = from; output < to; ++output) {
+      const std::int64_t at = output * inputs + input;
+      if (at >= first && at < end) {
+        std::memcpy(out.data() + static_cast<std::size_t>(at - first) * element,
+                    row.data() + static_cast<std::size_t>(output - from) * element, element);
+      }
+    }
+  }
 }
 
 void CheckpointSource::check_after(std::span<const std::byte> segment) const {

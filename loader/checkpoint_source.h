@@ -1,7 +1,8 @@
 #pragma once
 // Weights from a checkpoint. Before a byte of a tensor is read, every tensor the model needs has been
 // found there, with the shape the config asks for and a readable type. Tensors are read with pread
-// into the segment, and converted if the stored type is not the kept one.
+// into the segment, turned where the checkpoint has inputs first, and converted if the stored type is not
+// the kept one.
 
 #include <filesystem>
 #include <memory>
@@ -24,7 +25,7 @@ class CheckpointSource final : public WeightSource {
  public:
   // Fails with the first tensor that is missing or wrong, and says how many more are. `what` is the
   // model directory, as messages name it.
-  CheckpointSource(std::shared_ptr<const Checkpoint> checkpoint, const ModelShape& shape,
+  CheckpointSource(std::shared_ptr<const Checkpoint> checkpoint, const ModelConfig& model,
                    const WeightLayout& layout, DType dtype, std::string what);
 
   const std::vector<WeightTensor>& tensors() const override { return tensors_; }
@@ -47,6 +48,7 @@ class CheckpointSource final : public WeightSource {
   void match();
   void tell_of_the_rest();
   void read(const Stored& from, std::int64_t first, std::span<std::byte> out) const;
+  void read_turned(std::size_t tensor, std::int64_t first, std::span<std::byte> out) const;
   void check_tied_head(std::span<const std::byte> segment) const;
 
   std::shared_ptr<const Checkpoint> checkpoint_;

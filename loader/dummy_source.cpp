@@ -7,7 +7,7 @@
 
 #include "common/trouble.h"
 #include "loader/conversion.h"
-#include "loader/opt_tensors.h"
+#include "loader/tensor_list.h"
 
 namespace poise {
 namespace {
@@ -23,6 +23,8 @@ float deviation_of(const WeightTensor& tensor, std::int32_t layers) {
     case Weight::final_norm_weight:
     case Weight::attention_norm_weight:
     case Weight::mlp_norm_weight:
+    case Weight::k_norm:
+    case Weight::q_norm:
       return 0;
     case Weight::w_o:
     case Weight::fc2:
@@ -101,8 +103,9 @@ void fill_bell_shaped(std::uint64_t seed, std::uint64_t stream, std::int64_t fir
   }
 }
 
-DummySource::DummySource(const WeightLayout& layout, DType dtype, std::uint64_t seed)
-    : tensors_(opt_tensors(layout, "model.decoder.")), dtype_(dtype), seed_(seed) {
+DummySource::DummySource(const Family& family, const WeightLayout& layout, DType dtype,
+                         std::uint64_t seed)
+    : tensors_(tensor_list(family, layout, family.prefixes.front())), dtype_(dtype), seed_(seed) {
   for (const WeightTensor& tensor : tensors_) {
     deviation_.push_back(deviation_of(tensor, layout.layers));
   }

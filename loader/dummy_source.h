@@ -9,13 +9,14 @@
 
 #include <vector>
 
+#include "common/families/family.h"
 #include "loader/weight_source.h"
 
 namespace poise {
 
 class DummySource final : public WeightSource {
  public:
-  DummySource(const WeightLayout& layout, DType dtype, std::uint64_t seed);
+  DummySource(const Family& family, const WeightLayout& layout, DType dtype, std::uint64_t seed);
 
   const std::vector<WeightTensor>& tensors() const override { return tensors_; }
   void fill(std::size_t tensor, std::int64_t first, std::span<std::byte> out) const override;

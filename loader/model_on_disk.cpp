@@ -25,14 +25,15 @@ ModelOnDisk open_model(const std::filesystem::path& directory, std::optional<DTy
   if (format == LoadFormat::dummy) {
     model.dtype = kept_dtype(dtype, model.config, nullptr, what);
     model.layout = weight_layout(model.config.shape, model.dtype);
-    model.source = std::make_unique<DummySource>(model.layout, model.dtype, seed);
+    model.source =
+        std::make_unique<DummySource>(*model.config.family, model.layout, model.dtype, seed);
     return model;
   }
   const auto checkpoint = std::make_shared<const Checkpoint>(directory);
   model.dtype = kept_dtype(dtype, model.config, checkpoint.get(), what);
   model.layout = weight_layout(model.config.shape, model.dtype);
-  auto source = std::make_unique<CheckpointSource>(checkpoint, model.config.shape, model.layout,
-                                                   model.dtype, what);
+  auto source =
+      std::make_unique<CheckpointSource>(checkpoint, model.config, model.layout, model.dtype, what);
   const auto& of_files = checkpoint->notices();
   model.notices.insert(model.notices.end(), of_files.begin(), of_files.end());
   if (source->unneeded()) {

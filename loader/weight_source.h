@@ -16,14 +16,17 @@
 
 namespace poise {
 
-// A tensor's place in the weight segment. W_K and W_V are two tensors of one weight.
+// A tensor's place in the weight segment. W_K and W_V are two tensors of one weight; a fused tensor
+// of a checkpoint is in the list once for each weight that takes some of its outputs.
 struct WeightTensor {
   Weight weight;
-  std::uint32_t slab;  // 0: outer, 1 + l: layer l
-  std::string name;    // as the checkpoint has it
-  std::vector<std::int64_t> shape;
-  std::uint64_t offset;   // bytes from the segment's start
-  std::int64_t elements;  // those of `shape`
+  std::uint32_t slab;               // 0: outer, 1 + l: layer l
+  std::string name;                 // as the checkpoint has it
+  std::vector<std::int64_t> shape;  // there
+  std::int64_t first_output;        // of those there, the first that is taken
+  bool inputs_first;                // a matrix of (in, out); the segment has (out, in)
+  std::uint64_t offset;             // bytes from the segment's start
+  std::int64_t elements;            // taken
 };
 
 class WeightSource {

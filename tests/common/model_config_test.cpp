@@ -166,7 +166,7 @@ TEST(ModelConfig, WhatCannotBeIsRefusedInOneSentenceThatNamesTheField) {
       {R"("max_position_embeddings": -2048)", "\"max_position_embeddings\" must be"},
       {R"("word_embed_proj_dim": 0)", "\"word_embed_proj_dim\" must be"},
       {R"("word_embed_proj_dim": {})", "not an object"},
-      {R"("activation_function": "swish")", "is \"swish\"; supported are relu, gelu"},
+      {R"("activation_function": "mish")", "is \"mish\"; supported are relu, gelu"},
       {R"("activation_function": 1)", "must be a string, not 1"},
       {R"("do_layer_norm_before": 1)", "must be true or false, not 1"},
       {R"("enable_bias": "yes")", "must be true or false, not \"yes\""},
@@ -179,7 +179,7 @@ TEST(ModelConfig, WhatCannotBeIsRefusedInOneSentenceThatNamesTheField) {
       {R"("bos_token_id": 1.5)", "\"bos_token_id\" must be"},
       {R"("quantization_config": {"bits": 4})", "quantised checkpoints are not supported"},
       {R"("architectures": ["LlamaForCausalLM"])",
-       "the architecture LlamaForCausalLM is not supported; supported is OPTForCausalLM"},
+       "\"architectures\" is LlamaForCausalLM, but \"model_type\" is opt, not llama"},
       {R"("architectures": ["OPTForSequenceClassification"])", "OPTForSequenceClassification"},
       {R"("architectures": "OPTForCausalLM")", "must be a list of names"},
       {R"("architectures": [3])", "must hold names, not 3"},
@@ -191,8 +191,8 @@ TEST(ModelConfig, WhatCannotBeIsRefusedInOneSentenceThatNamesTheField) {
     EXPECT_THAT(sentence, HasSubstr(row.says)) << row.field;
     EXPECT_THAT(sentence, HasSubstr("config.json")) << row.field;
   }
-  EXPECT_THAT(complaint([] { from_text(R"({"model_type": "llama"})"); }),
-              HasSubstr("model_type llama is not supported"));
+  EXPECT_THAT(complaint([] { from_text(R"({"model_type": "bloom"})"); }),
+              HasSubstr("model_type bloom is not supported"));
   EXPECT_THAT(complaint([] { from_text("{}"); }), HasSubstr("neither \"architectures\" nor"));
   EXPECT_THAT(complaint([] { from_text("[]"); }), HasSubstr("a JSON object is needed, not a list"));
 }

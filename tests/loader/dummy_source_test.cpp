@@ -95,7 +95,7 @@ TEST(DummyWeights, EachKindHasItsScale) {
   shape.head_dim = 64;
   shape.ffn_dim = 512;
   const WeightLayout layout = weight_layout(shape, DType::float32);
-  const DummySource source(layout, DType::float32, 4);
+  const DummySource source(*families().front(), layout, DType::float32, 4);
   for (std::size_t i = 0; i < source.tensors().size(); ++i) {
     const WeightTensor& tensor = source.tensors()[i];
     std::vector<float> values(static_cast<std::size_t>(tensor.elements));
@@ -119,8 +119,8 @@ TEST(DummyWeights, EachKindHasItsScale) {
 
 TEST(DummyWeights, InAnotherTypeAreTheSameNumbersRounded) {
   const WeightLayout layout = weight_layout(testing_support::tiny_shape(), DType::float32);
-  const DummySource exact(layout, DType::float32, 4);
-  const DummySource rounded(layout, DType::bfloat16, 4);
+  const DummySource exact(*families().front(), layout, DType::float32, 4);
+  const DummySource rounded(*families().front(), layout, DType::bfloat16, 4);
   std::vector<float> wide(100);
   std::vector<BFloat16> narrow(100);
   exact.fill(0, 7, std::as_writable_bytes(std::span(wide)));
