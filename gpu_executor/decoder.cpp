@@ -1,6 +1,10 @@
 #include "gpu_executor/decoder.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
+
+#include "common/rotary.h"
 
 namespace poise {
 namespace {
@@ -24,6 +28,15 @@ Decoder::Decoder(Device& device, const ModelShape& shape, DType dtype, const Dev
   head_normed_ = device.allocate(sizes.head_normed, "normed rows for the head");
   head_projected_ = device.allocate(sizes.head_projected, "projected rows for the head");
   logits_ = device.allocate(sizes.logits, "logits");
+  frequencies_ = device.allocate(sizes.rotary, "rotary frequencies");
+  if (shape.rotates()) {
+    const std::vector<float> table = rotary_frequencies(shape);
+    const Bytes bytes{static_cast<std::int64_t>(table.size() * sizeof(float))};
+    frequencies_from_ = device.allocate_host(bytes);
+    std::memcpy(frequencies_from_.data(), table.data(), static_cast<std::size_t>(bytes.n));
+    const Copy copy{.to = frequencies_.data(), .from = frequencies_from_.data(), .bytes = bytes};
+    device.copy(Stream::copy_in, {&copy, 1});  // the first tables come behind it
+  }
 }
 
 void Decoder::embed(const OuterWeights& weights, const EmbedInput& input) {
@@ -42,6 +55,9 @@ void Decoder::embed(const OuterWeights& weights, const EmbedInput& input) {
                         .rows = input.rows,
                         .epilogue = Epilogue::none});
   }
+  if (shape_.learned_positions == 0) {
+    return;
+  }
   device_.launch(AddPositions{.inout = input.hidden,
                               .positions = input.positions,
                               .table = weights.position_embedding,
@@ -56,6 +72,7 @@ void Decoder::project_kv(const LayerWeights& weights, const LayerRows& rows,
   hooks.need(Weight::w_kv);
   hooks.need(Weight::attention_norm_weight);
   hooks.need(Weight::attention_norm_bias);
+  hooks.need(Weight::k_norm);
   hooks.begins(messages::SpanKind::Qkv);
   // The attention input, rounded as it will be stored: all that follows is made from that.
   const Rows act{.data = rows.new_act, .dtype = dtype_, .stride = shape_.hidden_size};
@@ -65,27 +82,50 @@ void Decoder::project_kv(const LayerWeights& weights, const LayerRows& rows,
     device_.launch(
         Convert{.out = act, .in = rows.hidden, .rows = rows.rows, .dim = shape_.hidden_size});
   }
-  device_.launch(Gemm{.out = {.data = rows.new_kv, .dtype = dtype_, .stride = kv_width()},
+  const Rows kv{.data = rows.new_kv, .dtype = dtype_, .stride = kv_width()};
+  device_.launch(Gemm{.out = kv,
                       .in = act,
                       .weight = weights.w_kv,
                       .bias = weights.b_kv,
                       .residual = nullptr,
                       .rows = rows.rows,
                       .epilogue = Epilogue::none});
+  turn(kv, shape_.num_key_value_heads, rows.places, weights.k_norm, rows.rows);
   hooks.rows_made();
 }
 
 void Decoder::project_queries(const LayerWeights& weights, const LayerRows& rows,
                               const LayerHooks& hooks) {
   hooks.need(Weight::w_q);
+  hooks.need(Weight::q_norm);
   hooks.begins(messages::SpanKind::Qkv);
-  device_.launch(Gemm{.out = work_rows(q_, shape_.q_dim()),
+  const Rows q = work_rows(q_, shape_.q_dim());
+  device_.launch(Gemm{.out = q,
                       .in = {.data = rows.new_act, .dtype = dtype_, .stride = shape_.hidden_size},
                       .weight = weights.w_q,
                       .bias = weights.b_q,
                       .residual = nullptr,
                       .rows = rows.rows,
                       .epilogue = Epilogue::none});
+  turn(q, shape_.num_attention_heads, rows.places, weights.q_norm, rows.rows);
+}
+
+void Decoder::turn(const Rows& heads, std::int32_t count, const RotaryPlace* places,
+                   const void* norm_weight, std::int64_t rows) {
+  if (!shape_.turns_heads()) {
+    return;
+  }
+  device_.launch(Rotate{.inout = heads,
+                        .places = places,
+                        .frequencies = floats(frequencies_),
+                        .norm_weight = norm_weight,
+                        .dtype = dtype_,
+                        .rows = rows,
+                        .heads = count,
+                        .head_dim = shape_.head_dim,
+                        .rotary_dim = shape_.rotary.dim,
+                        .scale = shape_.rotary.scale,
+                        .epsilon = shape_.norm_epsilon});
 }
 
 void Decoder::attend(const LayerRows& rows, const LayerContext& context, const LayerHooks& hooks) {
@@ -118,7 +158,8 @@ void Decoder::attend(const LayerRows& rows, const LayerContext& context, const L
                            .head_dim = shape_.head_dim,
                            .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
                            .max_new_tokens = context.max_new_tokens,
-                           .max_context = context.max_context});
+                           .max_context = context.max_context,
+                           .window = context.window});
 }
 
 // KV Gen (Eq. 1): rows of ACT blocks to rows of KV blocks in the same slots.
@@ -128,15 +169,17 @@ void Decoder::regenerate(const LayerWeights& weights, const LayerContext& contex
     return;
   }
   hooks.need(Weight::w_kv);
+  hooks.need(Weight::k_norm);
   hooks.begins(messages::SpanKind::KvGen);
   const std::int64_t h = shape_.hidden_size;
   const std::int64_t width = size_of(dtype_).n;
   for (const Regenerate& range : context.regenerate) {
     const std::int64_t row = range.first_slot * kBlockTokens;
+    const Rows kv{.data = static_cast<std::byte*>(context.regenerated) + row * kv_width() * width,
+                  .dtype = dtype_,
+                  .stride = kv_width()};
     device_.launch(Gemm{
-        .out = {.data = static_cast<std::byte*>(context.regenerated) + row * kv_width() * width,
-                .dtype = dtype_,
-                .stride = kv_width()},
+        .out = kv,
         .in = {.data = static_cast<std::byte*>(const_cast<void*>(context.act)) + row * h * width,
                .dtype = dtype_,
                .stride = h},
@@ -145,6 +188,8 @@ void Decoder::regenerate(const LayerWeights& weights, const LayerContext& contex
         .residual = nullptr,
         .rows = range.count * kBlockTokens,
         .epilogue = Epilogue::none});
+    turn(kv, shape_.num_key_value_heads, context.act_places + row, weights.k_norm,
+         range.count * kBlockTokens);
   }
 }
 
@@ -179,18 +224,26 @@ void Decoder::mlp(const LayerWeights& weights, const LayerRows& rows, const Laye
   } else {
     in = gemm_input(rows.hidden, h, normed_, rows.rows);
   }
-  device_.launch(Gemm{.out = work_rows(mlp_, shape_.ffn_dim),
+  const Rows between = work_rows(mlp_, shape_.fc1_dim());
+  device_.launch(Gemm{.out = between,
                       .in = in,
                       .weight = weights.fc1,
                       .bias = weights.fc1_bias,
                       .residual = nullptr,
                       .rows = rows.rows,
-                      .epilogue = activation()});
+                      .epilogue = shape_.gated_mlp != 0 ? Epilogue::none : activation()});
+  if (shape_.gated_mlp != 0) {
+    device_.launch(GatedActivation{.out = between,
+                                   .in = between,
+                                   .rows = rows.rows,
+                                   .dim = shape_.ffn_dim,
+                                   .activation = activation()});
+  }
   hooks.need(Weight::fc2);
   hooks.begins(messages::SpanKind::Fc2);
   float* sum = norm_before ? rows.hidden : floats(normed_);
   device_.launch(Gemm{.out = float_rows(sum, h),
-                      .in = work_rows(mlp_, shape_.ffn_dim),
+                      .in = between,
                       .weight = weights.fc2,
                       .bias = weights.fc2_bias,
                       .residual = rows.hidden,
@@ -243,6 +296,16 @@ void Decoder::head(const OuterWeights& weights, const HeadInput& input) {
 
 void Decoder::norm(const Rows& out, const float* in, const void* weight, const void* bias,
                    std::int32_t rows) {
+  if (shape_.norm == Norm::rms) {
+    device_.launch(RmsNorm{.out = out,
+                           .in = in,
+                           .weight = weight,
+                           .dtype = dtype_,
+                           .rows = rows,
+                           .dim = shape_.hidden_size,
+                           .epsilon = shape_.norm_epsilon});
+    return;
+  }
   device_.launch(LayerNorm{.out = out,
                            .in = in,
                            .weight = weight,

@@ -1,7 +1,7 @@
 #pragma once
 // The model's arithmetic as launches on the compute stream: embedding, one decoder layer and the
 // head, each for the rows of one mini-batch, in the order of operations of transformers'
-// OPTDecoderLayer. Everything lies in device memory; the pipeline queues the waits for it,
+// decoder layers. The shape's switches say which there are. Everything lies in device memory; the pipeline queues the waits for it,
 // through LayerHooks and between the calls. Owns the buffers between
 // operations; nothing in them outlives a call.
 
@@ -34,8 +34,9 @@ struct Regenerate {
 struct LayerRows {
   float* hidden;  // (rows, hidden_size); read and written
   std::int32_t rows;
-  void* new_act;  // (rows, hidden_size) of the stored type; written
-  void* new_kv;   // (rows, 2, kv_heads, head_dim) of the stored type; written
+  void* new_act;              // (rows, hidden_size) of the stored type; written
+  void* new_kv;               // (rows, 2, kv_heads, head_dim) of the stored type; written
+  const RotaryPlace* places;  // (rows), models that turn heads
 };
 
 // The context of one of those mini-batches.
@@ -46,6 +47,8 @@ struct LayerContext {
   void* regenerated;       // (act_slots, block_tokens, 2, kv_heads, head_dim); written
   void* here;  // KV blocks that stay on the device, as in the KV buffer; read and written
   std::span<const Regenerate> regenerate;
+  const RotaryPlace* act_places;     // (act_slots, block_tokens), models that turn heads
+  std::int32_t window;               // of the layer; 0: none
   const RowMove* kv_moves;           // (kv_move_count) new rows into the KV buffer
   const RowMove* regenerated_moves;  // (regenerated_move_count) … into the regenerated buffer
   const RowMove* here_moves;         // (here_move_count) … into blocks that stay on the device
@@ -80,7 +83,8 @@ class Decoder {
   // A layer, for a group: `project_kv` makes the keys and values of its new rows, `project_queries`
   // their queries; for each of its mini-batches `regenerate` makes keys and values of the ACT blocks
   // (KV Gen), and `attend` reads the context; `finish` is all that follows attention. `project_kv` and
-  // `regenerate` read W_K, W_V and the attention norm, and no other weight. `attend` comes last of a
+  // `regenerate` read W_K, W_V, the attention norm and the norm of K, and no other weight. Both turn the keys
+  // they made (Rotate), new rows before they are stored, so a key has the same bits loaded or made again. `attend` comes last of a
   // mini-batch; the order of the others is free.
   void project_kv(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
   void project_queries(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
@@ -94,6 +98,9 @@ class Decoder {
   void mlp(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
   void norm(const Rows& out, const float* in, const void* weight, const void* bias,
             std::int32_t rows);
+  // Norms and rotates the heads of queries or keys, in a model that does.
+  void turn(const Rows& heads, std::int32_t count, const RotaryPlace* places,
+            const void* norm_weight, std::int64_t rows);
   Rows gemm_input(float* in, std::int64_t width, const Buffer& converted, std::int32_t rows);
   Rows work_rows(const Buffer& buffer, std::int64_t width) const;
   Epilogue activation() const;
@@ -105,6 +112,8 @@ class Decoder {
   const DType work_;   // of what stands between operations
   Buffer q_, attended_, normed_, mlp_;
   Buffer head_rows_, head_normed_, head_projected_, logits_;
+  Buffer frequencies_;  // (frequency_sets, rotary_pairs)
+  HostBuffer frequencies_from_;
 };
 
 }  // namespace poise

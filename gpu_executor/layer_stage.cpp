@@ -13,7 +13,8 @@ LayerStage::LayerStage(const StageParts& parts, BlockCopies& copies, const Devic
       layout_(layout),
       regenerated_(parts.device.allocate(sizes.regenerated, "regenerated KV")) {}
 
-void LayerStage::run(RunningOrder& order, const LayerOrderWork& work, LayerId layer) {
+void LayerStage::run(RunningOrder& order, const LayerOrderWork& work, LayerId layer,
+                     const RotaryPlace* places) {
   const LayerWeights& weights = parts_.weights.begin(layer);
   const bool streamed = !is_resident(limits_, layer, layout_.layers);
   const bool queries_wait = streamed && fetches(work.fetch, layout_, layer, Weight::w_q);
@@ -29,7 +30,7 @@ void LayerStage::run(RunningOrder& order, const LayerOrderWork& work, LayerId la
   for (const RowGroup& group : group(visits)) {
     const std::span<const Visit> members(&visits[group.begin], group.end - group.begin);
     const RowsSide& side = copies_.next_rows_side();
-    const LayerRows rows = rows_of(members.front(), group, side);
+    const LayerRows rows = rows_of(members.front(), group, side, places);
     const LayerHooks of_rows = hooks(members.front().id, side);
     const bool regenerate_first = queries_wait && group.begin == 0;
     parts_.device.wait(Stream::compute, *side.stored);
@@ -82,12 +83,13 @@ std::vector<RowGroup> LayerStage::group(std::span<Visit> visits) const {
   return groups;
 }
 
-LayerRows LayerStage::rows_of(const Visit& first, const RowGroup& group,
-                              const RowsSide& side) const {
+LayerRows LayerStage::rows_of(const Visit& first, const RowGroup& group, const RowsSide& side,
+                              const RotaryPlace* places) const {
   return {.hidden = parts_.hidden_of(first.batch),
           .rows = group.rows,
           .new_act = side.act.data(),
-          .new_kv = side.kv.data()};
+          .new_kv = side.kv.data(),
+          .places = places == nullptr ? nullptr : places + first.batch.first_row};
 }
 
 LayerHooks LayerStage::hooks(std::uint32_t mini_batch, const RowsSide& side) {
@@ -114,6 +116,8 @@ LayerContext LayerStage::context_of(const Visit& visit, LayerId layer) const {
           .regenerated = regenerated_.data(),
           .here = copies_.kv_here(layer),
           .regenerate = visit.batch.regenerate,
+          .act_places = at<RotaryPlace>(tables, table.act_places),
+          .window = parts_.shape.window(layer),
           .kv_moves = moves,
           .regenerated_moves = moves + table.kv_moves,
           .here_moves = moves + table.kv_moves + table.regenerated_moves,

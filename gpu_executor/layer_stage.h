@@ -29,11 +29,14 @@ class LayerStage {
   LayerStage(const StageParts& parts, BlockCopies& copies, const DeviceLimits& limits,
              const WeightLayout& layout, const DeviceSizes& sizes);
 
-  void run(RunningOrder& order, const LayerOrderWork& work, LayerId layer);
+  // `places`: of all rows of the iteration, on the device, in models that turn heads.
+  void run(RunningOrder& order, const LayerOrderWork& work, LayerId layer,
+           const RotaryPlace* places);
 
  private:
   std::vector<RowGroup> group(std::span<Visit> visits) const;
-  LayerRows rows_of(const Visit& first, const RowGroup& group, const RowsSide& side) const;
+  LayerRows rows_of(const Visit& first, const RowGroup& group, const RowsSide& side,
+                    const RotaryPlace* places) const;
   LayerHooks hooks(std::uint32_t mini_batch, const RowsSide& side);
   LayerContext context_of(const Visit& visit, LayerId layer) const;
   void regenerate(const Visit& visit, const LayerWeights& weights, const LayerContext& context,

@@ -17,7 +17,7 @@ OuterStages::OuterStages(const StageParts& parts, const DeviceSizes& sizes) : pa
 }
 
 void OuterStages::run_embedding(RunningOrder& order, const LayerOrderWork& work) {
-  auto& [device, tracer, weights, decoder, orders, hidden, hidden_size] = parts_;
+  auto& [device, tracer, weights, decoder, orders, hidden, shape] = parts_;
   order.work->side = iterations_++ % sides_.size();
   IterationSide& side = sides_[order.work->side];
   const IterationTable& table = order.work->table;
@@ -47,6 +47,19 @@ void OuterStages::run_embedding(RunningOrder& order, const LayerOrderWork& work)
   device.record(*side.computed, Stream::compute);
 }
 
+const RotaryPlace* OuterStages::places(const IterationWork& work) const {
+  if (!parts_.shape.turns_heads()) {
+    return nullptr;
+  }
+  return at<RotaryPlace>(sides_[work.side].tables.data(), work.table.places);
+}
+
+void OuterStages::read_by_layer(const IterationWork& work) {
+  if (parts_.shape.turns_heads()) {
+    parts_.device.record(*sides_[work.side].computed, Stream::compute);
+  }
+}
+
 void OuterStages::run_head(RunningOrder& order, const LayerOrderWork& work) {
   IterationSide& side = sides_[order.work->side];
   for (const std::uint32_t id : work.mini_batches) {
@@ -67,7 +80,7 @@ void OuterStages::run_head(RunningOrder& order, const LayerOrderWork& work) {
 
 void OuterStages::compute_head(const IterationWork& work, const HeadChunk& chunk, SampleSide& side,
                                const std::byte* table, std::int64_t first_result) {
-  auto& [device, tracer, weights, decoder, orders, hidden, hidden_size] = parts_;
+  auto& [device, tracer, weights, decoder, orders, hidden, shape] = parts_;
   auto* sampled = reinterpret_cast<SampledRow*>(side.sampled.data());
   device.wait(Stream::compute, *side.taken);
   tracer.begin({.kind = messages::SpanKind::Head, .stream = Stream::compute});

@@ -21,6 +21,10 @@ class OuterStages {
 
   void run_embedding(RunningOrder& order, const LayerOrderWork& work);
   void run_head(RunningOrder& order, const LayerOrderWork& work);
+  // Places of the iteration's rows on the device, for its layers; null where the model turns no heads. Valid
+  // from its embedding on, until `read_by_layer` says for the last time that a layer's launches are queued.
+  const RotaryPlace* places(const IterationWork& work) const;
+  void read_by_layer(const IterationWork& work);
 
  private:
   // Half of the tables for embedding and head; an iteration holds one.

@@ -43,7 +43,7 @@ Pipeline::~Pipeline() { device_.finish(); }
 void Pipeline::begin(const messages::Iteration& iteration,
                      std::vector<std::vector<std::uint32_t>> after, const HostBlocks& blocks) {
   auto work = std::make_shared<IterationWork>(
-      make_work(iteration, std::move(after), blocks, limits_, host_buffers_));
+      make_work(iteration, std::move(after), blocks, shape_, limits_, host_buffers_));
   begun_.emplace(iteration.iteration(), std::move(work));
 }
 
@@ -56,7 +56,8 @@ void Pipeline::submit(const LayerOrderWork& order) {
                        .mini_batches = order.mini_batches,
                        .work = begun->second};
   if (const auto layer = orders_.layer_of(order.stage)) {
-    layer_.run(running, order, *layer);
+    layer_.run(running, order, *layer, outer_.places(*running.work));
+    outer_.read_by_layer(*running.work);
   } else if (order.stage == 0) {
     outer_.run_embedding(running, order);
   } else {

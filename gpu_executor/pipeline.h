@@ -69,9 +69,8 @@ class Pipeline {
 
  private:
   StageParts parts() {
-    return {device_,           tracer_, weights_,
-            decoder_,          orders_, reinterpret_cast<float*>(hidden_.data()),
-            shape_.hidden_size};
+    return {device_, tracer_, weights_, decoder_, orders_, reinterpret_cast<float*>(hidden_.data()),
+            shape_};
   }
 
   Device& device_;

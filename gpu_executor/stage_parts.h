@@ -18,11 +18,11 @@ struct StageParts {
   WeightsOnDevice& weights;
   Decoder& decoder;
   RunningOrders& orders;
-  float* hidden;             // (max_rows, hidden_size): of all rows, from stage to stage
-  std::int64_t hidden_size;  // of the model
+  float* hidden;  // (max_rows, hidden_size): of all rows, from stage to stage
+  const ModelShape& shape;
 
   float* hidden_of(const MiniBatchWork& batch) const {
-    return hidden + batch.first_row * hidden_size;
+    return hidden + batch.first_row * shape.hidden_size;
   }
 };
 

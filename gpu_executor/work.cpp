@@ -5,12 +5,14 @@
 #include <bit>
 #include <cstring>
 
+#include "common/rotary.h"
 #include "common/trouble.h"
 
 namespace poise {
 namespace {
 
 static_assert(sizeof(RowMove) == kRowMoveBytes && sizeof(ContextBlock) == kContextBlockBytes);
+static_assert(sizeof(RotaryPlace) == kRotaryPlaceBytes);
 static_assert(sizeof(AttentionSequence) == kAttentionSequenceBytes);
 static_assert(sizeof(SampleRow) == kSampleRowBytes && sizeof(SampledRow) == kSampledRowBytes);
 
@@ -49,19 +51,62 @@ class TableWriter {
 
 std::int32_t to_int(std::uint32_t n) { return static_cast<std::int32_t>(n); }
 
-void add_embedding(const messages::Iteration& iteration, IterationTable& table,
-                   TableWriter& writer) {
+// Where the row at `position` of a mini-batch's sequence stands.
+RotaryPlace place_of(const ModelShape& shape, const messages::MiniBatch& batch,
+                     std::uint32_t sequence, std::uint32_t position) {
+  const std::uint32_t prompt = depends_on_prompt(shape) ? batch.prompt_tokens()->Get(sequence) : 0;
+  return {.position = to_int(position),
+          .frequencies = frequency_set(shape, to_int(position), to_int(prompt))};
+}
+
+// Of the rows of the slots that KV Gen fills: first slot, first row, and so on.
+std::vector<RotaryPlace> act_places(const messages::MiniBatch& batch, const ModelShape& shape) {
+  std::vector<RotaryPlace> places;
+  if (!shape.turns_heads() || batch.regenerate() == nullptr) {
+    return places;
+  }
+  std::uint32_t slots = 0;
+  for (const messages::SlotRange* range : *batch.regenerate()) {
+    slots = std::max(slots, range->first_slot() + range->count());
+  }
+  places.resize(static_cast<std::size_t>(slots) * kBlockTokens);
+  for (std::uint32_t number = 0; number < batch.sequences()->size(); ++number) {
+    const messages::Sequence& sequence = *batch.sequences()->Get(number);
+    for (std::uint32_t block = 0; block * kBlockTokens < sequence.context(); ++block) {
+      const messages::AttentionEntry& entry = *batch.entries()->Get(sequence.first_entry() + block);
+      if (entry.where() != messages::Where::RegeneratedKv || entry.slot() >= slots) {
+        continue;
+      }
+      for (std::uint32_t row = 0; row < std::uint32_t{kBlockTokens}; ++row) {
+        places[std::size_t{entry.slot()} * kBlockTokens + row] =
+            place_of(shape, batch, number, block * kBlockTokens + row);
+      }
+    }
+  }
+  return places;
+}
+
+void add_embedding(const messages::Iteration& iteration, const ModelShape& shape,
+                   IterationTable& table, TableWriter& writer) {
   std::vector<std::int32_t> tokens, positions;
+  std::vector<RotaryPlace> places;
   for (const messages::MiniBatch* batch : *iteration.mini_batches()) {
     tokens.insert(tokens.end(), batch->tokens()->begin(), batch->tokens()->end());
-    for (const messages::Sequence* sequence : *batch->sequences()) {
-      for (std::uint32_t i = 0; i < sequence->new_tokens(); ++i) {
-        positions.push_back(to_int(sequence->context() + i));
+    for (std::uint32_t number = 0; number < batch->sequences()->size(); ++number) {
+      const messages::Sequence& sequence = *batch->sequences()->Get(number);
+      for (std::uint32_t i = 0; i < sequence.new_tokens(); ++i) {
+        positions.push_back(to_int(sequence.context() + i));
+        if (shape.turns_heads()) {
+          places.push_back(place_of(shape, *batch, number, sequence.context() + i));
+        }
       }
     }
   }
   table.tokens = writer.add(tokens);
   table.positions = writer.add(positions);
+  if (!places.empty()) {
+    table.places = writer.add(places);
+  }
 }
 
 // Where attention finds a block. The KV buffer is laid out from its end, as the KV blocks are in a
@@ -81,8 +126,8 @@ ContextBlock context_block(const messages::AttentionEntry& entry, const DeviceLi
                    .slot = from_end(limits.kv_slots, entry.slot()), .buffer = 0, .unused = {}};
 }
 
-LayerTable layer_table(const messages::MiniBatch& batch, const DeviceLimits& limits,
-                       TableWriter& writer) {
+LayerTable layer_table(const messages::MiniBatch& batch, const ModelShape& shape,
+                       const DeviceLimits& limits, TableWriter& writer) {
   std::vector<ContextBlock> blocks;
   for (const messages::AttentionEntry* entry : *batch.entries()) {
     blocks.push_back(context_block(*entry, limits));
@@ -120,6 +165,9 @@ LayerTable layer_table(const messages::MiniBatch& batch, const DeviceLimits& lim
   table.moves = writer.add(all);
   table.sequences = writer.add(sequences);
   table.blocks = writer.add(blocks);
+  if (const std::vector<RotaryPlace> places = act_places(batch, shape); !places.empty()) {
+    table.act_places = writer.add(places);
+  }
   table.span = writer.end_span();
   return table;
 }
@@ -269,12 +317,12 @@ void HostBuffers::give_back(HostBuffer buffer) {
 
 IterationWork make_work(const messages::Iteration& iteration,
                         std::vector<std::vector<std::uint32_t>> after, const HostBlocks& blocks,
-                        const DeviceLimits& limits, HostBuffers& buffers) {
+                        const ModelShape& shape, const DeviceLimits& limits, HostBuffers& buffers) {
   IterationWork work{.iteration = iteration.iteration(), .blocks = blocks};
   work.mini_batches.resize(iteration.mini_batches()->size());
   TableWriter writer;
   writer.begin_span();
-  add_embedding(iteration, work.table, writer);
+  add_embedding(iteration, shape, work.table, writer);
   HeadBuilder head(limits);
   std::int64_t first_row = 0;
   for (const messages::MiniBatch* batch : *iteration.mini_batches()) {
@@ -295,7 +343,7 @@ IterationWork make_work(const messages::Iteration& iteration,
   for (const messages::MiniBatch* batch : *iteration.mini_batches()) {
     MiniBatchWork& one = work.mini_batches[batch->id()];
     one.after = std::move(after[batch->id()]);
-    one.layer = layer_table(*batch, limits, writer);
+    one.layer = layer_table(*batch, shape, limits, writer);
     add_copies(*batch, one);
   }
   const std::size_t size = writer.bytes().size();

@@ -12,6 +12,7 @@
 #include "common/blocks.h"
 #include "common/device_memory.h"
 #include "common/messages_generated.h"
+#include "common/model_shape.h"
 #include "gpu_executor/decoder.h"
 #include "gpu_executor/device.h"
 
@@ -40,6 +41,7 @@ const Record* at(const std::byte* tables, std::int64_t offset) {
 struct IterationTable {
   TableSpan span;
   std::int64_t tokens = 0, positions = 0;  // (rows of the iteration)
+  std::int64_t places = 0;                 // (rows of the iteration), models that turn heads
 };
 
 // What one mini-batch needs in each layer.
@@ -52,6 +54,8 @@ struct LayerTable {
   std::int32_t max_new_tokens = 0;  // of one sequence
   std::int32_t max_context = 0;     // … with its new tokens
   std::int64_t blocks = 0;          // (entries)
+  // (slots from which keys are made again, block_tokens), models that turn heads
+  std::int64_t act_places = 0;
 };
 
 // At most logits_rows rows of the head, of whatever mini-batches.
@@ -133,7 +137,7 @@ class HostBuffers {
 // `after`: for each mini-batch, as the order check found it.
 IterationWork make_work(const messages::Iteration& iteration,
                         std::vector<std::vector<std::uint32_t>> after, const HostBlocks& blocks,
-                        const DeviceLimits& limits, HostBuffers& buffers);
+                        const ModelShape& shape, const DeviceLimits& limits, HostBuffers& buffers);
 
 LayerOrderWork make_order(const messages::LayerOrder& order, std::uint64_t seq);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/rotary.h"
 #include "gpu_executor/order_check/order_check_batch.h"
 #include "kernels/kernels.h"
 
@@ -45,6 +46,10 @@ void RowCheck::check_sizes() const {
   const std::uint32_t sequences = size_of_vector(batch_.tables.sequences());
   if (sequences == 0 || sequences > static_cast<std::uint32_t>(batch_.limits.max_sequences)) {
     batch_.refuse("{} sequences, not 1 to {}", sequences, batch_.limits.max_sequences);
+  }
+  const std::uint32_t prompts = size_of_vector(batch_.tables.prompt_tokens());
+  if (prompts != sequences && (prompts > 0 || depends_on_prompt(batch_.shape))) {
+    batch_.refuse("{} sequences, but the prompt's tokens of {}", sequences, prompts);
   }
   if (batch_.entries() == 0 || batch_.entries() > batch_.limits.max_entries()) {
     batch_.refuse("{} attention entries, not 1 to {}", batch_.entries(),

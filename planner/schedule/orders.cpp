@@ -46,6 +46,7 @@ class MiniBatchBuilder {
     tables_->entries.reserve(static_cast<std::size_t>(entries));
     tables_->tokens.reserve(static_cast<std::size_t>(rows));
     tables_->sequences.reserve(static_cast<std::size_t>(sequences));
+    tables_->prompt_tokens.reserve(static_cast<std::size_t>(sequences));
   }
 
   void add(const ScheduledChunk& chunk) {
@@ -80,6 +81,7 @@ class MiniBatchBuilder {
     const std::uint32_t first_row = count_of(tables_->tokens);
     tables_->sequences.emplace_back(chunk.request->request->id.n, unsigned_of(context),
                                     unsigned_of(tokens), first_row, first_entry);
+    tables_->prompt_tokens.push_back(unsigned_of(chunk.request->prompt_size()));
     for (std::int32_t position = context; position < context + tokens; ++position) {
       tables_->tokens.push_back(chunk.request->token(position));
     }
