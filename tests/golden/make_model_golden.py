@@ -213,6 +213,13 @@ def write_checkpoint(model, spec, directory):
                   file, metadata={"format": "pt"})
 
 
+def write_golden(directory, golden):
+    text = json.dumps(golden, separators=(",", ":")).replace('{"prompt"', '\n{"prompt"')
+    (directory / "golden.json").write_text(text + "\n")
+    size = sum(f.stat().st_size for f in directory.glob("*.safetensors"))
+    print(f"  {size} bytes of weights, {len(text)} of golden.json")
+
+
 def make(name, spec):
     print(name)
     directory = HERE / name
@@ -229,10 +236,7 @@ def make(name, spec):
                 None, config=model.config, state_dict=model.state_dict()), spec, directory)
             golden, trouble = golden_of(directory, spec, cases)
             if golden:
-                text = json.dumps(golden, separators=(",", ":")).replace('{"prompt"', '\n{"prompt"')
-                (directory / "golden.json").write_text(text + "\n")
-                size = sum(f.stat().st_size for f in directory.glob("*.safetensors"))
-                print(f"  {size} bytes of weights, {len(text)} of golden.json")
+                write_golden(directory, golden)
                 return
         print(f"  another seed: {trouble}")
     sys.exit(f"{name}: {trouble}")
