@@ -60,6 +60,21 @@ Bytes capped(const char* option, std::optional<Bytes> allowed, Bytes there, SetU
   return std::min(allowed.value_or(there), there);
 }
 
+// Why ACT blocks save nothing here, where they do not.
+std::optional<std::string> note_on_act(const SetUp& made, const Allocation& placed) {
+  const BlockSizes sizes = block_sizes(made.shape, made.dtype);
+  if (sizes.act_row < sizes.kv_row) {
+    return std::nullopt;
+  }
+  return fmt::format(
+      "{} query heads share a key: in a layer a token takes {} as activations and {} as keys and "
+      "values, so ACT blocks save no bytes on the link{}",
+      made.shape.num_attention_heads / made.shape.num_key_value_heads, size_text(sizes.act_row),
+      size_text(sizes.kv_row),
+      placed.all_act_blocks() == 0 ? fmt::format(", and {} keeps KV", made.policy_name)
+                                   : std::string());
+}
+
 }  // namespace
 
 SetUp set_up(const PlanOptions& options, const ModelConfig& model,
@@ -105,6 +120,9 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
   options.placement.add_to(problem.fixed.placement, made.shape.num_hidden_layers,
                            problem.device.holds_blocks);
   const RunPlan plan = solve(*made.policy, problem);
+  if (const auto note = note_on_act(made, plan.host)) {
+    made.notes.push_back(*note);
+  }
   made.batch = plan.batch;
   made.demand = plan.demand;
   made.placement = {plan.host, plan.device};

@@ -91,6 +91,7 @@ class Tables {
       batch->sequences.emplace_back(next_request_++, 0, static_cast<std::uint32_t>(tokens),
                                     static_cast<std::uint32_t>(row),
                                     static_cast<std::uint32_t>(batch->entries.size()));
+      batch->prompt_tokens.push_back(static_cast<std::uint32_t>(tokens));
       for (std::int32_t begin = 0; begin < tokens; begin += kBlockTokens) {
         const std::int32_t count = std::min({kBlockTokens, tokens - begin, stored});
         const std::uint32_t block = count > 0 ? next_block_++ : 0;
@@ -146,6 +147,7 @@ class Tables {
       batch.sequences.emplace_back(next_request_++, count * kBlockTokens - 1, 1,
                                    static_cast<std::uint32_t>(batch.tokens.size()),
                                    static_cast<std::uint32_t>(batch.entries.size()));
+      batch.prompt_tokens.push_back(count * kBlockTokens - 1);
       batch.tokens.push_back(token());
       for (std::uint32_t left = count; left > 0;) {
         const std::uint32_t first = next_block_ % blocks.pool;
