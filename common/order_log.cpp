@@ -10,7 +10,9 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <system_error>
+#include <utility>
 
 #include "common/channel.h"
 #include "common/testing/failpoint.h"
@@ -82,12 +84,35 @@ std::uint64_t now_ns() {
       std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count());
 }
 
+// The last of each is copied to the beginning of a new segment.
+constexpr messages::Body kCarriedKinds[] = {
+    messages::Body::PoolGrant, messages::Body::Configure, messages::Body::Ready,
+    messages::Body::WeightsHeld, messages::Body::PolicyInForce};
+
+bool is_empty_file(const std::filesystem::path& file) {
+  std::error_code error;
+  return std::filesystem::file_size(file, error) == 0 && !error;
+}
+
 std::string system_text(int error) { return std::generic_category().message(error); }
 
 template <typename T>
 void append_bytes(std::vector<std::byte>& to, const T& value) {
   const auto* bytes = reinterpret_cast<const std::byte*>(&value);
   to.insert(to.end(), bytes, bytes + sizeof value);
+}
+
+void append_record(std::vector<std::byte>& to, std::span<const std::byte> message,
+                   std::uint64_t time_ns) {
+  RecordHeader header{.payload_bytes = static_cast<std::uint32_t>(message.size()),
+                      .payload_crc = crc32c(message),
+                      .time_ns = time_ns,
+                      .header_crc = 0,
+                      .unused = 0};
+  header.header_crc = header_crc(header);
+  append_bytes(to, header);
+  to.insert(to.end(), message.begin(), message.end());
+  to.resize(static_cast<std::size_t>(round_up(static_cast<std::int64_t>(to.size()), 8)));
 }
 
 // Reads exactly `size` bytes; false at the end of the file.
@@ -123,18 +148,56 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before) {
   return ~crc32c_table(bytes.data(), bytes.size(), crc);
 }
 
-OrderLog::OrderLog(const std::filesystem::path& path, const std::string& header_json)
-    : path_(path.string()) {
-  check(header_json.size() <= kMaxHeader, "an order log's header is small");
-  std::uint64_t end = 0;
-  if (std::error_code ignored;
-      std::filesystem::exists(path, ignored) && std::filesystem::file_size(path, ignored) > 0) {
-    OrderLogReader earlier(path);
-    while (auto record = earlier.next()) {
-      began_ns_ = record->time_ns;  // time goes on where the earlier process left it
-    }
-    end = std::filesystem::file_size(path) - static_cast<std::uint64_t>(earlier.torn_tail().n);
+OrderLog::OrderLog(const std::filesystem::path& path, const std::string& header_json,
+                   const OrderLogLimits& limits, bool after_damage)
+    : log_(path), header_(header_json), limits_(limits) {
+  check(header_json.size() <= kMaxHeader / 2, "an order log's header is small");
+  auto files = segment_files(path);
+  while (!files.empty() && is_empty_file(files.back())) {  // a process was killed before it wrote the header
+    std::filesystem::remove(files.back());
+    files.pop_back();
   }
+  if (!files.empty()) {
+    go_on(files.back(), !after_damage);
+  }
+  segment_ += after_damage ? 1 : 0;  // what was there has a number, too
+  if (descriptor_ < 0) {
+    begin_segment();
+  }
+  began_ns_ = now_ns() - began_ns_;
+  flush();
+}
+
+OrderLog::OrderLog() : began_ns_(now_ns()) {}
+
+// Behind the last record of an earlier process: in its segment, where that keeps the same.
+void OrderLog::go_on(const std::filesystem::path& file, bool in_its_segment) {
+  std::uint64_t end = 0;
+  {
+    OrderLogReader earlier(file, OrderLogReader::Files::one_alone);
+    const SegmentFacts facts = segment_of(earlier.header_json(), file.string());
+    segment_ = facts.number;
+    while (const auto record = earlier.next()) {
+      began_ns_ = record->time_ns;  // time goes on where the earlier process left it
+      if (is_limited()) {
+        const messages::Message* message = message_in(record->bytes);
+        std::vector<std::byte> bytes;
+        append_record(bytes, record->bytes, record->time_ns);
+        carry(message != nullptr ? message->body_type() : messages::Body::NONE, bytes);
+      }
+    }
+    end = std::filesystem::file_size(file) - static_cast<std::uint64_t>(earlier.torn_tail().n);
+    in_its_segment = in_its_segment && facts.keeps == limits_.keeps;
+  }
+  if (in_its_segment) {
+    open_segment(file, end);
+  } else {
+    std::filesystem::resize_file(file, end);
+  }
+}
+
+void OrderLog::open_segment(const std::filesystem::path& file, std::uint64_t end) {
+  path_ = file.string();
   descriptor_ = fails_at("order_log.open")
                     ? -1
                     : open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
@@ -142,20 +205,45 @@ OrderLog::OrderLog(const std::filesystem::path& path, const std::string& header_
       lseek(descriptor_, 0, SEEK_END) < 0) {
     fail(Exit::busy, "order log {} cannot be written: {}", path_, system_text(errno));
   }
-  if (end == 0) {
-    FileHeader header{.magic = {},
-                      .version = kVersion,
-                      .header_bytes = static_cast<std::uint32_t>(header_json.size())};
-    std::memcpy(header.magic, kMagic, sizeof kMagic);
-    append_bytes(pending_, header);
-    const auto* text = reinterpret_cast<const std::byte*>(header_json.data());
-    pending_.insert(pending_.end(), text, text + header_json.size());
+  segment_bytes_ = end;
+}
+
+void OrderLog::begin_segment() {
+  if (descriptor_ >= 0) {
+    flush();
+    close(std::exchange(descriptor_, -1));
   }
-  began_ns_ = now_ns() - began_ns_;
+  const auto files = segment_files(log_);
+  if (limits_.size) {
+    prune(files, {limits_.size->n / kSegments}, *limits_.size);
+  }
+  ++segment_;
+  open_segment(files.empty() ? log_ : segment_file(log_, segment_), 0);
+  const std::string text = with_segment(
+      header_, {.number = segment_,
+                .keeps = limits_.keeps,
+                .carried = static_cast<std::uint32_t>(carried_.size())});
+  FileHeader header{.magic = {},
+                    .version = kVersion,
+                    .header_bytes = static_cast<std::uint32_t>(text.size())};
+  std::memcpy(header.magic, kMagic, sizeof kMagic);
+  append_bytes(pending_, header);
+  const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
+  pending_.insert(pending_.end(), bytes, bytes + text.size());
+  for (const Carried& one : carried_) {
+    pending_.insert(pending_.end(), one.record.begin(), one.record.end());
+  }
+  segment_bytes_ = pending_.size();
   flush();
 }
 
-OrderLog::OrderLog() : began_ns_(now_ns()) {}
+// Keeps the last of each kind that says how later records are to be read.
+void OrderLog::carry(messages::Body kind, std::span<const std::byte> record) {
+  if (std::ranges::find(kCarriedKinds, kind) != std::end(kCarriedKinds)) {
+    std::erase_if(carried_, [&](const Carried& one) { return one.kind == kind; });
+    carried_.push_back({kind, {record.begin(), record.end()}});
+  }
+}
 
 OrderLog::~OrderLog() {
   if (descriptor_ < 0) {
@@ -171,19 +259,27 @@ OrderLog::~OrderLog() {
 }
 
 void OrderLog::append(std::span<const std::byte> message) {
-  if (descriptor_ < 0) {
+  if (descriptor_ < 0 || limits_.keeps == LogKeeps::off) {
     return;
   }
-  RecordHeader header{.payload_bytes = static_cast<std::uint32_t>(message.size()),
-                      .payload_crc = crc32c(message),
-                      .time_ns = now_ns() - began_ns_,
-                      .header_crc = 0,
-                      .unused = 0};
-  header.header_crc = header_crc(header);
-  append_bytes(pending_, header);
-  pending_.insert(pending_.end(), message.begin(), message.end());
-  pending_.resize(
-      static_cast<std::size_t>(round_up(static_cast<std::int64_t>(pending_.size()), 8)));
+  messages::Body kind = messages::Body::NONE;
+  if (is_limited()) {
+    const messages::Message* read = message_in(message);
+    kind = read != nullptr ? read->body_type() : kind;
+    if (!is_kept(kind, limits_.keeps)) {
+      return;
+    }
+    if (kind == messages::Body::Iteration && limits_.size &&
+        segment_bytes_ >= static_cast<std::uint64_t>(limits_.size->n / kSegments)) {
+      begin_segment();
+    }
+  }
+  const std::size_t before = pending_.size();
+  append_record(pending_, message, now_ns() - began_ns_);
+  segment_bytes_ += pending_.size() - before;
+  if (is_limited()) {
+    carry(kind, std::span(pending_).subspan(before));
+  }
   if (pending_.size() >= kGroup) {
     flush();
   }
@@ -207,50 +303,163 @@ void OrderLog::flush() {
   pending_.clear();
 }
 
-OrderLogReader::OrderLogReader(const std::filesystem::path& path) : path_(path.string()) {
-  descriptor_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-  struct stat status {};
-  if (descriptor_ < 0 || fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
-    const std::string reason = descriptor_ < 0 ? system_text(errno) : "not a regular file";
-    if (descriptor_ >= 0) {
-      close(descriptor_);
+OrderLogReader::OrderLogReader(const std::filesystem::path& path, Files which) {
+  auto files = which == Files::all_segments ? segment_files(path) : std::vector{path};
+  if (files.empty()) {
+    files.push_back(path);  // for the reason why it cannot be opened
+  }
+  if (files.size() > 1 && is_empty_file(files.back())) {  // its header is not written yet
+    files.pop_back();
+  }
+  try {
+    for (const std::filesystem::path& file : files) {
+      open_segment(file);
     }
-    fail("order log {} cannot be read: {}", path_, reason);
+    if (which == Files::all_segments) {
+      choose_segments();
+    }
+  } catch (const Failure&) {
+    close_all();
+    throw;
   }
-  size_ = static_cast<std::uint64_t>(status.st_size);
-  FileHeader header{};
-  const bool whole = read_at(descriptor_, path_, 0, &header, sizeof header);
-  if (!whole || std::memcmp(header.magic, kMagic, sizeof kMagic) != 0 ||
-      header.version != kVersion || header.header_bytes > kMaxHeader ||
-      sizeof header + header.header_bytes > size_) {
-    close(descriptor_);
-    fail("{} is not an order log of this version of poise", path_);
-  }
-  header_.resize(header.header_bytes);
-  read_at(descriptor_, path_, sizeof header, header_.data(), header_.size());
-  offset_ = sizeof header + header.header_bytes;
+  rewind();
 }
 
-OrderLogReader::~OrderLogReader() { close(descriptor_); }
+OrderLogReader::~OrderLogReader() { close_all(); }
+
+void OrderLogReader::close_all() {
+  for (const Segment& segment : segments_) {
+    close(segment.descriptor);
+  }
+  segments_.clear();
+}
+
+void OrderLogReader::open_segment(const std::filesystem::path& path) {
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) {
+    if (errno == ENOENT && !segments_.empty()) {
+      return;  // pruned meanwhile
+    }
+    fail("order log {} cannot be read: {}", path.string(), system_text(errno));
+  }
+  Segment& segment = segments_.emplace_back(Segment{.descriptor = descriptor,
+                                                    .path = path.string(),
+                                                    .header = {},
+                                                    .facts = {},
+                                                    .begin = 0,
+                                                    .size = 0});
+  struct stat status {};
+  if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
+    fail("order log {} cannot be read: not a regular file", segment.path);
+  }
+  segment.size = static_cast<std::uint64_t>(status.st_size);
+  FileHeader header{};
+  const bool whole = read_at(descriptor, segment.path, 0, &header, sizeof header);
+  if (!whole || std::memcmp(header.magic, kMagic, sizeof kMagic) != 0 ||
+      header.version != kVersion || header.header_bytes > kMaxHeader ||
+      sizeof header + header.header_bytes > segment.size) {
+    fail("{} is not an order log of this version of poise", segment.path);
+  }
+  segment.header.resize(header.header_bytes);
+  read_at(descriptor, segment.path, sizeof header, segment.header.data(), segment.header.size());
+  segment.begin = sizeof header + header.header_bytes;
+  segment.facts = segment_of(segment.header, fmt::format("the header of {}", segment.path));
+}
+
+// Of all that are there: those up to the last that keeps something, as far back as none is missing.
+void OrderLogReader::choose_segments() {
+  const auto keeps_nothing = [](const Segment& one) { return one.facts.keeps == LogKeeps::off; };
+  const auto drop = [&](auto first, auto last) {
+    std::for_each(first, last, [](const Segment& one) { close(one.descriptor); });
+    segments_.erase(first, last);
+  };
+  const auto end = std::find_if_not(segments_.rbegin(), segments_.rend(), keeps_nothing).base();
+  if (end == segments_.begin()) {
+    fail("order log {} keeps no orders: the run was started with --orders-log off",
+         segments_.front().path);
+  }
+  extent_.ends_early = end != segments_.end();
+  drop(end, segments_.end());
+  auto first = segments_.end() - 1;
+  while (first != segments_.begin() && !keeps_nothing(*(first - 1)) &&
+         (first - 1)->facts.number + 1 == first->facts.number) {
+    --first;
+  }
+  drop(segments_.begin(), first);
+  extent_.first_segment = segments_.front().facts.number;
+  extent_.segments = static_cast<std::uint32_t>(segments_.size());
+  extent_.thin = std::ranges::any_of(
+      segments_, [](const Segment& one) { return one.facts.keeps == LogKeeps::tables; });
+}
+
+double OrderLogReader::share_read() const {
+  std::uint64_t all = 0;
+  for (const Segment& segment : segments_) {
+    all += segment.size;
+  }
+  return static_cast<double>(bytes_before_ + offset_) / static_cast<double>(all);
+}
 
 void OrderLogReader::rewind() {
-  offset_ = sizeof(FileHeader) + header_.size();
-  number_ = 0;
+  at_ = 0;
+  offset_ = segments_.front().begin;
+  number_ = in_segment_ = bytes_before_ = 0;
+  window_.clear();
   torn_ = {};
 }
 
 std::optional<LoggedMessage> OrderLogReader::torn() {
-  torn_ = {static_cast<std::int64_t>(size_ - offset_)};
+  torn_ = {static_cast<std::int64_t>(segments_[at_].size - offset_)};
   return std::nullopt;
 }
 
+std::span<const std::byte> OrderLogReader::view(std::uint64_t offset, std::size_t bytes) {
+  const std::uint64_t end = window_offset_ + window_.size();
+  if (offset < window_offset_ || offset + bytes > end) {
+    const Segment& segment = segments_[at_];
+    const std::size_t wanted =
+        std::min<std::uint64_t>(std::max(bytes, kGroup), segment.size - offset);
+    window_.resize(wanted);
+    window_offset_ = offset;
+    if (!read_at(segment.descriptor, segment.path, offset, window_.data(), wanted)) {
+      fail("order log {} became shorter while it was read", segment.path);
+    }
+  }
+  const std::span<const std::byte> whole = std::span(window_).subspan(offset - window_offset_);
+  return whole.first(std::min(bytes, whole.size()));
+}
+
 std::optional<LoggedMessage> OrderLogReader::next() {
-  const std::uint64_t left = size_ - offset_;
+  for (;;) {
+    const Segment& segment = segments_[at_];
+    if (offset_ == segment.size && at_ + 1 < segments_.size()) {
+      bytes_before_ += segment.size;
+      ++at_;
+      offset_ = segments_[at_].begin;
+      window_.clear();
+      in_segment_ = 0;
+      continue;
+    }
+    const bool copied = at_ > 0 && in_segment_ < segment.facts.carried;
+    auto record = read_record();
+    if (!record && at_ + 1 < segments_.size()) {
+      fail("order log {} is damaged: it ends in the middle of a record, and {} goes on",
+           segment.path, segments_[at_ + 1].path);
+    }
+    if (!record || !copied) {
+      return record;
+    }
+  }
+}
+
+std::optional<LoggedMessage> OrderLogReader::read_record() {
+  const Segment& segment = segments_[at_];
+  const std::uint64_t left = segment.size - offset_;
   RecordHeader header{};
-  if (left == 0 || left < sizeof header ||
-      !read_at(descriptor_, path_, offset_, &header, sizeof header)) {
+  if (left < sizeof header) {
     return torn();
   }
+  std::memcpy(&header, view(offset_, sizeof header).data(), sizeof header);
   const bool header_good =
       header.header_crc == header_crc(header) && header.unused == 0 &&
       header.payload_bytes <= kMaxMessage.n;
@@ -260,23 +469,26 @@ std::optional<LoggedMessage> OrderLogReader::next() {
     return torn();
   }
   if (header_good) {
-    LoggedMessage record{.number = number_, .time_ns = header.time_ns, .bytes = {}};
-    record.bytes.resize(whole - sizeof header);
-    read_at(descriptor_, path_, offset_ + sizeof header, record.bytes.data(), record.bytes.size());
-    const bool padded = std::ranges::all_of(std::span(record.bytes).subspan(header.payload_bytes),
+    const auto content = view(offset_ + sizeof header, whole - sizeof header);
+    const auto payload = content.first(header.payload_bytes);
+    const bool padded = std::ranges::all_of(content.subspan(header.payload_bytes),
                                             [](std::byte byte) { return byte == std::byte{0}; });
-    record.bytes.resize(header.payload_bytes);
-    if (padded && crc32c(record.bytes) == header.payload_crc) {
+    if (padded && crc32c(payload) == header.payload_crc) {
+      LoggedMessage record{.number = number_,
+                           .time_ns = header.time_ns,
+                           .bytes = {payload.begin(), payload.end()},
+                           .keeps = segment.facts.keeps};
       offset_ += whole;
-      ++number_;
+      number_ += at_ == 0 || in_segment_ >= segment.facts.carried ? 1 : 0;
+      ++in_segment_;
       return record;
     }
     if (whole == left) {  // nothing behind it: the write was cut off
       return torn();
     }
   }
-  fail("order log {} is damaged at record {} (byte {}): what follows cannot be trusted", path_,
-       number_, offset_);
+  fail("order log {} is damaged at record {} (byte {}): what follows cannot be trusted",
+       segment.path, number_, offset_);
 }
 
 }  // namespace poise

@@ -22,6 +22,7 @@
 #include "planner/profile/profile_run.h"
 #include "planner/record/inspect.h"
 #include "planner/record/log_check.h"
+#include "planner/record/log_difference.h"
 #include "planner/replay/replay.h"
 #include "planner/tokenizer/tokenizer.h"
 
@@ -71,6 +72,12 @@ Exit print(const InspectOptions& options) {
   const LogCheckReport report = check_log(options.log);
   fmt::print("{}", to_text(report));
   return report.violations == 0 ? Exit::done : Exit::wrong;
+}
+
+Exit print(const LogDiffOptions& options) {
+  const LogDiffReport report = diff_logs(options.a, options.b, options.compared);
+  fmt::print("{}", options.json ? to_json(report, options) : to_text(report, options));
+  return report.difference ? Exit::wrong : Exit::done;
 }
 
 void print(const ValidateOptions& options) {

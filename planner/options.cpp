@@ -4,6 +4,7 @@
 
 #include "common/arguments.h"
 #include "common/trouble.h"
+#include "common/words.h"
 #include "planner/forecast/simulate_papers.h"
 
 namespace poise {
@@ -144,6 +145,26 @@ void take_costs(const cxxopts::ParseResult& given, Options& into) {
   }
 }
 
+void take_orders_log(const cxxopts::ParseResult& given, RunOptions& into) {
+  if (given.count("orders-log") != 0) {
+    const std::string name = required_argument(given, "orders-log");
+    const auto keeps = log_keeps_from(name);
+    if (!keeps) {
+      fail("--orders-log {}: one of off, tables and full is wanted", name);
+    }
+    into.orders_log.keeps = *keeps;
+  }
+  take_bytes(given, "orders-log-size", into.orders_log.size);
+  if (into.orders_log.size && *into.orders_log.size < kMinLogSize) {
+    fail("--orders-log-size {}: at least {} is wanted", into.orders_log.size->n,
+         size_text(kMinLogSize));
+  }
+  if (into.trace && into.orders_log.keeps != LogKeeps::full) {
+    fail("--trace is made of the reports that --orders-log {} leaves out: use --orders-log full",
+         name_of(into.orders_log.keeps));
+  }
+}
+
 PlannerCommand run_command(const std::vector<std::string>& words) {
   cxxopts::Options options(
       "poise-planner",
@@ -167,7 +188,9 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
       "resume", "go on with the run directory")("overwrite", "replace an existing output")(
       "takes-over",
       "continue the work of this run's earlier planner, with its loader and gpu_executor")(
-      "trace", "log what each stream did, span by span")("log", "file", text())(
+      "trace", "log what each stream did, span by span")(
+      "orders-log", "what it keeps: off, tables or full", text())(
+      "orders-log-size", "limit, bytes: the oldest orders are removed", text())("log", "file", text())(
       "death-fd", "pipe that the supervisor holds", text());
   add_placing(options);
   const auto given = parse_arguments(options, words);
@@ -205,6 +228,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   run.overwrite = given.count("overwrite") != 0;
   run.takes_over = given.count("takes-over") != 0;
   run.trace = given.count("trace") != 0;
+  take_orders_log(given, run);
   if (given.count("log") != 0) {
     run.log = required_argument(given, "log");
   }
@@ -330,18 +354,41 @@ PlannerCommand replay_command(const std::vector<std::string>& words) {
   return replay;
 }
 
+LogDiffOptions diff_of(const cxxopts::ParseResult& given) {
+  for (const char* name : {"check", "iteration", "layer"}) {
+    if (given.count(name) != 0) {
+      fail("--diff finds the first difference by itself: leave --{} out", name);
+    }
+  }
+  return {.a = required_argument(given, "log"),
+          .b = required_argument(given, "other"),
+          .compared = given.count("times") != 0 ? Compared::everything : Compared::work,
+          .json = given.count("json") != 0};
+}
+
 PlannerCommand inspect_command(const std::vector<std::string>& words) {
   cxxopts::Options options("poise-planner inspect", "Shows a log of orders.");
   options.add_options()("log", "the log", cxxopts::value<std::string>())(
       "json", "one JSON object a line")("check",
                                         "whether every order could be right; ends with 1 if not")(
       "iteration", "this one alone", cxxopts::value<std::string>())(
-      "layer", "this one alone, from 0", cxxopts::value<std::string>())("h,help", "this text");
-  options.parse_positional({"log"});
-  options.positional_help("LOG");
+      "layer", "this one alone, from 0", cxxopts::value<std::string>())(
+      "diff", "the first difference of two logs; ends with 1 if there is one")(
+      "other", "the second log, for --diff", cxxopts::value<std::string>())(
+      "times", "with --diff: clocks, names and measured times, too")("h,help", "this text");
+  options.parse_positional({"log", "other"});
+  options.positional_help("LOG [LOG]");
   const auto given = parse_arguments(options, words);
   if (given.count("help") != 0) {
     return HelpOptions{options.help()};
+  }
+  if (given.count("diff") != 0) {
+    return diff_of(given);
+  }
+  for (const char* name : {"other", "times"}) {
+    if (given.count(name) != 0) {
+      fail("two logs, and --times, are for --diff");
+    }
   }
   InspectOptions inspect;
   inspect.log = required_argument(given, "log");

@@ -10,6 +10,7 @@
 #include "planner/process/run_options.h"
 #include "planner/profile/profile_run.h"
 #include "planner/record/inspect.h"
+#include "planner/record/log_difference.h"
 #include "planner/replay/replay.h"
 #include "planner/requests/run_input.h"
 
@@ -39,8 +40,9 @@ struct HelpOptions {
 };
 
 using PlannerCommand =
-    std::variant<RunOptions, InspectOptions, ValidateOptions, EncodeOptions, PoliciesOptions,
-                 SimulateOptions, ProfileOptions, ReplayOptions, PlanOptions, HelpOptions>;
+    std::variant<RunOptions, InspectOptions, LogDiffOptions, ValidateOptions, EncodeOptions,
+                 PoliciesOptions, SimulateOptions, ProfileOptions, ReplayOptions, PlanOptions,
+                 HelpOptions>;
 
 PlannerCommand parse_planner_arguments(int argc, const char* const* argv);
 

@@ -74,22 +74,24 @@ std::string order_log_header(const ControlSegment& control, const std::string& r
 }
 
 std::unique_ptr<OrderLog> open_order_log(const std::filesystem::path& path,
-                                         const std::string& header) {
+                                         const std::string& header, const OrderLogLimits& limits) {
   try {
-    return std::make_unique<OrderLog>(path, header);
+    return std::make_unique<OrderLog>(path, header, limits);
   } catch (const Failure& failure) {
     if (failure.code() != Exit::cannot_start) {  // it cannot be written
       throw;
     }
-    std::filesystem::path aside = path;
+    const auto files = segment_files(path);
+    const std::filesystem::path damaged = files.empty() ? path : files.back();
+    std::filesystem::path aside = damaged;
     aside += ".damaged";
-    std::filesystem::rename(path, aside);
+    std::filesystem::rename(damaged, aside);
     fmt::print("{}; it is kept as {}, a new one begins\n", failure.what(),
                aside.filename().string());
     std::fflush(stdout);
     spdlog::warn("{}", failure.what());
   }
-  return std::make_unique<OrderLog>(path, header);
+  return std::make_unique<OrderLog>(path, header, limits, true);
 }
 
 }  // namespace poise

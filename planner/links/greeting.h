@@ -31,6 +31,7 @@ std::string order_log_header(const ControlSegment& control, const std::string& r
 // Continues or begins a log. No result depends on it: a log that cannot be continued (after a loss of
 // power, for example) is renamed, with a message.
 std::unique_ptr<OrderLog> open_order_log(const std::filesystem::path& path,
-                                         const std::string& header);
+                                         const std::string& header,
+                                         const OrderLogLimits& limits = {});
 
 }  // namespace poise

@@ -137,7 +137,7 @@ void Preparation::take_stock() {
     return;
   }
   if (!goes_on) {  // the orders of an earlier run, if any, are not this one's
-    std::filesystem::remove(options.run_dir / "orders.log");
+    remove_log(options.run_dir / "orders.log");
   }
   hand_over_.read();
   begin_greeting();
@@ -148,7 +148,8 @@ void Preparation::take_stock() {
 void Preparation::begin_greeting() {
   const RunOptions& options = run_.options;
   run_.order_log = open_order_log(options.run_dir / "orders.log",
-                                  order_log_header(*run_.control, options.run_id));
+                                  order_log_header(*run_.control, options.run_id),
+                                  options.orders_log);
   Links links = open_links(*run_.control, options.run_id, options.executor_socket,
                            options.loader_socket, options.host_memory, *run_.order_log);
   run_.executor = std::move(links.executor);

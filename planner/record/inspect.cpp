@@ -6,6 +6,7 @@
 
 #include "common/trouble.h"
 #include "common/words.h"
+#include "planner/record/log_extent.h"
 
 namespace poise {
 namespace {
@@ -126,6 +127,9 @@ void inspect(const InspectOptions& options, std::FILE* out) {
     fmt::print(out, "{}\n", facts.header);
   } else {
     fmt::print(out, "{}: {}\n", options.log.string(), facts.header);
+    if (const std::string missing = missing_text(log.extent()); !missing.empty()) {
+      fmt::print(out, "{}\n", missing);
+    }
   }
   std::uint64_t iterations = 0, shown = 0;
   Balance balance(facts.sizes);

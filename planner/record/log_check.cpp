@@ -11,6 +11,7 @@
 #include "common/words.h"
 #include "planner/record/log_check_batch.h"
 #include "planner/record/log_check_weights.h"
+#include "planner/record/log_extent.h"
 
 namespace poise {
 
@@ -42,7 +43,16 @@ void LogCheckReport::add_violation(const std::string& where, const std::string& 
   }
 }
 
-void LogCheck::take(const messages::Message& message) {
+void LogCheck::begin_in_the_middle() {
+  late_ = true;
+  weights_->trust_until_known();
+}
+
+void LogCheck::take(const messages::Message& message, LogKeeps keeps) {
+  if (keeps == LogKeeps::full && keeps_ != LogKeeps::full) {
+    weights_->trust_until_known();  // their orders were not in the log
+  }
+  keeps_ = keeps;
   const auto unpacked = [](const auto* table) {
     return std::unique_ptr<std::remove_pointer_t<decltype(table->UnPack())>>(table->UnPack());
   };
@@ -95,7 +105,7 @@ void LogCheck::take(const messages::IterationT& iteration, const std::string& ru
   if (order_ && iteration.iteration <= order_->number) {
     violation(where, fmt::format("it follows iteration {}", order_->number));
   }
-  if (order_ && order_->next_stage < static_cast<std::uint32_t>(layers_) + 2) {
+  if (order_ && !order_->thin && order_->next_stage < static_cast<std::uint32_t>(layers_) + 2) {
     violation(where, fmt::format("iteration {} was ordered up to stage {} only", order_->number,
                                  order_->next_stage));
   }
@@ -105,7 +115,10 @@ void LogCheck::take(const messages::IterationT& iteration, const std::string& ru
     pool_ = pool;
   }
   order_ = Order{.number = iteration.iteration,
-                 .mini_batches = static_cast<std::uint32_t>(iteration.mini_batches.size())};
+                 .mini_batches = static_cast<std::uint32_t>(iteration.mini_batches.size()),
+                 .thin = keeps_ == LogKeeps::tables};
+  report_.thin_iterations += order_->thin ? 1 : 0;
+  weights_->begin_iteration();
   ++report_.iterations;
   check_sharing(iteration);
   std::size_t rows = 0;
@@ -221,15 +234,19 @@ LogCheckReport check_log(const std::filesystem::path& path) {
     header.refuse(layers ? "piece_bytes" : "layers", "is missing");
   }
   LogCheck check(static_cast<std::int32_t>(*layers), pieces->size());
+  if (reader.extent().begins_late()) {
+    check.begin_in_the_middle();
+  }
   while (const auto record = reader.next()) {
     const messages::Message* message = message_in(record->bytes);
     if (message == nullptr) {
       fail("record {} of the order log is no message of this version of poise", record->number);
     }
-    check.take(*message);
+    check.take(*message, record->keeps);
   }
   LogCheckReport report = check.report();
   report.torn = reader.torn_tail();
+  report.extent = reader.extent();
   return report;
 }
 
@@ -245,8 +262,14 @@ std::string to_text(const LogCheckReport& report) {
                   counted(report.blocks_loaded, "block"), counted(report.rows_read, "row"),
                   counted(report.rows_stored, "row"), counted(report.pieces_fetched, "piece"));
   if (report.violations == 0) {
-    const std::string unread =
+    std::string unread =
         report.torn.n > 0 ? fmt::format("; {} torn off at the end", size_text(report.torn)) : "";
+    if (const std::string missing = missing_text(report.extent); !missing.empty()) {
+      unread += fmt::format("; not checked: {} of context that were stored before, and the layers' "
+                            "orders of {}, since {}",
+                            counted(report.trusted_rows, "row"),
+                            counted(report.thin_iterations, "iteration"), missing);
+    }
     return totals + ": every order holds" + unread + "\n";
   }
   return text +

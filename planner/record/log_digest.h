@@ -69,6 +69,7 @@ class LogDigest {
   std::uint64_t records() const { return records_; }
   double share_read() const { return reader_.share_read(); }
   Bytes torn_tail() const { return reader_.torn_tail(); }
+  const LogExtent& extent() const { return reader_.extent(); }
 
  private:
   void take(const LoggedMessage& record);

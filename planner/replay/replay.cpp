@@ -13,6 +13,7 @@
 #include "common/process.h"
 #include "common/words.h"
 #include "planner/links/clock.h"
+#include "planner/record/log_extent.h"
 #include "planner/record/log_note.h"
 
 namespace poise {
@@ -57,6 +58,7 @@ Replay::Replay(ReplayOptions options)
       digest_(options_.orders),
       control_(Control::attach(options_.run_id)),
       status_file_(options_.run_dir) {
+  require_replayable(digest_.extent(), options_.orders);
   status_.run_id = options_.run_id;
   status_.state = "replaying";
 }
@@ -68,7 +70,7 @@ void Replay::run() {
     replay_once();
   }
   report_.write(options_.output, options_.orders, links_.executor->greeting()->device,
-                digest_.torn_tail());
+                digest_.torn_tail(), missing_text(digest_.extent()));
   leave_loader();
   if (options_.death_descriptor < 0) {
     links_.executor->stop("all is replayed");

@@ -46,7 +46,8 @@ void ReplayReport::take(const LoggedIteration& recorded, const messages::Iterati
 }
 
 void ReplayReport::write(const std::filesystem::path& output, const std::filesystem::path& orders,
-                         const std::string& device, Bytes torn) const {
+                         const std::string& device, Bytes torn,
+                         const std::string& missing) const {
   const auto& worst = *std::ranges::max_element(
       compared_, {}, [](const AnswersCompared& one) { return differences(one); });
   const auto& fastest =
@@ -56,6 +57,7 @@ void ReplayReport::write(const std::filesystem::path& output, const std::filesys
               {"iterations", worst.iterations()},
               {"unfinished_iterations", skipped_},
               {"torn_bytes", torn.n},
+              {"missing", missing},
               {"tokens", json_of(worst.tokens())},
               {"logprobs", json_of(worst.logprobs())},
               {"shapes_differ", worst.shapes_differ()},

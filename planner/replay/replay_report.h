@@ -26,7 +26,7 @@ class ReplayReport {
   std::uint64_t iterations() const { return compared_.back().iterations(); }
   // One JSON object, of the repetition with the most differences and the times of the fastest. REQUIRES: begun.
   void write(const std::filesystem::path& output, const std::filesystem::path& orders,
-             const std::string& device, Bytes torn) const;
+             const std::string& device, Bytes torn, const std::string& missing) const;
 
  private:
   std::uint64_t skipped_ = 0;

@@ -13,11 +13,11 @@ from pathlib import Path
 from ..lifecycle import inputs, leftovers, loaders, segments
 from ..lifecycle.interrupts import Interrupts
 from ..lifecycle.process_arguments import ProcessArguments
-from ..lifecycle.run_directory import RunDirectory
+from ..lifecycle.run_directory import RunDirectory, find_orders
 from ..lifecycle.run_summary import progress_text
 from ..lifecycle.supervision import Supervision
 from ..measure.record import header_of
-from ..shared.files import read_json
+from ..shared.files import read_json, segments_of
 from ..shared.options import DTYPES, add_device, add_loading, add_model, normalised, parser
 from ..shared.paths import PROGRAMS, program
 from ..shared.progress import ProgressLine
@@ -64,21 +64,14 @@ def replay(words):
 
 def _find(given):
     """The log; fills in how the run loaded its model, where the options do not say it."""
-    path, record = Path(given.what), {}
-    if path.is_dir():
-        directory = RunDirectory(path)
-        directory.require_a_run()
-        record, path = directory.record(), path / "orders.log"
-        if not path.exists():
-            raise Refusal(f"{shown(path.parent)}: no orders.log: this run has sent no order yet")
-    elif not path.is_file():
-        raise Refusal(f"{shown(path)}: {'not a file of orders' if path.exists() else 'no such file or directory'}")
+    path, directory = find_orders(given.what)
+    record = directory.record() if directory else {}
     loaded = record.get("answers_hang_on") or {}
     if given.model is None:
         if "model" not in record:
             raise Refusal(f"{shown(path)} does not say where its model is: name it with --model")
         given.model = os.path.join(record.get("folder", ""), record["model"])
-    header = header_of(path)
+    header = header_of(segments_of(path)[0])
     recorded = header.get("dtype", "auto")
     if recorded not in DTYPES:
         raise Refusal(f"the header of {shown(path)} is damaged: there is no dtype {shown(str(recorded)[:80])}")
@@ -167,6 +160,8 @@ def _conclusions(report, orders):
         yield f"{counted(report['unfinished_iterations'], 'iteration')} left out that the log does not finish"
     if report["torn_bytes"]:
         yield f"{bytes_text(report['torn_bytes'])} torn off at the end of {shown(orders)}"
+    if report["missing"]:
+        yield report["missing"]
     tokens, logprobs = report["tokens"], report["logprobs"]
     compared = f"{counted(tokens['compared'], 'token')} and {counted(logprobs['compared'], 'logprob')}"
     if report["equal"]:

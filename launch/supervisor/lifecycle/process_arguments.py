@@ -7,7 +7,7 @@ import os
 import time
 
 from ..shared.files import read_json, remove_tree
-from ..shared.options import executor_arguments, loader_arguments, planner_arguments
+from ..shared.options import executor_arguments, loader_arguments, orders_log_arguments, planner_arguments
 from ..shared.paths import fits_a_socket, profile_folder
 from ..shared.progress import LoadingRate, reserving_text
 from ..shared.trouble import Refusal, say
@@ -159,6 +159,7 @@ class ProcessArguments:
         words += ["--resume"] if given.resume or takes_over else []
         words += ["--overwrite"] if given.overwrite else []
         words += ["--takes-over"] if takes_over else []
+        words += orders_log_arguments(given)
         return words + (["--trace"] if given.trace is not None else [])
 
     def executor_arguments(self, after_death=False):

@@ -2,7 +2,7 @@
 
 The supervisor writes run.lock (held while it lives), children.lock (inherited by every process of the run, so held until
 the last of them has ended), run.json (what was started), finished.json (of what the results are, once
-they are whole), logs/ and loader/ (home of the run's own loader). The planner writes manifest.json, results.jsonl.partial, results.jsonl.published, orders.log and status.json.
+they are whole), logs/ and loader/ (home of the run's own loader). The planner writes manifest.json, results.jsonl.partial, results.jsonl.published, orders.log (in segments, if it has a limit) and status.json.
 """
 
 import errno
@@ -11,8 +11,9 @@ import os
 import secrets
 import stat
 import time
+from pathlib import Path
 
-from ..shared.files import is_socket, read_json, remove, remove_tree, replace_file
+from ..shared.files import is_socket, read_json, remove, remove_tree, replace_file, segments_of
 from ..shared.paths import command_line
 from ..shared.trouble import LOCKED, OUTPUT, Refusal, of_system, shown
 from . import processes
@@ -26,6 +27,21 @@ _OURS = _LOCKS | {"run.json", "run.json.new", "finished.json", "finished.json.ne
 _PLANNERS = {"manifest.json", "results.jsonl.partial", "results.jsonl.published", "orders.log", "status.json"}
 # Requests to a living run, and their answers: live_changes.py, restarts.py.
 _REQUESTS = ("policy.json", "policy.lock", "policy.in_force.json", "restart.*.json", "restarted.json")
+
+
+def find_orders(what):
+    """The order log of a run directory, or the log itself, and the directory (or None). A log has the name of its first segment, which
+    may be gone by now."""
+    path, directory = Path(what), None
+    if path.is_dir():
+        directory = RunDirectory(path)
+        directory.require_a_run()
+        path = path / "orders.log"
+        if not segments_of(path):
+            raise Refusal(f"{shown(path.parent)}: no orders.log: this run has sent no order yet")
+    elif not path.is_file() and (path.exists() or not segments_of(path)):
+        raise Refusal(f"{shown(path)}: {'not a file of orders' if path.exists() else 'no such file or directory'}")
+    return path, directory
 
 
 class RunDirectory:
@@ -45,7 +61,7 @@ class RunDirectory:
         return "run_id" in self.record() or "takes_requests" in self.owner()
 
     def keeps(self, name):
-        return name in _OURS | _PLANNERS | {"profile.json", "journal"}
+        return name in _OURS | _PLANNERS | {"profile.json", "journal"} or name.startswith("orders.log.")
 
     def require_a_run(self):
         if not self.exists():

@@ -1,7 +1,7 @@
 """The options of `poise bench`, and the arguments of each `poise run` that it starts."""
 
 from ..shared import quantities
-from ..shared.options import add_loading, add_model, add_planning, add_running, parser, planner_arguments
+from ..shared.options import add_loading, add_model, add_planning, add_running, orders_log_arguments, parser, planner_arguments
 from .bench_requests import DATASETS
 
 
@@ -41,6 +41,7 @@ def run_words(given, model, requests, output, directory, trace):
     for name in ("threads", "link_gbps", "compute_gflops", "stall_timeout"):
         if getattr(given, name) is not None:
             words += ["--" + name.replace("_", "-"), getattr(given, name)]
+    words += orders_log_arguments(given)
     words += ["--keep-loader"] if given.keep_loader else []
     words += ["--trace", trace] if trace else []
     return [str(word) for word in words]

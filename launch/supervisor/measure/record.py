@@ -5,6 +5,7 @@ import struct
 import subprocess
 from dataclasses import dataclass, field
 
+from ..shared.files import segments_of
 from ..shared.paths import PLANNER, program
 from ..shared.trouble import Refusal, shown
 
@@ -73,6 +74,12 @@ def header_of(log):
     if magic != b"POISELOG" or not isinstance(header, dict):
         raise Refusal(f"{shown(log)} is not an order log of this version of poise")
     return header
+
+
+def keeps_every_order(log):
+    """Whether `log` has all orders of its run, and the reports on them (common/order_log_segments.h)."""
+    headers = [header_of(file) for file in segments_of(log)]
+    return headers[0].get("segment", 1) == 1 and all(header.get("keeps", "full") == "full" for header in headers)
 
 
 def read_record(log):

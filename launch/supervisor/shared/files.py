@@ -2,11 +2,16 @@
 
 import json
 import os
+import re
 import shutil
 import stat
+from glob import escape
+from pathlib import Path
 
 from .failpoints import failpoint
 from .trouble import naming
+
+_NUMBERED = re.compile(r"\.[1-9][0-9]{0,8}$")
 
 
 def read_json(path):
@@ -35,6 +40,13 @@ def replace_file(path, text, suffix=".new"):
     except OSError:
         remove(fresh)
         raise
+
+
+def segments_of(log):
+    """The files of an order log that are there, by number, as common/order_log_segments.h names them."""
+    log = Path(log)
+    numbered = [(int(path.name[len(log.name) + 1 :]), path) for path in log.parent.glob(f"{escape(log.name)}.*") if _NUMBERED.search(path.name)]
+    return ([log] if log.exists() else []) + [path for _, path in sorted(numbered)]
 
 
 def is_socket(path):

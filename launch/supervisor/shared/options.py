@@ -152,9 +152,19 @@ def add_running(to):
     to.add_argument(
         "--stall-timeout", type=quantities.positive, default=30.0, metavar="SECONDS", help="without progress: give up"
     )
+    to.add_argument("--orders-log", choices=("off", "tables", "full"), help="what the log of orders keeps (default: full, which replays)")
+    to.add_argument("--orders-log-size", type=quantities.size, metavar="SIZE", help="limit of that log: the oldest orders are removed")
     to.add_argument(
         "--trace", nargs="?", const="", metavar="FILE", help="a timeline for ui.perfetto.dev (default: trace.json in RUN)"
     )
+
+
+def orders_log_arguments(given):
+    words = []
+    for name in ("orders_log", "orders_log_size"):
+        if getattr(given, name) is not None:
+            words += ["--" + name.replace("_", "-"), str(getattr(given, name))]
+    return words
 
 
 def planner_arguments(given):
