@@ -31,7 +31,7 @@ void MiniBatchCheck::read_texts() {
     const messages::Sequence& sequence = batch_.sequences[i];
     CheckedText& text = log_.texts_[sequence.request()];
     texts_.push_back(&text);
-    const bool begun_before = log_.late_ && text.tokens.empty();
+    const bool begun_before = log_.late_ && !text.sampled;
     if (sequence.context() > text.tokens.size() && begun_before) {
       text.tokens.resize(sequence.context(), kUnknownToken);
     }
