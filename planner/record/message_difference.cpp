@@ -17,13 +17,14 @@ namespace {
 namespace fb = flatbuffers;
 
 // What differs between two runs of the same work.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 18> kOfOneRun{{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 19> kOfOneRun{{
     {"Message", "seq"},
     {"Message", "planner_epoch"},
     {"Message", "executor_epoch"},
     {"Message", "run_id"},
     {"Configure", "log_began_ns"},
-    {"Configure", "trace"},  // changes reports, not the work
+    {"Configure", "trace"},       // changes reports, not the work
+    {"Configure", "gpu_memory"},  // without a cap, what was free
     {"Ready", "device_began_ns"},
     {"Ready", "link_bytes_per_s"},
     {"Iteration", "pool_epoch"},

@@ -147,7 +147,10 @@ void Replay::replay_once() {
       .configure = [&](const messages::ConfigureT& configure,
                        double) { replay(messages::ConfigureT(configure)); },
       .ready = {},
-      .policy = {},
+      .policy =
+          [&](const messages::PolicyInForceT& policy, double) {
+            log_note(*replayed_, options_.run_id, messages::PolicyInForceT(policy));
+          },
       .pool = [&](const messages::PoolGrantT& pool,
                   const std::string& run_id) { replay(pool, run_id); },
       .weights = [&](const messages::WeightsHeldT& held) { replay(held); },

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""`poise inspect --check` accepts the orders of real runs under every policy, and refuses a damaged log."""
+"""`poise inspect`: --check accepts the orders of real runs under every policy, and refuses a damaged log; --diff tells runs apart;
+logs with a limit, and logs that leave something out."""
 
 import json
+import os
 import signal
+import struct
 from pathlib import Path
 
 import harness
-from harness import DEMO_MODEL, expect, test, wait_until
+from harness import DEMO_MODEL, comparable, expect, expect_equal, test, wait_until
 from mixed_requests import good_request
 
 WEIGHTS = (DEMO_MODEL / "model.safetensors").stat().st_size
@@ -68,6 +71,135 @@ def one_iteration_or_layer_is_shown_alone(workspace):
     expect("layer 3" in told and "layer 2" not in told, told)
     workspace.poise("inspect", run, "--iteration", "-1").expect(2, "--iteration")
     workspace.poise("inspect", run, "--layer", "x").expect(2, "--layer")
+
+
+def records_of(path):
+    """(where its payload begins, how long it is) for each record of one file."""
+    log = path.read_bytes()
+    at = 16 + struct.unpack_from("<8sII", log)[2]
+    while at < len(log):
+        (size,) = struct.unpack_from("<I", log, at)
+        yield at + 24, size
+        at += (24 + size + 7) // 8 * 8
+
+
+def files_of(run):
+    return sorted(Path(run).glob("orders.log*"), key=lambda path: path.stat().st_mtime_ns)
+
+
+@test
+def two_runs_of_the_same_work_have_the_same_orders_and_others_are_told_apart(workspace):
+    requests = requests_of(workspace, 12)
+    runs = {}
+    for name, options in {"a": (), "b": (), "c": ("--mini-batch-tokens", "128")}.items():
+        output = workspace / f"{name}.jsonl"
+        workspace.run(requests, output, "--max-num-seqs", "6", *options).expect(0)
+        runs[name] = Path(f"{output}.poise")
+    diff = ["inspect", "--diff", runs["a"]]
+    workspace.poise(*diff, runs["b"]).expect(0)
+    told = json.loads(workspace.poise(*diff, runs["b"] / "orders.log", "--json").expect(0).out)
+    expect(told["equal"] and told["equal_iterations"] > 5 and told["difference"] is None, told)
+    workspace.poise(*diff, runs["b"], "--times").expect(1)
+    first = json.loads(workspace.poise(*diff, runs["c"], "--json").expect(1).out)["difference"]
+    expect(first["where"] and first["field"] and first["a"] != first["b"], first)
+    cut = workspace / "cut.log"
+    (start, _), *_ = list(records_of(runs["a"] / "orders.log"))[-3:]
+    cut.write_bytes((runs["a"] / "orders.log").read_bytes()[: start - 24])
+    told = workspace.poise(*diff, cut).expect(1).out
+    expect("the log ends" in told, told)
+    workspace.poise(*diff).expect(2, "--diff compares two logs")
+    workspace.poise("inspect", runs["a"], runs["b"]).expect(2, "--diff")
+    workspace.poise(*diff, runs["b"], "--check").expect(2, "--check")
+    workspace.poise(*diff, workspace / "none").expect(2, "no such file")
+
+
+@test
+def a_limited_log_keeps_the_last_orders_and_says_what_it_lacks(workspace):
+    requests = requests_of(workspace, 40)
+    few = ("--max-num-seqs", "4")
+    for name, options in {"whole": (), "limited": ("--orders-log-size", "64KiB")}.items():
+        workspace.run(requests, workspace / f"{name}.jsonl", *few, *options).expect(0)
+    whole, limited = workspace / "whole.jsonl.poise", workspace / "limited.jsonl.poise"
+    expect(sum(path.stat().st_size for path in files_of(limited)) < (80 << 10) < (whole / "orders.log").stat().st_size, "sizes")
+    expect("were stored before" in check(workspace, limited), "a check that does not say what it took on trust")
+    told = workspace.poise("inspect", limited).expect(0).out
+    expect("the log begins with segment" in told and "configured at" in told, told[:500])
+    workspace.poise("inspect", limited, "--iteration", "1").expect(2, "not in this log")
+    for what in (limited, limited / "orders.log"):  # the log's name, though its first segment is gone
+        workspace.poise("replay", what, "--model", DEMO_MODEL, "--device", "cpu").expect(2, "--orders-log-size", "begins with segment")
+    told = json.loads(workspace.poise("inspect", "--diff", "--json", whole, limited).expect(0).out)
+    expect(told["equal_iterations"] > 3 and told["from_iteration"] > 1, told)
+    newest = files_of(limited)[-1]
+    start, size = list(records_of(newest))[-2]
+    log = bytearray(newest.read_bytes())
+    log[start + size // 2] ^= 1
+    newest.write_bytes(log)
+    workspace.poise("inspect", "--check", limited).expect(2, "damaged")
+
+
+@test
+def what_the_log_keeps_may_change_with_each_resume(workspace):
+    """Interrupted with each choice, resumed with the next: the answers are those of one run, and each reader says what is missing."""
+    requests = requests_of(workspace, 60)
+    few = ("--max-num-seqs", "4")
+    oracle = workspace / "oracle.jsonl"
+    workspace.run(requests, oracle, *few).expect(0)
+    output = workspace / "results.jsonl"
+    run = Path(f"{output}.poise")
+    partial = run / "results.jsonl.partial"
+    done = 0
+    for options in ((), ("--orders-log", "tables"), ("--orders-log", "off"), ("--orders-log-size", "64KiB")):
+        words = [*few, *options, *(["--resume"] if done else [])]
+        if options != ("--orders-log-size", "64KiB"):
+            words += workspace.paced(4)
+            process = workspace.start(*workspace.run_words(requests, output, *words))
+            done = wait_until(lambda: partial.exists() and (now := partial.read_bytes().count(b"\n")) > done + 2 and now, "results")
+            process.send_signal(signal.SIGTERM)
+            workspace.finish(process, 60).expect(75)
+            check(workspace, run)
+            lacks = {"tables": "--orders-log tables", "off": "where --orders-log off was given"}
+            told = workspace.poise("inspect", run).expect(0).out
+            expect(not options or lacks[options[1]] in told, told[:600])
+        else:
+            workspace.run(requests, output, *words).expect(0)
+    expect_equal(comparable(output), comparable(oracle), "the answers")
+    expect("begins with segment" in check(workspace, run), "the gap is not told")
+    workspace.poise("replay", run, "--device", "cpu").expect(2, "begins with segment")
+    workspace.run(requests, output, "--overwrite", "--orders-log", "off").expect(0)
+    expect_equal([path.name for path in files_of(run)], ["orders.log"], "an earlier run's orders are gone")
+    for command in (("inspect",), ("inspect", "--check"), ("inspect", "--diff", run), ("replay", "--device", "cpu")):
+        workspace.poise(*command, run).expect(2, "--orders-log off")
+
+
+@test
+def planners_go_on_with_a_limited_log(workspace):
+    requests = requests_of(workspace, 40)
+    output = workspace / "results.jsonl"
+    run = Path(f"{output}.poise")
+    words = ("--max-num-seqs", "4", "--orders-log-size", "128KiB", "--restarts", "1", *workspace.paced(8))
+    process = workspace.start(*workspace.run_words(requests, output, *words))
+    partial = run / "results.jsonl.partial"
+    wait_until(lambda: partial.exists() and partial.read_bytes().count(b"\n") > 3, "results")
+    workspace.poise("restart", "planner", run).expect(0)
+    count = partial.read_bytes().count(b"\n") if partial.exists() else 0
+    wait_until(lambda: not partial.exists() or partial.read_bytes().count(b"\n") > count + 1, "more results")
+    if (pid := workspace.children(run).get("planner")) is not None:
+        os.kill(pid, signal.SIGKILL)
+    workspace.finish(process, 60).expect(0)
+    check(workspace, run)
+    expect(sum(path.stat().st_size for path in files_of(run)) < 160 << 10, "it is larger than its limit")
+
+
+@test
+def a_choice_that_cannot_be_is_refused(workspace):
+    requests = requests_of(workspace, 2)
+    for options, words in (
+        (("--orders-log", "some"), "--orders-log"),
+        (("--orders-log-size", "1KiB"), "at least 64"),
+        (("--orders-log", "tables", "--trace"), "--trace is made of the reports"),
+    ):
+        workspace.run(requests, workspace / "out.jsonl", *options).expect(2, words)
+        expect(not (workspace / "out.jsonl.poise").exists(), "a directory is left")
 
 
 @test

@@ -83,6 +83,7 @@ def a_replay_says_what_it_compared_and_how_long_each_stage_took(workspace):
     expect_equal(workspace.replay(run, "-o", copy)["iterations"], report["iterations"], "iterations")
     workspace.poise("inspect", "--check", copy).expect(0, "")
     workspace.replay(copy, "--model", DEMO_MODEL)  # a replay's log replays
+    workspace.poise("inspect", "--diff", run, copy).expect(0)
 
 
 @test
