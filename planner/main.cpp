@@ -15,6 +15,7 @@
 #include "common/trouble.h"
 #include "common/words.h"
 #include "planner/forecast/plan.h"
+#include "planner/forecast/planning_time.h"
 #include "planner/forecast/simulate_papers.h"
 #include "planner/forecast/simulate_table.h"
 #include "planner/options.h"
@@ -126,7 +127,7 @@ void print(const SimulateOptions& options) {
 }
 
 void print(const PlanOptions& options) {
-  const nlohmann::ordered_json plan = plan_run(options);
+  const nlohmann::ordered_json plan = options.timed > 0 ? time_planning(options) : plan_run(options);
   if (!options.check_only) {
     fmt::print("{}\n", plan.dump());
   }

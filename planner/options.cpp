@@ -250,7 +250,8 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
                                               text())("gpu-memory", "cap, bytes", text())(
       "host-memory", "cap, bytes", text())(
       "device", "use costs kept for: cpu, cuda, or auto (the newest)", text())(
-      "check", "only check that policy and costs exist");
+      "check", "only check that policy and costs exist")(
+      "time", "how long it takes to plan N iterations, instead of the plan", text());
   add_placing(options);
   const auto given = parse_arguments(options, words);
   if (given.count("help") != 0) {
@@ -287,6 +288,7 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
     }
   }
   plan.check_only = given.count("check") != 0;
+  take_number(given, "time", 1, kMaxOf, plan.timed);
   return plan;
 }
 

@@ -10,36 +10,11 @@
 #include "planner/forecast/plan_play.h"
 #include "planner/forecast/plan_setup.h"
 #include "planner/requests/request_sizes.h"
-#include "planner/tokenizer/tokenizer.h"
 
 namespace poise {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr std::int64_t kSteps = 1'000'000;  // rows of requests that are scheduled at most
-constexpr std::int32_t kRefills = 4;        // how many times the machine is filled, at most
-
-// Evenly spread over the file, and enough to fill the machine several times.
-std::vector<Request> some_of(std::span<const RequestSize> all, std::int32_t sequences) {
-  double answers = 0;
-  for (const RequestSize& one : all) {
-    answers += one.answer;
-  }
-  const double each = std::max(1.0, answers / static_cast<double>(all.size()));
-  const auto count = static_cast<std::size_t>(
-      std::clamp<double>(std::min(static_cast<double>(kSteps) / each, double{kRefills} * sequences),
-                         std::min<double>(3.0 * sequences, static_cast<double>(all.size())),
-                         static_cast<double>(all.size())));
-  std::vector<Request> some(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    const RequestSize& one = all[i * all.size() / count];
-    some[i].id = one.id;
-    some[i].prompt.assign(static_cast<std::size_t>(one.prompt), TokenId{0});
-    some[i].sampling.max_tokens = one.answer;
-  }
-  return some;
-}
 
 Json bytes_of(const Cost& cost, double times) {
   const auto whole = [&](double bytes) { return std::llround(times * bytes); };
@@ -78,23 +53,7 @@ nlohmann::ordered_json plan_run(const PlanOptions& options) {
     check_named(options, model);
     return nlohmann::ordered_json::object();
   }
-  std::unique_ptr<const Tokenizer> tokenizer;
-  if (!options.input.skip_tokenizer_init) {
-    tokenizer = std::make_unique<const Tokenizer>(
-        Tokenizer::load(options.input.model, model.shape.vocab_size));
-  }
-  const std::int32_t positions = model.shape.max_position_embeddings;
-  const RequestSizes sizes = read_request_sizes(
-      options.input.input,
-      {.context = std::min(options.input.max_model_len.value_or(positions), positions),
-       .vocab_size = model.shape.vocab_size,
-       .tokenizer = tokenizer.get(),
-       .run_seed = options.input.seed,
-       .model = options.input.served_model_name});
-  if (sizes.requests.empty()) {
-    fail("{}: there is no request in it that could run{}{}", options.input.input.string(),
-         sizes.first_refusal.empty() ? "" : "; ", sizes.first_refusal);
-  }
+  const RequestSizes sizes = sizes_of_requests(options, model);
   const SetUp made = set_up(options, model, sizes.requests);
   Player player(made, made.batch);
   const std::vector<Request> some = some_of(sizes.requests, made.demand.sequences);

@@ -1,5 +1,6 @@
 #include "planner/forecast/plan_play.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "planner/schedule/iteration.h"
@@ -8,6 +9,8 @@ namespace poise {
 namespace {
 
 constexpr double kAlike = 0.04;  // relative difference up to which two iterations count as alike
+constexpr std::int64_t kSteps = 1'000'000;  // rows of requests that are scheduled at most
+constexpr std::int32_t kRefills = 4;        // how many times the machine is filled, at most
 
 }  // namespace
 
@@ -66,6 +69,26 @@ Cost Player::play(std::span<const ScheduledChunk> chunks) {
     }
   }
   return cost;
+}
+
+std::vector<Request> some_of(std::span<const RequestSize> all, std::int32_t sequences) {
+  double answers = 0;
+  for (const RequestSize& one : all) {
+    answers += one.answer;
+  }
+  const double each = std::max(1.0, answers / static_cast<double>(all.size()));
+  const auto count = static_cast<std::size_t>(
+      std::clamp<double>(std::min(static_cast<double>(kSteps) / each, double{kRefills} * sequences),
+                         std::min<double>(3.0 * sequences, static_cast<double>(all.size())),
+                         static_cast<double>(all.size())));
+  std::vector<Request> some(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const RequestSize& one = all[i * all.size() / count];
+    some[i].id = one.id;
+    some[i].prompt.assign(static_cast<std::size_t>(one.prompt), TokenId{0});
+    some[i].sampling.max_tokens = one.answer;
+  }
+  return some;
 }
 
 Played play(const SetUp& made, Player& player, std::span<const Request> requests) {

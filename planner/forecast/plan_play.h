@@ -51,6 +51,9 @@ class Player {
   std::map<std::tuple<long, long, long>, Cost> known_;
 };
 
+// Evenly spread over the file, and enough to fill the machine several times.
+std::vector<Request> some_of(std::span<const RequestSize> all, std::int32_t sequences);
+
 struct Played {
   Cost total, decode;  // `decode`: of iterations in which no prompt ran, with the most rows
   std::int64_t iterations = 0, decoding = 0, most_rows = 0, preemptions = 0;

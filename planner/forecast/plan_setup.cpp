@@ -11,6 +11,7 @@
 #include "planner/costs/measuring_build.h"
 #include "planner/memory/planning_problem.h"
 #include "planner/policies/default_policy.h"
+#include "planner/tokenizer/tokenizer.h"
 
 namespace poise {
 namespace {
@@ -130,6 +131,27 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
   made.weights =
       made.weights - weight_layout(made.shape, made.dtype).layer.bytes * plan.released_layers;
   return made;
+}
+
+RequestSizes sizes_of_requests(const PlanOptions& options, const ModelConfig& model) {
+  std::unique_ptr<const Tokenizer> tokenizer;
+  if (!options.input.skip_tokenizer_init) {
+    tokenizer = std::make_unique<const Tokenizer>(
+        Tokenizer::load(options.input.model, model.shape.vocab_size));
+  }
+  const std::int32_t positions = model.shape.max_position_embeddings;
+  RequestSizes sizes = read_request_sizes(
+      options.input.input,
+      {.context = std::min(options.input.max_model_len.value_or(positions), positions),
+       .vocab_size = model.shape.vocab_size,
+       .tokenizer = tokenizer.get(),
+       .run_seed = options.input.seed,
+       .model = options.input.served_model_name});
+  if (sizes.requests.empty()) {
+    fail("{}: there is no request in it that could run{}{}", options.input.input.string(),
+         sizes.first_refusal.empty() ? "" : "; ", sizes.first_refusal);
+  }
+  return sizes;
 }
 
 void check_named(const PlanOptions& options, const ModelConfig& model) {

@@ -31,6 +31,7 @@ struct PlanOptions {
   BatchOptions batch;
   std::optional<Bytes> gpu_memory, host_memory;
   std::optional<DeviceKind> device;  // whose kept costs; nothing: of any
+  std::int32_t timed = 0;            // instead of the plan: the time of planning so many iterations
   bool check_only = false;           // only checks that policy and costs exist; plans nothing
 };
 
@@ -50,6 +51,9 @@ struct SetUp {
 // Fails with numbers if the run would be refused for its size, and if no costs are known.
 SetUp set_up(const PlanOptions& options, const ModelConfig& model,
              std::span<const RequestSize> requests);
+
+// The requests that a run would do; fails if there is none.
+RequestSizes sizes_of_requests(const PlanOptions& options, const ModelConfig& model);
 
 // Only costs and placement: fails as `set_up` and `run` do if the named ones are not possible.
 void check_named(const PlanOptions& options, const ModelConfig& model);

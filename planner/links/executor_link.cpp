@@ -144,6 +144,7 @@ void ExecutorLink::take(Received message) {
       break;  // credits come back with LayerDone
     case messages::Body::Ready:
       credits_ = message->body_as_Ready()->credits();
+      link_bytes_per_s_ = message->body_as_Ready()->link_bytes_per_s();
       if (credits_ == 0) {
         fail(Exit::interrupted, "the gpu_executor is ready but takes no orders");
       }

@@ -68,6 +68,8 @@ class ExecutorLink {
   // As an order log has it, for a replay; every iteration then brings its orders.
   void configure(messages::ConfigureT configure);
   bool ready() const { return credits_ > 0; }
+  // Of the link at most, as the device last said; 0: it does not know.
+  std::uint64_t link_bytes_per_s() const { return link_bytes_per_s_; }
   // A message could not be delivered: nothing is sent until an executor says Hello.
   bool gone() const { return gone_; }
   // A new executor has said Hello since the last `configure`, and is not configured yet.
@@ -119,6 +121,7 @@ class ExecutorLink {
   bool gone_ = false;
   bool returned_ = false;
   std::uint32_t credits_ = 0;
+  std::uint64_t link_bytes_per_s_ = 0;
   std::optional<WeightStream> weights_;
   std::optional<RunningIteration> iteration_;
   std::optional<Received> results_;

@@ -70,7 +70,8 @@ void Replay::run() {
     replay_once();
   }
   report_.write(options_.output, options_.orders, links_.executor->greeting()->device,
-                digest_.torn_tail(), missing_text(digest_.extent()));
+                links_.executor->link_bytes_per_s(), digest_.torn_tail(),
+                missing_text(digest_.extent()));
   leave_loader();
   if (options_.death_descriptor < 0) {
     links_.executor->stop("all is replayed");

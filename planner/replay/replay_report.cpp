@@ -14,7 +14,9 @@ Json json_of(const StageTime& time) {
   return {{"copy_in_s", time.copy_in.n},
           {"compute_s", time.compute.n},
           {"waits_s", time.waits.n},
-          {"copy_out_s", time.copy_out.n}};
+          {"copy_out_s", time.copy_out.n},
+          {"bytes_in", time.bytes_in},
+          {"bytes_out", time.bytes_out}};
 }
 
 Json json_of(const AnswersCompared::Count& count) {
@@ -32,7 +34,7 @@ void ReplayReport::begin(std::int32_t layers) {
   times_.emplace_back(stages);
   recorded_.emplace(stages);
   compared_.emplace_back();
-  skipped_ = 0;
+  skipped_ = rows_ = samples_ = 0;
 }
 
 void ReplayReport::take(const LoggedIteration& recorded, const messages::IterationDoneT& replayed,
@@ -42,11 +44,15 @@ void ReplayReport::take(const LoggedIteration& recorded, const messages::Iterati
   }
   recorded_->add_iteration({*recorded.done - recorded.sent});
   times_.back().add_iteration(wall);
+  for (const auto& batch : recorded.tables.mini_batches) {
+    rows_ += batch->tokens.size();
+    samples_ += batch->samples.size();
+  }
   compared_.back().take(recorded.tables.iteration, recorded.answers, replayed);
 }
 
 void ReplayReport::write(const std::filesystem::path& output, const std::filesystem::path& orders,
-                         const std::string& device, Bytes torn,
+                         const std::string& device, std::uint64_t link_bytes_per_s, Bytes torn,
                          const std::string& missing) const {
   const auto& worst = *std::ranges::max_element(
       compared_, {}, [](const AnswersCompared& one) { return differences(one); });
@@ -54,7 +60,10 @@ void ReplayReport::write(const std::filesystem::path& output, const std::filesys
       *std::ranges::min_element(times_, {}, [](const StageTimes& one) { return one.wall(); });
   Json report{{"orders", orders.string()},
               {"device", device},
+              {"link_bytes_per_s", link_bytes_per_s},
               {"iterations", worst.iterations()},
+              {"rows", rows_},
+              {"samples", samples_},
               {"unfinished_iterations", skipped_},
               {"torn_bytes", torn.n},
               {"missing", missing},

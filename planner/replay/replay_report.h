@@ -26,10 +26,11 @@ class ReplayReport {
   std::uint64_t iterations() const { return compared_.back().iterations(); }
   // One JSON object, of the repetition with the most differences and the times of the fastest. REQUIRES: begun.
   void write(const std::filesystem::path& output, const std::filesystem::path& orders,
-             const std::string& device, Bytes torn, const std::string& missing) const;
+             const std::string& device, std::uint64_t link_bytes_per_s, Bytes torn,
+             const std::string& missing) const;
 
  private:
-  std::uint64_t skipped_ = 0;
+  std::uint64_t skipped_ = 0, rows_ = 0, samples_ = 0;
   std::optional<StageTimes> recorded_;
   std::vector<StageTimes> times_;          // of each repetition
   std::vector<AnswersCompared> compared_;  // likewise

@@ -14,6 +14,7 @@ void StageTimes::add(const messages::LayerDoneT& done) {
   StageTime& time = stages_[done.stage];
   if (done.copy_in) {
     time.copy_in += seconds_of(done.copy_in->busy_ns());
+    time.bytes_in += done.copy_in->bytes();
   }
   if (done.compute) {
     time.compute += seconds_of(done.compute->busy_ns());
@@ -21,6 +22,7 @@ void StageTimes::add(const messages::LayerDoneT& done) {
   }
   if (done.copy_out) {
     time.copy_out += seconds_of(done.copy_out->busy_ns());
+    time.bytes_out += done.copy_out->bytes();
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // How long the device's streams worked and waited in each stage, summed over iterations.
 
+#include <cstdint>
 #include <vector>
 
 #include "common/messages_generated.h"
@@ -11,6 +12,7 @@ namespace poise {
 struct StageTime {
   Seconds copy_in{}, compute{}, copy_out{};  // busy
   Seconds waits{};                           // computation waited for another stream
+  std::uint64_t bytes_in = 0, bytes_out = 0;  // copied
 };
 
 // By stage: embedding, decoder layers, head.

@@ -4,6 +4,7 @@
 // predicted iteration is the ordered one. A function of its arguments; one thread.
 
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "common/messages_generated.h"
@@ -27,8 +28,9 @@ struct IterationName {
 };
 
 // The tables of the iteration that runs `chunks`. REQUIRES: `tables` has room for every block that they
-// name.
+// name. `packed` is called once mini-batches are chosen, before their tables are built.
 messages::IterationT plan_iteration(const PackingRule& rule, std::span<const ScheduledChunk> chunks,
-                                    OrderTables& tables, IterationName name);
+                                    OrderTables& tables, IterationName name,
+                                    const std::function<void()>& packed = {});
 
 }  // namespace poise
