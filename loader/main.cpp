@@ -8,6 +8,7 @@
 #include "common/process.h"
 #include "common/testing/failpoint.h"
 #include "loader/loader.h"
+#include "loader/loading_speed.h"
 
 namespace {
 
@@ -29,6 +30,7 @@ cxxopts::Options described_options() {
       ("death-fd", "pipe that ends with the supervisor",
        cxxopts::value<int>()->default_value("-1"))            //
       ("validate-only", "check the model directory and end")  //
+      ("measure", "how fast its files can be read and digested here, as JSON; then end")  //
       ("help", "say this");
   return options;
 }
@@ -87,6 +89,10 @@ Exit run(int argc, char** argv) {
   LoaderOptions options = loader_options(given);
   if (given.count("validate-only") > 0) {
     return validate(options);
+  }
+  if (given.count("measure") > 0) {
+    std::printf("%s\n", to_json(measure_loading(options.model)).c_str());
+    return Exit::done;
   }
   options.home = required_argument(given, "home");
   options.run_id = required_argument(given, "run-id");

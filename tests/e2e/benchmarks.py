@@ -263,5 +263,68 @@ def what_cannot_be_measured_is_refused_in_a_sentence(workspace):
         workspace.poise("bench", *words).expect(2, culprit)
 
 
+@test
+def the_loader_is_measured_alone(workspace):
+    ended = workspace.poise("bench", "--stage", "loader", "--model", DEMO_MODEL, "--output-json", workspace / "figures.json").expect(0)
+    got = json.loads((workspace / "figures.json").read_text())
+    files = {path.name: path.stat().st_size for path in DEMO_MODEL.glob("*.safetensors")}
+    expect_equal({file["name"]: file["bytes"] for file in got["files"]}, files, "files")
+    rates = [got["digest_bytes_per_s"], got["memory_copied_bytes_per_s"], got["memory_read_bytes_per_s"]]
+    expect(all(rate > 1e6 for rate in rates + [file["read_bytes_per_s"] for file in got["files"]]), got)
+    expect("in the page cache" in ended.out or "page cache: unknown" in ended.out, ended.out)
+    expect("digest (SHA-256) alone" in ended.out and "memory copied" in ended.out, ended.out)
+    workspace.poise("bench", "--stage", "loader", "--config", DEMO_MODEL / "config.json").expect(2, "--model DIR")
+    workspace.poise("bench", "--stage", "loader", "--model", workspace / "none").expect(2, "not there")
+
+
+@test
+def the_planner_is_measured_alone(workspace):
+    figures = workspace / "figures.json"
+    words = ["bench", "--stage", "planner", "--machine", "h200-pcie5", "--output-json", figures]
+    shape = workspace / "shape.json"
+    shape.write_text(json.dumps(SHAPE))
+    ended = workspace.poise(*words, "--config", shape, *fixed("--policy", "hybrid", "--gpu-memory", "2GiB")).expect(0)
+    got = json.loads(figures.read_text())
+    expect_equal(got["prefill"]["rows"] + got["decode"]["rows"], PROMPTS * (INPUT + OUTPUT - 1), "rows: of each token but the last")
+    for phase in ("prefill", "decode"):
+        expect(all(seconds > 0 for seconds in got[phase]["seconds"].values()) and len(got[phase]["seconds"]) == 6, got[phase])
+        expect(got[phase]["predicted_seconds"] > 0 and got[phase]["message_bytes"] > 500 * got[phase]["iterations"], got[phase])
+    expect("serialise: messages" in ended.out and "1 % of the iteration's time" in ended.out, ended.out)
+    bench(workspace, *fixed("--policy", "kv-only", "--run-dir", workspace / "runs"))
+    workspace.poise("bench", "--stage", "planner", "--machine", "h200-pcie5", workspace / "runs/run-1").expect(2)  # its model is gone
+    workspace.poise("bench", "--stage", "planner").expect(2, "needs a model")
+
+
+@test
+def the_gpu_executor_is_measured_alone(workspace):
+    prompts = workspace.write_requests("requests.jsonl", [harness.request(str(i), "Rosa lives in", max_tokens=6) for i in range(4)])
+    workspace.run(prompts, workspace / "out.jsonl").expect(0)
+    run = workspace / "out.jsonl.poise"
+    figures = workspace / "figures.json"
+    words = ["bench", "--stage", "gpu_executor", run, "--device", "cpu", "--runs", "2", "--output-json", figures]
+    ended = workspace.poise(*words, "--link-gbps", "0.5", "--compute-gflops", "50").expect(0)
+    got = json.loads(figures.read_text())
+    expect(got["equal"] and len(got["replayed_s"]) == 2, got)
+    expect_equal(got["link_peak"], got["link_bytes_per_s"], "the link that was set")
+    config = json.loads((DEMO_MODEL / "config.json").read_text())
+    hidden, ffn, layers = config["hidden_size"], config["ffn_dim"], config["num_hidden_layers"]
+    expect_equal(got["limits"]["layers"]["compute_s"], 2 * got["rows"] * layers * (4 * hidden**2 + 2 * hidden * ffn) / 50e9, "limit")
+    moved = [sum(stage["replayed"][way] for stage in got["stages"][1:-1]) for way in ("bytes_in", "bytes_out")]
+    expect_equal(got["limits"]["layers"]["link_s"], max(moved) / got["link_peak"], "limit")
+    expect("all, with gaps" in ended.out and "recorded" in ended.out, ended.out)
+    workspace.poise("bench", "--stage", "gpu_executor").expect(2, "name a run directory")
+    workspace.poise("bench", run).expect(2, "--stage")
+    workspace.poise("bench").expect(2, "--model DIR")
+    workspace.poise("bench", "--stage", "gpu_executor", workspace / "none").expect(2, "no such file")
+
+
+@test
+def without_the_whole_log_there_is_throughput_alone(workspace):
+    for options in (("--orders-log", "off"), ("--orders-log", "tables")):
+        ended, got = bench(workspace, *fixed("--policy", "kv-only", *options))
+        expect("no figures by phase" in ended.err and got["output_tokens_per_second"] > 0, ended.err)
+        expect(all(phase is None for phase in got["phases"].values()), got["phases"])
+
+
 if __name__ == "__main__":
     raise SystemExit(harness.main())

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from ..lifecycle import inputs
-from ..measure import bench_table, figures
+from ..measure import bench_table, figures, stages
 from ..measure.bench_options import bench_parser, run_words
 from ..measure.bench_requests import make_requests, write_requests
 from ..measure.memory_watch import MemoryWatch
@@ -24,7 +24,7 @@ from ..measure.record import Record, keeps_every_order, read_record
 from ..shared import build_facts, machine
 from ..shared.files import read_json
 from ..shared.options import normalised
-from ..shared.paths import ROOT
+from ..shared.paths import ROOT, command_name
 from ..shared.quantities import counted
 from ..shared.trouble import DONE, INTERRUPTED, Refusal, brief, naming, nothing_kept, say, shown, tell
 
@@ -38,8 +38,11 @@ def bench(words):
     for option, path in (("--output-json", given.output_json), ("--trace", given.trace)):
         if path:
             inputs.check_written(option, path)
+    _check_what(given)
     folder = Path(tempfile.mkdtemp(prefix="poise-bench-"))
     try:
+        if given.stage is not None:
+            return _stage(given, folder)
         _choose_model(given, folder)
         requests = make_requests(given, *_sizes_of(given))
         where = _where_runs_go(given, folder)
@@ -57,6 +60,28 @@ def bench(words):
         _conclude(given, requests, runs)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    return DONE
+
+
+def _check_what(given):
+    """RUN is for --stage; all else needs a model."""
+    if given.stage is not None:
+        return stages.take_run(given)
+    if given.run is not None:
+        raise Refusal(f"bench: {shown(given.run)}: a run is named for --stage alone (options: {command_name()} help bench)")
+    if given.model is None and given.config is None:
+        raise Refusal(f"bench: missing: --model DIR, or --config FILE (options: {command_name()} help bench)")
+
+
+def _stage(given, folder):
+    if given.model is not None or given.config is not None:
+        _choose_model(given, folder)
+    if given.stage == "planner":
+        found, table = stages.planner(given, folder, _sizes_of)
+    else:
+        found, table = {"loader": stages.loader, "gpu_executor": stages.gpu_executor}[given.stage](given, folder)
+    tell(table)
+    _write_figures(given, {"stage": given.stage, **found, "machine": _machine()})
     return DONE
 
 
@@ -209,6 +234,10 @@ def _conclude(given, requests, runs):
         rates = [run["output_tokens_per_second"] for run in runs]
         result["output_tokens_per_second_spread"] = (max(rates) - min(rates)) / statistics.median(rates)
     tell(bench_table.table(result))
+    _write_figures(given, result)
+
+
+def _write_figures(given, result):
     if given.output_json:
         with naming(given.output_json), open(given.output_json, "w", encoding="utf-8") as file:
             json.dump(result, file, indent=2)

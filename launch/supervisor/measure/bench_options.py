@@ -3,6 +3,7 @@
 from ..shared import quantities
 from ..shared.options import add_loading, add_model, add_planning, add_running, orders_log_arguments, parser, planner_arguments
 from .bench_requests import DATASETS
+from .stages import STAGES
 
 
 def bench_parser():
@@ -11,7 +12,9 @@ def bench_parser():
         "Makes requests, runs them, and reports the speed beside the link's limit.\n\n"
         "Datasets as in vLLM's benchmark; prompts are token ids, answers have exactly the length asked for.",
     )
-    model = made.add_mutually_exclusive_group(required=True)
+    made.add_argument("--stage", choices=STAGES, help="one process's work alone: reading, planning, or a run's orders replayed (--runs times)")
+    made.add_argument("run", metavar="RUN", nargs="?", help="for --stage: the run whose model, requests or orders it works on")
+    model = made.add_mutually_exclusive_group()
     add_model(model, required=False)
     model.add_argument("--config", metavar="FILE", help="a config.json: that shape with seeded random weights")
     made.add_argument("--dataset-name", choices=DATASETS, default="fixed", help="where prompts come from")
