@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 namespace poise {
 
@@ -14,6 +15,8 @@ void die_of_fatal_token(const messages::Iteration& iteration) {
   for (const messages::MiniBatch* batch : *iteration.mini_batches()) {
     const auto* tokens = batch->tokens();
     if (tokens != nullptr && std::ranges::find(*tokens, token) != tokens->end()) {
+      for (volatile bool hangs = std::strstr(given, ":hang") != nullptr; hangs;) {
+      }
       std::abort();
     }
   }

@@ -1,6 +1,7 @@
 #pragma once
 // For tests of what a run does about a request that kills its executor: with POISE_FATAL_TOKEN=ID in its
-// environment, an executor aborts when it is given an iteration that has this input token.
+// environment, an executor aborts when it is given an iteration that has this input token; with
+// POISE_FATAL_TOKEN=ID:hang it computes for ever.
 
 #include "common/messages_generated.h"
 

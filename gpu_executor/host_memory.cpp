@@ -34,7 +34,10 @@ void check_shape(const ModelShape& shape, DType dtype) {
 }  // namespace
 
 HostMemory::HostMemory(const std::string& run_id, Device& device)
-    : run_id_(run_id), device_(device), control_(Control::attach(run_id)) {}
+    : run_id_(run_id),
+      device_(device),
+      control_(Control::attach(run_id)),
+      publisher_(control_->progress[static_cast<int>(Process::gpu_executor)]) {}
 
 bool HostMemory::weights_ready() {
   if (model_) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/liveness/progress.h"
 #include "common/shared_memory.h"
 #include "gpu_executor/device.h"
 #include "gpu_executor/order_check/order_check.h"
@@ -53,6 +54,7 @@ class HostMemory {
   const std::string run_id_;
   Device& device_;
   Control control_;
+  ProgressPublisher publisher_;
   std::optional<Segment> weights_;
   std::vector<std::optional<Registration>> weights_registrations_;  // by slab
   std::optional<Model> model_;

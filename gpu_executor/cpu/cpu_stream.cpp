@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/liveness/progress.h"
 #include "common/testing/failpoint.h"
 #include "common/trouble.h"
 
@@ -13,6 +14,7 @@ namespace {
 
 constexpr std::size_t kQueueLimit = 4096;  // tasks; then the host waits
 constexpr std::uint64_t kLongestPauseUs = 100;
+constexpr auto kLongestSleep = std::chrono::milliseconds(500);
 
 std::int64_t ns_between(CpuStream::Clock::time_point begin, CpuStream::Clock::time_point end) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(end - begin).count();
@@ -181,8 +183,12 @@ void CpuStream::do_work(Task& task) {
     now_ = done;
   } else {
     now_ = begin + std::max<Clock::duration>(least, done - begun);
-    std::this_thread::sleep_until(now_);
+    while (Clock::now() < now_) {  // a slow device works as long as it sleeps
+      note_progress();
+      std::this_thread::sleep_until(std::min(now_, Clock::now() + kLongestSleep));
+    }
   }
+  note_progress();
   totals_.busy_ns += ns_between(begin, now_);
   totals_.bytes += task.copied.n;
 }

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <iterator>
 
+#include "common/liveness/progress.h"
 #include "common/trouble.h"
 
 namespace poise {
@@ -89,6 +90,7 @@ void PinnedHost::work() {
     slice->state = State::in_work;
     lock.unlock();
     const cudaError_t code = pin_one(slice->memory, slice->batch->read_only);
+    note_progress();
     lock.lock();
     Batch& batch = *slice->batch;
     if (code == cudaSuccess) {
@@ -188,6 +190,7 @@ void PinnedHost::unpin(std::span<std::byte> memory) {
       // Its pages stay where they are, but for this process's tables, which a process that ends would
       // clear with one thread.
       static_cast<void>(madvise(pinned[i].data(), pinned[i].size(), MADV_DONTNEED));
+      note_progress();
     }
   };
   {

@@ -2,6 +2,7 @@
 
 #include <new>
 
+#include "common/liveness/progress.h"
 #include "common/trouble.h"
 
 #if defined(__x86_64__)
@@ -59,6 +60,7 @@ bool Workers::take(std::int64_t* item) {
 }
 
 void Workers::finish_item() {
+  note_progress();
   // The last one wakes the caller if it went to sleep; both sides order their two words alike.
   if (unfinished_.fetch_sub(1) == 1 && caller_sleeps_.load()) {
     const std::lock_guard lock(mutex_);
@@ -73,6 +75,7 @@ void Workers::run(const Job& job) {
   if (job.count == 1 || threads_.empty()) {
     for (std::int64_t item = 0; item < job.count; ++item) {
       job.call(job.body, item, 0);
+      note_progress();
     }
     return;
   }
@@ -87,6 +90,7 @@ void Workers::run(const Job& job) {
   std::int64_t item = 0;
   while (take(&item)) {
     job.call(job.body, item, 0);
+    note_progress();
     unfinished_.fetch_sub(1, std::memory_order_acq_rel);
   }
   for (int spin = 0; spin < kSpins; ++spin) {

@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "common/liveness/progress.h"
 #include "common/trouble.h"
 #include "kernels/cuda/check.h"
 
@@ -94,6 +95,7 @@ Seconds time_of(const Trial& trial, const Trial::Way& way) {
     way(trial.scratch, static_cast<std::byte*>(trial.scratch) + trial.in_bytes().n);
     end.record(trial.stream);
     shortest = std::min(shortest, end.since(begin));
+    note_progress();
   }
   return shortest;
 }
@@ -110,6 +112,7 @@ bool same_bits(const Trial& trial, const Trial::Way& one, const Trial::Way& othe
     cuda_check(cudaMemcpyAsync(trial.scratch, rows.data(), rows.size(), cudaMemcpyHostToDevice,
                                trial.stream),
                "a trial's rows");
+    note_progress();
     if (outputs(trial, trial.scratch, before, one) !=
         outputs(trial, trial.scratch, before, other)) {
       return false;

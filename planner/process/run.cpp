@@ -14,8 +14,9 @@ namespace poise {
 
 Run::Run(RunOptions asked)
     : options(std::move(asked)),
-      input(read_run_input(options.input)),
       control(Control::attach(options.run_id)),
+      publisher(control->progress[static_cast<int>(Process::planner)]),
+      input(read_run_input(options.input)),
       input_lines(input.requests.line_numbers()),
       status_file(options.run_dir) {
   if (control->shape != input.model.shape) {

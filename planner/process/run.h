@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/order_log.h"
+#include "common/liveness/progress.h"
 #include "common/shared_memory.h"
 #include "planner/links/executor_link.h"
 #include "planner/links/loader_link.h"
@@ -25,8 +26,9 @@ struct Run {
   explicit Run(RunOptions options);
 
   RunOptions options;
-  RunInput input;
   Control control;
+  ProgressPublisher publisher;
+  RunInput input;
   std::vector<RequestId> input_lines;
   RunStatus status;
   StatusFile status_file;

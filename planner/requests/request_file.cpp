@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "common/files/sha256.h"
+#include "common/liveness/progress.h"
 #include "common/trouble.h"
 #include "planner/requests/request_lines.h"
 
@@ -51,6 +52,7 @@ std::vector<ParsedLine> parse_batch(std::vector<RequestLines::Line>& batch,
       parsed[i] = line.too_long ? ParsedLine(too_long(line.number))
                                 : parse_request(line.number, line.text, rules);
       line.text = {};
+      note_progress();
     }
   };
   std::vector<std::future<void>> others;

@@ -10,6 +10,7 @@
 
 #include "common/files/regular_file.h"
 #include "common/files/replace_file.h"
+#include "common/liveness/progress.h"
 #include "common/trouble.h"
 
 namespace poise {
@@ -35,6 +36,7 @@ bool same_bytes(const std::filesystem::path& a, const std::filesystem::path& b) 
     const std::size_t bytes = std::min<std::uint64_t>(kCopiedAtOnce, size - offset);
     first.read_exactly(offset, {one.data(), bytes});
     second.read_exactly(offset, {other.data(), bytes});
+    note_progress();
     if (std::memcmp(one.data(), other.data(), bytes) != 0) {
       return false;
     }

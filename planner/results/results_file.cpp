@@ -11,6 +11,7 @@
 
 #include "common/files/regular_file.h"
 #include "common/files/replace_file.h"
+#include "common/liveness/progress.h"
 #include "common/testing/failpoint.h"
 #include "common/trouble.h"
 #include "planner/results/result_line.h"
@@ -90,6 +91,7 @@ void ResultsFile::read_lines(const std::vector<RequestId>& input_lines) {
   int damaged = 0;
   const auto take = [&] {
     ++number;
+    note_progress();
     const auto refuse = [&](const std::string& reason, std::uint64_t at) {
       fail(
           "{}, line {}: {}; delete that line to have it computed again, or use another run "

@@ -14,6 +14,7 @@
 #include "common/files/regular_file.h"
 #include "common/files/replace_file.h"
 #include "common/files/sha256.h"
+#include "common/liveness/progress.h"
 #include "common/testing/failpoint.h"
 #include "common/trouble.h"
 #include "planner/results/results_directory.h"
@@ -91,6 +92,7 @@ void copy_bytes(const fs::path& from, const fs::path& to, const fs::path& output
   for (std::uint64_t offset = 0; offset < size && error == 0;) {
     const std::size_t bytes = std::min<std::uint64_t>(buffer.size(), size - offset);
     source.read_exactly(offset, {buffer.data(), bytes});
+    note_progress();
     const ssize_t written = ::write(copy.get(), buffer.data(), bytes);
     if (written > 0) {
       offset += static_cast<std::uint64_t>(written);

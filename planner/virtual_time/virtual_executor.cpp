@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/liveness/progress.h"
+
 namespace poise {
 namespace {
 
@@ -29,6 +31,7 @@ VirtualExecutor::VirtualExecutor(const Profile& profile, const WeightLayout& lay
       stored_(static_cast<std::size_t>(layout.layers)) {}
 
 void VirtualExecutor::run(const messages::IterationT& tables, bool last) {
+  note_progress();  // a plan may take very many of these
   Batches batches{.costs = {},
                   .groups = row_groups(tables, limits_.max_mini_batch_rows),
                   .count = static_cast<std::uint32_t>(tables.mini_batches.size())};

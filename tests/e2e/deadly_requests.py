@@ -4,7 +4,7 @@
 import json
 
 import harness
-from harness import choice, comparable, expect_equal, read_results, request, test
+from harness import choice, comparable, expect, expect_equal, read_results, request, test
 
 VOCABULARY = json.loads((harness.DEMO_MODEL / "config.json").read_text())["vocab_size"]
 
@@ -56,6 +56,24 @@ def a_request_that_kills_its_executor_becomes_an_error_line(workspace):
         expect_equal(ended.err.count("dies each time it runs line"), len(deadly), f"lines that were given up: {ended.err}")
         expect_answers(workspace, output, deadly)
         workspace.poise("inspect", "--check", f"{output}.poise").expect(0)
+
+
+@test
+def a_request_that_hangs_its_executor_becomes_an_error_line(workspace):
+    requests, token, deadly = of_deaths(workspace, True, count=6)
+    output = workspace / "out.jsonl"
+    words = ("--stall-timeout", "2", "--restarts", str(2 * len(deadly)))
+    ended = workspace.run(requests, output, *words, env={"POISE_FATAL_TOKEN": f"{token}:hang"})
+    ended.expect(0, "without getting anywhere (a defect of poise)", "died twice at the same place")
+    expect_answers(workspace, output, deadly)
+
+
+@test
+def a_hung_executor_ends_a_run_that_replaces_none(workspace):
+    requests, token, _ = of_deaths(workspace, True, count=6)
+    ended = workspace.run(requests, workspace / "out.jsonl", "--stall-timeout", "2", env={"POISE_FATAL_TOKEN": f"{token}:hang"})
+    ended.expect(75, "without getting anywhere (a defect of poise)", "--resume")
+    expect(ended.seconds < 15, f"took {ended.seconds:.0f} s")
 
 
 @test

@@ -2,6 +2,7 @@
 """Loaders that are kept: used instead of loading again, never when the files changed, gone at `poise stop`."""
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -65,6 +66,45 @@ def loaders_kept_under_another_runtime_folder_are_seen_and_can_be_ended(workspac
     expect(stop_command._stop_loader(home), "it was not ended")
     wait_until(lambda: not alive(loader["pid"]), "the loader to end")
     expect(not home.folder.exists(), "its home is left")
+
+
+@test
+def a_link_in_place_of_the_loaders_folder_is_not_followed(workspace):
+    theirs = workspace / "theirs"
+    for name in ("open", "closed"):
+        (theirs / name).mkdir(parents=True)
+        (theirs / name / "letter.txt").write_text("mine")
+    (theirs / "closed").chmod(0o700)
+    theirs.chmod(0o700)
+    folder = workspace.runtime / "poise"
+    folder.mkdir(mode=0o700)
+    (folder / "loaders").symlink_to(theirs)
+    before = sorted(map(str, theirs.rglob("*")))
+    for words, code in (
+        (("stop",), 0),
+        (("doctor",), 0),
+        (("status",), 0),
+        (("load", "--model", DEMO_MODEL), 2),
+        (workspace.run_words(DEMO / "show.jsonl", workspace / "out"), 0),
+        (workspace.run_words(DEMO / "show.jsonl", workspace / "kept", "--keep-loader"), 2),
+    ):
+        workspace.poise(*words).expect(code)
+        expect_equal(sorted(map(str, theirs.rglob("*"))), before, f"files of another folder after {words[0]}")
+
+
+@test
+def a_lock_that_no_loader_holds_is_no_loader(workspace):
+    workspace.poise("load", "--model", DEMO_MODEL).expect(0)
+    (loader,) = kept(workspace)
+    (home,) = (workspace.runtime / "poise" / "loaders").iterdir()
+    os.kill(loader["pid"], signal.SIGKILL)
+    wait_until(lambda: not alive(loader["pid"]), "the loader to end")
+    with open(home / "lock") as lock:  # its number may be another process's by now
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ended = workspace.poise("load", "--model", DEMO_MODEL).expect(2)
+        expect("loaded already" not in ended.err, ended.err)
+    workspace.poise("load", "--model", DEMO_MODEL).expect(0, "kept until")
+    workspace.poise("stop").expect(0)
 
 
 @test

@@ -487,7 +487,7 @@ def processes_of_a_run_that_begins_anew_are_not_told_to_end(_):
 
 
 @test
-def stillness_is_noticed_where_nobody_computes_and_later_where_somebody_does(_):
+def stillness_is_noticed_and_later_where_a_disk_writes(_):
     clock = mock.Mock(return_value=1000.0)
     work = mock.Mock(return_value=0.0)
     child = mock.Mock(pid=1, plain_name="gpu_executor")
@@ -510,7 +510,7 @@ def stillness_is_noticed_where_nobody_computes_and_later_where_somebody_does(_):
             return None
 
         expect_equal(seconds_until_noticed(0.0), 30, "idle")
-        expect_equal(seconds_until_noticed(1.0), 600, "busy")
+        expect_equal(seconds_until_noticed(1.0), 30, "busy")
         expect_equal(seconds_until_noticed(0.0, disk=True), 600, "while a disk writes")
         waits.return_value = False
         dog = watchdog.Watchdog(30)
@@ -520,6 +520,27 @@ def stillness_is_noticed_where_nobody_computes_and_later_where_somebody_does(_):
         for step in range(100):
             clock.return_value += 4
             expect(dog.look((step + 2,), [child]) is None, "a run that moves was ended")
+
+
+@test
+def a_process_that_computes_without_getting_anywhere_is_named(_):
+    busy, idle = (
+        subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+        for code in ("while True: pass", "import time; time.sleep(60)")
+    )
+    children = [mock.Mock(pid=busy.pid, plain_name="gpu_executor"), mock.Mock(pid=idle.pid, plain_name="planner")]
+    try:
+        dog = watchdog.Watchdog(1)
+        dog.look((1,), children)
+        began = time.monotonic()
+        found = wait_until(lambda: dog.look((1,), children), "the process that hangs")
+        expect(time.monotonic() - began < 5, "it took long")
+        expect_equal([child.pid for child in found.hung], [busy.pid], found.sentence)
+        expect("gpu_executor computed for 1 s without getting anywhere" in found.sentence, found.sentence)
+    finally:
+        for process in (busy, idle):
+            process.kill()
+            process.wait()
 
 
 @test

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/liveness/progress.h"
 #include "common/trouble.h"
 #include "gpu_executor/cpu/cpu_stream.h"
 #include "kernels/cpu/packed_matrix.h"
@@ -272,6 +273,19 @@ TEST(CpuStream, ASetSpeedIsKeptHoweverLateThreadsWake) {
   EXPECT_EQ(found.took, kWhole);
   EXPECT_EQ(found.totals.busy_ns, kTimes * kOne);
   EXPECT_EQ(found.totals.wait_ns, kTimes * kOther);
+}
+
+TEST(CpuStream, ASlowDeviceShowsThatItMoves) {
+  Trouble trouble;
+  CpuStream stream("slow", trouble, true, std::nullopt);
+  stream.push([] {}, Bytes{1}, 3'000'000'000);
+  int noted = 0;
+  for (int i = 0; i < 2400; ++i) {  // before its work is done
+    noted += take_progress() ? 1 : 0;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_GE(noted, 3);
+  stream.finish();
 }
 
 // The stream that waits is late, and finds the event recorded once more.

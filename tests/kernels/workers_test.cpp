@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "common/liveness/progress.h"
+
 namespace poise::test {
 namespace {
 
@@ -34,6 +36,20 @@ TEST(Workers, ShowTheCallerWhatTheyWroteJobAfterJob) {
   }
   for (std::int64_t item = 0; item < 64; ++item) {
     EXPECT_EQ(values[static_cast<std::size_t>(item)], 3000 * item + 2999 * 3000 / 2);
+  }
+}
+
+// A product may take longer than the supervisor waits for any sign of life.
+TEST(Workers, ShowWithinAJobThatTheyMove) {
+  for (const int threads : {1, 2}) {
+    cpu::Workers workers(threads);
+    take_progress();
+    std::atomic<int> noted = 0;
+    workers.parallel_for(50, [&](std::int64_t, int) {
+      noted += take_progress() ? 1 : 0;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    });
+    EXPECT_GT(noted, 10) << threads << " threads";
   }
 }
 

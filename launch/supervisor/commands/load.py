@@ -22,7 +22,9 @@ def load(words):
     leftovers.sweep()
     home = loaders.Home.of(given)
     stale = home.why_stale(given)
-    if home.lives() and stale is None:
+    living = home.adopt() if stale is None else None
+    if living:
+        living.close()
         say(f"{shown(given.model)} is loaded already; end it with: {command_line('stop')}")
         return DONE
     if home.lives():

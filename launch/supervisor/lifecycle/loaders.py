@@ -73,12 +73,11 @@ class Home:
     @classmethod
     def all(cls):
         folder = private_folder_path() / "loaders"
-        if not private_folder_is_ours():
-            return []
         try:
-            return [cls(folder / entry.name) for entry in sorted(os.scandir(folder), key=lambda e: e.name) if entry.is_dir(follow_symlinks=False)]
+            homes = [cls(folder / name) for name in sorted(os.listdir(folder))]
         except OSError:
             return []
+        return [home for home in homes if home._is_ours()]
 
     @classmethod
     def elsewhere(cls):
@@ -91,7 +90,8 @@ class Home:
     def _is_ours(self):
         """Looked at each time: where there is no XDG_RUNTIME_DIR, anybody may make a folder of the name that ours would have."""
         here = self.folder.is_relative_to(private_folder_path())
-        return private_folder_is_ours() if here else is_private(self.folder)
+        above = private_folder_is_ours() and is_private(self.folder.parent) if here else True
+        return above and is_private(self.folder)
 
     @property
     def record(self):

@@ -79,11 +79,17 @@ class Restarts:
     def replaceable(self, ended, searching=False):
         """`ended`, if all of these processes are to be replaced; [] if the run is over. `searching`: the planner looks for a request
         that kills executors, and each death brings it nearer; these deaths are not counted."""
-        unasked = [child for child in ended if child is not self._child and not (searching and child.name == EXECUTOR)]
-        if len(unasked) > self._spare or not all(self._may_be_replaced(child) for child in ended):
+        if not self.has_spare(ended, searching) or not all(self._may_be_replaced(child) for child in ended):
             return []
-        self._spare -= len(unasked)
+        self._spare -= self._counted(ended, searching)
         return ended
+
+    def has_spare(self, children, searching=False):
+        """Whether so many may be replaced."""
+        return self._counted(children, searching) <= self._spare
+
+    def _counted(self, children, searching):
+        return sum(child is not self._child and not (searching and child.name == EXECUTOR) for child in children)
 
     def _may_be_replaced(self, child):
         code = child.returncode()

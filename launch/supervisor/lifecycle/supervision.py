@@ -107,9 +107,9 @@ class Supervision:
             self._restarts.hurry()
             if self._line.due() and not self._deadline:
                 self._line.show(self._arguments.progress_text(self._control))
-            sentence = self._watchdog.look(self._words(), self._children)
-            if sentence:
-                return Outcome(INTERRUPTED, sentence)
+            stillness = self._watchdog.look(self._words(), self._children)
+            if stillness and not self._end_hung(stillness):
+                return Outcome(INTERRUPTED, stillness.sentence)
 
     def _start(self, name, arguments):
         self._children.append(self._child(name, arguments))
@@ -119,13 +119,27 @@ class Supervision:
 
     def _replaced(self, ended):
         """Replaces the processes that ended, if all of them may be replaced; returns whether it did."""
-        searching = self._own_status().get("suspects", 0) > 0
-        old = [] if self._deadline else self._restarts.replaceable(ended, searching)
+        old = [] if self._deadline else self._restarts.replaceable(ended, self._is_searching())
         if any(child.name == LOADER for child in old) and not self._control.was_sealed:
             old = [self._begin_anew()]
         for child in old:
             self._replace(child)
         return bool(old)
+
+    def _end_hung(self, stillness):
+        """Kills the processes that hang if they may be replaced, as others that die; returns whether it did."""
+        if self._deadline or not stillness.hung or not self._restarts.has_spare(stillness.hung, self._is_searching()):
+            return False
+        self._line.clear()
+        say(stillness.sentence)
+        for child in stillness.hung:
+            child.signal(signal.SIGKILL)
+        self._watchdog.begin_again()
+        return True
+
+    def _is_searching(self):
+        """Whether the planner looks for a request that kills executors."""
+        return self._arguments.restarts > 0 and self._own_status().get("suspects", 0) > 0
 
     def _begin_anew(self):
         """Ends everything but the loader, which has ended before its weights were whole or removed them; returns that one. The others

@@ -1,0 +1,46 @@
+#pragma once
+// That this process moves, for the supervisor's watchdog (launch/supervisor/lifecycle/watchdog.py). A work
+// loop counts its steps in the control segment itself. A step that may take longer than some seconds
+// (a product on host cores, ten million input lines, a large copy) notes from within that it moves;
+// what hangs notes nothing.
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <stop_token>
+#include <thread>
+
+#include "common/shared_layout.h"
+
+namespace poise {
+
+namespace detail {
+inline std::atomic<bool> progress_noted{false};
+}  // namespace detail
+
+// Any thread, at any time; cheap, also if many threads call it for each small piece of work.
+inline void note_progress() {
+  if (!detail::progress_noted.load(std::memory_order_relaxed)) {
+    detail::progress_noted.store(true, std::memory_order_relaxed);
+  }
+}
+// Whether progress was noted since the last call. The publisher's question.
+inline bool take_progress() {
+  return detail::progress_noted.exchange(false, std::memory_order_relaxed);
+}
+
+// Counts in `word` what is noted, some times a second, from a thread of its own: the work loop may be in
+// the middle of a long step. `word` outlives this.
+class ProgressPublisher {
+ public:
+  explicit ProgressPublisher(ProgressWord& word);
+  ProgressPublisher(const ProgressPublisher&) = delete;
+  ProgressPublisher& operator=(const ProgressPublisher&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable_any over_;
+  std::jthread thread_;  // last: it uses the others
+};
+
+}  // namespace poise
