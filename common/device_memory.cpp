@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "common/rotary.h"
+#include "common/families/rotary.h"
 #include "common/trouble.h"
 #include "common/words.h"
 

@@ -16,7 +16,7 @@ namespace poise {
 enum class Activation : std::uint32_t { relu = 0, gelu = 1, gelu_tanh = 2, silu = 3 };
 enum class Norm : std::uint32_t { layer_norm = 0, rms = 1 };
 
-// How a rotary model's frequencies follow from its config (common/rotary.h).
+// How a rotary model's frequencies follow from its config (common/families/rotary.h).
 enum class RotaryKind : std::uint32_t {
   none = 0,
   plain = 1,  // "default"

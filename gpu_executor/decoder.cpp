@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "common/rotary.h"
+#include "common/families/rotary.h"
 
 namespace poise {
 namespace {

@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstring>
 
-#include "common/rotary.h"
+#include "common/families/rotary.h"
 #include "common/trouble.h"
 
 namespace poise {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/rotary.h"
+#include "common/families/rotary.h"
 #include "gpu_executor/order_check/order_check_batch.h"
 #include "kernels/kernels.h"
 

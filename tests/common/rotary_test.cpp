@@ -1,4 +1,4 @@
-#include "common/rotary.h"
+#include "common/families/rotary.h"
 
 #include <gtest/gtest.h>
 
