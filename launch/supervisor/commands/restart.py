@@ -78,8 +78,7 @@ def _restarted(directory, supervisor, given, wish):
             if at_work:
                 return _tell_restart(directory.status(), given, answer, time.monotonic() - began, wish)
         if not directory.lives():
-            back = f"seen at work (process {answer['pid']})" if answer else "back"
-            say(f"the run in {shown(directory.path)} ended before the {given.what} was {back}")
+            say(f"the run in {shown(directory.path)} ended before the {given.what} was back")
             return INTERRUPTED
         time.sleep(live_changes.LOOK)
     when = "once it has ended" if given.what == "loader" else "at the next iteration boundary; this iteration takes long"
