@@ -333,6 +333,8 @@ def a_note_of_a_kept_loader_ends_no_other_process(workspace):
     with contextlib.ExitStack() as held, mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": str(workspace.runtime)}):
         home = workspace.runtime / "poise" / "loaders" / "0123456789abcdef"
         home.mkdir(parents=True)
+        for folder in (home, home.parent):
+            folder.chmod(0o700)
         bystander = held.enter_context(subprocess.Popen(["sleep", "60"]))
         held.callback(bystander.kill)
         note = {"pid": bystander.pid, "started": processes.start_time(bystander.pid), "run_id": ""}
