@@ -85,9 +85,9 @@ std::uint64_t now_ns() {
 }
 
 // The last of each is copied to the beginning of a new segment.
-constexpr messages::Body kCarriedKinds[] = {
-    messages::Body::PoolGrant, messages::Body::Configure, messages::Body::Ready,
-    messages::Body::WeightsHeld, messages::Body::PolicyInForce};
+constexpr messages::Body kCarriedKinds[] = {messages::Body::PoolGrant, messages::Body::Configure,
+                                            messages::Body::Ready, messages::Body::WeightsHeld,
+                                            messages::Body::PolicyInForce};
 
 bool is_empty_file(const std::filesystem::path& file) {
   std::error_code error;
@@ -153,7 +153,8 @@ OrderLog::OrderLog(const std::filesystem::path& path, const std::string& header_
     : log_(path), header_(header_json), limits_(limits) {
   check(header_json.size() <= kMaxHeader / 2, "an order log's header is small");
   auto files = segment_files(path);
-  while (!files.empty() && is_empty_file(files.back())) {  // a process was killed before it wrote the header
+  while (!files.empty() &&
+         is_empty_file(files.back())) {  // a process was killed before it wrote the header
     std::filesystem::remove(files.back());
     files.pop_back();
   }
@@ -198,9 +199,8 @@ void OrderLog::go_on(const std::filesystem::path& file, bool in_its_segment) {
 
 void OrderLog::open_segment(const std::filesystem::path& file, std::uint64_t end) {
   path_ = file.string();
-  descriptor_ = fails_at("order_log.open")
-                    ? -1
-                    : open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  descriptor_ =
+      fails_at("order_log.open") ? -1 : open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
   if (descriptor_ < 0 || ftruncate(descriptor_, static_cast<off_t>(end)) != 0 ||
       lseek(descriptor_, 0, SEEK_END) < 0) {
     fail(Exit::busy, "order log {} cannot be written: {}", path_, system_text(errno));
@@ -219,13 +219,12 @@ void OrderLog::begin_segment() {
   }
   ++segment_;
   open_segment(files.empty() ? log_ : segment_file(log_, segment_), 0);
-  const std::string text = with_segment(
-      header_, {.number = segment_,
-                .keeps = limits_.keeps,
-                .carried = static_cast<std::uint32_t>(carried_.size())});
-  FileHeader header{.magic = {},
-                    .version = kVersion,
-                    .header_bytes = static_cast<std::uint32_t>(text.size())};
+  const std::string text =
+      with_segment(header_, {.number = segment_,
+                             .keeps = limits_.keeps,
+                             .carried = static_cast<std::uint32_t>(carried_.size())});
+  FileHeader header{
+      .magic = {}, .version = kVersion, .header_bytes = static_cast<std::uint32_t>(text.size())};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
   append_bytes(pending_, header);
   const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
@@ -288,8 +287,8 @@ void OrderLog::append(std::span<const std::byte> message) {
 void OrderLog::flush() {
   std::size_t done = 0;
   while (done < pending_.size()) {
-    const ssize_t wrote = write_at("order_log.write", descriptor_, pending_.data() + done,
-                                   pending_.size() - done);
+    const ssize_t wrote =
+        write_at("order_log.write", descriptor_, pending_.data() + done, pending_.size() - done);
     if (wrote < 0 && errno == EINTR) {
       continue;
     }
@@ -460,9 +459,8 @@ std::optional<LoggedMessage> OrderLogReader::read_record() {
     return torn();
   }
   std::memcpy(&header, view(offset_, sizeof header).data(), sizeof header);
-  const bool header_good =
-      header.header_crc == header_crc(header) && header.unused == 0 &&
-      header.payload_bytes <= kMaxMessage.n;
+  const bool header_good = header.header_crc == header_crc(header) && header.unused == 0 &&
+                           header.payload_bytes <= kMaxMessage.n;
   const auto whole = static_cast<std::uint64_t>(
       round_up(static_cast<std::int64_t>(sizeof header) + header.payload_bytes, 8));
   if (header_good && whole > left) {

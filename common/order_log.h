@@ -8,7 +8,7 @@
 //   record: | payload bytes u32 | crc32c of payload u32 | ns since the log began u64 | crc32c of these u32 | 0 u32
 //           | payload: one Message | padding to 8 |
 //
-// A log may be several files (common/order_log_segments.h); reader and writer are given the first one's name.
+// A log may be several files (common/files/order_log_segments.h); reader and writer are given the first one's name.
 
 #include <cstdint>
 #include <filesystem>
@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "common/order_log_segments.h"
+#include "common/files/order_log_segments.h"
 #include "common/units.h"
 
 namespace poise {

@@ -29,7 +29,7 @@ namespace poise {
 namespace {
 
 constexpr std::size_t kPiece = 2 * static_cast<std::size_t>(kDigestLeaf.n);  // of one task
-constexpr std::size_t kRing = 32 << 20;                                      // beyond the caches of a core
+constexpr std::size_t kRing = 32 << 20;  // beyond the caches of a core
 constexpr Bytes kMostOfAFile = kGiB * 2;
 constexpr Seconds kMemoryTime{0.25};  // measured for at least as long
 constexpr std::size_t kPageBytes = 4096;
@@ -104,7 +104,8 @@ std::optional<double> share_in_page_cache(const RegularFile& file) {
   if (said != 0) {
     return std::nullopt;
   }
-  const auto there = std::ranges::count_if(pages, [](unsigned char page) { return (page & 1) != 0; });
+  const auto there =
+      std::ranges::count_if(pages, [](unsigned char page) { return (page & 1) != 0; });
   return static_cast<double>(there) / static_cast<double>(pages.size());
 }
 
@@ -133,11 +134,11 @@ std::optional<BytesPerSecond> rate_of_disk(const RegularFile& file, Bytes most,
     return true;
   });
   close(descriptor);
-  return refused ? std::nullopt
-                 : std::optional(static_cast<double>(pieces * kPiece) / time.n);
+  return refused ? std::nullopt : std::optional(static_cast<double>(pieces * kPiece) / time.n);
 }
 
-BytesPerSecond rate_of_reading(const RegularFile& file, Bytes most, const std::vector<Ring>& rings) {
+BytesPerSecond rate_of_reading(const RegularFile& file, Bytes most,
+                               const std::vector<Ring>& rings) {
   const auto size = static_cast<std::size_t>(most.n);
   const Seconds time = time_tasks(rings, [&](const Ring& ring, std::size_t i) {
     if (i * kPiece >= size) {
@@ -183,10 +184,14 @@ LoadingSpeed measure_loading(const std::filesystem::path& model) {
     kept.fetch_add(std::accumulate(words, words + kPiece / sizeof *words, std::uint64_t{0}),
                    std::memory_order_relaxed);
   });
-  speed.memory_copied = rate_in_memory(rings, [](std::span<std::byte> piece, std::size_t i) {
-    std::memcpy(i % 2 == 0 ? piece.data() + kPiece / 2 : piece.data(),
-                i % 2 == 0 ? piece.data() : piece.data() + kPiece / 2, kPiece / 2);
-  }) / 2;
+  speed.memory_copied =
+      rate_in_memory(rings,
+                     [](std::span<std::byte> piece, std::size_t i) {
+                       std::memcpy(i % 2 == 0 ? piece.data() + kPiece / 2 : piece.data(),
+                                   i % 2 == 0 ? piece.data() : piece.data() + kPiece / 2,
+                                   kPiece / 2);
+                     }) /
+      2;
   return speed;
 }
 

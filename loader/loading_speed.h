@@ -19,17 +19,19 @@ using BytesPerSecond = double;
 struct FileSpeed {
   std::string name;
   Bytes size;
-  Bytes measured;                       // its beginning, at most 2 GiB
-  std::optional<double> cached;         // share of it in the page cache before; nothing: the system does not say
-  BytesPerSecond read = 0;              // as the loader reads it, in that state
-  std::optional<BytesPerSecond> disk;   // past the page cache; nothing: its file system cannot do that
+  Bytes measured;  // its beginning, at most 2 GiB
+  std::optional<double>
+      cached;  // share of it in the page cache before; nothing: the system does not say
+  BytesPerSecond read = 0;  // as the loader reads it, in that state
+  std::optional<BytesPerSecond>
+      disk;  // past the page cache; nothing: its file system cannot do that
 };
 
 struct LoadingSpeed {
   std::size_t threads = 0;
   std::vector<FileSpeed> files;
-  BytesPerSecond digest = 0;           // of bytes in memory
-  BytesPerSecond memory_copied = 0;    // bytes that are copied, counted once
+  BytesPerSecond digest = 0;         // of bytes in memory
+  BytesPerSecond memory_copied = 0;  // bytes that are copied, counted once
   BytesPerSecond memory_read = 0;
 };
 

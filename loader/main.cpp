@@ -28,8 +28,8 @@ cxxopts::Options described_options() {
       ("log", "log file", cxxopts::value<std::string>()->default_value(""))                 //
       ("adopt", "take over the memory of this run's loader, which has ended")               //
       ("death-fd", "pipe that ends with the supervisor",
-       cxxopts::value<int>()->default_value("-1"))            //
-      ("validate-only", "check the model directory and end")  //
+       cxxopts::value<int>()->default_value("-1"))                                        //
+      ("validate-only", "check the model directory and end")                              //
       ("measure", "how fast its files can be read and digested here, as JSON; then end")  //
       ("help", "say this");
   return options;

@@ -127,7 +127,8 @@ void print(const SimulateOptions& options) {
 }
 
 void print(const PlanOptions& options) {
-  const nlohmann::ordered_json plan = options.timed > 0 ? time_planning(options) : plan_run(options);
+  const nlohmann::ordered_json plan =
+      options.timed > 0 ? time_planning(options) : plan_run(options);
   if (!options.check_only) {
     fmt::print("{}\n", plan.dump());
   }

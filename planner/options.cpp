@@ -190,8 +190,8 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
       "continue the work of this run's earlier planner, with its loader and gpu_executor")(
       "trace", "log what each stream did, span by span")(
       "orders-log", "what it keeps: off, tables or full", text())(
-      "orders-log-size", "limit, bytes: the oldest orders are removed", text())("log", "file", text())(
-      "death-fd", "pipe that the supervisor holds", text());
+      "orders-log-size", "limit, bytes: the oldest orders are removed", text())(
+      "log", "file", text())("death-fd", "pipe that the supervisor holds", text());
   add_placing(options);
   const auto given = parse_arguments(options, words);
   if (given.count("help") != 0) {

@@ -39,10 +39,9 @@ struct HelpOptions {
   std::string text;
 };
 
-using PlannerCommand =
-    std::variant<RunOptions, InspectOptions, LogDiffOptions, ValidateOptions, EncodeOptions,
-                 PoliciesOptions, SimulateOptions, ProfileOptions, ReplayOptions, PlanOptions,
-                 HelpOptions>;
+using PlannerCommand = std::variant<RunOptions, InspectOptions, LogDiffOptions, ValidateOptions,
+                                    EncodeOptions, PoliciesOptions, SimulateOptions, ProfileOptions,
+                                    ReplayOptions, PlanOptions, HelpOptions>;
 
 PlannerCommand parse_planner_arguments(int argc, const char* const* argv);
 

@@ -87,9 +87,9 @@ class TimedPlanner {
     const auto chunks = scheduler_.next();
     clock.end(scheduling);
     const bool last = scheduler_.last_iteration();
-    auto made = plan_iteration(
-        {.policy = *made_.policy, .host = made_.placement.host, .limits = limits_}, chunks, tables_,
-        {.number = ++number_}, [&] { clock.end(packing); });
+    auto made =
+        plan_iteration({.policy = *made_.policy, .host = made_.placement.host, .limits = limits_},
+                       chunks, tables_, {.number = ++number_}, [&] { clock.end(packing); });
     clock.end(tables);
     times.mini_batches += std::ssize(made.mini_batches);
     const auto batches = static_cast<std::uint32_t>(made.mini_batches.size());
@@ -161,12 +161,9 @@ nlohmann::ordered_json time_planning(const PlanOptions& options) {
     const PartTimes one = planner.plan();
     (one.prompts ? prefill : decode).add(one);
   }
-  return {{"machine", made.profile.name},
-          {"policy", made.policy_name},
-          {"requests", sizes.requests.size()},
-          {"layers", made.shape.num_hidden_layers},
-          {"prefill", json_of(prefill)},
-          {"decode", json_of(decode)}};
+  return {{"machine", made.profile.name},      {"policy", made.policy_name},
+          {"requests", sizes.requests.size()}, {"layers", made.shape.num_hidden_layers},
+          {"prefill", json_of(prefill)},       {"decode", json_of(decode)}};
 }
 
 }  // namespace poise

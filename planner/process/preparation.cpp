@@ -147,9 +147,9 @@ void Preparation::take_stock() {
 
 void Preparation::begin_greeting() {
   const RunOptions& options = run_.options;
-  run_.order_log = open_order_log(options.run_dir / "orders.log",
-                                  order_log_header(*run_.control, options.run_id),
-                                  options.orders_log);
+  run_.order_log =
+      open_order_log(options.run_dir / "orders.log",
+                     order_log_header(*run_.control, options.run_id), options.orders_log);
   Links links = open_links(*run_.control, options.run_id, options.executor_socket,
                            options.loader_socket, options.host_memory, *run_.order_log);
   run_.executor = std::move(links.executor);

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "common/order_log_segments.h"
+#include "common/files/order_log_segments.h"
 #include "common/units.h"
 #include "planner/memory/placement_options.h"
 #include "planner/memory/sizes.h"
@@ -35,7 +35,7 @@ struct RunOptions {
   bool overwrite = false;
   bool takes_over = false;  // from a planner of this run that has ended; loader and executor stayed
   OrderLogLimits orders_log;
-  bool trace = false;       // the executor reports what its streams did, span by span
+  bool trace = false;  // the executor reports what its streams did, span by span
   std::string log;
   int death_descriptor = -1;
 };

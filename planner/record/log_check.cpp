@@ -265,10 +265,11 @@ std::string to_text(const LogCheckReport& report) {
     std::string unread =
         report.torn.n > 0 ? fmt::format("; {} torn off at the end", size_text(report.torn)) : "";
     if (const std::string missing = missing_text(report.extent); !missing.empty()) {
-      unread += fmt::format("; not checked: {} of context that were stored before, and the layers' "
-                            "orders of {}, since {}",
-                            counted(report.trusted_rows, "row"),
-                            counted(report.thin_iterations, "iteration"), missing);
+      unread += fmt::format(
+          "; not checked: {} of context that were stored before, and the layers' "
+          "orders of {}, since {}",
+          counted(report.trusted_rows, "row"), counted(report.thin_iterations, "iteration"),
+          missing);
     }
     return totals + ": every order holds" + unread + "\n";
   }

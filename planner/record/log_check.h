@@ -31,8 +31,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "common/files/order_log_segments.h"
 #include "common/messages_generated.h"
-#include "common/order_log_segments.h"
 #include "common/units.h"
 
 namespace poise {
@@ -42,11 +42,11 @@ struct LogCheckReport {
   std::vector<std::string> first;  // of them, at most kViolationsTold
   std::uint64_t iterations = 0, mini_batches = 0, rows = 0;
   std::uint64_t blocks_loaded = 0, rows_read = 0, rows_stored = 0, pieces_fetched = 0;
-  std::uint64_t starts = 0;  // Configures
+  std::uint64_t starts = 0;           // Configures
   std::uint64_t trusted_rows = 0;     // of context, stored before the log begins
   std::uint64_t thin_iterations = 0;  // without orders of layers
   LogExtent extent;
-  Bytes torn;                // at the end, not read: a process was killed in the middle of a record
+  Bytes torn;  // at the end, not read: a process was killed in the middle of a record
 
   // `where`: "iteration 12, mini-batch 3, sequence 1 (request 7)".
   void add_violation(const std::string& where, const std::string& what);

@@ -92,9 +92,9 @@ void CheckedWeights::take(const messages::LayerOrderT& order, const std::string&
     }
     if (first && layer && streamed(order.stage - 1) &&
         (used == nullptr || used->pieces.size() < pieces_)) {
-      violation(where, fmt::format("layer {} is computed with {} of its {} pieces of weights",
-                                   order.stage - 1, used == nullptr ? 0 : used->pieces.size(),
-                                   pieces_));
+      violation(where,
+                fmt::format("layer {} is computed with {} of its {} pieces of weights",
+                            order.stage - 1, used == nullptr ? 0 : used->pieces.size(), pieces_));
     }
   }
   if (used != nullptr) {

@@ -22,7 +22,8 @@ namespace {
 constexpr std::size_t kMaxAhead = 64 << 20;
 
 // Of a header: how the log was cut and who wrote it, not what was worked on.
-constexpr std::array<std::string_view, 5> kOfOneLog{"run_id", "build", "segment", "keeps", "carried"};
+constexpr std::array<std::string_view, 5> kOfOneLog{"run_id", "build", "segment", "keeps",
+                                                    "carried"};
 
 enum Direction { to_executor, from_executor };
 constexpr std::array kDirections{to_executor, from_executor};
@@ -331,21 +332,22 @@ LogDiffReport diff_logs(const std::filesystem::path& a, const std::filesystem::p
 
 std::string to_text(const LogDiffReport& report, const LogDiffOptions& options) {
   std::string text;
-  const std::string extent =
-      fmt::format("{}, {}", counted(report.iterations, "iteration"), counted(report.records, "record"));
+  const std::string extent = fmt::format("{}, {}", counted(report.iterations, "iteration"),
+                                         counted(report.records, "record"));
   if (const auto& difference = report.difference) {
     text = fmt::format("first difference: {}, {}: {} | {}\n", difference->where,
                        difference->field.path, difference->field.a, difference->field.b);
     if (difference->record_a || difference->record_b) {
-      text += fmt::format("{}, {}; equal before it: {}\n",
-                          record_text(options.a, difference->record_a),
-                          record_text(options.b, difference->record_b), extent);
+      text +=
+          fmt::format("{}, {}; equal before it: {}\n", record_text(options.a, difference->record_a),
+                      record_text(options.b, difference->record_b), extent);
     }
   } else {
     text = fmt::format("no difference: {}\n", extent);
   }
   if (report.from) {
-    text += fmt::format("compared from iteration {} on, the first that both logs have\n", *report.from);
+    text +=
+        fmt::format("compared from iteration {} on, the first that both logs have\n", *report.from);
   }
   for (const auto& [log, extent_of] :
        {std::pair{&options.a, &report.extent_a}, std::pair{&options.b, &report.extent_b}}) {
@@ -366,16 +368,17 @@ std::string to_text(const LogDiffReport& report, const LogDiffOptions& options) 
 
 std::string to_json(const LogDiffReport& report, const LogDiffOptions& options) {
   using Json = nlohmann::ordered_json;
-  Json json{{"a", options.a.string()},
-            {"b", options.b.string()},
-            {"equal", !report.difference.has_value()},
-            {"times_compared", options.compared == Compared::everything},
-            {"equal_iterations", report.iterations},
-            {"equal_records", report.records},
-            {"from_iteration", report.from ? Json(*report.from) : Json()},
-            {"missing", {{"a", missing_text(report.extent_a)}, {"b", missing_text(report.extent_b)}}},
-            {"builds", {{"a", report.build_a}, {"b", report.build_b}}},
-            {"difference", nullptr}};
+  Json json{
+      {"a", options.a.string()},
+      {"b", options.b.string()},
+      {"equal", !report.difference.has_value()},
+      {"times_compared", options.compared == Compared::everything},
+      {"equal_iterations", report.iterations},
+      {"equal_records", report.records},
+      {"from_iteration", report.from ? Json(*report.from) : Json()},
+      {"missing", {{"a", missing_text(report.extent_a)}, {"b", missing_text(report.extent_b)}}},
+      {"builds", {{"a", report.build_a}, {"b", report.build_b}}},
+      {"difference", nullptr}};
   if (const auto& difference = report.difference) {
     const auto number = [](std::optional<std::uint64_t> one) { return one ? Json(*one) : Json(); };
     json["difference"] = {{"where", difference->where},

@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-#include "common/order_log_segments.h"
+#include "common/files/order_log_segments.h"
 #include "planner/record/message_difference.h"
 
 namespace poise {
@@ -32,7 +32,8 @@ struct LogDifference {
 struct LogDiffReport {
   std::optional<LogDifference> difference;
   std::uint64_t iterations = 0, records = 0;  // compared and equal
-  std::optional<std::uint64_t> from;          // the first iteration that both have, if that was not the first of all
+  std::optional<std::uint64_t>
+      from;  // the first iteration that both have, if that was not the first of all
   LogExtent extent_a, extent_b;
   std::string build_a, build_b;
 };

@@ -30,7 +30,8 @@ std::string missing_text(const LogExtent& extent) {
 void require_replayable(const LogExtent& extent, const std::filesystem::path& log) {
   if (extent.begins_late()) {
     fail(
-        "order log {} cannot be replayed: it begins with segment {}, and its orders load blocks that "
+        "order log {} cannot be replayed: it begins with segment {}, and its orders load blocks "
+        "that "
         "earlier ones stored; a replay needs every order from the run's beginning: record the run "
         "with a larger --orders-log-size, or without one",
         log.string(), extent.first_segment);

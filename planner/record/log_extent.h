@@ -1,10 +1,10 @@
 #pragma once
-// What of its run an order log does not have (common/order_log_segments.h), in words for its readers.
+// What of its run an order log does not have (common/files/order_log_segments.h), in words for its readers.
 
 #include <filesystem>
 #include <string>
 
-#include "common/order_log_segments.h"
+#include "common/files/order_log_segments.h"
 
 namespace poise {
 

@@ -84,7 +84,8 @@ struct MessageComparison::Walk {
       return value != 0 ? "true" : "false";
     }
     if (type.index() >= 0) {
-      const auto* names = comparison.schema_->enums()->Get(static_cast<fb::uoffset_t>(type.index()));
+      const auto* names =
+          comparison.schema_->enums()->Get(static_cast<fb::uoffset_t>(type.index()));
       for (const reflection::EnumVal* one : *names->values()) {
         if (one->value() == value) {
           return one->name()->str();
@@ -162,10 +163,11 @@ struct MessageComparison::Walk {
     const std::size_t sizes[] = {a != nullptr ? a->size() : 0, b != nullptr ? b->size() : 0};
     const bool tables = type.element() == reflection::Obj && !object_of(type).is_struct();
     const std::size_t bytes = type.element() != reflection::Obj ? fb::GetTypeSize(type.element())
-                              : tables ? 0
+                              : tables                          ? 0
                                        : static_cast<std::size_t>(object_of(type).bytesize());
     const std::size_t both = std::min(sizes[0], sizes[1]);
-    const bool same = both == 0 || (!tables && std::memcmp(a->Data(), b->Data(), both * bytes) == 0);
+    const bool same =
+        both == 0 || (!tables && std::memcmp(a->Data(), b->Data(), both * bytes) == 0);
     for (std::size_t i = 0; !same && i < both && !found; ++i) {
       within(fmt::format("[{}]", i), [&] { elements(type, *a, *b, i); });
     }
@@ -261,9 +263,10 @@ std::optional<FieldDifference> MessageComparison::first_difference(
     for (fb::uoffset_t i = 0; i < objects.size() && !walk.found; ++i) {
       if (objects.Get(i) == schema_->root_table()) {
         for (const reflection::Field* field : fields_[i]) {
-          walk.within(field->name()->str(),
-                      [&] { walk.field(*field, *reinterpret_cast<const fb::Table*>(&a),
-                                       *reinterpret_cast<const fb::Table*>(&b)); });
+          walk.within(field->name()->str(), [&] {
+            walk.field(*field, *reinterpret_cast<const fb::Table*>(&a),
+                       *reinterpret_cast<const fb::Table*>(&b));
+          });
           if (walk.found) {
             break;
           }

@@ -77,7 +77,7 @@ def header_of(log):
 
 
 def keeps_every_order(log):
-    """Whether `log` has all orders of its run, and the reports on them (common/order_log_segments.h)."""
+    """Whether `log` has all orders of its run, and the reports on them (common/files/order_log_segments.h)."""
     headers = [header_of(file) for file in segments_of(log)]
     return headers[0].get("segment", 1) == 1 and all(header.get("keeps", "full") == "full" for header in headers)
 

@@ -28,7 +28,12 @@ STAGES = ("loader", "planner", "gpu_executor")
 PLANNING_SHARE = 0.01  # of an iteration's time: what planning may take (bench/README.md)
 _MOST_ITERATIONS = 256
 _SMALL = 64 << 20  # a file that caches of cores hold, and that is read within the time in which threads start
-_STREAMS = (("copy_in_s", "copy in", "link_s"), ("compute_s", "compute", "compute_s"), ("waits_s", "  it waited", None), ("copy_out_s", "copy out", None))
+_STREAMS = (
+    ("copy_in_s", "copy in", "link_s"),
+    ("compute_s", "compute", "compute_s"),
+    ("waits_s", "  it waited", None),
+    ("copy_out_s", "copy out", None),
+)
 _PARTS = (
     ("schedule", "schedule: which requests run"),
     ("pack", "pack: mini-batches"),
@@ -173,7 +178,7 @@ def stage_limits(found, config):
     link, compute = found["link_peak"], found["compute_peak"]
     flops = {}
     try:
-        hidden, ffn = config["hidden_size"], config.get("ffn_dim", 4 * config["hidden_size"])
+        hidden, ffn = config["hidden_size"], config["ffn_dim"]  # other families than OPT have other matrices
         heads = config["num_attention_heads"]
         shared = config.get("num_key_value_heads", heads) / heads
         layer = hidden * hidden * (2 + 2 * shared) + 2 * hidden * ffn

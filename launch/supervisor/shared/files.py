@@ -43,7 +43,7 @@ def replace_file(path, text, suffix=".new"):
 
 
 def segments_of(log):
-    """The files of an order log that are there, by number, as common/order_log_segments.h names them."""
+    """The files of an order log that are there, by number, as common/files/order_log_segments.h names them."""
     log = Path(log)
     numbered = [(int(path.name[len(log.name) + 1 :]), path) for path in log.parent.glob(f"{escape(log.name)}.*") if _NUMBERED.search(path.name)]
     return ([log] if log.exists() else []) + [path for _, path in sorted(numbered)]

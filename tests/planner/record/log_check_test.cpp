@@ -339,11 +339,13 @@ TEST(LogCheck, ABlockOfAnotherRequestOrNeverWrittenIsCaught) {
               }),
               HasSubstr("is of request"));
   // The second iteration's blocks never came to be.
-  EXPECT_THAT(complaint([](Recorded& recorded) {
-                for (auto& batch : recorded.iteration(1).mini_batches) {
-                  batch->stores.clear();
-                }
-              }, "hybrid", 0),
+  EXPECT_THAT(complaint(
+                  [](Recorded& recorded) {
+                    for (auto& batch : recorded.iteration(1).mini_batches) {
+                      batch->stores.clear();
+                    }
+                  },
+                  "hybrid", 0),
               HasSubstr("is stored nowhere"));
 }
 

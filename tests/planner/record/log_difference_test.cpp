@@ -147,17 +147,20 @@ TEST_F(LogDiff, TheFirstDifferenceIsNamedByIterationLayerAndField) {
                   std::make_unique<messages::StreamReport>(99, 1, 1);
             }),
             "first difference: iteration 4, report on head, copy_in.bytes: 100 | 99");
-  EXPECT_EQ(after([](LoggedRun& run) { nth<messages::IterationDoneT>(run, 2).results[0]->token = 9; }),
-            "first difference: iteration 3, results, results[0] (request 40).token: 5 | 9");
+  EXPECT_EQ(
+      after([](LoggedRun& run) { nth<messages::IterationDoneT>(run, 2).results[0]->token = 9; }),
+      "first difference: iteration 3, results, results[0] (request 40).token: 5 | 9");
   EXPECT_EQ(after([](LoggedRun& run) { nth<messages::ConfigureT>(run, 0).max_rows = 8; }),
             "first difference: Configure before the first iteration, max_rows: 9 | 8");
 }
 
 TEST_F(LogDiff, ALogThatEndsBeforeTheOtherDiffersThere) {
-  EXPECT_EQ(after([](LoggedRun& run) { run.messages.resize(run.messages.size() - 10); }),
-            "first difference: one log goes on, the next message: iteration 4, tables | the log ends");
-  EXPECT_EQ(after([](LoggedRun& run) { run.messages.pop_back(); }),
-            "first difference: one log goes on, the next message: iteration 4, results | the log ends");
+  EXPECT_EQ(
+      after([](LoggedRun& run) { run.messages.resize(run.messages.size() - 10); }),
+      "first difference: one log goes on, the next message: iteration 4, tables | the log ends");
+  EXPECT_EQ(
+      after([](LoggedRun& run) { run.messages.pop_back(); }),
+      "first difference: one log goes on, the next message: iteration 4, results | the log ends");
 }
 
 TEST_F(LogDiff, AMessageThatIsMissingInTheMiddleIsADifference) {
@@ -174,8 +177,9 @@ TEST_F(LogDiff, AMessageThatIsMissingInTheMiddleIsADifference) {
 TEST_F(LogDiff, OfHeadersTheModelCountsAndTheRunDoesNot) {
   EXPECT_EQ(after([](LoggedRun& run) { run.header.replace(run.header.find("RUN"), 3, "NUR"); }),
             "no difference: 4 iterations, 42 records");
-  EXPECT_EQ(after([](LoggedRun& run) { run.header.replace(run.header.find("float16"), 7, "float32"); }),
-            "first difference: header, dtype: \"float16\" | \"float32\"");
+  EXPECT_EQ(
+      after([](LoggedRun& run) { run.header.replace(run.header.find("float16"), 7, "float32"); }),
+      "first difference: header, dtype: \"float16\" | \"float32\"");
 }
 
 TEST_F(LogDiff, ALimitedLogIsComparedFromItsFirstIterationOn) {

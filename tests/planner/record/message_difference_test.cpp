@@ -68,24 +68,27 @@ TEST(MessageComparison, EqualMessagesHaveNoDifference) {
 TEST(MessageComparison, AChangedFieldIsNamedWithBothValues) {
   EXPECT_EQ(change_of_tables([](auto& tables) { tables.iteration = 13; }), "iteration: 12 | 13");
   EXPECT_EQ(change_of_tables([](auto& tables) {
-              tables.mini_batches[1]->loads[4] = {messages::Kind::Kv, messages::Place::Host, 16, 1,
-                                                  4, 23};
+              tables.mini_batches[1]->loads[4] = {
+                  messages::Kind::Kv, messages::Place::Host, 16, 1, 4, 23};
             }),
             "mini_batches[1].loads[4].first_slot: 14 | 23");
-  EXPECT_EQ(change_of_tables([](auto& tables) {
-              tables.mini_batches[0]->entries[0] = {messages::Where::RegeneratedKv,
-                                                    messages::Kind::Kv, messages::Place::Host, 0, 1,
-                                                    2};
-            }),
-            "mini_batches[0].entries[0].where: LoadedKv | RegeneratedKv");
+  EXPECT_EQ(
+      change_of_tables([](auto& tables) {
+        tables.mini_batches[0]->entries[0] = {
+            messages::Where::RegeneratedKv, messages::Kind::Kv, messages::Place::Host, 0, 1, 2};
+      }),
+      "mini_batches[0].entries[0].where: LoadedKv | RegeneratedKv");
   EXPECT_EQ(change_of_tables([](auto& tables) { tables.mini_batches[0]->tokens = {6}; }),
             "mini_batches[0].tokens[0]: 5 | 6");
-  EXPECT_EQ(change_of_tables([](auto& tables) { tables.mini_batches[0]->samples[0]->generate = false; }),
-            "mini_batches[0].samples[0].generate: true | false");
-  EXPECT_EQ(change_of_tables([](auto& tables) { tables.mini_batches[1]->samples[0]->temperature = 1; }),
-            "mini_batches[1].samples[0].temperature: 0.5 | 1");
-  EXPECT_EQ(change_of_tables([](auto& tables) { tables.mini_batches[1]->samples[0]->seed = ~0ull; }),
-            "mini_batches[1].samples[0].seed: 0 | 18446744073709551615");
+  EXPECT_EQ(
+      change_of_tables([](auto& tables) { tables.mini_batches[0]->samples[0]->generate = false; }),
+      "mini_batches[0].samples[0].generate: true | false");
+  EXPECT_EQ(
+      change_of_tables([](auto& tables) { tables.mini_batches[1]->samples[0]->temperature = 1; }),
+      "mini_batches[1].samples[0].temperature: 0.5 | 1");
+  EXPECT_EQ(
+      change_of_tables([](auto& tables) { tables.mini_batches[1]->samples[0]->seed = ~0ull; }),
+      "mini_batches[1].samples[0].seed: 0 | 18446744073709551615");
 }
 
 TEST(MessageComparison, AListThatIsLongerDiffersInItsLengthOrInTheFirstElementThatDoes) {
@@ -141,8 +144,8 @@ TEST(MessageComparison, WhatDiffersBetweenTwoRunsOfTheSameWorkIsComparedOnlyIfAs
   b.copy_in.reset();
   EXPECT_EQ(difference_text(first, packed_message(messages::LayerDoneT(b))),
             "copy_in: there | absent");
-  EXPECT_EQ(difference_text(packed_message(messages::AckT{}), packed_message(messages::AckT{}, "another"),
-                            Compared::everything),
+  EXPECT_EQ(difference_text(packed_message(messages::AckT{}),
+                            packed_message(messages::AckT{}, "another"), Compared::everything),
             "run_id: \"run\" | \"another\"");
 }
 

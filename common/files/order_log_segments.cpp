@@ -1,4 +1,4 @@
-#include "common/order_log_segments.h"
+#include "common/files/order_log_segments.h"
 
 #include <fmt/core.h>
 
@@ -61,8 +61,8 @@ SegmentFacts segment_of(const std::string& header, const std::string& what) {
   const nlohmann::json json = parse_json(header, what);
   const JsonObject object(json, what);
   SegmentFacts facts;
-  facts.number =
-      static_cast<std::uint32_t>(object.integer("segment", {.min = 1, .max = INT32_MAX}).value_or(1));
+  facts.number = static_cast<std::uint32_t>(
+      object.integer("segment", {.min = 1, .max = INT32_MAX}).value_or(1));
   facts.carried =
       static_cast<std::uint32_t>(object.integer("carried", {.min = 0, .max = 64}).value_or(0));
   if (const auto keeps = object.string("keeps")) {

@@ -1,4 +1,4 @@
-#include "common/order_log_segments.h"
+#include "common/files/order_log_segments.h"
 
 #include <gtest/gtest.h>
 
@@ -275,14 +275,16 @@ TEST_F(OrderLogSegments, OneSegmentIsReadAloneByItsName) {
 }
 
 TEST_F(OrderLogSegments, AHeaderThatNamesUnknownThingsIsRefused) {
-  for (const char* header : {R"({"keeps":"some"})", R"({"segment":0})", R"({"carried":-1})", "[]"}) {
+  for (const char* header :
+       {R"({"keeps":"some"})", R"({"segment":0})", R"({"carried":-1})", "[]"}) {
     EXPECT_THROW(segment_of(header, "a header"), Failure) << header;
   }
 }
 
 TEST_F(OrderLogSegments, ALogIsRemovedWithAllItsSegmentsAndNothingElse) {
   write(1, 300, kLimited);
-  for (const char* other : {"orders.log.damaged", "orders.log.07", "orders.log.2x", "profile-orders.log"}) {
+  for (const char* other :
+       {"orders.log.damaged", "orders.log.07", "orders.log.2x", "profile-orders.log"}) {
     std::ofstream(folder_ / other) << "x";
   }
   remove_log(log_);
