@@ -108,6 +108,21 @@ def a_lock_that_no_loader_holds_is_no_loader(workspace):
 
 
 @test
+def a_bench_of_a_config_uses_the_loader_that_another_kept(workspace):
+    words = ["bench", "--config", DEMO_MODEL / "config.json", "--num-prompts", "2", "--input-len", "4", "--output-len", "2"]
+    words += ["--device", "cpu", "--keep-loader"]
+    workspace.poise(*words).expect(0)
+    living = kept(workspace)
+    expect_equal(len(living), 1, "kept loaders")
+    workspace.poise(*words).expect(0, "using the kept loader")
+    workspace.poise(*words, "--dtype", "bfloat16").expect(0)
+    expect_equal(len(kept(workspace)), 2, "kept loaders of two data types")
+    workspace.poise("stop").expect(0)
+    expect_equal(kept(workspace), [], "kept loaders")
+    expect_equal(os.listdir(workspace.runtime / "poise" / "configs"), [], "configs")
+
+
+@test
 def who_refuses_for_memory_names_the_loaders_that_hold_some(workspace):
     workspace.poise("load", "--model", DEMO_MODEL).expect(0)
     ended = workspace.run(DEMO / "show.jsonl", workspace / "a", "--dtype", "float32", "--host-memory", "3MiB").expect(2, "host memory")

@@ -527,22 +527,24 @@ def stillness_is_noticed_and_later_where_a_disk_writes(_):
 @test
 def a_process_that_computes_without_getting_anywhere_is_named(_):
     busy, idle = (
-        subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
-        for code in ("while True: pass", "import time; time.sleep(60)")
+        subprocess.Popen([sys.executable, "-c", f"import signal\nprint('up', flush=True)\n{code}"], start_new_session=True, stdout=subprocess.PIPE)
+        for code in ("while True: pass", "signal.pause()")
     )
+    for process in (busy, idle):
+        process.stdout.readline()
     children = [mock.Mock(pid=busy.pid, plain_name="gpu_executor"), mock.Mock(pid=idle.pid, plain_name="planner")]
     try:
-        dog = watchdog.Watchdog(1)
+        dog = watchdog.Watchdog(2)
         dog.look((1,), children)
         began = time.monotonic()
         found = wait_until(lambda: dog.look((1,), children), "the process that hangs")
-        expect(time.monotonic() - began < 5, "it took long")
+        expect(time.monotonic() - began < 15, "it took long")
         expect_equal([child.pid for child in found.hung], [busy.pid], found.sentence)
-        expect("gpu_executor computed for 1 s without getting anywhere" in found.sentence, found.sentence)
+        expect("gpu_executor computed for 2 s without getting anywhere" in found.sentence, found.sentence)
     finally:
         for process in (busy, idle):
             process.kill()
-            process.wait()
+            process.communicate()
 
 
 @test

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ..lifecycle import inputs
+from ..lifecycle import inputs, loaders
 from ..measure import bench_table, figures, stages
 from ..measure.bench_options import bench_parser, run_words
 from ..measure.bench_requests import make_requests, write_requests
@@ -88,11 +88,13 @@ def _stage(given, folder):
 def _choose_model(given, folder):
     """--config FILE: a model of that shape, with dummy weights."""
     if given.config is not None:
-        made = folder / "model"
-        made.mkdir()
         if not os.path.isfile(given.config):
             raise Refusal(f"--config {shown(given.config)}: no such file")
-        shutil.copyfile(given.config, made / "config.json")
+        # A kept loader outlives this command, and the next one is to find it by its model.
+        made = loaders.folder_of_config(given.config) if given.keep_loader else folder / "model"
+        if not (made / "config.json").exists():
+            made.mkdir(exist_ok=True)
+            shutil.copyfile(given.config, made / "config.json")
         given.model_name = given.served_model_name or Path(given.config).stem
         given.model, given.load_format = str(made), "dummy"
     else:

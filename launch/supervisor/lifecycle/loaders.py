@@ -45,6 +45,17 @@ def model_files(model, load_format, tokenizer=False):
     return files
 
 
+def _configs():
+    return private_folder_path() / "configs"
+
+
+def folder_of_config(path):
+    """A folder for a copy of this config.json, the same for the same contents; it goes with the last loader of such a model."""
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    return make_private(make_private(private_folder() / "configs") / digest)
+
+
 def _identity(given):
     identity = {"model": os.path.realpath(given.model), "dtype": given.dtype, "load_format": given.load_format}
     if given.load_format == "dummy":
@@ -209,7 +220,10 @@ class Home:
             if lock:
                 if run_id:
                     segments.unlink_all(run_id)
+                model = self.record.get("model", "")
                 remove_tree(self.folder)
+                if Path(model).parent == _configs() and all(home.record.get("model") != model for home in Home.all()):
+                    remove_tree(model)
                 lock.give_back()
                 return
             time.sleep(0.02)

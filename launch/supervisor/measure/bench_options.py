@@ -40,9 +40,9 @@ def bench_parser():
 def run_words(given, model, requests, output, directory, trace):
     """The arguments of `run` with the same options; `trace`: the file, or None."""
     words = ["--model", model, "-i", requests, "-o", output, "--run-dir", directory]
-    words += [*planner_arguments(given), "--load-format", given.load_format, "--device", given.device]
-    for name in ("threads", "link_gbps", "compute_gflops", "stall_timeout"):
-        if getattr(given, name) is not None:
+    words += [*planner_arguments(given), "--device", given.device]
+    for name in ("dtype", "load_format", "threads", "link_gbps", "compute_gflops", "stall_timeout", "restarts"):
+        if getattr(given, name):
             words += ["--" + name.replace("_", "-"), getattr(given, name)]
     words += orders_log_arguments(given)
     words += ["--keep-loader"] if given.keep_loader else []
