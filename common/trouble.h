@@ -25,7 +25,8 @@ enum class Exit : int {
   interrupted = 75,  // resumable with --resume
   handed_over =
       77,        // a planner or loader left its work to the next one, which the supervisor starts
-  foreign = 76,  // the other side, or the run directory, is of another build, model or input
+  device_failed = 78,  // of an executor: its device does no more work; another executor may go on
+  foreign = 76,        // the other side, or the run directory, is of another build, model or input
 };
 
 // What `fail` throws: a sentence that names the culprit, the rule and the remedy, and the code to

@@ -1,5 +1,8 @@
 #include "gpu_executor/pipeline.h"
 
+#include <spdlog/spdlog.h>
+
+#include <exception>
 #include <utility>
 
 #include "common/trouble.h"
@@ -38,7 +41,14 @@ Pipeline::Pipeline(Device& device, const Model& model, const DeviceLimits& limit
   check(device.in_use() + device.overhead() == planned, "device memory is what was planned");
 }
 
-Pipeline::~Pipeline() { device_.finish(); }
+// A device that has failed fails again here, perhaps while its first failure is on its way to main.
+Pipeline::~Pipeline() {
+  try {
+    device_.finish();
+  } catch (const std::exception& problem) {
+    spdlog::warn("while a pipeline ends: {}", problem.what());
+  }
+}
 
 void Pipeline::begin(const messages::Iteration& iteration,
                      std::vector<std::vector<std::uint32_t>> after, const HostBlocks& blocks) {

@@ -43,7 +43,7 @@ void RunningOrders::add(RunningOrder order) {
 std::optional<OrderDone> RunningOrders::poll(Seconds timeout) {
   const bool one = !running_.empty() && ended(running_.front(), timeout);
   if (const auto sentence = device_.failure()) {
-    fail(Exit::interrupted, "the device {} failed: {}", device_.name(), *sentence);
+    fail(Exit::device_failed, "the device {} failed: {}", device_.name(), *sentence);
   }
   if (!one) {
     return std::nullopt;

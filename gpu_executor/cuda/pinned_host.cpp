@@ -18,6 +18,25 @@ namespace {
 // meet at the same locks. One thread does 10.
 constexpr std::size_t kHelpers = 4;
 
+// Whether this GPU's driver pins memory that is mapped read-only, as weights are. Where it does not, the
+// driver is asked to pin it as any other memory, which it may refuse.
+bool pins_read_only() {
+  static const bool pins = [] {
+    int device = 0, can = 0;
+    const bool asked =
+        cudaGetDevice(&device) == cudaSuccess &&
+        cudaDeviceGetAttribute(&can, cudaDevAttrHostRegisterReadOnlySupported, device) ==
+            cudaSuccess;
+    if (!asked || can == 0) {
+      static_cast<void>(cudaGetLastError());
+      spdlog::warn(
+          "the GPU's driver does not pin read-only memory; weights are pinned as other memory");
+    }
+    return asked && can != 0;
+  }();
+  return pins;
+}
+
 // Pages that are in this process's tables already are pinned faster; no matter if the kernel (before
 // Linux 5.14) cannot put them there.
 cudaError_t pin_one(std::span<std::byte> memory, bool read_only) {
@@ -25,7 +44,8 @@ cudaError_t pin_one(std::span<std::byte> memory, bool read_only) {
       madvise(memory.data(), memory.size(), read_only ? MADV_POPULATE_READ : MADV_POPULATE_WRITE));
   const cudaError_t code = cudaHostRegister(
       memory.data(), memory.size(),
-      cudaHostRegisterPortable | (read_only ? cudaHostRegisterReadOnly : cudaHostRegisterDefault));
+      cudaHostRegisterPortable |
+          (read_only && pins_read_only() ? cudaHostRegisterReadOnly : cudaHostRegisterDefault));
   if (code != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
   }
@@ -100,8 +120,9 @@ void PinnedHost::work() {
       slice->state = State::not_pinned;
       failure_ = fmt::format(
           "{} bytes of host memory cannot be pinned for the GPU: {}; the limit on locked memory "
-          "(`ulimit -l`) or the machine's memory may be too small",
-          batch.bytes.n, cudaGetErrorString(code));
+          "(`ulimit -l`) or the machine's memory may be too small{}",
+          batch.bytes.n, cudaGetErrorString(code),
+          batch.read_only && !pins_read_only() ? ", or this GPU cannot use read-only memory" : "");
     }
     if (--batch.left == 0 && failure_.empty()) {
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - batch.began;

@@ -1,6 +1,6 @@
 #pragma once
 // The only check of CUDA's error codes. Every call of the runtime goes through `cuda_check`, which
-// turns an error into one sentence (Failure, Exit::interrupted): GPU errors are sticky, so the process
+// turns an error into one sentence (Failure, Exit::device_failed): GPU errors are sticky, so the process
 // must end.
 
 #include <cuda_runtime_api.h>

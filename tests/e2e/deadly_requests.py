@@ -77,6 +77,20 @@ def a_hung_executor_ends_a_run_that_replaces_none(workspace):
 
 
 @test
+def an_executor_whose_device_fails_is_replaced(workspace):
+    requests = workspace.write_requests("requests.jsonl", [request(i, "Once", max_tokens=12, ignore_eos=True) for i in range(6)])
+    workspace.run(requests, workspace / "oracle.jsonl").expect(0)
+    (workspace / "fired").mkdir()
+    once = {"POISE_FAILPOINTS": "gpu_executor/device.stream:fail@300", "POISE_FAILPOINTS_FIRED": str(workspace / "fired")}
+    for options, code in (((), 75), (("--restarts", "1"), 0)):
+        for note in (workspace / "fired").iterdir():
+            note.unlink()
+        ended = workspace.run(requests, workspace / f"out{code}", *options, env=once)
+        ended.expect(code, "the device cpu, ", " failed: a failpoint says so")
+    expect_equal(comparable(workspace / "out0"), comparable(workspace / "oracle.jsonl"), "the answers")
+
+
+@test
 def one_restart_too_few_ends_the_run_and_resume_goes_on(workspace):
     requests, token, deadly = of_deaths(workspace, True)
     output = workspace / "out.jsonl"

@@ -490,7 +490,7 @@ TEST_F(ExecutorTest, ADeviceThatFailsEndsTheProcessWithASentence) {
     }
     FAIL() << "it went on";
   } catch (const Failure& failure) {
-    EXPECT_EQ(failure.code(), Exit::interrupted);
+    EXPECT_EQ(failure.code(), Exit::device_failed);
     EXPECT_THAT(failure.what(), HasSubstr("the device cpu, 1 thread failed"));
   }
 }

@@ -113,6 +113,21 @@ Plan some_plan(bool late) {
           .late_weights = late};
 }
 
+TEST(PipelineEnd, ABrokenDeviceDoesNotHideWhyTheProcessEnds) {
+  const TinyModel model(tiny_shape(), DType::float32, 3);
+  RecordingDevice device;
+  try {
+    Pipeline pipeline(
+        device,
+        {.shape = model.shape, .dtype = model.dtype, .layout = model.layout, .weights = model.bytes},
+        Setting().limits, device.memory(), true);
+    device.is_broken = true;
+    fail(Exit::device_failed, "the first call that failed");
+  } catch (const Failure& failure) {
+    EXPECT_STREQ(failure.what(), "the first call that failed");
+  }
+}
+
 TEST(LayerStage, KvGenWaitsForItsActBlocksAndForNoKvBlocks) {
   for (const std::int32_t resident : {0, 3}) {
     const QueuedPlan plan(some_plan(false), resident);

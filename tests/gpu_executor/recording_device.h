@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "common/trouble.h"
 #include "gpu_executor/device.h"
 
 namespace poise::test {
@@ -26,6 +27,7 @@ struct Queued {
 class RecordingDevice final : public Device {
  public:
   std::uint32_t order = 0;  // that is being queued
+  bool is_broken = false;   // as a GPU after an error: each later call fails
 
   const std::vector<Queued>& queued() const { return queued_; }
 
@@ -66,7 +68,11 @@ class RecordingDevice final : public Device {
   bool reached(const Event&, Seconds) override { return true; }
   StreamTotals totals(const Event&) override { return {}; }
   std::int64_t time_of(const Event&) override { return 0; }
-  void finish() override {}
+  void finish() override {
+    if (is_broken) {
+      throw Failure("the device is broken", Exit::device_failed);
+    }
+  }
   std::optional<std::string> failure() override { return std::nullopt; }
 
   void copy(Stream stream, std::span<const Copy> copies) override {

@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 from ..shared.paths import EXECUTOR, PLAIN_NAMES, program
-from ..shared.trouble import HANDED_OVER, INTERNAL, INTERRUPTED
+from ..shared.trouble import DEVICE_FAILED, HANDED_OVER, INTERNAL, INTERRUPTED
 from . import cublas, processes, segments
 
 _MOST_STDERR = 1 << 20
@@ -116,6 +116,8 @@ def reason(child, text=None):
     if code == HANDED_OVER:  # but the run ended before the next planner started
         return INTERRUPTED, f"{child.plain_name} was interrupted"
     sentence = own_sentence(child.name, text)
+    if code == DEVICE_FAILED:
+        return INTERRUPTED, sentence or f"{child.plain_name}: its device failed"
     if code == INTERNAL or (code not in (0, 2, 73, 74, 75, 76)):
         return INTERRUPTED, f"{child.plain_name} failed{f': {sentence}' if sentence else ''} (a defect of poise)"
     if not sentence:

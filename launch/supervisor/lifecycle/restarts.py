@@ -14,7 +14,7 @@ import time
 
 from ..shared.files import read_json, remove
 from ..shared.paths import EXECUTOR, LOADER, PLAIN_NAMES, PLANNER
-from ..shared.trouble import HANDED_OVER, INTERRUPTED
+from ..shared.trouble import DEVICE_FAILED, HANDED_OVER, INTERRUPTED
 
 ASKED, ANSWER = "restart.{}.json", "restarted.json"
 _ANSWERS = 16  # kept for commands that have not read theirs yet
@@ -95,7 +95,7 @@ class Restarts:
         code = child.returncode()
         if child is self._child:
             return code < 0 or code in ((HANDED_OVER,) if child.name in _HAND_OVER else (0, INTERRUPTED))
-        return code < 0
+        return code < 0 or code == DEVICE_FAILED
 
     def asked_for(self, child):
         """Whether it was asked to end."""

@@ -13,6 +13,7 @@ OUTPUT = 73  # the output cannot be written
 LOCKED = 74  # another run holds this directory
 INTERRUPTED = 75  # resumable with --resume
 HANDED_OVER = 77  # a planner handed its work to the next one; no command ends with it
+DEVICE_FAILED = 78  # a gpu_executor's device does no more work; no command ends with it
 FOREIGN = 76  # the run directory is of another build, model or input
 
 
