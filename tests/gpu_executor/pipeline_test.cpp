@@ -88,6 +88,18 @@ TEST(Pipeline, ComputesModelsWithoutBiasAffineNormsOrTiedHeadAndWithSharedKeys) 
   expect_as_plain(model, plan, run_pipeline(model, plan), 2e-4);
 }
 
+TEST(Pipeline, ComputesAModelWithRotatedHeadsAGateAndAWindow) {
+  const std::pair<DType, double> kinds[] = {{DType::float32, 2e-4}, {DType::float16, 1e-2}};
+  for (const auto& [dtype, tolerance] : kinds) {
+    const TinyModel model(rotary_shape(), dtype, 12);
+    for (const auto& kind : {all_kv, all_act}) {
+      Plan plan = some_plan(model.shape);
+      plan.kind = kind;
+      expect_as_plain(model, plan, run_pipeline(model, plan), tolerance);
+    }
+  }
+}
+
 TEST(Pipeline, ComputesTheSameWhereMatricesCrossInManyPieces) {
   for (const DType dtype : {DType::float32, DType::float16}) {
     const TinyModel whole(tiny_shape(), dtype, 5), cut(tiny_shape(), dtype, 5, Bytes{700});
@@ -290,9 +302,14 @@ TEST(Pipeline, CopiesAndComputationOverlapAcrossLayersAndIterations) {
 
 // One model and plan, and the run all others must equal bit by bit: KV blocks only, everything
 // resident, one thread, nothing overlapping, one sequence in a mini-batch.
-class SameBits : public testing::TestWithParam<DType> {
+struct KindOfModel {
+  ModelShape (*shape)();
+  DType dtype;
+  const char* name;
+};
+class SameBits : public testing::TestWithParam<KindOfModel> {
  protected:
-  SameBits() : model_(tiny_shape(), GetParam(), 11), plan_(some_plan(model_.shape)) {
+  SameBits() : model_(GetParam().shape(), GetParam().dtype, 11), plan_(some_plan(model_.shape)) {
     Plan plan = plan_;
     plan.per_batch = 1;
     plan.seed = 0;
@@ -429,8 +446,11 @@ TEST_P(SameBits, OnALinkThatIsSlow) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Pipeline, SameBits,
-                         testing::Values(DType::float32, DType::float16, DType::bfloat16),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+                         testing::Values(KindOfModel{tiny_shape, DType::float32, "float32"},
+                                         KindOfModel{tiny_shape, DType::float16, "float16"},
+                                         KindOfModel{tiny_shape, DType::bfloat16, "bfloat16"},
+                                         KindOfModel{rotary_shape, DType::float16, "rotary"}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace poise::test

@@ -157,6 +157,8 @@ class SmallPlanner {
     std::vector<std::uint32_t> act_slots = slots(limits_.act_slots);
     for (const Part& part : parts) {
       const auto& tokens = plan_.sequences[part.request];
+      const auto prompt =
+          static_cast<std::uint32_t>(std::min<std::ptrdiff_t>(plan_.prompt, std::ssize(tokens)));
       const std::uint32_t again =
           std::min(part.context, plan_.nowhere * static_cast<std::uint32_t>(kBlockTokens));
       if (again > 0) {  // through the entries that the sequence behind it has, too
@@ -164,6 +166,7 @@ class SmallPlanner {
                                       static_cast<std::uint32_t>(batch->tokens.size()),
                                       static_cast<std::uint32_t>(batch->entries.size()));
         batch->tokens.insert(batch->tokens.end(), tokens.begin(), tokens.begin() + again);
+        batch->prompt_tokens.push_back(prompt);
       }
       const auto first_row = static_cast<std::uint32_t>(batch->tokens.size());
       const std::uint32_t end = part.context + part.count;
@@ -171,6 +174,7 @@ class SmallPlanner {
                                     static_cast<std::uint32_t>(batch->entries.size()));
       batch->tokens.insert(batch->tokens.end(), tokens.begin() + part.context,
                            tokens.begin() + end);
+      batch->prompt_tokens.push_back(prompt);
       add_blocks(part, *batch, kv_slots, act_slots);
       auto sample = std::make_unique<messages::SampleT>();
       sample->sequence = static_cast<std::uint32_t>(batch->sequences.size()) - 1;

@@ -1,5 +1,5 @@
 #pragma once
-// A small random OPT in host memory, laid out as the loader lays out the weights segment, and what
+// A small random model in host memory, laid out as the loader lays out the weights segment, and what
 // it computes by straight loops: no blocks, no batches, no device. The oracle of the pipeline.
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/dtype.h"
+#include "common/families/rotary.h"
 #include "common/model_shape.h"
 #include "common/weight_layout.h"
 
@@ -46,6 +47,34 @@ inline ModelShape post_norm_shape() {
   shape.has_final_layer_norm = 0;
   shape.word_embed_proj_dim = 12;
   shape.activation_function = Activation::gelu;
+  return shape;
+}
+
+// Qwen3's and Mistral's ways together: RMSNorm, a gate, two query heads that share a key, heads wider
+// than hidden_size / heads, normed and rotated by one of two sets of frequencies, a window on one layer.
+inline ModelShape rotary_shape() {
+  ModelShape shape = tiny_shape();
+  shape.num_attention_heads = 4;
+  shape.num_key_value_heads = 2;
+  shape.qkv_bias = shape.output_bias = shape.mlp_bias = 0;
+  shape.tie_word_embeddings = 0;
+  shape.learned_positions = 0;
+  shape.position_offset = 0;
+  shape.norm = Norm::rms;
+  shape.qk_norm = 1;
+  shape.gated_mlp = 1;
+  shape.activation_function = Activation::silu;
+  shape.sliding_window = 9;
+  shape.set_window({1});
+  shape.rotary = {.kind = RotaryKind::longrope,
+                  .dim = 8,
+                  .theta = 100,
+                  .original_max_position_embeddings = 24,
+                  .scale = 1.125F};
+  for (int i = 0; i < 4; ++i) {
+    shape.rotary.short_factor[i] = 1.0F + 0.125F * static_cast<float>(i);
+    shape.rotary.long_factor[i] = 1.5F + 0.5F * static_cast<float>(i);
+  }
   return shape;
 }
 
@@ -117,7 +146,8 @@ class TinyModel {
     for (const WeightEntry& entry : slab.entries) {
       const bool gain = entry.weight == Weight::attention_norm_weight ||
                         entry.weight == Weight::mlp_norm_weight ||
-                        entry.weight == Weight::final_norm_weight;
+                        entry.weight == Weight::final_norm_weight ||
+                        entry.weight == Weight::k_norm || entry.weight == Weight::q_norm;
       std::normal_distribution<float> values(gain ? 1.0f : 0.0f, entry.matrix() ? 0.25f : 0.1f);
       for (std::int64_t i = 0; i < entry.bytes.n; i += size_of(dtype).n) {
         write_number(bytes.data() + start + entry.offset + i, dtype, values(random));
@@ -126,12 +156,16 @@ class TinyModel {
   }
 };
 
-// Logits of every position of one sequence, (tokens, vocab_size), in double.
+// Logits of every position of one sequence, (tokens, vocab_size), in double. Its first `prompt` tokens
+// are its prompt.
 class PlainForward {
  public:
-  explicit PlainForward(const TinyModel& model) : model_(model), shape_(model.shape) {}
+  explicit PlainForward(const TinyModel& model)
+      : model_(model), shape_(model.shape), frequencies_(rotary_frequencies(model.shape)) {}
 
-  std::vector<std::vector<double>> logits(std::span<const std::int32_t> tokens) {
+  std::vector<std::vector<double>> logits(std::span<const std::int32_t> tokens,
+                                          std::int32_t prompt = 20) {
+    prompt_ = std::min(prompt, static_cast<std::int32_t>(tokens.size()));
     Hidden hidden = embed(tokens);
     for (std::int32_t layer = 0; layer < shape_.num_hidden_layers; ++layer) {
       decoder_layer(layer, hidden);
@@ -171,7 +205,7 @@ class PlainForward {
     const std::vector<float> shift = model_.weight(layer, bias);
     double mean = 0, variance = 0;
     for (const double x : in) {
-      mean += x / static_cast<double>(in.size());
+      mean += shape_.norm == Norm::rms ? 0 : x / static_cast<double>(in.size());
     }
     for (const double x : in) {
       variance += (x - mean) * (x - mean) / static_cast<double>(in.size());
@@ -213,7 +247,7 @@ class PlainForward {
       if (shape_.projects_embeddings()) {
         row = times(row, -1, Weight::project_in, std::nullopt);
       }
-      for (std::size_t i = 0; i < h; ++i) {
+      for (std::size_t i = 0; i < h && !positions.empty(); ++i) {
         row[i] += static_cast<double>(
             positions[(t + static_cast<std::size_t>(shape_.position_offset)) * h + i]);
       }
@@ -229,11 +263,18 @@ class PlainForward {
       const Row act = stored(
           before ? norm(row, layer, Weight::attention_norm_weight, Weight::attention_norm_bias)
                  : row);
-      q.push_back(times(act, layer, Weight::w_q, Weight::b_q));
-      kv.push_back(stored(times(act, layer, Weight::w_kv, Weight::b_kv)));
+      Row queries = times(act, layer, Weight::w_q, Weight::b_q);
+      Row keys = stored(times(act, layer, Weight::w_kv, Weight::b_kv));
+      if (shape_.turns_heads()) {
+        turn(queries, shape_.num_attention_heads, layer, Weight::q_norm, q.size());
+        turn(keys, shape_.num_key_value_heads, layer, Weight::k_norm, q.size());
+      }
+      q.push_back(queries);
+      kv.push_back(stored(keys));
     }
     for (std::size_t t = 0; t < hidden.size(); ++t) {
-      hidden[t] = sum(hidden[t], times(attend(q[t], kv, t), layer, Weight::w_o, Weight::b_o));
+      hidden[t] =
+          sum(hidden[t], times(attend(q[t], kv, t, layer), layer, Weight::w_o, Weight::b_o));
       if (!before) {
         hidden[t] =
             norm(hidden[t], layer, Weight::attention_norm_weight, Weight::attention_norm_bias);
@@ -241,9 +282,11 @@ class PlainForward {
       const Row in = before ? norm(hidden[t], layer, Weight::mlp_norm_weight, Weight::mlp_norm_bias)
                             : hidden[t];
       Row middle = times(in, layer, Weight::fc1, Weight::fc1_bias);
-      for (double& x : middle) {
-        x = activated(x);
+      const std::size_t ffn = static_cast<std::size_t>(shape_.ffn_dim);
+      for (std::size_t i = 0; i < ffn; ++i) {
+        middle[i] = activated(middle[i]) * (shape_.gated_mlp != 0 ? middle[ffn + i] : 1.0);
       }
+      middle.resize(ffn);
       hidden[t] = sum(hidden[t], times(middle, layer, Weight::fc2, Weight::fc2_bias));
       if (!before) {
         hidden[t] = norm(hidden[t], layer, Weight::mlp_norm_weight, Weight::mlp_norm_bias);
@@ -265,7 +308,39 @@ class PlainForward {
     return x;
   }
 
-  Row attend(const Row& q, const Hidden& kv, std::size_t position) const {
+  // Norms and rotates the first `heads` heads of a row at a position.
+  void turn(Row& row, std::int32_t heads, std::int32_t layer, Weight weight,
+            std::size_t position) const {
+    const auto dim = static_cast<std::size_t>(shape_.head_dim);
+    const std::size_t pairs = static_cast<std::size_t>(rotary_pairs(shape_));
+    const std::vector<float> gain = model_.weight(layer, weight);
+    const auto at = static_cast<std::int32_t>(position);
+    const auto set = static_cast<std::size_t>(frequency_set(shape_, at, prompt_));
+    for (std::size_t head = 0; head < static_cast<std::size_t>(heads); ++head) {
+      double* x = row.data() + head * dim;
+      double squares = 0;
+      for (std::size_t i = 0; i < dim; ++i) {
+        squares += x[i] * x[i] / static_cast<double>(dim);
+      }
+      for (std::size_t i = 0; i < dim && !gain.empty(); ++i) {
+        x[i] *= static_cast<double>(gain[i]) / std::sqrt(squares + shape_.norm_epsilon);
+      }
+      for (std::size_t i = 0; i < pairs; ++i) {
+        const double angle =
+            static_cast<double>(at) * static_cast<double>(frequencies_[set * pairs + i]);
+        const double c = std::cos(angle) * static_cast<double>(shape_.rotary.scale);
+        const double s = std::sin(angle) * static_cast<double>(shape_.rotary.scale);
+        const double a = x[i], b = x[i + pairs];
+        x[i] = a * c - b * s;
+        x[i + pairs] = b * c + a * s;
+      }
+    }
+  }
+
+  Row attend(const Row& q, const Hidden& kv, std::size_t position, std::int32_t layer) const {
+    const auto window =
+        static_cast<std::size_t>(shape_.window({static_cast<std::uint32_t>(layer)}));
+    const std::size_t first = window > 0 && position >= window ? position - window + 1 : 0;
     const auto dim = static_cast<std::size_t>(shape_.head_dim);
     const auto group =
         static_cast<std::size_t>(shape_.num_attention_heads / shape_.num_key_value_heads);
@@ -274,8 +349,9 @@ class PlainForward {
     for (std::size_t head = 0; head < static_cast<std::size_t>(shape_.num_attention_heads);
          ++head) {
       const std::size_t kv_head = head / group;
-      Row scores(position + 1);
-      for (std::size_t t = 0; t <= position; ++t) {
+      Row scores(position + 1, -1e30);
+      for (std::size_t t = first; t <= position; ++t) {
+        scores[t] = 0;
         for (std::size_t i = 0; i < dim; ++i) {
           scores[t] += q[head * dim + i] * kv[t][kv_head * dim + i];
         }
@@ -298,6 +374,8 @@ class PlainForward {
 
   const TinyModel& model_;
   const ModelShape& shape_;
+  const std::vector<float> frequencies_;
+  std::int32_t prompt_ = 0;
 };
 
 }  // namespace poise::test

@@ -175,6 +175,20 @@ TEST_F(OrderCheckTest, MoreSequencesThanConfiguredAreRefused) {
   EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("2 sequences, not 1 to 1"));
 }
 
+TEST_F(OrderCheckTest, PromptsTokensAreThereForEachSequenceWherePositionsFollowFromThem) {
+  batch().prompt_tokens.pop_back();
+  expect_refused("2 sequences, but the prompt's tokens of 1");
+  decode_ = again();
+  batch().prompt_tokens.clear();
+  shape_ = rotary_shape();
+  check_.emplace(shape_, layout_, limits_, kCredits);
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }),
+              HasSubstr("2 sequences, but the prompt's tokens of 0"));
+  shape_.rotary.kind = RotaryKind::plain;
+  check_.emplace(shape_, layout_, limits_, kCredits);
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), testing::Not(HasSubstr("prompt's tokens")));
+}
+
 TEST_F(OrderCheckTest, ATokenBeyondTheVocabularyIsRefused) {
   for (const std::int32_t token : {shape_.vocab_size, -1, std::numeric_limits<int>::min()}) {
     decode_ = again();
