@@ -4,7 +4,7 @@
 import json
 
 import harness
-from harness import DEMO_MODEL, comparable, expect, expect_equal, request, test
+from harness import DEMO_MODEL, ROOT, comparable, expect, expect_equal, request, test
 from mixed_requests import good_request
 
 ROUNDS = 14
@@ -27,12 +27,24 @@ def work(random, count):
     return lines
 
 
-def way_to_run(random, round_number, width):
-    """`width`: of a stored value, in those of the checkpoint."""
+def work_in_ids(random, count):
+    """The same for a model of a few dozen tokens that has no tokenizer."""
+    lines = []
+    for number in range(count):
+        prompt = [random.randrange(3, 61) for _ in range(random.choice((1, 16, 30, 64, 65, 150)))]
+        body = {"max_tokens": random.choice((1, 20, 60)), "ignore_eos": random.random() < 0.5, "return_token_ids": True}
+        if random.random() < 0.3:
+            body |= {"temperature": 1.0, "seed": random.randrange(1 << 31), "logprobs": 3}
+        lines.append(request(number, prompt, **body))
+    return lines
+
+
+def way_to_run(random, round_number, width, weights=WEIGHTS, pool=1 << 20):
+    """`width`: of a stored value, in those of the checkpoint. `pool`: bytes that the longest request's context takes, about."""
     if round_number == 0:
         return []
     if round_number == 1:  # pools and device as small as the longest request allows
-        memory = ["--host-memory", str(int((WEIGHTS + 1.1 * (1 << 20)) * width)), "--gpu-memory", str(WEIGHTS * width)]
+        memory = ["--host-memory", str(int((weights + 1.1 * pool) * width)), "--gpu-memory", str(weights * width)]
         return ["--policy", "kv-only", *memory]
     policies = ("kv-only", "act-only", "hybrid", "hybrid", "hybrid-static", "kvpr", "row-by-row", "token-recompute", "optimal")
     policy = random.choice(policies)
@@ -53,9 +65,9 @@ def way_to_run(random, round_number, width):
     if random.random() < 0.7:
         options += ["--threads", str(random.randint(1, 4))]
     if random.random() < 0.6:  # small pools: requests wait, and give their blocks back
-        options += ["--host-memory", str(int(WEIGHTS * width + random.choice((1.1, 1.4, 2, 5)) * width * (1 << 20)))]
+        options += ["--host-memory", str(int(weights * width + random.choice((1.1, 1.4, 2, 5)) * width * pool))]
     if policy != "token-recompute" and random.random() < 0.6:  # a small device: weights stream, prompts and mini-batches are cut
-        options += ["--gpu-memory", str(int(WEIGHTS * width * random.choice((1, 1.3, 1.8, 4))))]
+        options += ["--gpu-memory", str(int(weights * width * random.choice((1, 1.3, 1.8, 4))))]
     return options
 
 
@@ -102,6 +114,38 @@ def they_are_in_float32(workspace):
 @test
 def they_are_in_bfloat16(workspace):
     same_however(workspace, "bfloat16")
+
+
+def rotated_heads(name, rounds):
+    """A tiny checkpoint whose keys are rotated: by KV Gen as they were when they were stored, wherever a prompt was cut."""
+
+    def same_for_rotated_heads(workspace):
+        random = workspace.random
+        model = ROOT / "tests" / "golden" / "models" / name
+        weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+        lines, oracle = work_in_ids(random, 24), None
+        for round_number in range(rounds):
+            random.shuffle(lines)
+            requests = workspace.write_requests(f"{round_number}.jsonl", lines)
+            output = workspace / f"{round_number}.out"
+            policy = [[], ["--policy", "kv-only"], ["--policy", "act-only"]][round_number] if round_number < 3 else None
+            options = policy if policy is not None else way_to_run(random, round_number, 1, max(weights, 1 << 19), 1 << 16)
+            options += ["--mini-batch-tokens", random.choice(("32", "48", "200"))] if "--mini-batch-tokens" not in options else []
+            workspace.run(requests, output, "--skip-tokenizer-init", *options, model=model).expect(0)
+            workspace.poise("inspect", "--check", f"{output}.poise").expect(0)
+            results = comparable(output)
+            oracle = oracle or results
+            for first, other in zip(oracle, results, strict=True):
+                expect_equal(json.loads(other), json.loads(first), f"with {' '.join(options)}")
+
+    same_for_rotated_heads.__name__ = f"they_are_for_{name}"
+    same_for_rotated_heads.__module__ = "__main__"
+    return test(same_for_rotated_heads)
+
+
+# Grouped queries; frequencies by the prompt's length; a window shorter than most prompts.
+for golden in ("llama_grouped2", "llama_dynamic", "mistral_window"):
+    rotated_heads(golden, 6)
 
 
 if __name__ == "__main__":
