@@ -90,6 +90,9 @@ struct ModelShape {
   }
   void set_window(LayerId layer) { window_layers[layer.n / 32] |= 1U << (layer.n % 32); }
 
+  // Whether read_model_config could have made it: sizes within their bounds, which agree.
+  bool is_sound() const;
+
   friend bool operator==(const ModelShape&, const ModelShape&) = default;
 };
 static_assert(std::is_trivially_copyable_v<ModelShape> &&

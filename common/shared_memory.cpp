@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "common/control_groups.h"
+#include "common/files/regular_file.h"
 #include "common/testing/failpoint.h"
 #include "common/trouble.h"
 
@@ -56,8 +57,7 @@ int reserve_part(int descriptor, std::int64_t begin, std::int64_t end,
       return ECANCELED;
     }
     const std::int64_t bytes = std::min(step, end - at);
-    const int error =
-        fails_at("segment.reserve") ? errno : posix_fallocate(descriptor, at, bytes);
+    const int error = fails_at("segment.reserve") ? errno : posix_fallocate(descriptor, at, bytes);
     if (error == EINTR) {  // all of the step is undone: take smaller ones between signals
       step = std::max(step / 2, kMiB.n);
     } else if (error != 0) {
@@ -76,7 +76,8 @@ int reserve(int descriptor, Bytes size, const std::function<bool()>& stop) {
       static_cast<std::uint64_t>(size.n) > shm.f_bavail * shm.f_frsize) {
     return ENOSPC;  // before all of it is taken from others
   }
-  if (fails_at("segment.size") || ftruncate(descriptor, size.n) != 0) {  // so that others see how much there will be
+  if (fails_at("segment.size") ||
+      ftruncate(descriptor, size.n) != 0) {  // so that others see how much there will be
     return errno;
   }
   return reserve_part(descriptor, 0, size.n, stop);
@@ -276,7 +277,8 @@ Control Control::attach(std::string_view run_id) {
          name, header.abi_version, header.control_bytes, kAbiVersion, sizeof(ControlSegment));
   }
   if (control.run_id() != run_id) {
-    fail(Exit::foreign, "shared memory {} says it belongs to run {}", name, control.run_id());
+    fail(Exit::foreign, "shared memory {} says it belongs to run {}", name,
+         shown(control.run_id()));
   }
   return control;
 }
@@ -284,6 +286,29 @@ Control Control::attach(std::string_view run_id) {
 std::string Control::run_id() const {
   const char* begin = (**this).run_id;
   return {begin, strnlen(begin, sizeof(ControlSegment::run_id))};
+}
+
+SharedModel model_in(const ControlSegment& control) {
+  SharedModel model{.shape = control.shape, .dtype = control.dtype};
+  if (!model.shape.is_sound() || model.dtype > DType::bfloat16) {
+    fail(Exit::foreign, "the model in the control segment has impossible sizes");
+  }
+  model.layout = weight_layout(model.shape, model.dtype);
+  if (model.layout.hash() != control.layout_hash) {
+    fail(Exit::foreign,
+         "the loader lays weights out otherwise (hash {:x}, this build has {:x}): both must be of "
+         "one build",
+         control.layout_hash, model.layout.hash());
+  }
+  const std::uint32_t released = control.released_layers.load(std::memory_order_acquire);
+  if (control.weights_bytes != static_cast<std::uint64_t>(model.layout.total().n) ||
+      released > static_cast<std::uint32_t>(model.layout.layers)) {
+    fail(Exit::foreign,
+         "the control segment has {} bytes of weights and {} released layers, the model has {} "
+         "bytes and {} layers",
+         control.weights_bytes, released, model.layout.total().n, model.layout.layers);
+  }
+  return model;
 }
 
 }  // namespace poise

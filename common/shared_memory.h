@@ -16,6 +16,7 @@
 
 #include "common/shared_layout.h"
 #include "common/units.h"
+#include "common/weight_layout.h"
 
 namespace poise {
 
@@ -89,5 +90,17 @@ class Control {
   explicit Control(Segment segment) : segment_(std::move(segment)) {}
   Segment segment_;
 };
+
+// The model that a control segment describes. Every process that attaches reads it here, because what
+// another process wrote is not trusted: sizes that no model has would overflow all arithmetic on them.
+// A copy: what was checked does not change afterwards.
+struct SharedModel {
+  ModelShape shape{};
+  DType dtype{};
+  WeightLayout layout{};
+};
+// REQUIRES: the loader's state is past `creating`. Fails (Exit::foreign) if shape and dtype are none
+// that a loader writes, if this build lays the weights out otherwise, or if their sizes contradict.
+SharedModel model_in(const ControlSegment& control);
 
 }  // namespace poise

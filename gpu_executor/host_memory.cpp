@@ -15,16 +15,7 @@ LoaderState state_of(const ControlSegment& control) {
   return static_cast<LoaderState>(control.loader_state.load(std::memory_order_acquire));
 }
 
-void check_shape(const ModelShape& shape, DType dtype) {
-  const bool sound =
-      shape.num_hidden_layers > 0 && shape.hidden_size > 0 && shape.ffn_dim > 0 &&
-      shape.num_attention_heads > 0 && shape.num_key_value_heads > 0 && shape.head_dim > 0 &&
-      shape.num_attention_heads % shape.num_key_value_heads == 0 && shape.vocab_size > 0 &&
-      shape.max_position_embeddings > 0 && shape.position_offset >= 0 &&
-      shape.word_embed_proj_dim > 0 && dtype <= DType::bfloat16;
-  if (!sound) {
-    fail(Exit::foreign, "the model in the control segment has impossible sizes");
-  }
+void check_heads(const ModelShape& shape) {
   if (shape.head_dim > kMaxHeadDim) {
     fail("the model's heads have {} numbers, this device does at most {}", shape.head_dim,
          kMaxHeadDim);
@@ -58,23 +49,17 @@ bool HostMemory::weights_ready() {
 }
 
 void HostMemory::map_weights() {
-  check_shape(control_->shape, control_->dtype);
-  WeightLayout layout = weight_layout(control_->shape, control_->dtype);
-  if (layout.hash() != control_->layout_hash) {
-    fail(Exit::foreign,
-         "the loader lays weights out otherwise (hash {:x}, this build has {:x}): both must be of "
-         "one build",
-         control_->layout_hash, layout.hash());
-  }
+  SharedModel model = model_in(*control_);
+  check_heads(model.shape);
   weights_ = Segment::attach(segment_name(run_id_, "weights"), Access::read_only);
-  if (weights_->size() < layout.total()) {
+  if (weights_->size() < model.layout.total()) {
     fail(Exit::foreign, "shared memory {} has {} bytes, the model's weights take {}",
-         weights_->name(), weights_->size().n, layout.total().n);
+         weights_->name(), weights_->size().n, model.layout.total().n);
   }
-  weights_registrations_.resize(static_cast<std::size_t>(layout.layers) + 1);
-  model_ = Model{.shape = control_->shape,
-                 .dtype = control_->dtype,
-                 .layout = std::move(layout),
+  weights_registrations_.resize(static_cast<std::size_t>(model.layout.layers) + 1);
+  model_ = Model{.shape = model.shape,
+                 .dtype = model.dtype,
+                 .layout = std::move(model.layout),
                  .weights = all_of(*weights_)};
   failpoint("executor.attached");
 }

@@ -93,18 +93,23 @@ Loader::Beginning Loader::adopt(const LoaderOptions& options) {
     fail(Exit::interrupted, "the loader of run {} ended before its weights were whole",
          options.run_id);
   }
+  SharedModel shared = model_in(*control);
   ModelOnDisk model{.config = {}};
-  model.config.shape = control->shape;
-  model.dtype = control->dtype;
-  model.layout = weight_layout(control->shape, control->dtype);
-  if (model.layout.hash() != control->layout_hash) {
-    fail(Exit::foreign, "the weights of run {} are laid out as another build lays them out",
-         options.run_id);
+  model.config.shape = shared.shape;
+  model.dtype = shared.dtype;
+  model.layout = std::move(shared.layout);
+  PoolPartition pool{};
+  if (control->pool_epoch.load(std::memory_order_acquire) != 0) {
+    pool = control->pool;
+    if (const auto reason = why_no_partition(pool, block_sizes(model.config.shape, model.dtype),
+                                             model.layout.layers)) {
+      fail(Exit::foreign, "the pool in the control segment of run {} is none: {}", options.run_id,
+           *reason);
+    }
   }
   const auto released = control->released_layers.load(std::memory_order_acquire);
   const Bytes held = model.layout.total() - model.layout.layer.bytes * released +
-                     Bytes{static_cast<std::int64_t>(control->pool.region_bytes)} *
-                         control->shape.num_hidden_layers;
+                     Bytes{static_cast<std::int64_t>(pool.region_bytes)} * model.layout.layers;
   HostBudget budget = host_budget(options.host_memory, options.available() + held);
   return {std::move(model), std::move(budget), std::move(control)};
 }

@@ -73,7 +73,10 @@ WeightLoading::WeightLoading(Control& control, ModelOnDisk& model, Origin origin
 // harm, and a planner asks once more for layers that were being restored.
 void WeightLoading::adopt() {
   segment_.emplace(Segment::adopt(name_in(control_)));
-  check(segment_->size() == model_.layout.total(), "the weights have the layout's size");
+  if (segment_->size() != model_.layout.total()) {
+    fail(Exit::foreign, "shared memory {} has {} bytes, the model's weights take {}",
+         segment_->name(), segment_->size().n, model_.layout.total().n);
+  }
   released_ = static_cast<std::int32_t>(control_->released_layers.load(std::memory_order_acquire));
   give_back_released();
   set_state(control_, LoaderState::sealed);

@@ -47,6 +47,10 @@ ModelShape llama_like_shape(const JsonObject& config, const LlamaLikeDefaults& d
   shape.head_dim = own_width
                        ? size_field(config, "head_dim", defaults.head_dim, kMaxWidth)
                        : divided_head_dim(config, shape, "hidden_size", "num_attention_heads");
+  if (std::int64_t{shape.num_attention_heads} * shape.head_dim > kMaxFfn) {
+    config.refuse("head_dim", fmt::format("is {} for {} heads; they are at most {} wide together",
+                                          shape.head_dim, shape.num_attention_heads, kMaxFfn));
+  }
   shape.vocab_size = size_field(config, "vocab_size", defaults.vocab_size, kMaxVocabulary);
   shape.max_position_embeddings = size_field(config, "max_position_embeddings",
                                              defaults.max_position_embeddings, kMaxPositions);

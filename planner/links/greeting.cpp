@@ -52,8 +52,12 @@ bool weights_sealed(const ControlSegment& control) {
   if (state == LoaderState::draining) {
     fail(Exit::interrupted, "the loader ended before the model was loaded");
   }
-  return state == LoaderState::sealed &&
-         control.fingerprint_ready.load(std::memory_order_acquire) != 0;
+  if (state != LoaderState::sealed ||
+      control.fingerprint_ready.load(std::memory_order_acquire) == 0) {
+    return false;
+  }
+  model_in(control);
+  return true;
 }
 
 std::string order_log_header(const ControlSegment& control, const std::string& run_id) {

@@ -23,7 +23,8 @@ Links open_links(const ControlSegment& control, const std::string& run_id,
                  const std::filesystem::path& loader_socket, std::optional<Bytes> host_memory,
                  OrderLog& log);
 
-// Whether the loader's weights and their fingerprint are there. Fails if the loader ends before.
+// Whether the loader's weights and their fingerprint are there. Fails if the loader ends before, or if
+// the control segment describes no model (model_in): from then on its shape may be used.
 bool weights_sealed(const ControlSegment& control);
 
 // The header of the run's order log.

@@ -211,5 +211,20 @@ TEST_F(SharedMemoryTest, MovingASegmentMovesItsMapping) {
 
 TEST(HostMemory, SomeIsAvailable) { EXPECT_GT(available_host_memory(), kMiB); }
 
+// Found by tests/fuzz/control_fuzz.cpp.
+TEST_F(SharedMemoryTest, ARunIdThatIsNoTextIsToldInOneLine) {
+  const Control control = Control::create(run_, 1);
+  std::strcpy(control->run_id, "a\n\x1b\xff");
+  try {
+    Control::attach(run_);
+    FAIL() << "it was attached to";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::foreign);
+    EXPECT_NE(std::string(failure.what()).find(R"(belongs to run a\x0a\x1b\xff)"),
+              std::string::npos)
+        << failure.what();
+  }
+}
+
 }  // namespace
 }  // namespace poise
