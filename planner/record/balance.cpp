@@ -49,12 +49,15 @@ bool makes_again(const messages::MiniBatchT& batch, std::size_t index) {
   const bool goes_on = index + 1 < batch.sequences.size() &&
                        batch.sequences[index + 1].request() == sequence.request() &&
                        batch.sequences[index + 1].first_entry() == sequence.first_entry();
-  const std::uint32_t end = sequence.context() + sequence.new_tokens();
-  const auto block_of = [&](std::uint32_t token) {
+  if (!goes_on || sequence.new_tokens() == 0) {
+    return false;
+  }
+  const std::uint64_t end = std::uint64_t{sequence.context()} + sequence.new_tokens();
+  const auto block_of = [&](std::uint64_t token) {
     return sequence.first_entry() + token / kBlockTokens;
   };
   const std::size_t first = block_of(sequence.context()), last = block_of(end - 1);
-  return goes_on && last < batch.entries.size() &&
+  return last < batch.entries.size() &&
          std::all_of(batch.entries.begin() + static_cast<std::ptrdiff_t>(first),
                      batch.entries.begin() + static_cast<std::ptrdiff_t>(last) + 1,
                      [](const auto& one) { return one.place() == messages::Place::Nowhere; });

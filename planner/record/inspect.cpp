@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "common/files/regular_file.h"
 #include "common/trouble.h"
 #include "common/words.h"
 #include "planner/record/log_extent.h"
@@ -16,7 +17,7 @@ double mib(std::uint64_t bytes) { return static_cast<double>(bytes) / static_cas
 // What an iteration works on, in one line.
 std::string headline(const LoggedIteration& iteration) {
   std::uint64_t sequences = 0, rows = 0, prompts = 0, context = 0, runs = 0;
-  std::uint64_t blocks[2] = {0, 0};
+  std::uint64_t blocks[2] = {0, 0};  // KV, ACT
   for (const auto& batch : iteration.tables.mini_batches) {
     sequences += batch->sequences.size();
     rows += batch->tokens.size();
@@ -26,7 +27,7 @@ std::string headline(const LoggedIteration& iteration) {
       prompts += sequence.new_tokens() > 1 ? sequence.new_tokens() : 0;
     }
     for (const messages::BlockRun& run : batch->loads) {
-      blocks[static_cast<int>(run.kind())] += run.count();
+      blocks[run.kind() == messages::Kind::Kv ? 0 : 1] += run.count();
     }
   }
   return fmt::format(
@@ -36,9 +37,8 @@ std::string headline(const LoggedIteration& iteration) {
       iteration.done ? fmt::format(", {:.2f} ms", (*iteration.done - iteration.sent) * 1e3)
                      : std::string(", not finished"),
       counted(iteration.tables.mini_batches.size(), "mini-batch"), counted(sequences, "sequence"),
-      counted(rows, "row"), prompts, counted(context, "token"),
-      blocks[static_cast<int>(messages::Kind::Kv)],
-      counted(blocks[static_cast<int>(messages::Kind::Act)], "ACT block"), counted(runs, "run"));
+      counted(rows, "row"), prompts, counted(context, "token"), blocks[0],
+      counted(blocks[1], "ACT block"), counted(runs, "run"));
 }
 
 std::string layer_text(const LoggedLayer& layer, const LogFacts& facts) {
@@ -82,7 +82,7 @@ void count(const LoggedIteration& iteration, Balance& balance) {
 std::string policy_text(const messages::PolicyInForceT& policy, double time) {
   return fmt::format(
       "policy {} at {:.3f} s, from iteration {} on: {} ACT and {} wished on the host\n",
-      policy.policy, time, policy.iteration, policy.act_blocks,
+      shown(policy.policy), time, policy.iteration, policy.act_blocks,
       counted(policy.kv_blocks, "KV block"));
 }
 

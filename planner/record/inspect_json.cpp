@@ -3,6 +3,7 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "common/files/regular_file.h"
 #include "planner/record/inspect.h"
 
 namespace poise {
@@ -179,7 +180,7 @@ std::string configure_json(const messages::ConfigureT& configure, double time) {
 std::string policy_json(const messages::PolicyInForceT& policy, double time) {
   const Json json{{"type", "policy"},
                   {"sent_s", time},
-                  {"policy", policy.policy},
+                  {"policy", shown(policy.policy)},
                   {"from_iteration", policy.iteration},
                   {"act_blocks", policy.act_blocks},
                   {"kv_blocks", policy.kv_blocks}};

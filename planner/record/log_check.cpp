@@ -6,6 +6,8 @@
 
 #include "common/channel.h"
 #include "common/files/json_file.h"
+#include "common/files/regular_file.h"
+#include "common/model_shape.h"
 #include "common/order_log.h"
 #include "common/trouble.h"
 #include "common/words.h"
@@ -14,6 +16,11 @@
 #include "planner/record/log_extent.h"
 
 namespace poise {
+namespace {
+
+constexpr std::int32_t kLargestLimit = 1 << 24;  // of a Configure
+
+}  // namespace
 
 void CheckedMemory::forget_device() {
   std::erase_if(blocks_, [](const auto& one) { return one.first.place != messages::Place::Host; });
@@ -76,8 +83,9 @@ void LogCheck::take(const messages::Message& message, LogKeeps keeps) {
     take(*unpacked(done));
   } else if (const auto* rejected = message.body_as_Rejected()) {
     violation(fmt::format("order {}", rejected->order()),
-              fmt::format("the executor refused it: {}",
-                          rejected->sentence() != nullptr ? rejected->sentence()->str() : ""));
+              fmt::format(
+                  "the executor refused it: {}",
+                  rejected->sentence() != nullptr ? shown(rejected->sentence()->str(), 1000) : ""));
   }
 }
 
@@ -88,7 +96,17 @@ void LogCheck::take(const messages::ConfigureT& configure) {
     memory_.forget_device();
   }
   configure_ = configure;
-  weights_->configure(configure.resident_layers);
+  for (std::int32_t* limit :
+       {&configure_->resident_layers, &configure_->max_rows, &configure_->max_mini_batch_rows,
+        &configure_->max_sequences, &configure_->act_slots, &configure_->kv_slots,
+        &configure_->max_context, &configure_->gpu_act_blocks, &configure_->gpu_kv_blocks}) {
+    if (*limit < 0 || *limit > kLargestLimit) {
+      violation(fmt::format("Configure {}", report_.starts),
+                fmt::format("{} is no limit: an executor takes 0 to {}", *limit, kLargestLimit));
+      *limit = std::clamp(*limit, 0, kLargestLimit);
+    }
+  }
+  weights_->configure(configure_->resident_layers);
   order_.reset();
   undone_ = 0;
   for (const auto& [request, text] : texts_) {
@@ -228,7 +246,7 @@ LogCheckReport check_log(const std::filesystem::path& path) {
   const std::string what = fmt::format("the header of {}", path.string());
   const nlohmann::json json = parse_json(reader.header_json(), what);
   const JsonObject header(json, what);
-  const auto layers = header.integer("layers", {.min = 1, .max = 1 << 20});
+  const auto layers = header.integer("layers", {.min = 1, .max = kMaxModelLayers});
   const auto pieces = header.integers("piece_bytes", {.min = 0, .max = INT64_MAX});
   if (!layers || !pieces) {
     header.refuse(layers ? "piece_bytes" : "layers", "is missing");

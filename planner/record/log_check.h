@@ -101,6 +101,11 @@ class CheckedMemory {
 struct CheckedText {
   std::vector<TokenId> tokens;
   bool sampled = false;  // from here on only results add to it
+
+  // -1 if another sequence of the request has cut it off before.
+  TokenId at(std::uint64_t position) const {
+    return position < tokens.size() ? tokens[position] : -1;
+  }
 };
 
 class CheckedWeights;

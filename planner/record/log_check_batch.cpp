@@ -9,6 +9,11 @@ namespace {
 
 constexpr std::int64_t kNoBound = INT64_MAX;  // the log does not tell it
 
+// Of the KV buffer (0) or the ACT buffer (1).
+std::uint32_t slots_in(int buffer, const messages::ConfigureT& configure) {
+  return static_cast<std::uint32_t>(buffer == 0 ? configure.kv_slots : configure.act_slots);
+}
+
 }  // namespace
 
 bool is_kept(const messages::AttentionEntry& entry) {
@@ -27,13 +32,12 @@ MiniBatchCheck::MiniBatchCheck(LogCheck& log, const messages::MiniBatchT& batch,
     : log_(log),
       batch_(batch),
       number_(number),
-      where_(fmt::format("iteration {}, mini-batch {}", log.order_->number, number)) {
-  slots_[0].resize(static_cast<std::size_t>(std::max(log.configure_->kv_slots, 0)));
-  slots_[1].resize(static_cast<std::size_t>(std::max(log.configure_->act_slots, 0)));
-}
+      where_(fmt::format("iteration {}, mini-batch {}", log.order_->number, number)) {}
 
 void MiniBatchCheck::run() {
-  check_sizes();
+  if (!check_sizes()) {
+    return;
+  }
   claim_slots();
   load();
   regenerate();
@@ -49,7 +53,7 @@ std::string MiniBatchCheck::at(std::uint32_t sequence) const {
                      batch_.sequences[sequence].request());
 }
 
-void MiniBatchCheck::check_sizes() {
+bool MiniBatchCheck::check_sizes() {
   const messages::ConfigureT& configure = *log_.configure_;
   if (batch_.tokens.size() > static_cast<std::size_t>(configure.max_mini_batch_rows)) {
     violation(fmt::format("{} rows, {} are configured", batch_.tokens.size(),
@@ -63,29 +67,44 @@ void MiniBatchCheck::check_sizes() {
   std::size_t rows = 0;
   for (std::uint32_t i = 0; i < batch_.sequences.size(); ++i) {
     const messages::Sequence& sequence = batch_.sequences[i];
-    if (sequence.new_tokens() == 0 || sequence.first_row() != rows) {
-      log_.violation(at(i), fmt::format("{} rows from {}, the next row is {}",
-                                        sequence.new_tokens(), sequence.first_row(), rows));
+    if (!check_size(sequence, i, rows)) {
+      return false;
     }
     rows += sequence.new_tokens();
     sequence_of_row_.resize(rows, i);
-    if (end_of(sequence) > static_cast<std::uint32_t>(configure.max_context)) {
-      log_.violation(at(i), fmt::format("{} tokens, {} are configured", end_of(sequence),
-                                        configure.max_context));
-    }
-    const auto entries = entries_of(batch_, sequence);
-    if (entries.size() < blocks_of(sequence)) {
-      log_.violation(at(i), fmt::format("{} entries of {}", entries.size(), blocks_of(sequence)));
-    }
-    std::fill_n(used.begin() + std::min<std::ptrdiff_t>(sequence.first_entry(), std::ssize(used)),
-                entries.size(), true);
+    std::fill_n(used.begin() + sequence.first_entry(), entries_of(batch_, sequence).size(), true);
   }
   if (rows != batch_.tokens.size()) {
     violation(fmt::format("its sequences have {} rows of {}", rows, batch_.tokens.size()));
+    return false;
   }
   if (const auto unused = std::ranges::find(used, false); unused != used.end()) {
     violation(fmt::format("entry {} is of no sequence", unused - used.begin()));
   }
+  return true;
+}
+
+// `rows`: of the sequences before it.
+bool MiniBatchCheck::check_size(const messages::Sequence& sequence, std::uint32_t index,
+                                std::size_t rows) {
+  const std::size_t left = batch_.tokens.size() - rows;
+  if (sequence.new_tokens() == 0 || sequence.first_row() != rows || sequence.new_tokens() > left) {
+    log_.violation(at(index),
+                   fmt::format("{} rows from {}, the next row is {} of {}", sequence.new_tokens(),
+                               sequence.first_row(), rows, batch_.tokens.size()));
+    return false;
+  }
+  if (end_of(sequence) > static_cast<std::uint64_t>(log_.configure_->max_context)) {
+    log_.violation(at(index), fmt::format("{} tokens, {} are configured", end_of(sequence),
+                                          log_.configure_->max_context));
+    return false;
+  }
+  const auto entries = entries_of(batch_, sequence);
+  if (entries.size() < blocks_of(sequence)) {
+    log_.violation(at(index), fmt::format("{} entries of {}", entries.size(), blocks_of(sequence)));
+    return false;
+  }
+  return true;
 }
 
 std::int64_t MiniBatchCheck::blocks_in_pool(messages::Kind kind, messages::Place place) const {
@@ -104,8 +123,9 @@ MiniBatchCheck::Slot* MiniBatchCheck::slot_of(const messages::AttentionEntry& en
   if (entry.where() == messages::Where::HostInPlace) {
     return nullptr;
   }
-  auto& slots = slots_[entry.where() == messages::Where::LoadedKv ? 0 : 1];
-  return entry.slot() < slots.size() ? &slots[entry.slot()] : nullptr;
+  const int buffer = entry.where() == messages::Where::LoadedKv ? 0 : 1;
+  return entry.slot() < slots_in(buffer, *log_.configure_) ? &slots_[buffer][entry.slot()]
+                                                           : nullptr;
 }
 
 void MiniBatchCheck::claim_slots() {
@@ -126,7 +146,8 @@ void MiniBatchCheck::claim_slots() {
     }
     Slot* slot = slot_of(entry);
     if (slot == nullptr) {
-      violation(fmt::format("entry {}: slot {} of {}", i, entry.slot(), slots_[kv ? 0 : 1].size()));
+      violation(fmt::format("entry {}: slot {} of {}", i, entry.slot(),
+                            slots_in(kv ? 0 : 1, *log_.configure_)));
     } else if (slot->entry >= 0) {
       const messages::AttentionEntry& other = batch_.entries[static_cast<std::size_t>(slot->entry)];
       violation(fmt::format("slot {} is of {} and of {}", entry.slot(), to_text(name_of(other)),
@@ -144,21 +165,27 @@ void MiniBatchCheck::load() {
 }
 
 void MiniBatchCheck::load(const messages::BlockRun& run) {
-  auto& slots = slots_[run.kind() == messages::Kind::Kv ? 0 : 1];
+  const int buffer = run.kind() == messages::Kind::Kv ? 0 : 1;
   for (std::uint32_t i = 0; i < run.count(); ++i) {
     const CheckedBlockName name{run.kind(), run.place(), run.first_block() + i};
-    const std::size_t to = std::size_t{run.first_slot()} + i;
+    const std::uint64_t to = std::uint64_t{run.first_slot()} + i;
     ++log_.report_.blocks_loaded;
-    if (to >= slots.size() || slots[to].loaded) {
-      violation(fmt::format("{} is loaded to slot {} of {}{}", to_text(name), to, slots.size(),
-                            to < slots.size() ? ", which is loaded already" : ""));
-      continue;
+    const auto found = to < slots_in(buffer, *log_.configure_)
+                           ? slots_[buffer].find(static_cast<std::uint32_t>(to))
+                           : slots_[buffer].end();
+    if (found == slots_[buffer].end() || found->second.loaded) {
+      violation(fmt::format("{} is loaded to slot {} of {}{}", to_text(name), to,
+                            slots_in(buffer, *log_.configure_),
+                            found != slots_[buffer].end()             ? ", which is loaded already"
+                            : to < slots_in(buffer, *log_.configure_) ? ", which is of no entry"
+                                                                      : ""));
+      return;
     }
     if (name.number >= blocks_in_pool(name.kind, name.place)) {
       violation(
           fmt::format("loads {} of {}", to_text(name), blocks_in_pool(name.kind, name.place)));
     }
-    Slot& slot = slots[to];
+    Slot& slot = found->second;
     slot.loaded = name;
     const CheckedBlock* block = log_.memory_.find(name);
     const int tokens = i + 1 == run.count() ? run.tail_tokens() : kBlockTokens;
@@ -182,17 +209,17 @@ void MiniBatchCheck::load(const messages::BlockRun& run) {
 
 void MiniBatchCheck::regenerate() {
   for (const messages::SlotRange& range : batch_.regenerate) {
-    for (std::size_t at = range.first_slot(); at < std::size_t{range.first_slot()} + range.count();
-         ++at) {
-      if (at >= slots_[1].size() || !slots_[1][at].loaded || slots_[1][at].made) {
+    for (std::uint64_t at = range.first_slot();
+         at < std::uint64_t{range.first_slot()} + range.count(); ++at) {
+      const auto slot = slots_[1].find(static_cast<std::uint32_t>(at));
+      if (at > UINT32_MAX || slot == slots_[1].end() || !slot->second.loaded || slot->second.made) {
+        const bool made = at <= UINT32_MAX && slot != slots_[1].end() && slot->second.made;
         violation(fmt::format("makes keys and values in slot {}, which {}", at,
-                              at < slots_[1].size() && slots_[1][at].made
-                                  ? "has them already"
-                                  : "nothing is loaded to"));
-        continue;
+                              made ? "has them already" : "nothing is loaded to"));
+        break;
       }
-      slots_[1][at].made = true;
-      slots_[1][at].rows = slots_[1][at].act;
+      slot->second.made = true;
+      slot->second.rows = slot->second.act;
     }
   }
 }

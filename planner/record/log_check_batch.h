@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "planner/record/log_check.h"
@@ -16,12 +17,14 @@ template <typename Named>
 CheckedBlockName name_of(const Named& named) {
   return {.kind = named.kind(), .place = named.place(), .number = named.block()};
 }
-// The tokens of a sequence once its new rows are there, and the blocks that they fill.
-inline std::uint32_t end_of(const messages::Sequence& sequence) {
-  return sequence.context() + sequence.new_tokens();
+// The tokens of a sequence once its new rows are there, and the blocks that they fill. A log may say
+// anything: both can be larger than an order may be.
+inline std::uint64_t end_of(const messages::Sequence& sequence) {
+  return std::uint64_t{sequence.context()} + sequence.new_tokens();
 }
-inline std::uint32_t blocks_of(const messages::Sequence& sequence) {
-  return static_cast<std::uint32_t>(ceil_div(end_of(sequence), kBlockTokens));
+inline std::uint64_t blocks_of(const messages::Sequence& sequence) {
+  return static_cast<std::uint64_t>(
+      ceil_div(static_cast<std::int64_t>(end_of(sequence)), kBlockTokens));
 }
 // False if an entry's rows are computed each time and not stored.
 bool is_kept(const messages::AttentionEntry& entry);
@@ -29,6 +32,8 @@ bool is_kept(const messages::AttentionEntry& entry);
 std::span<const messages::AttentionEntry> entries_of(const messages::MiniBatchT& batch,
                                                      const messages::Sequence& sequence);
 
+// Takes time and memory in proportion to the mini-batch's message, whatever numbers are in it: where sizes
+// are impossible, it says so and checks no further.
 class MiniBatchCheck {
  public:
   MiniBatchCheck(LogCheck& log, const messages::MiniBatchT& batch, std::uint32_t number);
@@ -43,12 +48,15 @@ class MiniBatchCheck {
     CheckedBlock rows{};  // keys and values, loaded or made
   };
 
-  void check_sizes();
+  // Whether the steps behind it can rely on the sizes: sequences cover the rows and have their entries.
+  bool check_sizes();
+  bool check_size(const messages::Sequence& sequence, std::uint32_t index, std::size_t rows);
   void claim_slots();
   void load();
   void load(const messages::BlockRun& run);
   void regenerate();
   void read_texts();
+  void read_text(const messages::Sequence& sequence, std::uint32_t index, CheckedText& text);
   void place_new_rows();
   void attend();
   void attend(const messages::Sequence& sequence, std::uint32_t index, std::uint32_t block);
@@ -68,8 +76,8 @@ class MiniBatchCheck {
   const messages::MiniBatchT& batch_;
   std::uint32_t number_;
   std::string where_;
-  std::vector<Slot> slots_[2];       // KV buffer, ACT buffer
-  std::vector<CheckedText*> texts_;  // by sequence
+  std::unordered_map<std::uint32_t, Slot> slots_[2];  // KV buffer, ACT buffer; those of an entry
+  std::vector<CheckedText*> texts_;                   // by sequence
   std::vector<std::uint32_t> sequence_of_row_;
 };
 

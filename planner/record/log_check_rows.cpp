@@ -25,7 +25,6 @@ bool agrees(const CheckedRow& found, const CheckedRow& wanted) {
 
 }  // namespace
 
-// Rows continue their request's text.
 void MiniBatchCheck::read_texts() {
   for (std::uint32_t i = 0; i < batch_.sequences.size(); ++i) {
     const messages::Sequence& sequence = batch_.sequences[i];
@@ -40,31 +39,36 @@ void MiniBatchCheck::read_texts() {
                                         text.tokens.size()));
       text.tokens.resize(sequence.context(), kUnknownToken);
     }
-    for (std::uint32_t j = 0; j < sequence.new_tokens(); ++j) {
-      const std::size_t position = std::size_t{sequence.context()} + j;
-      const std::size_t row = std::size_t{sequence.first_row()} + j;
-      const TokenId token = row < batch_.tokens.size() ? batch_.tokens[row] : -1;
-      if (position < text.tokens.size() && text.tokens[position] == token) {
-        continue;
-      }
-      if (log_.late_ && position < text.tokens.size() && text.tokens[position] == kUnknownToken) {
-        text.tokens[position] = token;
-        continue;
-      }
-      const bool reopened = log_.reopened_.contains(sequence.request());
-      if (reopened || (position == text.tokens.size() && !text.sampled)) {
-        text.tokens.resize(position);
-        text.tokens.push_back(token);
-        continue;
-      }
-      log_.violation(at(i), position < text.tokens.size()
-                                ? fmt::format("position {} is token {}, it was {}", position, token,
-                                              text.tokens[position])
-                                : fmt::format("position {} is token {}, which was never sampled",
-                                              position, token));
-      text.tokens.resize(std::max(text.tokens.size(), position + 1));
-      text.tokens[position] = token;
+    read_text(sequence, i, text);
+  }
+}
+
+// Rows continue their request's text.
+void MiniBatchCheck::read_text(const messages::Sequence& sequence, std::uint32_t index,
+                               CheckedText& text) {
+  for (std::uint32_t j = 0; j < sequence.new_tokens(); ++j) {
+    const std::size_t position = std::size_t{sequence.context()} + j;
+    const TokenId token = batch_.tokens[std::size_t{sequence.first_row()} + j];
+    if (position < text.tokens.size() && text.tokens[position] == token) {
+      continue;
     }
+    if (log_.late_ && position < text.tokens.size() && text.tokens[position] == kUnknownToken) {
+      text.tokens[position] = token;
+      continue;
+    }
+    const bool reopened = log_.reopened_.contains(sequence.request());
+    if (reopened || (position == text.tokens.size() && !text.sampled)) {
+      text.tokens.resize(position);
+      text.tokens.push_back(token);
+      continue;
+    }
+    log_.violation(at(index), position < text.tokens.size()
+                                  ? fmt::format("position {} is token {}, it was {}", position,
+                                                token, text.tokens[position])
+                                  : fmt::format("position {} is token {}, which was never sampled",
+                                                position, token));
+    text.tokens.resize(std::max(text.tokens.size(), position + 1));
+    text.tokens[position] = token;
   }
 }
 
@@ -74,7 +78,7 @@ void MiniBatchCheck::place_new_rows() {
     const auto entries = entries_of(batch_, sequence);
     for (std::uint32_t position = sequence.context(); position < end_of(sequence); ++position) {
       const std::uint32_t block = position / kBlockTokens;
-      Slot* slot = block < entries.size() ? slot_of(entries[block]) : nullptr;
+      Slot* slot = slot_of(entries[block]);
       if (slot == nullptr) {
         continue;
       }
@@ -85,7 +89,7 @@ void MiniBatchCheck::place_new_rows() {
                        fmt::format("its position {} goes to a row of slot {} that is taken: {}",
                                    position, entries[block].slot(), told(row)));
       }
-      row = {sequence.request(), position, texts_[i]->tokens[position]};
+      row = {sequence.request(), position, texts_[i]->at(position)};
     }
   }
 }
@@ -133,12 +137,13 @@ void MiniBatchCheck::attend(const messages::Sequence& sequence, std::uint32_t in
     return;
   }
   const CheckedBlock* rows = read_through(entry);
-  const std::uint32_t end = std::min(end_of(sequence), first + kBlockTokens);
+  const auto end =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(end_of(sequence), first + kBlockTokens));
   for (std::uint32_t position = first; position < end; ++position) {
     if (entry.where() == messages::Where::HostInPlace && position >= sequence.context()) {
       continue;  // its own rows are stored there by now
     }
-    const CheckedRow wanted{sequence.request(), position, texts_[index]->tokens[position]};
+    const CheckedRow wanted{sequence.request(), position, texts_[index]->at(position)};
     const CheckedRow found = rows == nullptr ? CheckedRow{} : (*rows)[position - first];
     if (is_trusted(entry, found) && position < sequence.context()) {
       ++log_.report_.trusted_rows;
@@ -162,7 +167,7 @@ void MiniBatchCheck::store() {
       if (row >= sequence_of_row_.size() || row >= stored.size() || stored[row]) {
         violation(fmt::format("row {} is stored to {}, {}", row, to_text(name),
                               row < stored.size() ? "after it was stored" : "there is none"));
-        continue;
+        break;
       }
       stored[row] = true;
       const std::uint32_t index = sequence_of_row_[row];
@@ -184,8 +189,7 @@ void MiniBatchCheck::store() {
       if (token >= static_cast<std::uint32_t>(kBlockTokens)) {
         continue;
       }
-      log_.memory_.at(name)[token] = {sequence.request(), position,
-                                      texts_[index]->tokens[position]};
+      log_.memory_.at(name)[token] = {sequence.request(), position, texts_[index]->at(position)};
       ++log_.report_.rows_stored;
     }
   }

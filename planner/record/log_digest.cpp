@@ -17,8 +17,8 @@ LogFacts facts_of(const std::string& header, const std::filesystem::path& path) 
   const std::string what = fmt::format("the header of {}", path.string());
   const nlohmann::json json = parse_json(header, what);
   const JsonObject object(json, what);
-  const auto count = [&](const char* name) {
-    const auto value = object.integer(name, {.min = 1, .max = 1 << 30});
+  const auto count = [&](const char* name, std::int64_t most = 1 << 30) {
+    const auto value = object.integer(name, {.min = 1, .max = most});
     if (!value) {
       object.refuse(name, "is missing");
     }
@@ -26,7 +26,7 @@ LogFacts facts_of(const std::string& header, const std::filesystem::path& path) 
   };
   LogFacts facts{.header = header,
                  .sizes = {.kv_row = {count("kv_row_bytes")}, .act_row = {count("act_row_bytes")}},
-                 .layers = static_cast<std::int32_t>(count("layers")),
+                 .layers = static_cast<std::int32_t>(count("layers", kMaxModelLayers)),
                  .piece_bytes = {}};
   for (const std::int64_t bytes : object.integers("piece_bytes", {.min = 0, .max = INT64_MAX})
                                       .value_or(std::vector<std::int64_t>{})) {
@@ -91,9 +91,9 @@ void LogDigest::take(const messages::Message& message, double time) {
     log_began_ns_ = configure->log_began_ns();
     call(readers_.configure, *unpacked(configure), time);
   } else if (const auto* ready = message.body_as_Ready()) {
-    device_clock_ = static_cast<double>(static_cast<std::int64_t>(ready->device_began_ns()) -
-                                        static_cast<std::int64_t>(log_began_ns_)) *
-                    1e-9;
+    device_clock_ =
+        static_cast<double>(static_cast<std::int64_t>(ready->device_began_ns() - log_began_ns_)) *
+        1e-9;
     call(readers_.ready, *unpacked(ready), time);
   } else if (const auto* policy = message.body_as_PolicyInForce()) {
     call(readers_.policy, *unpacked(policy), time);

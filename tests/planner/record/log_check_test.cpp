@@ -407,5 +407,77 @@ TEST(LogCheck, OrdersOutOfTurnAndBeyondTheirBoundsAreCaught) {
               HasSubstr("credits"));
 }
 
+// A damaged or hostile log with sound CRCs: found by tests/fuzz/order_log_fuzz.cpp, where each of these read or took
+// memory without bounds.
+TEST(LogCheck, NumbersThatNoOrderHasAreToldAndNotFollowed) {
+  constexpr std::uint32_t kMost = 0xffffffff;
+  const auto complaints = [](const std::function<void(Recorded&)>& change) {
+    Recorded recorded;
+    change(recorded);
+    return to_text(recorded.check());
+  };
+  const auto in_sequence = [&](auto change) {
+    return complaints([&](Recorded& recorded) {
+      auto& one = recorded.batch(5, decodes).sequences[0];
+      std::uint32_t numbers[] = {one.context(), one.new_tokens(), one.first_row(),
+                                 one.first_entry()};
+      change(numbers);
+      one = {one.request(), numbers[0], numbers[1], numbers[2], numbers[3]};
+    });
+  };
+  EXPECT_THAT(in_sequence([](auto& numbers) { numbers[0] = kMost; }), HasSubstr("tokens"));
+  EXPECT_THAT(in_sequence([](auto& numbers) { numbers[1] = kMost; }), HasSubstr("rows from"));
+  EXPECT_THAT(in_sequence([](auto& numbers) { numbers[1] = 0; }), HasSubstr("rows from"));
+  EXPECT_THAT(in_sequence([](auto& numbers) { numbers[2] = kMost; }), HasSubstr("rows from"));
+  EXPECT_THAT(in_sequence([](auto& numbers) { numbers[3] = kMost; }), HasSubstr("entries of"));
+
+  const auto in_store = [&](std::uint16_t token, std::uint32_t count, std::uint32_t row) {
+    return complaints([&](Recorded& recorded) {
+      auto& one = recorded.batch(5, decodes).stores[0];
+      one = {one.kind(), one.place(), token, count, row, one.block()};
+    });
+  };
+  EXPECT_THAT(in_store(0, kMost, 0), HasSubstr("stored to"));
+  EXPECT_THAT(in_store(0, 1, kMost), HasSubstr("there is none"));
+  EXPECT_THAT(in_store(0xffff, 1, 0), HasSubstr("is stored to token 65535"));
+
+  const auto with_loads = [](const messages::MiniBatchT& batch) { return !batch.loads.empty(); };
+  EXPECT_THAT(complaints([&](Recorded& recorded) {
+                auto& run = recorded.batch(5, with_loads).loads[0];
+                run = {run.kind(), run.place(), 16, kMost, run.first_block(), run.first_slot()};
+              }),
+              HasSubstr("is loaded to slot"));
+  EXPECT_THAT(complaints([&](Recorded& recorded) {
+                auto& batch = recorded.batch(
+                    5, [](const messages::MiniBatchT& one) { return !one.regenerate.empty(); });
+                batch.regenerate[0] = {batch.regenerate[0].first_slot(), kMost};
+              }),
+              HasSubstr("makes keys and values in slot"));
+  const auto configured = [&](auto change) {
+    return complaints([&](Recorded& recorded) { change(*recorded.log[1]->body.AsConfigure()); });
+  };
+  for (const std::int32_t limit : {-1, INT32_MAX}) {
+    EXPECT_THAT(configured([&](auto& configure) { configure.kv_slots = limit; }),
+                HasSubstr("is no limit"));
+    EXPECT_THAT(configured([&](auto& configure) { configure.max_context = limit; }),
+                HasSubstr("is no limit"));
+  }
+}
+
+// The second sequence of the request begins its text anew, shorter than the first one's.
+TEST(LogCheck, TwoSequencesOfOneRequestAfterARestartAreTold) {
+  Recorded first("kv-only"), second("kv-only");
+  LogCheck check(kLayers, first.pieces());
+  first.check_into(check);
+  auto& batch =
+      second.batch(1, [](const messages::MiniBatchT& one) { return one.sequences.size() > 1; });
+  for (messages::Sequence& sequence : batch.sequences) {
+    sequence = {batch.sequences[0].request(), sequence.context(), sequence.new_tokens(),
+                sequence.first_row(), sequence.first_entry()};
+  }
+  second.check_into(check);
+  EXPECT_GT(check.report().violations, 0u);
+}
+
 }  // namespace
 }  // namespace poise
