@@ -129,7 +129,7 @@ void RunningOrders::report_compute(RunningOrder& order, messages::LayerDoneT& do
   StreamTotals batch_began = device_.totals(*reported_[compute]), before = batch_began;
   std::array<std::int64_t, 3> waits{};  // by WaitsFor
   std::size_t batches = 0;
-  for (Point& point : order.points) {  // as they were recorded
+  for (OrderPoint& point : order.points) {  // as they were recorded
     const StreamTotals now = device_.totals(*point.event);
     waits[static_cast<std::size_t>(point.waits)] += now.wait_ns - before.wait_ns;
     before = now;

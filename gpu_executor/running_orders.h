@@ -30,7 +30,7 @@ struct LinkTraffic {
 
 // A point of the compute stream within an order, and what the stream waited for since the last one.
 enum class WaitsFor : std::uint8_t { weights, blocks, rows };
-struct Point {
+struct OrderPoint {
   std::unique_ptr<Event> event;
   WaitsFor waits;
   bool ends_mini_batch;
@@ -45,7 +45,7 @@ struct RunningOrder {
   LinkTraffic link;
   std::unique_ptr<Event> begin;  // on copy_in, of an iteration's first order
   std::array<std::unique_ptr<Event>, kStreams> ends;
-  std::vector<Point> points;
+  std::vector<OrderPoint> points;
   OrderTrace trace;
 };
 

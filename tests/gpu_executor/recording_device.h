@@ -24,7 +24,7 @@ struct Queued {
   std::vector<std::size_t> behind;  // what it follows directly
 };
 
-class RecordingDevice final : public Device {
+class RecordingDevice : public Device {
  public:
   std::uint32_t order = 0;  // that is being queued
   bool is_broken = false;   // as a GPU after an error: each later call fails
