@@ -33,6 +33,8 @@ _TARGETS = {
 _FOLDERS = {"unit": "kernels|gpu_executor", "asan": ".*", "tsan": "common|kernels|loader|gpu_executor"}
 # The end-to-end script that runs on the sanitizers' programs: a whole run, a kill and a resume.
 _SANITIZED = "sanitized.py"
+# Fuzz targets, for some seconds each; clang alone builds them.
+_FUZZ = ROOT / "tests" / "fuzz" / "run.py"
 _NOT_SCRIPTS = {"harness.py", "mixed_requests.py", "faults.py", "soak.py", _SANITIZED}
 _LONG_ONES = ["tokenizer_equality.py", "swaps.py", "kills.py", "torture.py", "sameness.py", "profiles.py", "hostile_requests.py"]
 _LONGEST_SCRIPT = 900  # seconds
@@ -159,6 +161,8 @@ def _run_part(part, count, no_install):
         folder = ROOT / "build" / preset / "bin"
         command = [sys.executable, str(_E2E / _SANITIZED)]
         _script(command, f"{part} e2e/{_SANITIZED}", count, {"POISE_BIN": str(folder), **sanitizer_options()})
+    if part == "asan" and (folder / "poise_fuzz_files").exists():
+        _script([sys.executable, str(_FUZZ), "--bin", str(folder)], f"{part} fuzz/{_FUZZ.name}", count)
 
 
 def _end_to_end(count, no_install):

@@ -3,7 +3,6 @@
 // enough to write ids by hand, and one input line around a body.
 
 #include <fmt/core.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <cstdlib>
