@@ -64,8 +64,10 @@ void add_input(cxxopts::Options& options) {
       "max-model-len", "tokens of prompt and answer together", cxxopts::value<std::string>())(
       "seed", "of requests that name none", cxxopts::value<std::string>())(
       "served-model-name", "of results; a request that names another is an error",
-      cxxopts::value<std::string>())(
-      "skip-tokenizer-init", "prompts are token ids; text stays empty")("h,help", "this text");
+      cxxopts::value<std::string>())("skip-tokenizer-init",
+                                     "prompts are token ids; text stays empty")(
+      "chat-prompts", "the prompts of chat lines, rendered", cxxopts::value<std::string>())(
+      "h,help", "this text");
 }
 
 InputOptions input_of(const cxxopts::ParseResult& given) {
@@ -80,6 +82,9 @@ InputOptions input_of(const cxxopts::ParseResult& given) {
     input.served_model_name = required_argument(given, "served-model-name");
   }
   input.skip_tokenizer_init = given.count("skip-tokenizer-init") != 0;
+  if (given.count("chat-prompts") != 0) {
+    input.chat_prompts = required_argument(given, "chat-prompts");
+  }
   return input;
 }
 

@@ -146,7 +146,8 @@ RequestSizes sizes_of_requests(const PlanOptions& options, const ModelConfig& mo
        .vocab_size = model.shape.vocab_size,
        .tokenizer = tokenizer.get(),
        .run_seed = options.input.seed,
-       .model = options.input.served_model_name});
+       .model = options.input.served_model_name},
+      options.input.chat_prompts);
   if (sizes.requests.empty()) {
     fail("{}: there is no request in it that could run{}{}", options.input.input.string(),
          sizes.first_refusal.empty() ? "" : "; ", sizes.first_refusal);

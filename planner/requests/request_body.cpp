@@ -16,6 +16,8 @@ constexpr std::size_t kMaxStopStrings = 1024;
 constexpr std::size_t kMaxStopIds = 1 << 16;
 // Below this vLLM takes a temperature for 0: logits divided by it would leave float's range.
 constexpr double kGreedyBelow = 1e-5;
+// A rendered prompt has at most 16 MiB, and each byte of it may be escaped.
+constexpr JsonLimits kEntryLimits{kMiB * 128, 8};
 
 // Runs a getter of JsonObject and keeps the name of the field that it refuses.
 template <typename Getter>
@@ -72,6 +74,28 @@ const nlohmann::json& only_prompt(const RequestFields& body) {
   return prompt->front();
 }
 
+// `name`: the field that the text came from.
+std::vector<TokenId> tokens_of(const RequestFields& body, const char* name, std::string_view text,
+                               bool add_special, const RequestRules& rules) {
+  std::vector<TokenId> tokens;
+  try {
+    tokens = rules.tokenizer->encode(text, add_special);
+  } catch (const Failure& failure) {
+    throw BadRequest{failure.what(), name, kInvalid};
+  }
+  if (tokens.empty()) {
+    body.refuse(name, "must not be empty: this model's tokenizer adds no token of its own");
+  }
+  // A tokenizer may know more tokens than the model has rows.
+  const auto beyond =
+      std::ranges::find_if(tokens, [&](TokenId id) { return id < 0 || id >= rules.vocab_size; });
+  if (beyond != tokens.end()) {
+    body.refuse(name, fmt::format("holds a token with id {}; the model knows ids below {}", *beyond,
+                                  rules.vocab_size));
+  }
+  return tokens;
+}
+
 void read_prompt(const RequestFields& body, const RequestRules& rules, Request& request) {
   const nlohmann::json& prompt = only_prompt(body);
   const auto add_special =
@@ -87,21 +111,7 @@ void read_prompt(const RequestFields& body, const RequestRules& rules, Request& 
     body.refuse("prompt", "must be token ids: the run has no tokenizer (--skip-tokenizer-init)");
   }
   const auto& text = prompt.get_ref<const std::string&>();
-  try {
-    request.prompt = rules.tokenizer->encode(text, add_special);
-  } catch (const Failure& failure) {
-    throw BadRequest{failure.what(), "prompt", kInvalid};
-  }
-  if (request.prompt.empty()) {
-    body.refuse("prompt", "must not be empty: this model's tokenizer adds no token of its own");
-  }
-  // A tokenizer may know more tokens than the model has rows.
-  const auto beyond = std::ranges::find_if(
-      request.prompt, [&](TokenId id) { return id < 0 || id >= rules.vocab_size; });
-  if (beyond != request.prompt.end()) {
-    body.refuse("prompt", fmt::format("holds a token with id {}; the model knows ids below {}",
-                                      *beyond, rules.vocab_size));
-  }
+  request.prompt = tokens_of(body, "prompt", text, add_special, rules);
   if (request.sampling.echo) {
     request.prompt_text = text;
   }
@@ -183,8 +193,6 @@ SamplingParams read_sampling(const RequestFields& body, const RequestRules& rule
   sampling.seed = static_cast<std::uint64_t>(
       body.integer("seed", std::numeric_limits<std::int64_t>::min()).value_or(0));
 
-  sampling.logprobs = static_cast<std::int32_t>(body.integer("logprobs", 0, 20).value_or(-1));
-  sampling.echo = body.flag("echo");
   sampling.ignore_eos = body.flag("ignore_eos");
   sampling.return_token_ids = body.flag("return_token_ids");
   sampling.tokens_as_ids = body.flag("return_tokens_as_token_ids");
@@ -194,22 +202,71 @@ SamplingParams read_sampling(const RequestFields& body, const RequestRules& rule
 }
 
 // What the context leaves of the tokens asked for.
-std::int32_t granted_tokens(std::int64_t asked, std::size_t prompt, const RequestRules& rules) {
+std::int32_t granted_tokens(std::int64_t asked, std::size_t prompt, const RequestRules& rules,
+                            const char* field) {
   const auto length = static_cast<std::int64_t>(prompt);
   const std::int64_t room = rules.context - length;
   if (room < 0) {
-    throw BadRequest{fmt::format("\"prompt\" is {} tokens long; the model's context holds {}",
+    throw BadRequest{fmt::format("\"{}\" is {} tokens long; the model's context holds {}", field,
                                  length, rules.context),
-                     "prompt", "context_length_exceeded"};
+                     field, "context_length_exceeded"};
   }
   if (room == 0 && asked > 0) {
     throw BadRequest{
-        fmt::format("\"prompt\" is {} tokens long and leaves no room for an answer; the model's "
+        fmt::format("\"{}\" is {} tokens long and leaves no room for an answer; the model's "
                     "context holds {}",
-                    length, rules.context),
-        "prompt", "context_length_exceeded"};
+                    field, length, rules.context),
+        field, "context_length_exceeded"};
   }
   return static_cast<std::int32_t>(std::min(asked, room));
+}
+
+// What both kinds of requests must hold of the model and the number of answers.
+void check_common(const RequestFields& body, const RequestRules& rules) {
+  // Which model runs was decided on the command line. Where it was given a name there, too, a request
+  // for another was meant for another run.
+  const auto model = body.string("model");
+  if (model && !rules.model.empty() && *model != rules.model) {
+    body.refuse("model",
+                fmt::format("must be \"{}\", the name this run serves, not {}", rules.model,
+                            described(*model)),
+                "model_not_found");
+  }
+  if (const auto n = body.integer("n", 1); n.value_or(1) != 1) {
+    body.refuse("n", fmt::format("must be 1 for now, not {}", *n), kUnsupported);
+  }
+  refuse_unsupported(body);
+}
+
+// The prompt that was rendered, or the error that it became.
+std::string rendered_prompt(std::string_view entry) {
+  if (entry.empty()) {
+    throw BadRequest{
+        "this line was not taken for a chat line: write its \"url\" as \"/v1/chat/completions\"",
+        "url", kInvalid};
+  }
+  const std::string what = "the rendered chat lines";
+  const nlohmann::json document = parse_json(entry, what, kEntryLimits);
+  const JsonObject object(document, what);
+  if (const auto error = object.string("error")) {
+    throw BadRequest{*error, object.string("param").value_or(""),
+                     object.string("code").value_or(kInvalid)};
+  }
+  const auto prompt = object.string("prompt");
+  if (!prompt) {
+    object.refuse("prompt", "is missing");
+  }
+  return *prompt;
+}
+
+// "logprobs" says whether, "top_logprobs" how many beside the chosen token.
+std::int32_t chat_logprobs(const RequestFields& body) {
+  const auto top = body.integer("top_logprobs", 0, 20);
+  const bool wanted = body.flag("logprobs");
+  if (top.value_or(0) > 0 && !wanted) {
+    body.refuse("top_logprobs", "needs \"logprobs\": true");
+  }
+  return wanted ? static_cast<std::int32_t>(top.value_or(0)) : -1;
 }
 
 }  // namespace
@@ -236,29 +293,39 @@ void RequestFields::refuse(std::string_view name, const std::string& rule, const
 }
 
 Request read_body(const RequestFields& body, const RequestRules& rules) {
-  // Which model runs was decided on the command line. Where it was given a name there, too, a request
-  // for another was meant for another run.
-  const auto model = body.string("model");
-  if (model && !rules.model.empty() && *model != rules.model) {
-    body.refuse("model",
-                fmt::format("must be \"{}\", the name this run serves, not {}", rules.model,
-                            described(*model)),
-                "model_not_found");
-  }
-  if (const auto n = body.integer("n", 1); n.value_or(1) != 1) {
-    body.refuse("n", fmt::format("must be 1 for now, not {}", *n), kUnsupported);
-  }
-  refuse_unsupported(body);
-
+  check_common(body, rules);
   Request request;
   request.sampling = read_sampling(body, rules);
+  request.sampling.logprobs =
+      static_cast<std::int32_t>(body.integer("logprobs", 0, 20).value_or(-1));
+  request.sampling.echo = body.flag("echo");
   const std::int64_t asked = body.integer("max_tokens", 0).value_or(16);
   if (asked == 0 && !request.sampling.echo) {
     body.refuse("max_tokens",
                 "must be at least 1; 0 only scores a prompt and needs \"echo\": true");
   }
   read_prompt(body, rules, request);
-  request.sampling.max_tokens = granted_tokens(asked, request.prompt.size(), rules);
+  request.sampling.max_tokens = granted_tokens(asked, request.prompt.size(), rules, "prompt");
+  return request;
+}
+
+Request read_chat_body(const RequestFields& body, std::string_view entry,
+                       const RequestRules& rules) {
+  check_common(body, rules);
+  refuse_unsupported_in_chat(body);
+  Request request;
+  request.chat = true;
+  request.sampling = read_sampling(body, rules);
+  request.sampling.logprobs = chat_logprobs(body);
+  const auto most = body.integer("max_tokens", 1);
+  const auto asked = body.integer("max_completion_tokens", 1);
+  if (rules.tokenizer == nullptr) {
+    body.refuse("messages", "need a tokenizer: the run has none (--skip-tokenizer-init)");
+  }
+  // The template writes BOS and the like itself.
+  request.prompt = tokens_of(body, "messages", rendered_prompt(entry), false, rules);
+  request.sampling.max_tokens = granted_tokens(asked ? *asked : most.value_or(rules.context),
+                                               request.prompt.size(), rules, "messages");
   return request;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// The body of a /v1/completions request, field by field, with the defaults and ranges of vLLM.
+// The body of a request for /v1/completions or /v1/chat/completions, field by field, with the defaults
+// and ranges of vLLM.
 // An error is thrown as a BadRequest, which planner/requests/request_line.h turns into an error line; no
 // body causes any other exception. Pure functions; any thread may call them.
 
@@ -49,7 +50,14 @@ class RequestFields {
 // Everything of the request but its id and custom_id; the seed is the user's or 0.
 Request read_body(const RequestFields& body, const RequestRules& rules);
 
+// The same of a chat request, whose prompt (or why there is none) the supervisor rendered before:
+// `entry`, a JSON object of planner/requests/chat_prompts.h.
+Request read_chat_body(const RequestFields& body, std::string_view entry,
+                       const RequestRules& rules);
+
 // Refuses fields that would change the answer and that poise does not follow.
 void refuse_unsupported(const RequestFields& body);
+// The same of those that only a chat request has.
+void refuse_unsupported_in_chat(const RequestFields& body);
 
 }  // namespace poise

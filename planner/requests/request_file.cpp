@@ -11,6 +11,7 @@
 #include "common/files/sha256.h"
 #include "common/liveness/progress.h"
 #include "common/trouble.h"
+#include "planner/requests/chat_prompts.h"
 #include "planner/requests/request_lines.h"
 
 namespace poise {
@@ -27,31 +28,36 @@ RequestError too_long(RequestId line) {
           "", "line_too_long"};
 }
 
-std::vector<RequestLines::Line> next_batch(RequestLines& lines) {
-  std::vector<RequestLines::Line> batch;
+struct BatchLine : RequestLines::Line {
+  std::string chat_entry;  // empty: none
+};
+
+std::vector<BatchLine> next_batch(RequestLines& lines, ChatPrompts& prompts) {
+  std::vector<BatchLine> batch;
   std::size_t bytes = 0;
   while (batch.size() < kBatchLines && bytes < kBatchBytes) {
     auto line = lines.next();
     if (!line) {
       break;
     }
-    bytes += line->text.size();
-    batch.push_back(std::move(*line));
+    std::string entry = prompts.of(line->number);
+    bytes += line->text.size() + entry.size();
+    batch.push_back({std::move(*line), std::move(entry)});
   }
   return batch;
 }
 
 // Every line on whichever thread is free; the outcomes stand in the lines' order.
-std::vector<ParsedLine> parse_batch(std::vector<RequestLines::Line>& batch,
-                                    const RequestRules& rules, std::size_t threads) {
+std::vector<ParsedLine> parse_batch(std::vector<BatchLine>& batch, const RequestRules& rules,
+                                    std::size_t threads) {
   std::vector<ParsedLine> parsed(batch.size());
   std::atomic<std::size_t> next{0};
   const auto work = [&] {
     for (std::size_t i = next++; i < batch.size(); i = next++) {
-      RequestLines::Line& line = batch[i];
+      BatchLine& line = batch[i];
       parsed[i] = line.too_long ? ParsedLine(too_long(line.number))
-                                : parse_request(line.number, line.text, rules);
-      line.text = {};
+                                : parse_request(line.number, line.text, rules, line.chat_entry);
+      line.text = line.chat_entry = {};
       note_progress();
     }
   };
@@ -92,8 +98,8 @@ std::vector<RequestId> RequestFile::line_numbers() const {
   return all;
 }
 
-RequestFile read_requests(const std::filesystem::path& path, const RequestRules& rules,
-                          int threads) {
+RequestFile read_requests(const std::filesystem::path& path, const RequestRules& rules, int threads,
+                          const std::optional<std::filesystem::path>& chat_prompts) {
   check(rules.context > 0 && rules.vocab_size > 0, "a model has a context and a vocabulary");
   const std::size_t workers = threads > 0
                                   ? static_cast<std::size_t>(threads)
@@ -112,7 +118,9 @@ RequestFile read_requests(const std::filesystem::path& path, const RequestRules&
     }
     file.errors.push_back(std::move(error));
   };
-  for (auto batch = next_batch(lines); !batch.empty(); batch = next_batch(lines)) {
+  ChatPrompts prompts(chat_prompts);
+  for (auto batch = next_batch(lines, prompts); !batch.empty();
+       batch = next_batch(lines, prompts)) {
     for (ParsedLine& parsed : parse_batch(batch, rules, workers)) {
       if (auto* error = std::get_if<RequestError>(&parsed)) {
         keep(std::move(*error));
@@ -128,6 +136,7 @@ RequestFile read_requests(const std::filesystem::path& path, const RequestRules&
     }
   }
   file.digest = to_hex(digest.finish());
+  prompts.check_input(file.digest);
   return file;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,10 @@ struct RequestFile {
   std::vector<RequestId> line_numbers() const;
 };
 
+// `chat_prompts`: what was rendered of the file's chat lines (planner/requests/chat_prompts.h).
 // `threads` 0: as many as the machine has.
 RequestFile read_requests(const std::filesystem::path& path, const RequestRules& rules,
-                          int threads = 0);
+                          int threads = 0,
+                          const std::optional<std::filesystem::path>& chat_prompts = {});
 
 }  // namespace poise

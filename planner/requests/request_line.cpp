@@ -30,7 +30,7 @@ nlohmann::json parsed(const std::string& what, std::string_view text) {
 
 // The line's custom_id goes to `custom_id` as soon as it is known, for the error line's sake.
 Request read_line(RequestId line, std::string_view text, const RequestRules& rules,
-                  std::optional<std::string>& custom_id) {
+                  std::string_view chat_entry, std::optional<std::string>& custom_id) {
   const std::string what = fmt::format("line {}", line.n);
   const nlohmann::json document = parsed(what, text);
   if (!document.is_object()) {
@@ -56,10 +56,15 @@ Request read_line(RequestId line, std::string_view text, const RequestRules& rul
   }
   const auto url = fields.string("url");
   if (!url) {
-    throw BadRequest{"\"url\" is missing; it must be \"/v1/completions\"", "url", kMissing};
+    throw BadRequest{
+        "\"url\" is missing; it must be \"/v1/completions\" or \"/v1/chat/completions\"", "url",
+        kMissing};
   }
-  if (*url != "/v1/completions") {
-    fields.refuse("url", fmt::format("must be \"/v1/completions\", not {}", described(*url)));
+  const bool chat = *url == "/v1/chat/completions";
+  if (!chat && *url != "/v1/completions") {
+    fields.refuse("url",
+                  fmt::format("must be \"/v1/completions\" or \"/v1/chat/completions\", not {}",
+                              described(*url)));
   }
   const nlohmann::json* body = fields.find("body");
   if (body == nullptr) {
@@ -69,7 +74,8 @@ Request read_line(RequestId line, std::string_view text, const RequestRules& rul
     fields.refuse("body", fmt::format("must be an object, not {}", described(*body)));
   }
 
-  Request request = read_body(RequestFields(*body), rules);
+  Request request = chat ? read_chat_body(RequestFields(*body), chat_entry, rules)
+                         : read_body(RequestFields(*body), rules);
   request.id = line;
   request.custom_id = *custom_id;
   if (!body->contains("seed") || body->at("seed").is_null()) {
@@ -80,10 +86,11 @@ Request read_line(RequestId line, std::string_view text, const RequestRules& rul
 
 }  // namespace
 
-ParsedLine parse_request(RequestId line, std::string_view text, const RequestRules& rules) {
+ParsedLine parse_request(RequestId line, std::string_view text, const RequestRules& rules,
+                         std::string_view chat_entry) {
   std::optional<std::string> custom_id;
   try {
-    return read_line(line, text, rules, custom_id);
+    return read_line(line, text, rules, chat_entry, custom_id);
   } catch (BadRequest& bad) {
     return RequestError{line, std::move(custom_id), std::move(bad.message), std::move(bad.param),
                         std::move(bad.code)};

@@ -1,6 +1,6 @@
 #pragma once
 // One input line turned into a Request or into the reason why it is none: an OpenAI batch line whose
-// body is a /v1/completions request, read as vLLM reads it. Every type and range is checked. A field
+// body is a request for /v1/completions or /v1/chat/completions, read as vLLM reads it. Every type and range is checked. A field
 // that poise does not implement is an error if ignoring it would change the answer, and ignored
 // otherwise. Messages name the field and the rule and are the same on each run. Pure functions;
 // any thread may call them.
@@ -38,8 +38,10 @@ struct RequestRules {
 
 using ParsedLine = std::variant<Request, RequestError>;
 
-// `text` is one line without its newline, not blank.
-ParsedLine parse_request(RequestId line, std::string_view text, const RequestRules& rules);
+// `text` is one line without its newline, not blank. `chat_entry`: of a chat line, what
+// planner/requests/chat_prompts.h has for it; empty: nothing.
+ParsedLine parse_request(RequestId line, std::string_view text, const RequestRules& rules,
+                         std::string_view chat_entry = {});
 
 // The seed of a request that names none: the same in every run with the same seed.
 std::uint64_t derived_seed(std::uint64_t run_seed, RequestId line);

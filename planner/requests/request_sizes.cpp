@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "common/trouble.h"
+#include "planner/requests/chat_prompts.h"
 #include "planner/requests/request_lines.h"
 
 namespace poise {
@@ -48,11 +49,11 @@ struct Plain {
 };
 
 // Nothing where the line is not written as nearly all are.
-std::optional<Plain> plain_sizes(std::string_view line) {
+std::optional<Plain> plain_sizes(std::string_view line, bool chat) {
   const auto prompt = value_of(line, "\"prompt\"");
   const auto limit = value_of(line, "\"max_tokens\"");
   const auto max_tokens = limit ? whole_number(*limit) : std::nullopt;
-  if (!prompt || !max_tokens || line.find("\"echo\"") != line.npos) {
+  if (chat || !prompt || !max_tokens || line.find("\"echo\"") != line.npos) {
     return std::nullopt;
   }
   Plain plain{.max_tokens = *max_tokens};
@@ -83,15 +84,18 @@ std::string refusal_of(const RequestError& error) {
 
 }  // namespace
 
-RequestSizes read_request_sizes(const std::filesystem::path& path, const RequestRules& rules) {
+RequestSizes read_request_sizes(const std::filesystem::path& path, const RequestRules& rules,
+                                const std::optional<std::filesystem::path>& chat_prompts) {
   RequestSizes sizes;
   RequestLines lines(path);
+  ChatPrompts prompts(chat_prompts);
   double text_bytes = 0, text_tokens = 0;
   for (std::int64_t count = 0; auto line = lines.next(); ++count) {
-    const auto plain = plain_sizes(line->text);
+    const std::string entry = prompts.of(line->number);
+    const auto plain = plain_sizes(line->text, !entry.empty());
     const bool unknown = plain && plain->ids == 0 && text_bytes == 0;
     if (!plain || unknown || count < kReadInFull) {
-      const ParsedLine parsed = parse_request(line->number, line->text, rules);
+      const ParsedLine parsed = parse_request(line->number, line->text, rules, entry);
       const auto* request = std::get_if<Request>(&parsed);
       if (line->too_long || request == nullptr) {
         if (sizes.refused++ == 0 && request == nullptr) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,8 @@ struct RequestSizes {
   bool estimated = false;     // some lengths were not counted
 };
 
-RequestSizes read_request_sizes(const std::filesystem::path& path, const RequestRules& rules);
+// `chat_prompts` as for read_requests; chat lines are read in full.
+RequestSizes read_request_sizes(const std::filesystem::path& path, const RequestRules& rules,
+                                const std::optional<std::filesystem::path>& chat_prompts = {});
 
 }  // namespace poise

@@ -4,6 +4,7 @@
 // unknown.
 
 #include <array>
+#include <span>
 
 #include "common/trouble.h"
 #include "planner/requests/request_body.h"
@@ -58,6 +59,20 @@ constexpr std::array kUnsupportedFields{
     Unsupported{"guided_grammar", Harmless::none},
 };
 
+// Of chat requests. Ignored like other unknown ones: "parallel_tool_calls", "store", "metadata" …
+constexpr std::array kUnsupportedChatFields{
+    Unsupported{"chat_template", Harmless::none},
+    Unsupported{"documents", Harmless::nothing_in_it},
+    Unsupported{"functions", Harmless::nothing_in_it},
+    Unsupported{"function_call", Harmless::none},
+    Unsupported{"audio", Harmless::none},
+    Unsupported{"prediction", Harmless::none},
+    Unsupported{"reasoning_effort", Harmless::none},
+    Unsupported{"web_search_options", Harmless::none},
+    Unsupported{"echo", Harmless::no},
+    Unsupported{"add_special_tokens", Harmless::no},
+};
+
 bool leaves_the_answer(const nlohmann::json& value, Harmless harmless) {
   switch (harmless) {
     case Harmless::none:
@@ -78,10 +93,8 @@ bool leaves_the_answer(const nlohmann::json& value, Harmless harmless) {
   return false;
 }
 
-}  // namespace
-
-void refuse_unsupported(const RequestFields& body) {
-  for (const Unsupported& field : kUnsupportedFields) {
+void refuse_all_of(std::span<const Unsupported> fields, const RequestFields& body) {
+  for (const Unsupported& field : fields) {
     const nlohmann::json* value = body.find(field.name);
     if (value != nullptr && !leaves_the_answer(*value, field.harmless)) {
       body.refuse(
@@ -89,6 +102,19 @@ void refuse_unsupported(const RequestFields& body) {
           fmt::format("is not supported and would change the answer: {}", described(*value)),
           kUnsupported);
     }
+  }
+}
+
+}  // namespace
+
+void refuse_unsupported(const RequestFields& body) { refuse_all_of(kUnsupportedFields, body); }
+
+void refuse_unsupported_in_chat(const RequestFields& body) {
+  refuse_all_of(kUnsupportedChatFields, body);
+  const nlohmann::json* choice = body.find("tool_choice");
+  if (choice != nullptr && *choice != "auto" && *choice != "none") {
+    body.refuse("tool_choice", "must be \"auto\" or \"none\": others are not supported",
+                kUnsupported);
   }
 }
 

@@ -19,7 +19,8 @@ RunInput read_run_input(const InputOptions& options) {
        .vocab_size = shape.vocab_size,
        .tokenizer = input.tokenizer.get(),
        .run_seed = options.seed,
-       .model = options.served_model_name});
+       .model = options.served_model_name},
+      0, options.chat_prompts);
   return input;
 }
 

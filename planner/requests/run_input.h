@@ -19,6 +19,8 @@ struct InputOptions {
   std::string served_model_name;              // empty: the user gave the model no name
   std::uint64_t seed = 0;
   bool skip_tokenizer_init = false;
+  std::optional<std::filesystem::path>
+      chat_prompts;  // rendered by the supervisor; nothing: no chat lines
 };
 
 struct RunInput {

@@ -155,19 +155,14 @@ void Answer::finish_scoring() {
 std::string Answer::body(std::span<const TokenId> tokens, const std::string& model_name,
                          std::int64_t created) const {
   check(std::ssize(tokens) == size_, "an answer is written with the tokens it was made of");
-  const SamplingParams& sampling = request_->sampling;
-  std::string out = fmt::format("{{\"id\":\"{}\",\"object\":\"text_completion\",\"created\":{}",
-                                completion_id(request_->id), created);
+  const bool chat = request_->chat;
+  std::string out = fmt::format("{{\"id\":\"{}\",\"object\":\"{}\",\"created\":{}",
+                                completion_id(request_->id, chat),
+                                chat ? "chat.completion" : "text_completion", created);
   out += ",\"model\":";
   append_json_text(out, model_name);
-  out += ",\"choices\":[{\"index\":0,\"text\":";
-  append_json_text(out, sampling.echo ? request_->prompt_text + text_ : text_);
-  out += ",\"logprobs\":";
-  if (sampling.logprobs >= 0) {
-    append_logprobs(out, *request_, tokenizer_, prompt_values_, tokens, values_);
-  } else {
-    out += "null";
-  }
+  out += ",\"choices\":[{\"index\":0,";
+  append_text(out, tokens);
   out += fmt::format(",\"finish_reason\":\"{}\",\"stop_reason\":", name_of(*reason_));
   if (stop_string_ != nullptr) {
     append_json_text(out, *stop_string_);
@@ -176,17 +171,41 @@ std::string Answer::body(std::span<const TokenId> tokens, const std::string& mod
   } else {
     out += "null";
   }
-  if (sampling.return_token_ids) {
+  // As in vLLM: the prompt's ids stand in a completion's choice, but beside the choices of a chat.
+  std::string prompt_ids;
+  if (request_->sampling.return_token_ids) {
     out += ",\"token_ids\":";
     append_ids(out, tokens);
-    out += ",\"prompt_token_ids\":";
-    append_ids(out, request_->prompt);
+    prompt_ids = ",\"prompt_token_ids\":";
+    append_ids(prompt_ids, request_->prompt);
   }
+  out += chat ? "}]" + prompt_ids : prompt_ids + "}]";
   const std::size_t prompt = request_->prompt.size();
   out += fmt::format(
-      "}}],\"usage\":{{\"prompt_tokens\":{},\"completion_tokens\":{},\"total_tokens\":{}}}}}",
-      prompt, tokens.size(), prompt + tokens.size());
+      ",\"usage\":{{\"prompt_tokens\":{},\"completion_tokens\":{},\"total_tokens\":{}}}}}", prompt,
+      tokens.size(), prompt + tokens.size());
   return out;
+}
+
+// What the choice says, and its logprobs.
+void Answer::append_text(std::string& out, std::span<const TokenId> tokens) const {
+  const SamplingParams& sampling = request_->sampling;
+  if (request_->chat) {
+    out += "\"message\":{\"role\":\"assistant\",\"content\":";
+    append_json_text(out, text_);
+    out += ",\"refusal\":null}";
+  } else {
+    out += "\"text\":";
+    append_json_text(out, sampling.echo ? request_->prompt_text + text_ : text_);
+  }
+  out += ",\"logprobs\":";
+  if (sampling.logprobs < 0) {
+    out += "null";
+  } else if (request_->chat) {
+    append_chat_logprobs(out, *request_, tokenizer_, tokens, values_);
+  } else {
+    append_logprobs(out, *request_, tokenizer_, prompt_values_, tokens, values_);
+  }
 }
 
 std::string Answer::result_line(std::span<const TokenId> tokens, const std::string& model_name,

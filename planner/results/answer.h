@@ -51,6 +51,7 @@ class Answer {
  private:
   void finish(FinishReason reason);
   bool cut_at_stop_string(std::size_t searched);
+  void append_text(std::string& out, std::span<const TokenId> tokens) const;
   std::string body(std::span<const TokenId> tokens, const std::string& model_name,
                    std::int64_t created) const;
 

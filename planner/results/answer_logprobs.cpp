@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <utility>
+#include <vector>
 
 #include "common/trouble.h"
 #include "planner/results/result_json.h"
@@ -12,6 +13,10 @@ namespace poise {
 namespace {
 
 using Entry = std::pair<std::string, float>;
+
+std::string token_name(TokenId token, const Tokenizer* tokenizer) {
+  return tokenizer == nullptr ? fmt::format("token_id:{}", token) : tokenizer->token_text(token);
+}
 
 class LogprobsWriter {
  public:
@@ -48,10 +53,7 @@ class LogprobsWriter {
   }
 
  private:
-  std::string name_of(TokenId token) const {
-    return tokenizer_ == nullptr ? fmt::format("token_id:{}", token)
-                                 : tokenizer_->token_text(token);
-  }
+  std::string name_of(TokenId token) const { return token_name(token, tokenizer_); }
 
   void begin_entry(const std::string& name) {
     for (std::string* list : {&names_, &values_, &top_, &offsets_}) {
@@ -99,6 +101,34 @@ class LogprobsWriter {
   std::int64_t offset_ = 0;
 };
 
+// The best `most` tokens, best first. `value.top` leaves out the chosen one, so it is shorter where that
+// is among them.
+std::vector<std::pair<TokenId, float>> best_of(TokenId chosen, const TokenLogprobs& value,
+                                               std::size_t most) {
+  std::vector<std::pair<TokenId, float>> best = value.top;
+  if (best.size() < most) {
+    const auto place =
+        std::ranges::find_if(best, [&](const auto& one) { return one.second < value.logprob; });
+    best.emplace(place, chosen, value.logprob);
+  }
+  best.resize(std::min(best.size(), most));
+  return best;
+}
+
+// "token", "bytes" and "logprob", without the braces around them.
+void append_chat_token(std::string& out, TokenId token, float logprob, const Tokenizer* tokenizer) {
+  const std::string name = token_name(token, tokenizer);
+  out += "\"token\":";
+  append_json_text(out, name);
+  out += ",\"bytes\":[";
+  for (std::size_t n = 0; n < name.size(); ++n) {
+    out += n > 0 ? "," : "";
+    append_json_integer(out, static_cast<unsigned char>(name[n]));
+  }
+  out += "],\"logprob\":";
+  append_json_logprob(out, logprob);
+}
+
 }  // namespace
 
 void append_logprobs(std::string& out, const Request& request, const Tokenizer* tokenizer,
@@ -118,6 +148,27 @@ void append_logprobs(std::string& out, const Request& request, const Tokenizer* 
     writer.add(tokens[i], values[i]);
   }
   writer.append_to(out);
+}
+
+void append_chat_logprobs(std::string& out, const Request& request, const Tokenizer* tokenizer,
+                          std::span<const TokenId> tokens, std::span<const TokenLogprobs> values) {
+  check(tokens.size() == values.size(), "each token of an answer with logprobs has its own");
+  const Tokenizer* names = request.sampling.tokens_as_ids ? nullptr : tokenizer;
+  const auto most = static_cast<std::size_t>(request.sampling.logprobs);
+  out += "{\"content\":[";
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    out += i > 0 ? ",{" : "{";
+    append_chat_token(out, tokens[i], values[i].logprob, names);
+    out += ",\"top_logprobs\":[";
+    bool later = false;
+    for (const auto& [token, logprob] : best_of(tokens[i], values[i], most)) {
+      out += std::exchange(later, true) ? ",{" : "{";
+      append_chat_token(out, token, logprob, names);
+      out += '}';
+    }
+    out += "]}";
+  }
+  out += "]}";
 }
 
 }  // namespace poise

@@ -1,7 +1,8 @@
 #pragma once
 // The `logprobs` object of a completion: {"tokens", "token_logprobs", "top_logprobs",
-// "text_offset"}, one entry a token; with echo the prompt's come first, the very first null. Pure
-// function; any thread may call it.
+// "text_offset"}, one entry a token; with echo the prompt's come first, the very first null. And that
+// of a chat's answer: {"content": [{"token", "bytes", "logprob", "top_logprobs"}]}. Pure functions; any
+// thread may call them.
 
 #include <span>
 #include <string>
@@ -17,5 +18,7 @@ class Tokenizer;
 void append_logprobs(std::string& out, const Request& request, const Tokenizer* tokenizer,
                      std::span<const TokenLogprobs> prompt_values, std::span<const TokenId> tokens,
                      std::span<const TokenLogprobs> values);
+void append_chat_logprobs(std::string& out, const Request& request, const Tokenizer* tokenizer,
+                          std::span<const TokenId> tokens, std::span<const TokenLogprobs> values);
 
 }  // namespace poise

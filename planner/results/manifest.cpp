@@ -17,9 +17,10 @@ constexpr const char* kName = "manifest.json";
 constexpr std::int64_t kManifestVersion = 1;
 constexpr JsonLimits kLimits{kMiB, 8};
 constexpr Bytes kLargestTextFile = kGiB;
-constexpr const char* kTokenizerFiles[] = {"tokenizer.json",    "vocab.json",
-                                           "merges.txt",        "tokenizer_config.json",
-                                           "added_tokens.json", "special_tokens_map.json"};
+constexpr const char* kTokenizerFiles[] = {"tokenizer.json",     "vocab.json",
+                                           "merges.txt",         "tokenizer_config.json",
+                                           "added_tokens.json",  "special_tokens_map.json",
+                                           "chat_template.jinja"};
 constexpr const char* kGenerationConfig[] = {"generation_config.json"};
 
 std::string text_of(const JsonObject& object, const char* name) {

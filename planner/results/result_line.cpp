@@ -49,7 +49,9 @@ std::optional<RequestId> line_number(std::string_view id) {
 
 }  // namespace
 
-std::string completion_id(RequestId line) { return fmt::format("cmpl-{}", line.n); }
+std::string completion_id(RequestId line, bool chat) {
+  return fmt::format("{}cmpl-{}", chat ? "chat" : "", line.n);
+}
 
 std::string answered_line(RequestId line, const std::string& custom_id, std::string_view body) {
   return line_of(line, custom_id, 200, body);

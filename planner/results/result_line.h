@@ -16,8 +16,8 @@ std::string answered_line(RequestId line, const std::string& custom_id, std::str
 // The error stands where OpenAI's clients look for it: response.body.error; "error" itself is null.
 std::string error_line(const RequestError& error);
 
-// The id of a completion, for its body: "cmpl-12".
-std::string completion_id(RequestId line);
+// The id of a completion, for its body: "cmpl-12", of a chat's "chatcmpl-12".
+std::string completion_id(RequestId line, bool chat = false);
 
 // What a result line says of itself.
 struct ResultMark {

@@ -1,8 +1,9 @@
 """`poise plan`: what a run with the same arguments would do. poise-planner computes it; we print it as a table."""
 
 import json
+import tempfile
 
-from ..lifecycle import ask_planner, inputs
+from ..lifecycle import ask_planner, chat_prompts, inputs
 from ..shared import machine
 from ..shared.options import add_files, add_loading, add_model, add_planning, add_running, normalised, parser
 from ..shared.paths import profile_folder
@@ -27,7 +28,9 @@ def plan(words):
     inputs.check_input(given.input)
     if given.device == "auto" and machine.gpus():
         given.device = "cuda"
-    answer = ask_planner.ask(*ask_planner.plan_words(given), "--profile-dir", profile_folder())
+    with tempfile.TemporaryDirectory(prefix="poise-plan-") as folder:
+        given.chat_prompts = chat_prompts.prepare(given, folder)
+        answer = ask_planner.ask(*ask_planner.plan_words(given), "--profile-dir", profile_folder())
     tell(answer.rstrip("\n") if given.json else text(json.loads(answer)))
     return DONE
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from ..lifecycle import inputs, leftovers, loaders
+from ..lifecycle import chat_prompts, inputs, leftovers, loaders
 from ..lifecycle.ask_planner import check_decisions
 from ..lifecycle.interrupts import Interrupts
 from ..lifecycle.locks import is_held
@@ -66,8 +66,12 @@ def _run_in(directory, given, words, interrupts):
         say(f"the run is finished already; its output is {brief(given.output)}")
         return DONE
     inputs.clip_memory(given, loaders.Home.of(given).held_bytes, lambda: interrupts.count > 0)
-    arguments = ProcessArguments(directory, given, inputs.resume_command(words))
     line = ProgressLine()
+    try:
+        given.chat_prompts = chat_prompts.prepare(given, directory.path, interrupts, line, given.resume and directory.state() == UNFINISHED)
+    finally:
+        line.clear()
+    arguments = ProcessArguments(directory, given, inputs.resume_command(words))
     before, record = directory.state(), directory.record()
     try:
         kept = arguments.choose_loader()
@@ -81,6 +85,7 @@ def _run_in(directory, given, words, interrupts):
         _write_trace(directory, given.trace or directory.path / "trace.json")
     if outcome.code == DONE:
         note_finished(directory)
+        chat_prompts.forget(directory.path)
         say(summary(directory, given.output))
         compared = beside_predicted(directory.status())
         if compared:

@@ -35,7 +35,7 @@ def model_files(model, load_format, tokenizer=False):
     files = []
     for entry in sorted(os.listdir(model)):
         weights = entry.endswith((".safetensors", ".safetensors.index.json"))
-        texts = tokenizer and entry.endswith((".json", ".txt", ".model")) and not weights
+        texts = tokenizer and entry.endswith((".json", ".txt", ".model", ".jinja")) and not weights
         if entry == "config.json" or texts or (weights and load_format != "dummy"):
             try:
                 status = os.stat(os.path.join(model, entry))

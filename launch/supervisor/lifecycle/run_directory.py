@@ -2,7 +2,7 @@
 
 The supervisor writes run.lock (held while it lives), children.lock (inherited by every process of the run, so held until
 the last of them has ended), run.json (what was started), finished.json (of what the results are, once
-they are whole), logs/ and loader/ (home of the run's own loader). The planner writes manifest.json, results.jsonl.partial, results.jsonl.published, orders.log (in segments, if it has a limit) and status.json.
+they are whole), chat.jsonl (the prompts of chat lines, until the run is finished), logs/ and loader/ (home of the run's own loader). The planner writes manifest.json, results.jsonl.partial, results.jsonl.published, orders.log (in segments, if it has a limit) and status.json.
 """
 
 import errno
@@ -16,14 +16,14 @@ from pathlib import Path
 from ..shared.files import is_socket, read_json, remove, remove_tree, replace_file, segments_of
 from ..shared.paths import command_line
 from ..shared.trouble import LOCKED, OUTPUT, Refusal, of_system, shown
-from . import processes
+from . import chat_prompts, processes
 from .locks import Lock, is_held
 
 FRESH, UNFINISHED, FINISHED = "fresh", "unfinished", "finished"
 _ORPHANS_END = 15  # seconds
 
 _LOCKS = {"run.lock", "children.lock"}
-_OURS = _LOCKS | {"run.json", "run.json.new", "finished.json", "finished.json.new", "logs", "loader"}
+_OURS = _LOCKS | {"run.json", "run.json.new", "finished.json", "finished.json.new", "logs", "loader", *chat_prompts.NAMES}
 _PLANNERS = {"manifest.json", "results.jsonl.partial", "results.jsonl.published", "orders.log", "status.json"}
 # Requests to a living run, and their answers: live_changes.py, restarts.py.
 _REQUESTS = ("policy.json", "policy.lock", "policy.in_force.json", "restart.*.json", "restarted.json")
@@ -140,7 +140,8 @@ class RunDirectory:
             raise Refusal(f"{shown(self.path)} is not a directory: name another one with --run-dir")
         if status.st_uid != os.geteuid():
             raise Refusal(f"{shown(self.path)} belongs to user {status.st_uid}, not to you: name another with --run-dir")
-        if not self.holds_a_run() and not set(os.listdir(self.path)) <= _LOCKS:  # a supervisor may be killed before it writes
+        if not self.holds_a_run() and not set(os.listdir(self.path)) <= {*_LOCKS, *chat_prompts.NAMES}:
+            # (A supervisor may be killed before it writes run.json.)
             raise Refusal(
                 f"{shown(self.path)} holds other files and no run: name an empty or new directory with --run-dir"
             )

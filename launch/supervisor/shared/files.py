@@ -49,6 +49,23 @@ def segments_of(log):
     return ([log] if log.exists() else []) + [path for _, path in sorted(numbered)]
 
 
+def publish_file(fresh, path):
+    """Gives a file that is whole its name, in place of an older one."""
+    with naming(fresh), open(fresh, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
+
+
+def read_first_line(path):
+    """The JSON object in the first line of `path`; {} as for read_json."""
+    try:
+        with open(path, "rb") as file:
+            value = json.loads(file.readline(1 << 20))
+        return value if isinstance(value, dict) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
 def is_socket(path):
     try:
         return stat.S_ISSOCK(os.lstat(path).st_mode)

@@ -176,7 +176,8 @@ def planner_arguments(given):
             words += ["--" + name.replace("_", "-"), str(value)]
     if given.skip_tokenizer_init:
         words.append("--skip-tokenizer-init")
-    return words
+    prompts = getattr(given, "chat_prompts", None)  # lifecycle/chat_prompts.py
+    return words if prompts is None else [*words, "--chat-prompts", str(prompts)]
 
 
 def loader_arguments(given):

@@ -30,6 +30,38 @@ class RequestFileTest : public ::testing::Test {
 };
 Tokenizer* RequestFileTest::tokenizer_ = nullptr;
 
+TEST_F(RequestFileTest, ChatLinesAreReadWithTheirRenderedPrompts) {
+  const ScratchDirectory scratch;
+  const std::string input = testing_support::chat_line_with("{}", "a") + "\n\n" +
+                            line_with(R"({"prompt":"x"})", "b") + "\nnonsense\n" +
+                            testing_support::chat_line_with("{}", "c") + "\n" +
+                            testing_support::chat_line_with("{}", "d") + "\n";
+  const auto path = scratch.write("in.jsonl", input);
+  const std::string digest = read(input).digest;
+  const auto prompts = [&](const std::string& entries) {
+    return scratch.write("chat.jsonl", R"({"version": 1, "input": ")" + digest + "\"}\n" + entries);
+  };
+  const auto read_with = [&](const std::filesystem::path& rendered) {
+    return read_requests(path, {64, testing_support::kRows, tokenizer_, 0}, 2, rendered);
+  };
+  // Entries of lines that are no chat lines to the planner are passed over.
+  const RequestFile file = read_with(
+      prompts("{\"line\": 1, \"prompt\": \"xx\"}\n{\"line\": 4, \"prompt\": \"y\"}\n"
+              "{\"line\": 5, \"error\": \"no\", \"param\": \"messages\", \"code\": \"c\"}\n"));
+  ASSERT_EQ(file.requests.size(), 2u);
+  EXPECT_EQ(file.requests[0].prompt.size(), 2u);
+  ASSERT_EQ(file.errors.size(), 3u);
+  EXPECT_EQ(file.errors[1].message, "no");
+  EXPECT_EQ(file.errors[2].param, "url") << "line 6 has no entry";
+
+  EXPECT_THAT(testing_support::complaint([&] { read_with(prompts("{\"lime\": 1}\n")); }).sentence,
+              HasSubstr("is damaged at line 2"));
+  scratch.write("chat.jsonl", "{\"version\": 1, \"input\": \"another\"}\n");
+  EXPECT_THAT(
+      testing_support::complaint([&] { read_with(scratch.path() / "chat.jsonl"); }).sentence,
+      HasSubstr("prompts of another input"));
+}
+
 TEST_F(RequestFileTest, EveryLineThatIsNotBlankHasOneOutcome) {
   const RequestFile file =
       read(line_with(R"({"prompt":"x"})", "a") + "\n\nnonsense\n" +

@@ -51,6 +51,79 @@ class RequestLine : public ::testing::Test {
 };
 Tokenizer* RequestLine::tokenizer_ = nullptr;
 
+// A chat line with what the supervisor rendered of it.
+ParsedLine chat(std::string_view body, const RequestRules& rules,
+                std::string_view entry = R"({"line": 7, "prompt": "x</s>y"})") {
+  return parse_request({7}, testing_support::chat_line_with(body), rules, entry);
+}
+
+TEST_F(RequestLine, AChatsPromptIsTheRenderedTextWithoutAnotherBos) {
+  const Request made = std::get<Request>(chat("{}", rules()));
+  EXPECT_TRUE(made.chat);
+  EXPECT_THAT(made.prompt, ElementsAre(byte_id('x'), kEos, byte_id('y')));
+  EXPECT_EQ(made.sampling.max_tokens, kContext - 3) << "all that the context leaves";
+  EXPECT_EQ(made.sampling.logprobs, -1);
+  const struct {
+    const char* body;
+    std::int32_t max_tokens, logprobs;
+  } cases[] = {
+      {R"({"max_tokens":5})", 5, -1},
+      {R"({"max_tokens":5,"max_completion_tokens":7})", 7, -1},
+      {R"({"max_completion_tokens":1000})", kContext - 3, -1},
+      {R"({"logprobs":true})", kContext - 3, 0},
+      {R"({"logprobs":true,"top_logprobs":20})", kContext - 3, 20},
+      {R"({"logprobs":false,"top_logprobs":0,"echo":false,"tool_choice":"auto"})", kContext - 3,
+       -1},
+  };
+  for (const auto& [body, max_tokens, logprobs] : cases) {
+    const Request one = std::get<Request>(chat(body, rules()));
+    EXPECT_EQ(one.sampling.max_tokens, max_tokens) << body;
+    EXPECT_EQ(one.sampling.logprobs, logprobs) << body;
+  }
+}
+
+TEST_F(RequestLine, AChatThatCannotBeAnsweredNamesTheField) {
+  RequestRules no_tokenizer = rules();
+  no_tokenizer.tokenizer = nullptr;
+  const std::string long_prompt =
+      fmt::format(R"({{"line": 7, "prompt": "{}"}})", std::string(99, 'x'));
+  const struct {
+    const char* body;
+    RequestRules with;
+    std::string entry;
+    const char *param, *code;
+  } cases[] = {
+      {R"({"logprobs":2})", rules(), R"({"prompt":"x"})", "logprobs", "invalid_value"},
+      {R"({"logprobs":true,"top_logprobs":21})", rules(), R"({"prompt":"x"})", "top_logprobs",
+       "invalid_value"},
+      {R"({"top_logprobs":1})", rules(), R"({"prompt":"x"})", "top_logprobs", "invalid_value"},
+      {R"({"max_tokens":0})", rules(), R"({"prompt":"x"})", "max_tokens", "invalid_value"},
+      {R"({"max_completion_tokens":true})", rules(), R"({"prompt":"x"})", "max_completion_tokens",
+       "invalid_value"},
+      {R"({"n":2})", rules(), R"({"prompt":"x"})", "n", "unsupported_parameter"},
+      {R"({"echo":true})", rules(), R"({"prompt":"x"})", "echo", "unsupported_parameter"},
+      {R"({"tool_choice":{"type":"function"}})", rules(), R"({"prompt":"x"})", "tool_choice",
+       "unsupported_parameter"},
+      {R"({"chat_template":"x"})", rules(), R"({"prompt":"x"})", "chat_template",
+       "unsupported_parameter"},
+      {R"({"response_format":{"type":"json_object"}})", rules(), R"({"prompt":"x"})",
+       "response_format", "unsupported_parameter"},
+      {"{}", no_tokenizer, R"({"prompt":"x"})", "messages", "invalid_value"},
+      {"{}", rules(), R"({"prompt":""})", "messages", "invalid_value"},
+      {"{}", rules(), long_prompt, "messages", "context_length_exceeded"},
+      {"{}", rules(), R"({"error":"no","param":"messages","code":"chat_template_error"})",
+       "messages", "chat_template_error"},
+      {"{}", rules(), "", "url", "invalid_value"},
+  };
+  for (const auto& [body, with, entry, param, code] : cases) {
+    const ParsedLine parsed = chat(body, with, entry);
+    const auto* error = std::get_if<RequestError>(&parsed);
+    ASSERT_NE(error, nullptr) << body << entry;
+    EXPECT_EQ(error->param, param) << error->message;
+    EXPECT_EQ(error->code, code) << error->message;
+  }
+}
+
 TEST_F(RequestLine, DefaultsAreThoseOfVllm) {
   const Request made = request(R"({"prompt":"xy"})");
   EXPECT_EQ(made.id, RequestId{7});

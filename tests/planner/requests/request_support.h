@@ -116,6 +116,12 @@ inline Tokenizer byte_tokenizer(bool add_bos = true) {
   return Tokenizer::load(directory.path(), kRows);
 }
 
+inline std::string chat_line_with(std::string_view body, std::string_view custom_id = "a") {
+  return fmt::format(
+      R"({{"custom_id":"{}","method":"POST","url":"/v1/chat/completions","body":{}}})", custom_id,
+      body);
+}
+
 inline std::string line_with(std::string_view body, std::string_view custom_id = "a") {
   return fmt::format(R"({{"custom_id":"{}","method":"POST","url":"/v1/completions","body":{}}})",
                      custom_id, body);

@@ -158,6 +158,45 @@ TEST_F(AnswerTest, StopStringsDoNotLookIntoThePrompt) {
   EXPECT_EQ(choice(asked, bytes("zz"))["text"], "xyzz");
 }
 
+TEST_F(AnswerTest, AChatsAnswerIsAMessage) {
+  Request asked = request(2);
+  asked.chat = true;
+  asked.sampling.return_token_ids = true;
+  asked.sampling.logprobs = 2;
+  KeptAnswer answer(asked, tokenizer_, kEosList);
+  // The executor does not repeat the chosen token among the best.
+  answer.push(byte_id('x'), {-1.0f, {{byte_id(0xc3), -0.5f}}});
+  answer.push(byte_id('\n'), {-3.0f, {{kAb, -0.5f}, {kAbc, -1.0f}}});
+  const json body = json::parse(answer.result_line("m"))["response"]["body"];
+  EXPECT_EQ(body["id"], "chatcmpl-12");
+  EXPECT_EQ(body["object"], "chat.completion");
+  EXPECT_EQ(body["prompt_token_ids"], json(asked.prompt));
+  EXPECT_EQ(body["usage"]["completion_tokens"], 2);
+  const json choice = body["choices"][0];
+  EXPECT_EQ(choice["message"],
+            json({{"role", "assistant"}, {"content", "x\n"}, {"refusal", nullptr}}));
+  EXPECT_FALSE(choice.contains("text"));
+  EXPECT_EQ(choice["finish_reason"], "length");
+  EXPECT_EQ(choice["token_ids"], json({byte_id('x'), byte_id('\n')}));
+  const json content = choice["logprobs"]["content"];
+  ASSERT_EQ(content.size(), 2u);
+  EXPECT_EQ(content[0]["token"], "x");
+  EXPECT_EQ(content[0]["bytes"], json({'x'}));
+  EXPECT_EQ(content[0]["logprob"], -1.0);
+  ASSERT_EQ(content[0]["top_logprobs"].size(), 2u) << "those asked for, and no other";
+  EXPECT_EQ(content[0]["top_logprobs"][0],
+            json({{"token", "\uFFFD"}, {"bytes", {0xef, 0xbf, 0xbd}}, {"logprob", -0.5}}));
+  EXPECT_EQ(content[0]["top_logprobs"][1]["token"], "x");
+  ASSERT_EQ(content[1]["top_logprobs"].size(), 2u);
+  EXPECT_EQ(content[1]["top_logprobs"][1]["token"], "abc")
+      << "the chosen one is not among the best";
+  asked.sampling.logprobs = -1;
+  KeptAnswer plain(asked, tokenizer_, kEosList);
+  plain.push(kEos, {});
+  EXPECT_EQ(json::parse(plain.result_line("m"))["response"]["body"]["choices"][0]["logprobs"],
+            nullptr);
+}
+
 TEST(AnswerOfTextWithByteFallback, StopsAtOnceAndEchoKeepsTheSpaceBetween) {
   const Tokenizer tokenizer =
       Tokenizer::load(source_folder() / "tests" / "golden" / "tokenizer" / "llama2", 50000);
