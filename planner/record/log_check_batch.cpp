@@ -14,6 +14,19 @@ std::uint32_t slots_in(int buffer, const messages::ConfigureT& configure) {
   return static_cast<std::uint32_t>(buffer == 0 ? configure.kv_slots : configure.act_slots);
 }
 
+// How many blocks of the kind there are.
+std::int64_t blocks_in_pool(const messages::ConfigureT& configure,
+                            const std::optional<messages::PoolGrantT>& grant, messages::Kind kind,
+                            messages::Place place) {
+  if (place != messages::Place::Host) {
+    return kind == messages::Kind::Act ? configure.gpu_act_blocks : configure.gpu_kv_blocks;
+  }
+  if (!grant) {
+    return kNoBound;
+  }
+  return kind == messages::Kind::Act ? grant->act_blocks : grant->kv_blocks;
+}
+
 }  // namespace
 
 bool is_kept(const messages::AttentionEntry& entry) {
@@ -107,17 +120,6 @@ bool MiniBatchCheck::check_size(const messages::Sequence& sequence, std::uint32_
   return true;
 }
 
-std::int64_t MiniBatchCheck::blocks_in_pool(messages::Kind kind, messages::Place place) const {
-  if (place != messages::Place::Host) {
-    return kind == messages::Kind::Act ? log_.configure_->gpu_act_blocks
-                                       : log_.configure_->gpu_kv_blocks;
-  }
-  if (!log_.grant_) {
-    return kNoBound;
-  }
-  return kind == messages::Kind::Act ? log_.grant_->act_blocks : log_.grant_->kv_blocks;
-}
-
 // Where an entry's keys and values (or activations) stand; null where that is nowhere.
 MiniBatchCheck::Slot* MiniBatchCheck::slot_of(const messages::AttentionEntry& entry) {
   if (entry.where() == messages::Where::HostInPlace) {
@@ -137,9 +139,11 @@ void MiniBatchCheck::claim_slots() {
       violation(fmt::format("entry {}: {} cannot be read as {}", i, to_text(name_of(entry)),
                             messages::EnumNameWhere(entry.where())));
     }
-    if (is_kept(entry) && entry.block() >= blocks_in_pool(entry.kind(), entry.place())) {
-      violation(fmt::format("entry {}: there are {} of {}", i,
-                            blocks_in_pool(entry.kind(), entry.place()), to_text(name_of(entry))));
+    const std::int64_t blocks =
+        blocks_in_pool(*log_.configure_, log_.grant_, entry.kind(), entry.place());
+    if (is_kept(entry) && entry.block() >= blocks) {
+      violation(
+          fmt::format("entry {}: there are {} of {}", i, blocks, to_text(name_of(entry))));
     }
     if (entry.where() == messages::Where::HostInPlace) {
       continue;
@@ -181,9 +185,10 @@ void MiniBatchCheck::load(const messages::BlockRun& run) {
                                                                       : ""));
       return;
     }
-    if (name.number >= blocks_in_pool(name.kind, name.place)) {
-      violation(
-          fmt::format("loads {} of {}", to_text(name), blocks_in_pool(name.kind, name.place)));
+    const std::int64_t blocks =
+        blocks_in_pool(*log_.configure_, log_.grant_, name.kind, name.place);
+    if (name.number >= blocks) {
+      violation(fmt::format("loads {} of {}", to_text(name), blocks));
     }
     Slot& slot = found->second;
     slot.loaded = name;

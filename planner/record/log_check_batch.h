@@ -68,7 +68,6 @@ class MiniBatchCheck {
   bool is_trusted(const messages::AttentionEntry& entry, const CheckedRow& found);
   // What attention reads through an entry; null if there is nothing.
   const CheckedBlock* read_through(const messages::AttentionEntry& entry);
-  std::int64_t blocks_in_pool(messages::Kind kind, messages::Place place) const;
   std::string at(std::uint32_t sequence) const;  // "iteration 1, mini-batch 2, sequence 3 (…)"
   void violation(const std::string& what) { log_.violation(where_, what); }
 
