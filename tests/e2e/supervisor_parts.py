@@ -21,6 +21,7 @@ from supervisor.lifecycle import children, cublas, live_changes, loaders, locks,
 from supervisor.lifecycle.locks import Lock, is_held
 from supervisor.lifecycle.supervision import Supervision
 from supervisor.shared import options, paths, quantities
+from supervisor.shared.decoder_shape import decoder_shape
 from supervisor.shared.trouble import INTERRUPTED, OUTPUT, Refusal, brief, naming, of_system, shown
 
 
@@ -30,6 +31,21 @@ def refuses(function, *arguments, error=Refusal):
     except error as refusal:
         return str(refusal)
     raise harness.Failed(f"{function.__name__}{arguments} gave {value!r}")
+
+
+@test
+def a_configs_matrices_are_those_of_its_family(_):
+    """Beside the published sizes: 124 million parameters of GPT-2, 6.7 billion of OPT-6.7B, 8.03 billion of Llama-3-8B, 32.8 of Qwen3-32B."""
+    for name, layer, words, all_of_it in (
+        ("gpt2", 12 * 768 * 768, 1, 124e6),
+        ("opt-6.7b", 12 * 4096 * 4096, 1, 6.66e9),
+        ("llama-3-8b", 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336), 2, 8.03e9),
+        ("qwen3-32b", 5120 * (2 * 64 * 128 + 2 * 8 * 128 + 3 * 25600), 2, 32.76e9),
+    ):
+        shape = decoder_shape(json.loads((harness.ROOT / "bench" / "models" / f"{name}.json").read_text()))
+        expect_equal(shape.layer_entries(), layer, name)
+        entries = shape.layers * layer + words * shape.head_entries() + shape.positions * shape.hidden
+        expect(abs(entries / all_of_it - 1) < 0.005, f"{name}: {entries} entries in all")
 
 
 @test

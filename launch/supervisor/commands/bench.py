@@ -22,6 +22,7 @@ from ..measure.bench_requests import make_requests, write_requests
 from ..measure.memory_watch import MemoryWatch
 from ..measure.record import Record, keeps_every_order, read_record
 from ..shared import build_facts, machine
+from ..shared.decoder_shape import decoder_shape
 from ..shared.files import read_json
 from ..shared.options import normalised
 from ..shared.paths import ROOT, command_name
@@ -117,12 +118,9 @@ def _sizes_of(given):
 
 
 def _matrix_entries(model):
-    """Entries of all layers' matrices: Q, K, V and output projections, and the two of the MLP."""
-    config = read_json(Path(model) / "config.json")
-    hidden, ffn = config["hidden_size"], config.get("ffn_dim", 4 * config["hidden_size"])
-    heads = config["num_attention_heads"]
-    shared = config.get("num_key_value_heads", heads) / heads
-    return int(config["num_hidden_layers"] * (hidden * hidden * (2 + 2 * shared) + 2 * hidden * ffn))
+    """Entries of all layers' matrices."""
+    shape = decoder_shape(read_json(Path(model) / "config.json"))
+    return shape.layers * shape.layer_entries()
 
 
 def _where_runs_go(given, folder):

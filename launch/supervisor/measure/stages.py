@@ -17,6 +17,7 @@ from ..lifecycle import ask_planner, inputs
 from ..lifecycle.children import own_sentence
 from ..lifecycle.run_directory import RunDirectory
 from ..shared import machine
+from ..shared.decoder_shape import decoder_shape
 from ..shared.files import read_json
 from ..shared.options import executor_arguments
 from ..shared.paths import LOADER, ROOT, profile_folder, program
@@ -178,12 +179,9 @@ def stage_limits(found, config):
     link, compute = found["link_peak"], found["compute_peak"]
     flops = {}
     try:
-        hidden, ffn = config["hidden_size"], config["ffn_dim"]  # other families than OPT have other matrices
-        heads = config["num_attention_heads"]
-        shared = config.get("num_key_value_heads", heads) / heads
-        layer = hidden * hidden * (2 + 2 * shared) + 2 * hidden * ffn
-        flops = {"layers": 2 * found["rows"] * layer * config["num_hidden_layers"]}
-        flops["head"] = 2 * found["samples"] * config["vocab_size"] * config.get("word_embed_proj_dim", hidden)
+        shape = decoder_shape(config)
+        flops = {"layers": 2 * found["rows"] * shape.layer_entries() * shape.layers}
+        flops["head"] = 2 * found["samples"] * shape.head_entries()
     except (KeyError, TypeError):
         pass
     limits = {}

@@ -7,6 +7,8 @@ import json
 import os
 import struct
 
+from .decoder_shape import decoder_shape
+
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -33,24 +35,21 @@ def stored_elements(model):
     return sum(counts.values()), _STORED.get(most, "float32")
 
 
-def elements_of_shape(config):
-    """Elements of a model that has no weight files: the matrices of an OPT decoder, which are nearly all of it."""
-    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    layer = 4 * hidden * hidden + 2 * hidden * config.get("ffn_dim", 4 * hidden)
-    words = config["vocab_size"] * config.get("word_embed_proj_dim", hidden)
-    return layers * layer + words + config.get("max_position_embeddings", 2048) * hidden
+def elements_of_shape(shape):
+    """Elements of a model that has no weight files: its matrices, which are nearly all of it."""
+    return shape.layers * shape.layer_entries() + shape.head_entries() + shape.positions * shape.hidden
 
 
 def needs(model, dtype, load_format):
     """(dtype, bytes of weights, bytes of KV a token, bytes of ACT a token)."""
     with open(os.path.join(model, "config.json"), "rb") as file:
         config = json.load(file)
+    shape = decoder_shape(config)
     if load_format == "dummy":
-        elements = elements_of_shape(config)
+        elements = elements_of_shape(shape)
         stored = config.get("dtype") or config.get("torch_dtype") or "float32"
     else:
         elements, stored = stored_elements(model)
     kept = stored if dtype == "auto" else dtype
     width = _BYTES.get(kept, 4)
-    act = config["num_hidden_layers"] * config["hidden_size"] * width
-    return kept, elements * width, 2 * act, act
+    return kept, elements * width, 2 * shape.layers * shape.kv_dim * width, shape.layers * shape.hidden * width
