@@ -32,10 +32,10 @@ struct SamplingParams {
 struct Request {
   RequestId id;  // line of the input file, from 1, blank lines counted
   std::string custom_id;
-  bool chat = false;            // of /v1/chat/completions: the answer is a message
   std::vector<TokenId> prompt;  // never empty; fits the context
   std::string prompt_text;      // what echo gives back; filled only with echo
   SamplingParams sampling;
+  bool chat = false;  // of /v1/chat/completions: the answer is a message
 
   // Tokens of context at most: the last token sampled is never fed back.
   std::int32_t most_context() const {

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "tests/planner/results/answer_support.h"
+#include "tests/support/source_folder.h"
 
 namespace poise {
 namespace {
