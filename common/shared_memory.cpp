@@ -296,8 +296,8 @@ SharedModel model_in(const ControlSegment& control) {
   model.layout = weight_layout(model.shape, model.dtype);
   if (model.layout.hash() != control.layout_hash) {
     fail(Exit::foreign,
-         "the loader lays weights out otherwise (hash {:x}, this build has {:x}): both must be of "
-         "one build",
+         "the weights are laid out as another build lays them out (hash {:x}, this build has "
+         "{:x}): both must be of one build",
          control.layout_hash, model.layout.hash());
   }
   const std::uint32_t released = control.released_layers.load(std::memory_order_acquire);

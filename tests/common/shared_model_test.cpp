@@ -76,7 +76,7 @@ TEST_F(SharedModelTest, ShapesThatNoConfigurationGivesAreRefusedBeforeTheyAreMul
 
 TEST_F(SharedModelTest, ALayoutOfAnotherBuildIsRefused) {
   ++control_.layout_hash;
-  EXPECT_THAT(refusal(), HasSubstr("lays weights out otherwise"));
+  EXPECT_THAT(refusal(), HasSubstr("another build lays them out"));
 }
 
 TEST_F(SharedModelTest, SizesThatContradictTheLayoutAreRefused) {
