@@ -136,6 +136,7 @@ class Opened final : public CpuDevice {
   }
 
   void finish() override {
+    release_streams();  // a pipeline that ends by an exception may leave them held
     for (auto& stream : streams_) {
       stream->finish();
     }

@@ -27,6 +27,7 @@ class CpuDevice : public Device {
  public:
   // The streams begin nothing between these two: everything queued meanwhile is ordered by events
   // alone, not by when the host queued it.
+  // `finish` releases them, too.
   virtual void hold() = 0;
   virtual void release_streams() = 0;
 };

@@ -71,8 +71,7 @@ void CpuStream::wait(const CpuEvent& event) {
 void CpuStream::push(Task task) {
   {
     std::unique_lock lock(mutex_);
-    check(!held_ || queue_.size() < kQueueLimit, "a held stream is given what its queue holds");
-    changed_.wait(lock, [this] { return queue_.size() < kQueueLimit; });
+    changed_.wait(lock, [this] { return held_ || queue_.size() < kQueueLimit; });
     task.pushed = Clock::now();
     queue_.push_back(std::move(task));
   }
@@ -87,7 +86,9 @@ void CpuStream::hold() {
 void CpuStream::release() {
   {
     const std::lock_guard lock(mutex_);
-    held_ = false;
+    if (!std::exchange(held_, false)) {
+      return;
+    }
     const auto now = Clock::now();
     for (Task& task : queue_) {
       task.pushed = now;

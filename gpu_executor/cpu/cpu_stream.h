@@ -75,9 +75,9 @@ class CpuStream {
   void record(CpuEvent& event);
   void wait(const CpuEvent& event);
 
-  void hold();      // nothing more is begun …
+  void hold();      // nothing more is begun, and the queue has no limit …
   void release();   // … until now
-  void finish();    // waits until the queue is empty and the last task done
+  void finish();    // waits until the queue is empty and the last task done; REQUIRES: not held
   void end_soon();  // the thread ends once its queue is empty
 
  private:
