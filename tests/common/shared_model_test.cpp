@@ -41,7 +41,7 @@ TEST_F(SharedModelTest, WhatALoaderWroteIsAModel) {
   EXPECT_EQ(refusal(), "");
 }
 
-// Without bounds, the layout of such shapes overflows: found by tests/fuzz/control_fuzz.cpp.
+// Without bounds, the layout of such shapes overflows (tests/fuzz/control_fuzz.cpp).
 TEST_F(SharedModelTest, ShapesThatNoConfigurationGivesAreRefusedBeforeTheyAreMultiplied) {
   const std::function<void(ModelShape&)> spoils[] = {
       [](auto& shape) { shape.num_hidden_layers = 0; },

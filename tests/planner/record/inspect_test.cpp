@@ -1,4 +1,4 @@
-// `inspect` on logs that no planner wrote, with sound CRCs: found by tests/fuzz/order_log_fuzz.cpp.
+// `inspect` on logs that no planner wrote, with sound CRCs, as tests/fuzz/order_log_fuzz.cpp makes them.
 
 #include "planner/record/inspect.h"
 

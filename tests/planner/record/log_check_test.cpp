@@ -407,7 +407,7 @@ TEST(LogCheck, OrdersOutOfTurnAndBeyondTheirBoundsAreCaught) {
               HasSubstr("credits"));
 }
 
-// A damaged or hostile log with sound CRCs: found by tests/fuzz/order_log_fuzz.cpp, where each of these read or took
+// A damaged or hostile log with sound CRCs (tests/fuzz/order_log_fuzz.cpp): the checks once read or took
 // memory without bounds.
 TEST(LogCheck, NumbersThatNoOrderHasAreToldAndNotFollowed) {
   constexpr std::uint32_t kMost = 0xffffffff;
