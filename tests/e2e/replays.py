@@ -139,9 +139,14 @@ def what_cannot_be_replayed_is_refused_in_a_sentence(workspace):
     data[-2] ^= 1
     weights.write_bytes(data)
     workspace.poise("replay", run, "--device", "cpu", "--model", other).expect(2, "another model")
-    for changes in ({"layers": 1 << 30}, {"kv_row_bytes": 8}, {"dtype": "float16\0"}):
+    for changes, why in (
+        ({"layers": 1 << 30}, '"layers" must be an integer from 1 to 1024'),
+        ({"layers": 3}, "is damaged"),
+        ({"kv_row_bytes": 8}, "is damaged"),
+        ({"dtype": "float16\0"}, "is damaged"),
+    ):
         path.write_bytes(with_header(log, **changes))
-        refused(workspace, path, "the header of", "is damaged")
+        refused(workspace, path, "the header of", why)
     path.write_bytes(MAGIC.pack(b"POISELOG", 1, 50_000) + b"[" * 50_000)
     refused(workspace, path, "not an order log")
     at, grant = next(records(log))

@@ -144,7 +144,10 @@ TEST_P(HostileRequests, BecomeWhatTheCorpusSays) {
     ASSERT_TRUE(results.contains(number)) << expected;
     const json& line = results[number];
     EXPECT_EQ(line["custom_id"], expected[1]);
-    EXPECT_EQ(outcome(line), std::pair(text_at(expected, 2), text_at(expected, 3))) << line;
+    // The supervisor renders chat lines and finds that a model has no template. This test renders none.
+    const bool chat = text_at(expected, 2) == "no_chat_template";
+    const std::string code = chat ? "invalid_value" : text_at(expected, 2);
+    EXPECT_EQ(outcome(line), std::pair(code, text_at(expected, 3))) << line;
     results.erase(number);
   }
   const json others = hostile.value("others", json::array({0}));
