@@ -33,7 +33,7 @@ def demo(words):
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     model, prompts = (brief(path) for path in (_MODEL, _PROMPTS))
-    tell("\nNext, your own requests (OpenAI batch lines) and your own OPT model:")
+    tell("\nNext, your own requests (OpenAI batch lines) and your own model:")
     tell("  " + command_line("run", "--model", model, "-i", prompts, "-o", "results.jsonl"))
     tell("What was ordered, layer by layer:")
     tell("  " + command_line("inspect", "results.jsonl.poise"))
