@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -29,6 +30,15 @@ const nlohmann::json& golden() {
   return json.at("cases");
 }
 
+// How many cases make_tokenizer_golden.py writes at least for a vocabulary.
+struct Floor {
+  std::size_t encode, decode;
+};
+Floor floor_of(std::string_view vocabulary) {
+  const bool large = vocabulary == "opt" || vocabulary == "llama" || vocabulary == "mixed";
+  return large ? Floor{300, 100} : Floor{120, 60};
+}
+
 class TokenizerGolden : public testing::TestWithParam<const char*> {
  protected:
   const nlohmann::json& cases() const { return golden().at(GetParam()); }
@@ -37,7 +47,7 @@ class TokenizerGolden : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(TokenizerGolden, EveryStringEncodesToHuggingFacesIds) {
-  ASSERT_GE(cases().at("encode").size(), 120u);
+  ASSERT_GE(cases().at("encode").size(), floor_of(GetParam()).encode);
   for (const auto& one : cases().at("encode")) {
     const auto text = one.at("text").get<std::string>();
     EXPECT_EQ(tokenizer_.encode(text), one.at("ids").get<Ids>()) << one.at("text");
@@ -46,7 +56,7 @@ TEST_P(TokenizerGolden, EveryStringEncodesToHuggingFacesIds) {
 }
 
 TEST_P(TokenizerGolden, EveryListOfIdsDecodesToHuggingFacesText) {
-  ASSERT_GE(cases().at("decode").size(), 60u);
+  ASSERT_GE(cases().at("decode").size(), floor_of(GetParam()).decode);
   for (const auto& one : cases().at("decode")) {
     const Ids ids = one.at("ids").get<Ids>();
     EXPECT_EQ(tokenizer_.decode(ids), one.at("text").get<std::string>()) << one.at("ids");
