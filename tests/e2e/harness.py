@@ -339,13 +339,13 @@ def choice(result):
 
 def main():
     options = argparse.ArgumentParser()
-    options.add_argument("names", nargs="*", help="run only tests whose name holds one of these")
+    options.add_argument("names", nargs="*", help="run only the tests of these names, or whose names hold one of these")
     options.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
     options.add_argument("--list", action="store_true")
     given = options.parse_args()
     script = Path(sys.argv[0]).stem
     own = [t for t in _tests if t.__module__ == "__main__"]  # a script may borrow from another
-    chosen = [t for t in own if not given.names or any(name in t.__name__ for name in given.names)]
+    chosen = [t for t in own if not given.names or any(_is_meant(t.__name__, name, own) for name in given.names)]
     if given.list:
         print("\n".join(t.__name__ for t in chosen))
         return 0
@@ -357,9 +357,15 @@ def main():
     return 1 if failed or not chosen else 0
 
 
+def _is_meant(test_name, given, tests):
+    """A whole name means that test alone, though it may be a part of another one's name."""
+    whole = any(given == t.__name__ for t in tests)
+    return test_name == given if whole else given in test_name
+
+
 def _passes(function, script, seed):
     name = f"{script}: {function.__name__}"
-    began = time.monotonic()
+    began, cpu_before = time.monotonic(), time.process_time() + cpu_of_children()
     workspace = Workspace(seed)
     complaint = None
     try:
@@ -376,9 +382,10 @@ def _passes(function, script, seed):
         workspace.close()
     except Failed as problem:
         complaint = f"{complaint}\n{problem}" if complaint else str(problem)
-    seconds = time.monotonic() - began
+    cpu = time.process_time() + cpu_of_children() - cpu_before
+    took = f"{time.monotonic() - began:.1f} s, {cpu:.1f} CPU s"
     if complaint is None:
-        print(f"ok     {name} ({seconds:.1f} s)", flush=True)
+        print(f"ok     {name} ({took})", flush=True)
         return True
-    print(f"FAILED {name} ({seconds:.1f} s, --seed {seed})\n{complaint}", flush=True)
+    print(f"FAILED {name} ({took}, --seed {seed})\n{complaint}", flush=True)
     return False

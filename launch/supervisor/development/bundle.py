@@ -44,7 +44,7 @@ def bundle(words):
     made = parser("bundle", "Makes a directory (or a .tar.gz) that runs where nothing can be installed.")
     add_install_option(made)
     made.add_argument("-o", "--output", default="poise-bundle", metavar="DIR|FILE.tar.gz", help="default: ./poise-bundle")
-    made.add_argument("--with-tests", action="store_true", help="test programs and goldens, to check a GPU machine")
+    made.add_argument("--with-tests", action="store_true", help="CUDA test programs and goldens, to check a GPU machine")
     given = made.parse_args(normalised(words))
     if is_bundle():
         raise Refusal("this is a bundle already: copy its directory")
@@ -91,7 +91,7 @@ def _fill(folder, with_tests):
     _copy(ROOT / "LICENSE", folder / "LICENSE")
     programs = [program(name) for name in PROGRAMS]
     if with_tests:
-        programs += sorted(path for path in binary_folder().glob("poise_*_tests") if os.access(path, os.X_OK))
+        programs += sorted(path for path in binary_folder().glob("poise_*cuda*_tests") if os.access(path, os.X_OK))
     for path in programs:
         _copy(path, folder / "bin" / path.name)
     libraries = _libraries(programs)
