@@ -4,6 +4,8 @@
 // within the pool, the weights and the executor's own buffers. The twin of the order check that reads logs
 // (planner/record/log_check.h) must find nothing wrong with an accepted layer order either.
 
+#include <sys/mman.h>
+
 #include "common/channel.h"
 #include "gpu_executor/order_check/order_check.h"
 #include "gpu_executor/pipeline.h"
@@ -20,6 +22,15 @@ constexpr std::uint32_t kCredits = 8;
 constexpr Bytes kMostMemory = kMiB * 64;
 constexpr std::uint64_t kPoolEpoch = 1;
 constexpr DType kDType = DType::float16;
+
+// Addresses that are no memory: the device records and touches nothing, and clean pages would cost more than all else.
+std::byte* device_addresses() {
+  static auto* const begin = static_cast<std::byte*>(
+      mmap(nullptr, static_cast<std::size_t>(2 * kMostMemory.n), PROT_NONE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  check(begin != MAP_FAILED, "a fuzz target has addresses");
+  return begin;
+}
 
 // A device whose memory is known, so that it can be said of each copy whether it stays within it.
 class BoundedDevice final : public test::RecordingDevice {
@@ -40,11 +51,24 @@ class BoundedDevice final : public test::RecordingDevice {
 
  protected:
   std::byte* take(Bytes size) override {
+    // Between two pieces is room, so that a copy beyond one is beyond all.
+    std::byte* const memory = device_addresses() + taken_;
+    taken_ += round_up(size.n + 1, 256);
+    check(taken_ <= 2 * kMostMemory.n, "device memory is within the cap");
+    ++pieces_;
+    know({memory, static_cast<std::size_t>(size.n)});
+    return memory;
+  }
+  void give(std::byte* memory, Bytes) override {
+    known_.erase(memory);
+    taken_ = --pieces_ > 0 ? taken_ : 0;
+  }
+  std::byte* take_host(Bytes size) override {
     std::byte* memory = RecordingDevice::take(size);
     know({memory, static_cast<std::size_t>(size.n)});
     return memory;
   }
-  void give(std::byte* memory, Bytes size) override {
+  void give_host(std::byte* memory, Bytes size) override {
     known_.erase(memory);
     RecordingDevice::give(memory, size);
   }
@@ -63,6 +87,7 @@ class BoundedDevice final : public test::RecordingDevice {
 
   std::map<const std::byte*, std::size_t> known_;
   std::size_t seen_ = 0;
+  std::int64_t taken_ = 0, pieces_ = 0;
 };
 
 // Of the model that the first inputs were recorded with: tests/fuzz/record.py.

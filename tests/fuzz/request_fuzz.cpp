@@ -18,7 +18,7 @@ void check_result(const std::string& line, bool error) {
   expect(mark.line == kLine && mark.error == error, "a result line says what it is");
 }
 
-void check_request(const Request& request, const RequestRules& rules) {
+void check_request(const Request& request, const RequestRules& rules, bool lines) {
   const SamplingParams& sampling = request.sampling;
   expect(request.id == kLine && !request.custom_id.empty() && !request.prompt.empty(),
          "a request has a line, a name and a prompt");
@@ -36,14 +36,17 @@ void check_request(const Request& request, const RequestRules& rules) {
   expect(std::ranges::is_sorted(sampling.stop_token_ids) &&
              std::ranges::none_of(sampling.stop, &std::string::empty),
          "stops are sound");
-  check_result(answered_line(request.id, request.custom_id, "{}"), false);
+  if (lines) {
+    check_result(answered_line(request.id, request.custom_id, "{}"), false);
+  }
 }
 
-void read(std::string_view text, const RequestRules& rules) {
+// With `lines`, what would be written of it is read again, which takes as long as all else.
+void read(std::string_view text, const RequestRules& rules, bool lines) {
   const ParsedLine parsed = parse_request(kLine, text, rules);
   if (const auto* request = std::get_if<Request>(&parsed)) {
     expect(nlohmann::json::accept(text), "a request is JSON");
-    check_request(*request, rules);
+    check_request(*request, rules, lines);
     return;
   }
   const auto& error = std::get<RequestError>(parsed);
@@ -52,7 +55,9 @@ void read(std::string_view text, const RequestRules& rules) {
          "an error says what it is");
   expect(nlohmann::json::accept(text) || error.code == "invalid_json",
          "what is no JSON is called so");
-  check_result(error_line(error), true);
+  if (lines) {
+    check_result(error_line(error), true);
+  }
 }
 
 void run_request(Input input) {
@@ -61,10 +66,10 @@ void run_request(Input input) {
   static const Tokenizer tokenizer = testing_support::byte_tokenizer();
   RequestRules rules{.context = 64, .vocab_size = testing_support::kRows, .tokenizer = &tokenizer};
   const std::string_view text = fuzzing::text_of({data, size});
-  fuzzing::read(text, rules);
+  fuzzing::read(text, rules, true);
   rules.tokenizer = nullptr;
   rules.model = "poise";
-  fuzzing::read(text, rules);
+  fuzzing::read(text, rules, false);
 }
 
 }  // namespace

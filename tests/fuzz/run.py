@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Runs fuzz targets: run.py [TARGET...] [--seconds N] [--executions N]. The last line is `N passed, N failed`.
 
-Each target begins from tests/fuzz/seeds.py with the seed 1. With --keep it begins from build/fuzz/NAME, too, and leaves there
-what it found to lead somewhere new. An input that shows a defect is kept in build/fuzz/findings: run.py --input FILE TARGET
-runs it again.
+Each target begins from tests/fuzz/seeds.py with the seed 1. With --keep it begins from build/fuzz/corpus/NAME, too, and leaves
+there what it found to lead somewhere new. An input that shows a defect is kept in build/fuzz/findings/NAME: run.py --input FILE
+TARGET runs it again. build/fuzz/logs has what each target said. The programs of the preset `fuzz` are taken if they are built,
+else those of `dev`.
 """
 
 import argparse
@@ -20,13 +21,13 @@ import seeds
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-FINDINGS = ROOT / "build" / "fuzz" / "findings"
+FUZZ = ROOT / "build" / "fuzz"  # also of the preset
 # What one input may take at most. Time is the wall's, and other processes may be at work.
 LIMITS = ("-timeout=60", "-rss_limit_mb=1024")
 ORDER_TARGETS = ("control", "message", "order_log")  # as in CMakeLists.txt
 JSON_TARGETS = ("safetensors", "index", "config", "tokenizer", "request")
 SANITIZERS = {
-    "ASAN_OPTIONS": "detect_leaks=1:exitcode=66:malloc_context_size=1:quarantine_size_mb=16",
+    "ASAN_OPTIONS": "detect_leaks=1:exitcode=66:malloc_context_size=1:quarantine_size_mb=4:max_malloc_fill_size=64",
     "UBSAN_OPTIONS": "print_stacktrace=1",
 }
 
@@ -36,11 +37,12 @@ def main():
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(seeds.TARGETS))
     parser.add_argument("--seconds", type=int, default=10, help="for each target (default: 10)")
     parser.add_argument("--executions", type=int, help="for each target, in place of seconds")
-    parser.add_argument("--at-once", type=int, default=2, help="targets that run at a time (default: 2)")
+    parser.add_argument("--jobs", type=int, default=2, help="targets that run at a time (default: 2)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", action="store_true", help="begin from the corpus in build/fuzz, and leave it larger")
+    parser.add_argument("--keep", action="store_true", help="begin from build/fuzz/corpus, and leave it larger")
     parser.add_argument("--input", type=Path, help="run this input alone")
-    parser.add_argument("--bin", type=Path, default=ROOT / "build" / "dev" / "bin", help="where the programs are")
+    fast = FUZZ / "bin" if (FUZZ / "bin").is_dir() else ROOT / "build" / "dev" / "bin"
+    parser.add_argument("--bin", type=Path, default=fast, help="where the programs are")
     given = parser.parse_args()
     unknown = set(given.targets) - set(seeds.TARGETS)
     if unknown:
@@ -49,7 +51,7 @@ def main():
     built = {path.stem.removesuffix("_fuzz") for path in HERE.glob("*_fuzz.cpp")}
     if built != set(seeds.TARGETS):
         parser.error(f"seeds.py and *_fuzz.cpp name different targets: {', '.join(sorted(built ^ set(seeds.TARGETS)))}")
-    with concurrent.futures.ThreadPoolExecutor(given.at_once) as pool:
+    with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
         ended = list(pool.map(lambda target: run(target, given), targets))
     print(f"{sum(ended)} passed, {len(ended) - sum(ended)} failed")
     return 0 if all(ended) else 1
@@ -65,8 +67,7 @@ def run(target, given):
 
 
 def _run_in(folder, target, given):
-    found = FINDINGS / target
-    found.mkdir(parents=True, exist_ok=True)
+    found = _made(FUZZ / "findings" / target)
     program = "poise_fuzz_orders" if target in ORDER_TARGETS else "poise_fuzz_files"
     words = [given.bin / program, f"-artifact_prefix={found}/", *LIMITS]
     if given.input:
@@ -74,17 +75,17 @@ def _run_in(folder, target, given):
     else:
         length = "-executions" if given.executions else "-seconds"
         words += [f"-runs={given.executions}"] if length == "-executions" else [f"-max_total_time={given.seconds}"]
-        words += [f"-seed={given.seed}", "-print_final_stats=1", "-print_funcs=0", "-reload=0", f"-max_len={seeds.LARGEST}"]
+        words += [f"-seed={given.seed}", "-print_final_stats=1", "-print_funcs=0", "-reload=0", "-entropic=0", f"-max_len={seeds.LARGEST}"]
         words += [f"-dict={HERE / 'json.dict'}"] if target in JSON_TARGETS else []
         words += corpora(folder, target, given.keep)
     environment = {**os.environ, **SANITIZERS, "TMPDIR": str(folder), "POISE_FUZZ_TARGET": target}
     if given.input:  # slower, and tells where memory came from
         environment["ASAN_OPTIONS"] += ":malloc_context_size=12"
-    process = subprocess.Popen(
-        words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, errors="replace",
-    )  # fmt: skip
-    said = process.communicate()[0]
+    log = _made(FUZZ / "logs") / f"{target}.log"
+    with open(log, "wb") as out:
+        process = subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        process.wait()
+    said = log.read_text(errors="replace")
     for left in Path("/dev/shm").glob(f"poise-{os.geteuid()}-f{process.pid:x}-*"):
         left.unlink(missing_ok=True)
     tell(target, said, process.returncode)
@@ -97,9 +98,12 @@ def corpora(folder, target, keep):
     start.mkdir()
     for name, content in seeds.of(target).items():
         (start / re.sub(r"\W", "_", name)).write_bytes(content)
-    grown = ROOT / "build" / "fuzz" / target if keep else folder / "grown"
-    grown.mkdir(parents=True, exist_ok=True)
-    return [grown, start]
+    return [_made(FUZZ / "corpus" / target if keep else folder / "grown"), start]
+
+
+def _made(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def tell(target, said, code):

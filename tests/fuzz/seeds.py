@@ -6,6 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import record
+
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
 LARGEST = 8192  # bytes: small inputs are tried more often
@@ -162,8 +164,16 @@ def _recorded(target):
     return lambda: ((path.name, path.read_bytes()) for path in sorted((HERE / "recorded").glob(f"{target}_*")))
 
 
+def _order_logs():
+    """Recorded ones up to the end of their first iteration, of half the length, which are tried twice as often; one whole."""
+    for name, content in _recorded("order_log")():
+        done = [end for _, end, message in record.records(content) if record.body_type(message) == record.ITERATION_DONE]
+        yield f"{name}_first", content[: done[0]]
+    yield name, content
+
+
 _SEEDS = {
     "safetensors": _safetensors, "index": _index, "config": _config, "tokenizer": _tokenizer, "request": _request,
-    "message": _recorded("message"), "order_log": _recorded("order_log"), "control": lambda: [("none", b"")],
+    "message": _recorded("message"), "order_log": _order_logs, "control": lambda: [("none", b"")],
 }  # fmt: skip
 TARGETS = tuple(_SEEDS)
