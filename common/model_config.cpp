@@ -149,10 +149,10 @@ bool is_switch(std::uint32_t value) { return value <= 1; }
 }  // namespace
 
 bool ModelShape::is_sound() const {
-  return is_within(num_hidden_layers, kMaxModelLayers) && is_within(hidden_size, kMaxWidth) &&
+  return is_within(num_hidden_layers, kMaxModelLayers) && is_within(hidden_size, kMaxNormedRow) &&
          is_within(ffn_dim, kMaxFfn) && is_within(num_attention_heads, kMaxWidth) &&
          is_within(num_key_value_heads, num_attention_heads) &&
-         num_attention_heads % num_key_value_heads == 0 && head_dim > 0 &&
+         num_attention_heads % num_key_value_heads == 0 && is_within(head_dim, kMaxHeadDim) &&
          is_within(std::int64_t{num_attention_heads} * head_dim, kMaxFfn) &&
          is_within(vocab_size, kMaxVocabulary) &&
          is_within(max_position_embeddings, kMaxPositions) &&

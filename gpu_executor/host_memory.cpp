@@ -9,17 +9,8 @@
 namespace poise {
 namespace {
 
-constexpr std::int32_t kMaxHeadDim = 256;  // the kernels' limit
-
 LoaderState state_of(const ControlSegment& control) {
   return static_cast<LoaderState>(control.loader_state.load(std::memory_order_acquire));
-}
-
-void check_heads(const ModelShape& shape) {
-  if (shape.head_dim > kMaxHeadDim) {
-    fail("the model's heads have {} numbers, this device does at most {}", shape.head_dim,
-         kMaxHeadDim);
-  }
 }
 
 }  // namespace
@@ -50,7 +41,6 @@ bool HostMemory::weights_ready() {
 
 void HostMemory::map_weights() {
   SharedModel model = model_in(*control_);
-  check_heads(model.shape);
   weights_ = Segment::attach(segment_name(run_id_, "weights"), Access::read_only);
   if (weights_->size() < model.layout.total()) {
     fail(Exit::foreign, "shared memory {} has {} bytes, the model's weights take {}",

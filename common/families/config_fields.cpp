@@ -58,7 +58,12 @@ std::int32_t divided_head_dim(const JsonObject& config, const ModelShape& shape,
     config.refuse(hidden_size, fmt::format("is {}, which {} attention heads (\"{}\") do not divide",
                                            shape.hidden_size, shape.num_attention_heads, heads));
   }
-  return shape.hidden_size / shape.num_attention_heads;
+  const std::int32_t width = shape.hidden_size / shape.num_attention_heads;
+  if (width > kMaxHeadDim) {
+    config.refuse(heads, fmt::format("is {}: heads are then {} wide, and at most {} is computed",
+                                     shape.num_attention_heads, width, kMaxHeadDim));
+  }
+  return width;
 }
 
 void need_switch(const JsonObject& config, std::string_view name, bool needed,

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "common/files/json_file.h"
+#include "common/kernel_limits.h"
 #include "common/model_shape.h"
 
 namespace poise {
@@ -25,7 +26,8 @@ std::uint32_t switch_field(const JsonObject& config, std::string_view name, bool
 float epsilon_field(const JsonObject& config, std::string_view name, double otherwise);
 Activation activation_field(const JsonObject& config, std::string_view name,
                             std::string_view otherwise);
-// hidden_size / num_attention_heads; fails, naming the two fields, where that leaves a rest.
+// hidden_size / num_attention_heads; fails, naming the two fields, where that leaves a rest or heads that no
+// kernel computes.
 std::int32_t divided_head_dim(const JsonObject& config, const ModelShape& shape,
                               std::string_view hidden_size, std::string_view heads);
 // Fails where the switch `name` is not as `needed`, with a reason: "experts are not supported".

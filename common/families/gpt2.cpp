@@ -15,7 +15,7 @@ ModelShape gpt2_shape(const JsonObject& config) {
   need_switch(config, "add_cross_attention", false, "an encoder beside it is not supported");
   ModelShape shape{};
   shape.num_hidden_layers = size_field(config, "n_layer", 12, kMaxLayers);
-  shape.hidden_size = size_field(config, "n_embd", 768, kMaxWidth);
+  shape.hidden_size = size_field(config, "n_embd", 768, kMaxNormedRow);
   shape.ffn_dim = size_field(config, "n_inner", std::int64_t{4} * shape.hidden_size, kMaxFfn);
   shape.num_attention_heads = size_field(config, "n_head", 12, kMaxWidth);
   shape.num_key_value_heads = shape.num_attention_heads;

@@ -27,7 +27,7 @@ ModelShape llama_like_shape(const JsonObject& config, const LlamaLikeDefaults& d
   ModelShape shape{};
   shape.num_hidden_layers =
       size_field(config, "num_hidden_layers", defaults.num_hidden_layers, kMaxLayers);
-  shape.hidden_size = size_field(config, "hidden_size", defaults.hidden_size, kMaxWidth);
+  shape.hidden_size = size_field(config, "hidden_size", defaults.hidden_size, kMaxNormedRow);
   shape.ffn_dim = size_field(config, "intermediate_size", defaults.intermediate_size, kMaxFfn);
   shape.num_attention_heads =
       size_field(config, "num_attention_heads", defaults.num_attention_heads, kMaxWidth);

@@ -12,7 +12,7 @@ namespace {
 ModelShape opt_shape(const JsonObject& config) {
   ModelShape shape{};
   shape.num_hidden_layers = size_field(config, "num_hidden_layers", 12, kMaxLayers);
-  shape.hidden_size = size_field(config, "hidden_size", 768, kMaxWidth);
+  shape.hidden_size = size_field(config, "hidden_size", 768, kMaxNormedRow);
   shape.ffn_dim = size_field(config, "ffn_dim", 3072, kMaxFfn);
   shape.num_attention_heads = size_field(config, "num_attention_heads", 12, kMaxWidth);
   shape.num_key_value_heads = shape.num_attention_heads;

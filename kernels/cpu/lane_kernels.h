@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "common/kernel_limits.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/kernels.h"
 
@@ -14,7 +15,6 @@ namespace poise::cpu {
 // Tokens of context whose scores are computed before their softmax. It decides bits
 // (attention.cpp), so it is the same for every instruction set.
 inline constexpr std::int32_t kChunkTokens = 128;
-inline constexpr std::int32_t kMaxHeadDim = 256;
 inline constexpr std::int32_t kQueryRows = 64;  // (token, head of a group) pairs in one work item
 
 // How a Gemm is cut, and what scratch a slice of it needs. Bits do not depend on any of it.

@@ -2,6 +2,7 @@
 // alone), then the mean square around it, then out. Thread t sums the eights t, t + 256, … of the row,
 // column by column.
 
+#include "common/kernel_limits.h"
 #include "kernels/cuda/kernels_cuda.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/numbers.cuh"
@@ -109,7 +110,8 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(const NormRows op) {
 template <Around kAround>
 void norm(NormRows op, std::int64_t count, cudaStream_t stream) {
   constexpr int kMaxEach = 8;
-  require(op.dim >= 1 && op.dim <= kMaxEach * kEight * kThreads, "a normed row is 1 to 16384 wide");
+  static_assert(kMaxNormedRow == kMaxEach * kEight * kThreads);
+  require(op.dim >= 1 && op.dim <= kMaxNormedRow, "a normed row is 1 to 16384 wide");
   op.weight_eights = in_eights(op.weight);
   op.bias_eights = in_eights(op.bias);
   with_type(op.out.dtype, [&](auto* type) {
