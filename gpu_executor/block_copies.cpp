@@ -20,15 +20,17 @@ Bytes bytes_of(const BlockLoad& run, const BlockSizes& sizes) {
 }  // namespace
 
 BlockCopies::BlockCopies(Device& device, const ModelShape& shape, DType dtype,
-                         const DeviceLimits& limits, Tracer& tracer, Buffer kept)
+                         const DeviceLimits& limits, Tracer& tracer,
+                         std::shared_ptr<Buffer> kept)
     : device_(device),
       tracer_(tracer),
       limits_(limits),
       sizes_(block_sizes(shape, dtype)),
       pool_here_(device_pool(sizes_, limits)) {
   const DeviceSizes sizes = device_sizes(shape, dtype, limits);
-  context_blocks_ =
-      kept.size().n > 0 ? std::move(kept) : device.allocate(sizes.context_blocks, "context blocks");
+  context_blocks_ = kept ? std::move(kept)
+                         : std::make_shared<Buffer>(
+                               device.allocate(sizes.context_blocks, "context blocks"));
   for (BatchSide& side : sides_) {
     side = {.act = device.allocate(sizes.act_buffer, "ACT buffer"),
             .kv = device.allocate(sizes.kv_buffer, "KV buffer"),
@@ -139,13 +141,13 @@ void BlockCopies::add_run(const HostBlocks& blocks, const BlockLoad& run, const 
 std::byte* BlockCopies::block_at(const HostBlocks& blocks, messages::Place place, BlockKind kind,
                                  LayerId layer, std::uint32_t block) const {
   return place == messages::Place::Gpu
-             ? context_blocks_.data() + pool_here_.offset(sizes_, layer, kind, {block})
+             ? context_blocks_->data() + pool_here_.offset(sizes_, layer, kind, {block})
              : blocks.data + blocks.partition.offset(sizes_, layer, kind, {block});
 }
 
 std::byte* BlockCopies::kv_here(LayerId layer) const {
   const auto blocks = static_cast<std::uint32_t>(limits_.gpu_kv_blocks);
-  return blocks > 0 ? context_blocks_.data() +
+  return blocks > 0 ? context_blocks_->data() +
                           pool_here_.offset(sizes_, layer, BlockKind::kv, {blocks - 1})
                     : nullptr;
 }

@@ -57,9 +57,9 @@ struct Visit {
 
 class BlockCopies {
  public:
-  // `kept`: blocks on the device that stay valid; empty: there are none yet.
+  // `kept`: blocks on the device that stay valid; nothing: there are none yet.
   BlockCopies(Device& device, const ModelShape& shape, DType dtype, const DeviceLimits& limits,
-              Tracer& tracer, Buffer kept);
+              Tracer& tracer, std::shared_ptr<Buffer> kept);
 
   // Sides are taken in turn.
   BatchSide& next_side() { return sides_[visits_++ % sides_.size()]; }
@@ -74,8 +74,8 @@ class BlockCopies {
 
   // The layer's KV blocks that stay on the device, the last one first; null where there are none.
   std::byte* kv_here(LayerId layer) const;
-  // The blocks on the device, for another owner. Nothing is copied any more.
-  Buffer leave_blocks() { return std::move(context_blocks_); }
+  // The blocks on the device, for another owner beside this one.
+  const std::shared_ptr<Buffer>& blocks() const { return context_blocks_; }
 
  private:
   void load_host(const Visit& visit, std::span<const Copy> copies);
@@ -89,7 +89,7 @@ class BlockCopies {
   Tracer& tracer_;
   const DeviceLimits limits_;
   const BlockSizes sizes_;
-  Buffer context_blocks_;
+  std::shared_ptr<Buffer> context_blocks_;
   const PoolPartition pool_here_;  // within context_blocks_
   std::array<BatchSide, 2> sides_;
   std::array<RowsSide, 2> rows_sides_;

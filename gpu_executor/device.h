@@ -116,6 +116,7 @@ class Device {
   // Memory on the device, aligned to 256 bytes and counted. Fails, with numbers, beyond the cap.
   Buffer allocate(Bytes size, std::string_view what);
   void set_cap(Bytes cap) { cap_ = cap; }  // of `in_use`, overhead included
+  Bytes cap() const { return cap_; }
   Bytes in_use() const { return in_use_; }
   Bytes peak() const { return peak_; }
 

@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <thread>
 #include <utility>
 
 #include "common/testing/failpoint.h"
 #include "common/trouble.h"
-#include "gpu_executor/fatal_token.h"
 
 namespace poise {
 namespace {
@@ -26,6 +26,17 @@ std::uint32_t executor_epoch() {
   return std::max<std::uint32_t>(
       1, static_cast<std::uint32_t>(
              std::chrono::duration_cast<std::chrono::milliseconds>(now).count()));
+}
+
+// As a request does that kills its executor each time it runs.
+void suffer(const Fault& fault, const messages::Iteration& iteration) {
+  for (const messages::MiniBatch* batch : *iteration.mini_batches()) {
+    if (std::ranges::find(*batch->tokens(), fault.value) != batch->tokens()->end()) {
+      for (volatile bool hangs = fault.kind == Fault::Kind::hangs_of; hangs;) {
+      }
+      std::abort();
+    }
+  }
 }
 
 }  // namespace
@@ -102,7 +113,7 @@ void Executor::greet() {
   hello.device_kind = static_cast<messages::DeviceKind>(device_->kind());
   hello.device_memory = static_cast<std::uint64_t>(cap(0).n);
   hello.device_overhead = static_cast<std::uint64_t>(device_->overhead().n);
-  hello.resident_layers = resident_ ? resident_->layers() : -1;
+  hello.resident_layers = held_.weights ? held_.weights->layers() : -1;
   hello.after_death = options_.after_death;
   if (send(*channel_, std::move(hello))) {
     greeted_ = channel_->connections();
@@ -176,33 +187,36 @@ void Executor::configure(const messages::Configure& configure) {
     return plan_device_memory(model.shape, model.dtype, limits, device_->overhead());
   };
   check_fits(planned(), allowed);
-  const bool there = resident_ && resident_->layers() == limits.resident_layers;
+  const bool there = held_.weights && held_.weights->layers() == limits.resident_layers;
   std::vector<bool> streamed(static_cast<std::size_t>(model.layout.layers) + 1);
   for (std::uint32_t layer = 0; layer + 1 < streamed.size(); ++layer) {
     streamed[layer + 1] = !is_resident(limits, {layer}, model.layout.layers);
   }
   const std::vector<bool> all(streamed.size(), true);
   memory_.check_held(there ? streamed : all);
-  const bool keeps = pipeline_ && limits.gpu_act_blocks == check_->limits().gpu_act_blocks &&
-                     limits.gpu_kv_blocks == check_->limits().gpu_kv_blocks;
-  Buffer kept = keeps ? pipeline_->leave_blocks() : Buffer();
+  if (held_.act_blocks != limits.gpu_act_blocks || held_.kv_blocks != limits.gpu_kv_blocks) {
+    held_.blocks.reset();
+  }
   pipeline_.reset();
   check_.reset();
   device_->set_cap(allowed);
   // Weights that stay are uploaded once, and from then on only streamed layers are copied from: no
   // others are registered, so that the loader may give their memory back.
   if (!there) {
-    resident_.reset();
+    held_.weights.reset();
     memory_.register_weights(all);
-    resident_ = std::make_shared<const ResidentWeights>(
+    held_.weights = std::make_shared<const ResidentWeights>(
         *device_, model.shape, model.dtype, model.layout, model.weights, limits.resident_layers);
     device_->finish();
   }
   memory_.register_weights(streamed);
   const DeviceMemoryPlan plan = planned();  // with the page tables of weights
   check_fits(plan, allowed);
-  pipeline_.emplace(*device_, model, limits, allowed, configure.trace(), resident_,
-                    std::move(kept));
+  pipeline_.emplace(*device_, model, limits, allowed, configure.trace(), held_.weights,
+                    held_.blocks);
+  held_.blocks = pipeline_->blocks();
+  held_.act_blocks = limits.gpu_act_blocks;
+  held_.kv_blocks = limits.gpu_kv_blocks;
   check_.emplace(model.shape, model.layout, limits, kCredits);
   spdlog::info("device memory, of {} bytes allowed:\n{}", allowed.n, to_text(plan));
   messages::ReadyT ready;
@@ -230,10 +244,16 @@ void Executor::begin(const messages::Iteration& iteration) {
     }
     report_all();  // until then the blocks before may be in use
     memory_.map_blocks(pool);
+    const Model& model = memory_.model();  // a larger pool has larger page tables on the device
+    check_fits(plan_device_memory(model.shape, model.dtype, check_->limits(), device_->overhead()),
+               device_->cap());
   }
   const HostBlocks blocks = named ? memory_.blocks(pool) : HostBlocks{};
-  die_of_fatal_token(iteration);
-  pipeline_->begin(iteration, check_->accept(iteration, pool), blocks);
+  auto after = check_->accept(iteration, pool);
+  if (const Fault fault = failpoint("executor.tokens"); fault.kind != Fault::Kind::none) {
+    suffer(fault, iteration);
+  }
+  pipeline_->begin(iteration, std::move(after), blocks);
 }
 
 void Executor::submit(const messages::LayerOrder& order, std::uint64_t seq) {

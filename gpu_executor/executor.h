@@ -53,13 +53,20 @@ class Executor {
   void tell(Table&& table);
   Bytes cap(std::uint64_t asked) const;
 
+  // What stays on the device from Configure to Configure, also if one fails.
+  struct OnDevice {
+    std::shared_ptr<const ResidentWeights> weights;
+    std::shared_ptr<Buffer> blocks;  // as many of each kind as follow
+    std::int32_t act_blocks = 0, kv_blocks = 0;
+  };
+
   ExecutorOptions options_;  // `after_death` until a planner was told
   const std::unique_ptr<Device> device_;
   const Connect connect_;
   HostMemory memory_;
   std::unique_ptr<Channel> channel_;  // once the weights are there
   std::optional<OrderCheck> check_;   // both once configured
-  std::shared_ptr<const ResidentWeights> resident_;
+  OnDevice held_;
   std::optional<Pipeline> pipeline_;
   std::uint64_t greeted_ = 0;  // the connection on which Hello was said; 0: on none that stands
   bool stopping_ = false;

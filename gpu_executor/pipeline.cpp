@@ -19,7 +19,8 @@ Device& with_cap(Device& device, const Model& model, const DeviceLimits& limits,
 }  // namespace
 
 Pipeline::Pipeline(Device& device, const Model& model, const DeviceLimits& limits, Bytes cap,
-                   bool trace, std::shared_ptr<const ResidentWeights> resident, Buffer kept)
+                   bool trace, std::shared_ptr<const ResidentWeights> resident,
+                   std::shared_ptr<Buffer> kept)
     : device_(with_cap(device, model, limits, cap)),
       shape_(model.shape),
       limits_(limits),

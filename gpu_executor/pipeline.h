@@ -43,7 +43,7 @@ class Pipeline {
   // blocks on the device of the pipeline before, which stay valid where there are as many now.
   Pipeline(Device& device, const Model& model, const DeviceLimits& limits, Bytes cap,
            bool trace = false, std::shared_ptr<const ResidentWeights> resident = nullptr,
-           Buffer kept = {});
+           std::shared_ptr<Buffer> kept = nullptr);
   ~Pipeline();  // waits for what is queued
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
@@ -59,9 +59,8 @@ class Pipeline {
   // device failed.
   std::optional<OrderDone> poll(Seconds timeout = {0}) { return orders_.poll(timeout); }
   bool idle() const { return orders_.empty(); }
-  // The blocks on the device, for the pipeline after this one. REQUIRES: idle(); the end of this one
-  // comes next.
-  Buffer leave_blocks() { return copies_.leave_blocks(); }
+  // The blocks on the device, for the pipeline after this one.
+  const std::shared_ptr<Buffer>& blocks() const { return copies_.blocks(); }
   // Waits for all that is queued; their reports still come from `poll`.
   void finish() { device_.finish(); }
 

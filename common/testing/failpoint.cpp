@@ -8,10 +8,12 @@
 #include <charconv>
 #include <csignal>
 #include <cstdlib>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <iterator>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "common/trouble.h"
@@ -60,10 +62,19 @@ std::optional<Fault> fault_named(std::string_view word) {
       return Fault{kind, 0};
     }
   }
-  const std::string_view value = word.substr(std::min(word.find('=') + 1, word.size()));
-  if (word.starts_with("short=")) {
-    const auto bytes = number_in(value);
-    return bytes && *bytes > 0 ? std::optional(Fault{Kind::short_write, *bytes}) : std::nullopt;
+  const std::size_t equals = std::min(word.find('='), word.size());
+  const std::string_view value = word.substr(std::min(equals + 1, word.size()));
+  constexpr std::pair<std::string_view, Kind> kNumbered[] = {
+      {"short", Kind::short_write},
+      {"delay", Kind::delay},
+      {"dies_of", Kind::dies_of},
+      {"hangs_of", Kind::hangs_of},
+  };
+  for (const auto& [name, kind] : kNumbered) {
+    if (word.substr(0, equals) == name) {
+      const auto number = number_in(value);
+      return number && *number > 0 ? std::optional(Fault{kind, *number}) : std::nullopt;
+    }
   }
   if (word.starts_with("errno=")) {
     const auto* known = std::ranges::find(kErrors, value, [](const auto& one) { return one.first; });
@@ -93,6 +104,11 @@ bool knows(PointKind point, Fault::Kind fault) {
       return point == PointKind::message;
     case Fault::Kind::nan:
       return point == PointKind::number;
+    case Fault::Kind::delay:
+      return point == PointKind::call || point == PointKind::write || point == PointKind::pause;
+    case Fault::Kind::dies_of:
+    case Fault::Kind::hangs_of:
+      return point == PointKind::token;
   }
   return false;
 }
@@ -188,6 +204,9 @@ Fault reach(Failpoint point) {
       return {};
     case Fault::Kind::abort:
       std::abort();
+    case Fault::Kind::delay:
+      std::this_thread::sleep_for(std::chrono::milliseconds(fault.value));
+      return {};
     default:
       break;
   }

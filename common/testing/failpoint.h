@@ -17,6 +17,8 @@
 //   fail                      | gets no memory
 //   drop, duplicate, reorder  | loses a message, sends it twice, sends it behind the next one
 //   nan                       | computes a value that is not a number
+//   delay=MS                  | waits that long before a call or a write
+//   dies_of=ID, hangs_of=ID   | aborts, or computes for ever, if a work order has this input token
 //
 // `arm_failpoints` is called once, before other threads start; any thread may reach a point. The supervisor's
 // points stand in launch/supervisor/shared/failpoints.py.
@@ -31,7 +33,9 @@
 namespace poise {
 
 // What a point knows beside kill, stop and abort.
-enum class PointKind : unsigned char { process, call, write, memory, message, arrival, number };
+enum class PointKind : unsigned char {
+  process, call, write, memory, message, arrival, number, pause, token
+};
 
 struct PointEntry {
   std::string_view name;
@@ -72,6 +76,7 @@ inline constexpr PointEntry kFailpoints[] = {
     {"results.write", PointKind::write, "F55 F57"},
     {"results.sync", PointKind::call, "F56"},
     {"results.rename", PointKind::call, "F55"},
+    {"results.copying", PointKind::pause, "F55"},  // to another file system; delay alone
     {"order_log.open", PointKind::call, "F55"},
     {"order_log.write", PointKind::write, "F55 F45"},
     {"replace_file.open", PointKind::call, "F55"},  // journal, manifest, status …
@@ -87,6 +92,7 @@ inline constexpr PointEntry kFailpoints[] = {
     {"device.allocate_host", PointKind::memory, "F16 F17"},
     {"device.stream", PointKind::memory, "F20"},  // work on a stream of the CPU device fails
     {"device.logits", PointKind::number, "F22"},  // of the CPU device
+    {"executor.tokens", PointKind::token, "F9 F10"},  // of an iteration that is about to run
     {"channel.send", PointKind::message, "F42"},  // and EAGAIN: the peer's queue is full
     {"channel.receive", PointKind::arrival, "F42"},  // drop alone
 };
@@ -111,10 +117,11 @@ class Failpoint {
 
 struct Fault {
   enum class Kind : unsigned char {
-    none, kill, stop, abort, error, short_write, no_memory, drop, duplicate, reorder, nan
+    none, kill, stop, abort, error, short_write, no_memory, drop, duplicate, reorder, nan, delay,
+    dies_of, hangs_of
   };
   Kind kind = Kind::none;
-  int value = 0;  // of `error` and `short_write`
+  int value = 0;  // behind the action's "="
 };
 
 namespace detail {
@@ -127,7 +134,7 @@ void arm_failpoints();
 // The same with these words; empty words disarm.
 void arm_failpoints(std::string_view words, const std::string& folder_of_notes);
 
-// What this process is to suffer here; it returns from neither kill nor abort.
+// What this process is to suffer here; it returns from neither kill nor abort, and has waited out a delay.
 inline Fault failpoint(Failpoint point) {
   if (!detail::failpoints_armed.load(std::memory_order_relaxed)) [[likely]] {
     return {};

@@ -9,6 +9,11 @@ from harness import choice, comparable, expect, expect_equal, read_results, requ
 VOCABULARY = json.loads((harness.DEMO_MODEL / "config.json").read_text())["vocab_size"]
 
 
+def fatal(action, token):
+    """The environment of executors that cannot bear this input token."""
+    return {"POISE_FAILPOINTS": f"executor.tokens:{action}={token}+"}
+
+
 def others(path, deadly):
     return [line for line in comparable(path) if json.loads(line)["custom_id"] not in deadly]
 
@@ -52,7 +57,7 @@ def a_request_that_kills_its_executor_becomes_an_error_line(workspace):
         output = workspace / f"out-{prompts}.jsonl"
         # Two of the allowed restarts for each; those that the search takes are not counted. Where two deaths have one request in
         # common, as may be while requests decode, no search is announced.
-        ended = workspace.run(requests, output, "--restarts", str(2 * len(deadly)), env={"POISE_FATAL_TOKEN": str(token)})
+        ended = workspace.run(requests, output, "--restarts", str(2 * len(deadly)), env=fatal("dies_of", token))
         ended.expect(0, f"{len(deadly)} of them errors", *(("died twice at the same place",) if prompts else ()))
         expect_equal(ended.err.count("dies each time it runs line"), len(deadly), f"lines that were given up: {ended.err}")
         expect_answers(workspace, output, deadly)
@@ -64,7 +69,7 @@ def a_request_that_hangs_its_executor_becomes_an_error_line(workspace):
     requests, token, deadly = of_deaths(workspace, True, count=6)
     output = workspace / "out.jsonl"
     words = ("--stall-timeout", "2", "--restarts", str(2 * len(deadly)))
-    ended = workspace.run(requests, output, *words, env={"POISE_FATAL_TOKEN": f"{token}:hang"})
+    ended = workspace.run(requests, output, *words, env=fatal("hangs_of", token))
     ended.expect(0, "without getting anywhere (a defect of poise)", "died twice at the same place", "dies each time it runs line")
     expect_answers(workspace, output, deadly)
 
@@ -72,7 +77,7 @@ def a_request_that_hangs_its_executor_becomes_an_error_line(workspace):
 @test
 def a_hung_executor_ends_a_run_that_replaces_none(workspace):
     requests, token, _ = of_deaths(workspace, True, count=6)
-    ended = workspace.run(requests, workspace / "out.jsonl", "--stall-timeout", "2", env={"POISE_FATAL_TOKEN": f"{token}:hang"})
+    ended = workspace.run(requests, workspace / "out.jsonl", "--stall-timeout", "2", env=fatal("hangs_of", token))
     ended.expect(75, "without getting anywhere (a defect of poise)", "--resume")
     expect(ended.seconds < 15, f"took {ended.seconds:.0f} s")
 
@@ -95,9 +100,9 @@ def an_executor_whose_device_fails_is_replaced(workspace):
 def one_restart_too_few_ends_the_run_and_resume_goes_on(workspace):
     requests, token, deadly = of_deaths(workspace, True)
     output = workspace / "out.jsonl"
-    fatal = {"POISE_FATAL_TOKEN": str(token)}
-    workspace.run(requests, output, "--restarts", "1", env=fatal).expect(75, "gpu_executor crashed", "--resume")
-    workspace.run(requests, output, "--resume", "--restarts", str(2 * len(deadly)), env=fatal).expect(0)
+    deaths = fatal("dies_of", token)
+    workspace.run(requests, output, "--restarts", "1", env=deaths).expect(75, "gpu_executor crashed", "--resume")
+    workspace.run(requests, output, "--resume", "--restarts", str(2 * len(deadly)), env=deaths).expect(0)
     expect_answers(workspace, output, deadly)
 
 

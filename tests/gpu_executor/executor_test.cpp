@@ -5,9 +5,11 @@
 #include <algorithm>
 
 #include "common/process.h"
+#include "common/testing/failpoint.h"
 #include "common/trouble.h"
 #include "tests/gpu_executor/loopback.h"
 #include "tests/gpu_executor/pipeline_run.h"
+#include "tests/gpu_executor/recording_device.h"
 
 namespace poise::test {
 namespace {
@@ -26,6 +28,9 @@ class ExecutorTest : public testing::Test {
   void open(std::int64_t gpu_memory) {
     auto device = open_cpu_device(setting_.device);
     device_ = device.get();
+    open(gpu_memory, std::move(device));
+  }
+  void open(std::int64_t gpu_memory, std::unique_ptr<Device> device) {
     executor_ = std::make_unique<Executor>(
         ExecutorOptions{.run_id = loader_.run_id, .gpu_memory = {gpu_memory}}, std::move(device),
         [this](const Identity& identity) {
@@ -189,6 +194,59 @@ TEST_F(ExecutorTest, BuffersThatDoNotFitAreRefusedAndThoseBeforeStay) {
   EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence, HasSubstr("max_rows is -4"));
   SmallPlanner planner = this->planner();
   EXPECT_EQ(run(planner.next()).layers.size(), 5u);
+}
+
+TEST_F(ExecutorTest, AConfigureThatFailsLateLosesNoBlockOnTheDevice) {
+  loader_.seal();
+  next(Body::Hello);
+  messages::ConfigureT configure = this->configure();
+  configure.gpu_kv_blocks = setting_.limits.gpu_kv_blocks = 8;
+  wires_->send(configure);
+  next(Body::Ready);
+  next(Body::Ack);
+  arm_failpoints("device.allocate:fail", "");
+  wires_->send(configure);
+  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence, HasSubstr("cannot be had"));
+  arm_failpoints("", "");
+  const DeviceSizes sizes = device_sizes(model_.shape, model_.dtype, setting_.limits);
+  EXPECT_EQ(device_->in_use(), sizes.outer_slab + sizes.layer_slab * setting_.limits.resident_layers +
+                                   sizes.context_blocks);
+  wires_->send(configure);
+  next(Body::Ready);
+}
+
+// As a GPU's page tables of pinned memory do.
+class PagingDevice final : public RecordingDevice {
+ public:
+  Bytes overhead() const override { return {pinned_ / 16}; }
+
+ protected:
+  void pin(std::span<const std::span<std::byte>> parts, bool) override {
+    for (const auto part : parts) {
+      pinned_ += std::ssize(part);
+    }
+  }
+  void unpin(std::span<std::byte> memory) override { pinned_ -= std::ssize(memory); }
+
+ private:
+  std::int64_t pinned_ = 0;
+};
+
+TEST_F(ExecutorTest, ALargerPoolWhosePageTablesAreBeyondTheCapIsRefused) {
+  open(0, std::make_unique<PagingDevice>());
+  loader_.seal();
+  pool_ = loader_.make_pool(64, 64);
+  next(Body::Hello);
+  messages::ConfigureT configure = this->configure();
+  wires_->send(configure);
+  configure.gpu_memory = next(Body::Ready).body.AsReady()->device_bytes;
+  wires_->send(configure);
+  EXPECT_EQ(next_but_ack().body.type, Body::Ready);
+  Planned planned = planner().next();
+  loader_.make_pool(640, 640);
+  planned.tables.pool_epoch = 2;
+  wires_->send(planned.tables);
+  EXPECT_THAT(next_but_ack().body.AsRejected()->sentence, HasSubstr("device memory: "));
 }
 
 TEST_F(ExecutorTest, TheCommandLinesCapHoldsToo) {

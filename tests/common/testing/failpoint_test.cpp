@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <set>
@@ -62,6 +63,23 @@ TEST_F(FailpointTest, AProcessDiesOrHaltsAtThePoint) {
   EXPECT_EQ(signal_of("results.written:stop"), SIGSTOP);
   EXPECT_EQ(signal_of("results.written:abort"), SIGABRT);
   EXPECT_EQ(signal_of("results.written:kill@2"), 0);
+}
+
+TEST_F(FailpointTest, ADelayedCallSucceedsLater) {
+  arm_failpoints("results.sync:delay=30@2", "");
+  EXPECT_FALSE(fails_at("results.sync"));
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_FALSE(fails_at("results.sync"));
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(30));
+}
+
+TEST_F(FailpointTest, ATokenIsNamedByItsNumber) {
+  arm_failpoints("executor.tokens:dies_of=17+", "");
+  const Fault fault = failpoint("executor.tokens");
+  EXPECT_EQ(fault.kind, Kind::dies_of);
+  EXPECT_EQ(fault.value, 17);
+  EXPECT_THROW(arm_failpoints("executor.tokens:dies_of=x", ""), Failure);
+  EXPECT_THROW(arm_failpoints("results.sync:hangs_of=3", ""), Failure);
 }
 
 TEST_F(FailpointTest, ACallFailsTheNthTimeAlone) {
