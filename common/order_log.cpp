@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "common/channel.h"
+#include "common/liveness/progress.h"
 #include "common/testing/failpoint.h"
 #include "common/trouble.h"
 
@@ -285,6 +286,7 @@ void OrderLog::append(std::span<const std::byte> message) {
 }
 
 void OrderLog::flush() {
+  const DiskWait waiting;
   std::size_t done = 0;
   while (done < pending_.size()) {
     const ssize_t wrote =

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "common/files/regular_file.h"
+#include "common/liveness/progress.h"
 #include "common/testing/failpoint.h"
 #include "common/trouble.h"
 
@@ -87,6 +88,7 @@ void fail_to_write(const std::filesystem::path& path, int error) {
 }
 
 void sync_directory(const std::filesystem::path& directory) {
+  const DiskWait waiting;
   const OwnDescriptor opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   // Some file systems do not sync directories and say EINVAL; they have nothing to promise.
   if (opened.get() < 0 ||
@@ -96,6 +98,7 @@ void sync_directory(const std::filesystem::path& directory) {
 }
 
 void replace_file(const std::filesystem::path& path, std::string_view content, Replacement how) {
+  const DiskWait waiting;
   std::filesystem::path fresh = path;
   fresh += how.shared ? fmt::format(".{}.new", ::getpid()) : ".new";
   if (const int error = write_new_file(fresh, content, how.durable); error != 0) {

@@ -6,6 +6,13 @@ namespace poise {
 namespace {
 
 constexpr auto kPublishEvery = std::chrono::milliseconds(200);
+constexpr std::chrono::steady_clock::duration kLongestDiskWait = std::chrono::minutes(10);
+
+bool waits_for_a_disk() {
+  const std::int64_t since = detail::disk_awaited_since.load(std::memory_order_relaxed);
+  return since != 0 && std::chrono::steady_clock::now().time_since_epoch().count() - since <
+                           kLongestDiskWait.count();
+}
 
 }  // namespace
 
@@ -13,7 +20,7 @@ ProgressPublisher::ProgressPublisher(ProgressWord& word)
     : thread_([this, &word](const std::stop_token& stop) {
         std::unique_lock lock(mutex_);
         while (!stop.stop_requested()) {
-          if (take_progress()) {
+          if (take_progress() || waits_for_a_disk()) {
             word.steps.fetch_add(1, std::memory_order_release);
           }
           over_.wait_for(lock, stop, kPublishEvery, [] { return false; });

@@ -195,6 +195,7 @@ void ResultsFile::write_kept() {
 
 void ResultsFile::write_line(std::string_view line) {
   check_unbroken();
+  const DiskWait waiting;
   std::string_view rest = line;
   while (!rest.empty()) {
     const ssize_t written = write_at("results.write", descriptor_, rest.data(), rest.size());
@@ -220,6 +221,7 @@ void ResultsFile::write_line(std::string_view line) {
 
 void ResultsFile::make_durable() {
   check_unbroken();
+  const DiskWait waiting;
   if (fails_at("results.sync") || ::fdatasync(descriptor_) != 0) {
     broken_ = true;
     fail_to_write("its lines cannot be made durable", errno);

@@ -91,8 +91,9 @@ void copy_bytes(const fs::path& from, const fs::path& to, const fs::path& output
   int error = 0;
   for (std::uint64_t offset = 0; offset < size && error == 0;) {
     const std::size_t bytes = std::min<std::uint64_t>(buffer.size(), size - offset);
+    const DiskWait waiting;
     source.read_exactly(offset, {buffer.data(), bytes});
-    note_progress();
+    failpoint("results.copying");
     const ssize_t written = ::write(copy.get(), buffer.data(), bytes);
     if (written > 0) {
       offset += static_cast<std::uint64_t>(written);
@@ -100,6 +101,7 @@ void copy_bytes(const fs::path& from, const fs::path& to, const fs::path& output
       error = written == 0 ? ENOSPC : errno;
     }
   }
+  const DiskWait waiting;
   if (error == 0 && ::fsync(copy.get()) != 0) {
     error = errno;
   }
@@ -152,6 +154,7 @@ void publish(ResultsFile results, const fs::path& run_dir, const fs::path& outpu
   check(results.counts().lines() == input_lines.size() &&
             std::ranges::all_of(input_lines, [&](RequestId line) { return results.is_done(line); }),
         "a run is finished when every input line has its result");
+  const DiskWait waiting;
   results.sync();
   struct stat status {};
   if (::fsync(results.descriptor()) != 0 || ::fstat(results.descriptor(), &status) != 0) {

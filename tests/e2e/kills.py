@@ -4,6 +4,7 @@
 
 import os
 import signal
+import tempfile
 import time
 
 import harness
@@ -149,6 +150,19 @@ def a_halted_process_is_noticed_and_the_run_ends_resumable(workspace):
         ended.expect(75, victim, "stood still", "--resume")
         expect(ended.seconds < 30, f"took {ended.seconds:.0f} s")
         workspace.run(requests, output, "--resume").expect(0)
+
+
+@test
+def a_disk_that_stands_still_is_waited_for(workspace):
+    """Both where results become durable and where they are copied to another file system."""
+    requests = work(workspace, 4)
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="test-disk-") as folder:
+        expect(os.stat(folder).st_dev != os.stat(workspace.folder).st_dev, "they are one file system: the test tests nothing")
+        output = os.path.join(folder, "out.jsonl")
+        slow = {"POISE_FAILPOINTS": "results.sync:delay=6000,results.copying:delay=6000"}
+        words = ("--run-dir", workspace / "run", "--stall-timeout", "1")
+        workspace.run(requests, output, *words, env=slow).expect(0)
+        expect(len(comparable(output)) > 40, "results are missing")
 
 
 @test
