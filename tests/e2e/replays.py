@@ -167,14 +167,28 @@ def a_replay_is_not_changed_while_it_goes_on_and_leaves_nothing_when_interrupted
     run = recorded(workspace)
     folder = workspace / "tmp"
     folder.mkdir()
-    process = workspace.start("replay", run, "--device", "cpu", "--repeat", "100000", env={"TMPDIR": str(folder)})
-    wait_until(lambda: any(harness._json(path).get("state") == "replaying" for path in folder.glob("*/run/status.json")), "it")
+    there = {"env": {"TMPDIR": str(folder)}}
+
+    def replaying():
+        process = workspace.start("replay", run, "--device", "cpu", "--repeat", "100000", **there)
+        wait_until(lambda: any(harness._json(path).get("state") == "replaying" for path in folder.glob("*/run/status.json")), "it")
+        return process
+
+    process = replaying()
     (replay,) = folder.glob("*/run")
     for words in (("restart", "planner"), ("restart", "loader"), ("policy", "kv-only")):
         workspace.poise(*words, replay).expect(2, "is of a replay")
     process.send_signal(signal.SIGINT)
     workspace.finish(process).expect(75, "interrupted")
     expect_equal(list(folder.iterdir()), [], "what is left")
+    process = replaying()
+    (folder / "poise-replay-notours").mkdir()  # open to others: whoever made it, it is no scratch folder
+    workspace.poise("stop", **there)
+    expect_equal(len(list(folder.glob("*/run"))), 1, "the living replay's folder")
+    process.kill()
+    workspace.finish(process)
+    workspace.poise("stop", **there)
+    expect_equal([path.name for path in folder.iterdir()], ["poise-replay-notours"], "what is left of one that was killed")
 
 
 if __name__ == "__main__":

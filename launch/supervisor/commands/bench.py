@@ -12,10 +12,9 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-from ..lifecycle import inputs, loaders
+from ..lifecycle import inputs, loaders, scratch
 from ..measure import bench_table, figures, stages
 from ..measure.bench_options import bench_parser, run_words
 from ..measure.bench_requests import make_requests, write_requests
@@ -40,8 +39,7 @@ def bench(words):
         if path:
             inputs.check_written(option, path)
     _check_what(given)
-    folder = Path(tempfile.mkdtemp(prefix="poise-bench-"))
-    try:
+    with scratch.folder("bench") as folder:
         if given.stage is not None:
             return _stage(given, folder)
         _choose_model(given, folder)
@@ -59,8 +57,6 @@ def bench(words):
             runs.append(run.figures())
             tell(bench_table.throughput_line(runs[-1]))
         _conclude(given, requests, runs)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return DONE
 
 

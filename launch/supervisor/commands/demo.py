@@ -2,10 +2,9 @@
 
 import json
 import os
-import shutil
-import tempfile
 
 from ..development.setup import add_install_option, build_programs
+from ..lifecycle import scratch
 from ..shared.options import normalised, parser
 from ..shared.paths import ROOT, command_line, is_bundle
 from ..shared.trouble import DONE, Refusal, brief, nothing_kept, say, shown, tell
@@ -22,16 +21,13 @@ def demo(words):
     given = made.parse_args(normalised(words))
     if not os.environ.get("POISE_BIN") and not is_bundle():
         build_programs()
-    folder = tempfile.mkdtemp(prefix="poise-demo-")
-    try:
+    with scratch.folder("demo") as folder:
         output = os.path.join(folder, "answers.jsonl")
         code = run.run(["--model", str(_MODEL), "-i", str(_PROMPTS), "-o", output, "--device", given.device])
         if code != DONE:
             nothing_kept("demo")
             return code
         _print_answers(output)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     model, prompts = (brief(path) for path in (_MODEL, _PROMPTS))
     tell("\nNext, your own requests (OpenAI batch lines) and your own model:")
     tell("  " + command_line("run", "--model", model, "-i", prompts, "-o", "results.jsonl"))

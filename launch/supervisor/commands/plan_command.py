@@ -1,9 +1,8 @@
 """`poise plan`: what a run with the same arguments would do. poise-planner computes it; we print it as a table."""
 
 import json
-import tempfile
 
-from ..lifecycle import ask_planner, chat_prompts, inputs
+from ..lifecycle import ask_planner, chat_prompts, inputs, scratch
 from ..shared import machine
 from ..shared.options import add_files, add_loading, add_model, add_planning, add_running, normalised, parser
 from ..shared.paths import profile_folder
@@ -28,7 +27,7 @@ def plan(words):
     inputs.check_input(given.input)
     if given.device == "auto" and machine.gpus():
         given.device = "cuda"
-    with tempfile.TemporaryDirectory(prefix="poise-plan-") as folder:
+    with scratch.folder("plan") as folder:
         given.chat_prompts = chat_prompts.prepare(given, folder)
         answer = ask_planner.ask(*ask_planner.plan_words(given), "--profile-dir", profile_folder())
     tell(answer.rstrip("\n") if given.json else text(json.loads(answer)))

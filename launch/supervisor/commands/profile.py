@@ -7,10 +7,9 @@ and `poise plan` find them.
 import errno
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
-from ..lifecycle import inputs, leftovers, loaders, segments
+from ..lifecycle import inputs, leftovers, loaders, scratch, segments
 from ..lifecycle.interrupts import Interrupts
 from ..lifecycle.process_arguments import ProcessArguments
 from ..lifecycle.run_directory import RunDirectory
@@ -63,13 +62,10 @@ def profile(words):
     kept = _make_folder(given.output)
     for name in PROGRAMS:
         program(name)
-    folder = Path(tempfile.mkdtemp(prefix="poise-profile-"))
-    try:
+    with scratch.folder("profile") as folder:
         code = _measure(folder, given)
         if code == DONE:
             _keep(folder / "profile.json", given.output, kept)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return code
 
 

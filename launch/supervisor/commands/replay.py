@@ -7,10 +7,8 @@ a temporary directory and print what came of it. The run that is read is not wri
 import json
 import os
 import shutil
-import tempfile
-from pathlib import Path
 
-from ..lifecycle import inputs, leftovers, loaders, segments
+from ..lifecycle import inputs, leftovers, loaders, scratch, segments
 from ..lifecycle.interrupts import Interrupts
 from ..lifecycle.process_arguments import ProcessArguments
 from ..lifecycle.run_directory import RunDirectory, find_orders
@@ -54,12 +52,9 @@ def replay(words):
             raise Refusal(f"-o {shown(given.output)} exists already: name another file")
     for name in PROGRAMS:
         program(name)
-    folder = Path(tempfile.mkdtemp(prefix="poise-replay-"))
-    try:
+    with scratch.folder("replay") as folder:
         code = _replay(folder, given, orders)
         return _tell(folder, given, orders) if code == DONE else code
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _find(given):

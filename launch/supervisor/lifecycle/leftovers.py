@@ -2,13 +2,14 @@
 
 from ..shared.quantities import bytes_text, counted
 from ..shared.trouble import say
-from . import loaders, processes, segments, short_folders
+from . import loaders, processes, scratch, segments, short_folders
 
 
 def sweep():
     """Removes what dead runs left in memory and in folders: (names of segments, their bytes)."""
     loaders.sweep()
     short_folders.sweep()
+    scratch.sweep()
     return segments.reap()
 
 
