@@ -117,7 +117,7 @@ void print(const PoliciesOptions& options) {
 }
 
 void print(const SimulateOptions& options) {
-  const nlohmann::ordered_json result = simulation_named(options.name).run();
+  const nlohmann::ordered_json result = simulation_named(options.name).run(options.machine);
   if (!options.json || options.table) {
     fmt::print("{}", to_table(result));
   }
@@ -133,6 +133,8 @@ void print(const PlanOptions& options) {
     fmt::print("{}\n", plan.dump());
   }
 }
+
+void print(const ExportOptions& options) { export_machine(options.costs, options.output); }
 
 void print(const HelpOptions& options) { fmt::print("{}\n", options.text); }
 

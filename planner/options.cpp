@@ -5,6 +5,7 @@
 #include "common/arguments.h"
 #include "common/trouble.h"
 #include "common/words.h"
+#include "planner/costs/machine_file.h"
 #include "planner/forecast/simulate_papers.h"
 
 namespace poise {
@@ -137,7 +138,7 @@ template <typename Options>
 void take_costs(const cxxopts::ParseResult& given, Options& into) {
   if (given.count("machine") != 0) {
     into.machine = required_argument(given, "machine");
-    machine_named(*into.machine);  // refuses what there is not
+    find_machine(*into.machine);  // refuses what there is not
   }
   if (given.count("profile") != 0) {
     into.profile = required_argument(given, "profile");
@@ -182,7 +183,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
       "executor-socket", "to bind", text())("policy", "one of `poise-planner policies`", text())(
       "act-share", "share of ACT blocks, for hybrid and kvpr", text())(
       "recompute-share", "share of context kept as token ids, for token-recompute", text())(
-      "machine", "whose costs the policy decides by: h200-pcie5, …", text())(
+      "machine", "whose costs the policy decides by: h200-pcie5, …, or a file", text())(
       "profile", "costs that were measured: a file", text())(
       "profile-dir", "measured costs are kept there", text())(
       "max-num-seqs", "requests under way at a time", text())(
@@ -241,6 +242,25 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   return run;
 }
 
+void take_dtype(const cxxopts::ParseResult& given, PlanOptions& into) {
+  if (given.count("dtype") != 0 && given["dtype"].as<std::string>() != "auto") {
+    into.dtype = dtype_from(required_argument(given, "dtype"));
+    if (!into.dtype) {
+      fail("--dtype {}: there is no such type", given["dtype"].as<std::string>());
+    }
+  }
+}
+
+void take_device(const cxxopts::ParseResult& given, PlanOptions& into) {
+  if (given.count("device") != 0) {
+    const std::string device = required_argument(given, "device");
+    into.device = device_kind_from(device);
+    if (!into.device && device != "auto") {
+      fail("--device {}: one of auto, cpu and cuda is wanted", device);
+    }
+  }
+}
+
 PlannerCommand plan_command(const std::vector<std::string>& words) {
   cxxopts::Options options("poise-planner plan", "What a run would do, as JSON.");
   add_input(options);
@@ -248,12 +268,13 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
   options.add_options()("dtype", "of weights and context", text())("policy", "name", text())(
       "act-share", "share of ACT blocks", text())("recompute-share",
                                                   "share of context as ids alone", text())(
-      "machine", "use this machine's costs", text())("profile", "costs that were measured", text())(
-      "profile-dir", "where such are kept", text())("max-num-seqs", "requests at a time", text())(
-      "min-num-seqs", "where the policy may choose fewer", text())(
-      "mini-batch-tokens", "context", text())("prefill-tokens", "rows of prompts in an iteration",
-                                              text())("gpu-memory", "cap, bytes", text())(
-      "host-memory", "cap, bytes", text())(
+      "machine", "use this machine's costs: a name or a file", text())(
+      "profile", "costs that were measured", text())("profile-dir", "where such are kept", text())(
+      "max-num-seqs", "requests at a time", text())("min-num-seqs",
+                                                    "where the policy may choose fewer",
+                                                    text())("mini-batch-tokens", "context", text())(
+      "prefill-tokens", "rows of prompts in an iteration", text())(
+      "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
       "device", "use costs kept for: cpu, cuda, or auto (the newest)", text())(
       "check", "only check that policy and costs exist")(
       "time", "how long it takes to plan N iterations, instead of the plan", text());
@@ -264,12 +285,7 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
   }
   PlanOptions plan;
   plan.input = input_of(given);
-  if (given.count("dtype") != 0 && given["dtype"].as<std::string>() != "auto") {
-    plan.dtype = dtype_from(required_argument(given, "dtype"));
-    if (!plan.dtype) {
-      fail("--dtype {}: there is no such type", given["dtype"].as<std::string>());
-    }
-  }
+  take_dtype(given, plan);
   if (given.count("policy") != 0) {
     plan.policy = required_argument(given, "policy");
   }
@@ -285,13 +301,7 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
   take_batch(given, plan.batch);
   take_bytes(given, "gpu-memory", plan.gpu_memory);
   take_bytes(given, "host-memory", plan.host_memory);
-  if (given.count("device") != 0) {
-    const std::string device = required_argument(given, "device");
-    plan.device = device_kind_from(device);
-    if (!plan.device && device != "auto") {
-      fail("--device {}: one of auto, cpu and cuda is wanted", device);
-    }
-  }
+  take_device(given, plan);
   plan.check_only = given.count("check") != 0;
   take_number(given, "time", 1, kMaxOf, plan.timed);
   return plan;
@@ -324,6 +334,34 @@ PlannerCommand profile_command(const std::vector<std::string>& words) {
   }
   take_number(given, "death-fd", 0, 1 << 20, profile.death_descriptor);
   return profile;
+}
+
+// Which kept profile, as of a plan; where the machine is written.
+PlannerCommand export_command(const std::vector<std::string>& words) {
+  cxxopts::Options options("poise-planner export",
+                           "Writes the machine of a kept profile as a file for --machine.");
+  const auto text = [] { return cxxopts::value<std::string>(); };
+  options.add_options()("model", "a HuggingFace model directory", text())(
+      "dtype", "of weights and context", text())("device", "auto, cpu or cuda", text())(
+      "profile", "this file instead of a kept one", text())(
+      "profile-dir", "where such are kept", text())("o,output-file", "the machine", text())(
+      "h,help", "this text");
+  const auto given = parse_arguments(options, words);
+  if (given.count("help") != 0) {
+    return HelpOptions{options.help()};
+  }
+  ExportOptions exported;
+  exported.costs.input.model = required_argument(given, "model");
+  exported.output = required_argument(given, "output-file");
+  take_dtype(given, exported.costs);
+  take_device(given, exported.costs);
+  if (given.count("profile") != 0) {
+    exported.costs.profile = required_argument(given, "profile");
+  }
+  if (given.count("profile-dir") != 0) {
+    exported.costs.profile_dir = required_argument(given, "profile-dir");
+  }
+  return exported;
 }
 
 PlannerCommand replay_command(const std::vector<std::string>& words) {
@@ -456,16 +494,23 @@ PlannerCommand simulate_command(const std::vector<std::string>& words) {
   cxxopts::Options options("poise-planner simulate",
                            "Plays the planner's decisions in virtual time; NAME is one of" + names);
   options.add_options()("name", "what to simulate", cxxopts::value<std::string>())(
-      "json", "one JSON object")("table", "with --json: the table before it")("h,help",
-                                                                              "this text");
+      "machine", "play it on this machine, a name or a file, instead of the paper's",
+      cxxopts::value<std::string>())("json", "one JSON object")(
+      "table", "with --json: the table before it")("h,help", "this text");
   options.parse_positional({"name"});
   options.positional_help("NAME");
   const auto given = parse_arguments(options, words);
   if (given.count("help") != 0) {
     return HelpOptions{options.help()};
   }
-  SimulateOptions simulate{required_argument(given, "name"), given.count("json") != 0,
-                           given.count("table") != 0};
+  SimulateOptions simulate{.name = required_argument(given, "name"),
+                           .machine = {},
+                           .json = given.count("json") != 0,
+                           .table = given.count("table") != 0};
+  if (given.count("machine") != 0) {
+    simulate.machine = required_argument(given, "machine");
+    find_machine(*simulate.machine);  // refuses what there is not
+  }
   simulation_named(simulate.name);  // refuses what there is not
   return simulate;
 }
@@ -478,7 +523,7 @@ PlannerCommand parse_planner_arguments(int argc, const char* const* argv) {
   const std::pair<std::string_view, PlannerCommand (*)(const std::vector<std::string>&)> others[] =
       {{"inspect", inspect_command},   {"validate", validate_command}, {"encode", encode_command},
        {"policies", policies_command}, {"plan", plan_command},         {"profile", profile_command},
-       {"replay", replay_command},     {"simulate", simulate_command}};
+       {"replay", replay_command},     {"simulate", simulate_command}, {"export", export_command}};
   for (const auto& [name, parse] : others) {
     if (command == name) {
       words.erase(words.begin() + 1);

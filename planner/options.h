@@ -3,6 +3,7 @@
 // are reported before any file is opened. Option names may have `_` for `-`.
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <variant>
 
@@ -31,8 +32,16 @@ struct PoliciesOptions {
 
 struct SimulateOptions {
   std::string name;
-  bool json = false;   // as one JSON object
-  bool table = false;  // with `json`: print the table before it
+  std::optional<std::string> machine;  // instead of the paper's
+  bool json = false;                   // as one JSON object
+  bool table = false;                  // with `json`: print the table before it
+};
+
+// The machine of a kept profile, as a file (costs/machine_file.h). Of `costs` only the model, its dtype and
+// which profile count.
+struct ExportOptions {
+  PlanOptions costs;
+  std::filesystem::path output;
 };
 
 struct HelpOptions {
@@ -41,7 +50,7 @@ struct HelpOptions {
 
 using PlannerCommand = std::variant<RunOptions, InspectOptions, LogDiffOptions, ValidateOptions,
                                     EncodeOptions, PoliciesOptions, SimulateOptions, ProfileOptions,
-                                    ReplayOptions, PlanOptions, HelpOptions>;
+                                    ReplayOptions, PlanOptions, ExportOptions, HelpOptions>;
 
 PlannerCommand parse_planner_arguments(int argc, const char* const* argv);
 

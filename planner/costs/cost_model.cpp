@@ -243,7 +243,7 @@ std::vector<Point> rising(std::span<const Point> points) {
 std::span<const Machine> machines() {
   // Links are what large copies reach, compute what the model's products do: the H200's measured,
   // the others' as published systems on them imply.
-  static constexpr std::array<Machine, 4> all{{
+  static const std::array<Machine, 4> all{{
       {"rtx4090-pcie4", 22, 22, 125, 1000, kGiB * 24, kGiB * 882},
       {"a100-pcie4", 25, 25, 230, 1500, kGiB * 40, kGiB * 256},
       {"h200-pcie5", 55.5, 51, 660, 3200, kGiB * 139, kGiB * 128},
@@ -252,14 +252,18 @@ std::span<const Machine> machines() {
   return all;
 }
 
+std::string machine_names() {
+  std::string names;
+  for (const Machine& machine : machines()) {
+    names += (names.empty() ? "" : ", ") + machine.name;
+  }
+  return names;
+}
+
 const Machine& machine_named(std::string_view name) {
   const auto found = std::ranges::find(machines(), name, &Machine::name);
   if (found == machines().end()) {
-    std::string names;
-    for (const Machine& machine : machines()) {
-      names += (names.empty() ? "" : ", ") + std::string(machine.name);
-    }
-    fail("there is no machine {}; there are {}", name, names);
+    fail("there is no machine {}; there are {}", name, machine_names());
   }
   return *found;
 }
@@ -286,7 +290,8 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype)
   // operations.
   const Line forward{.a = seconds(layout.layer.bytes, machine.memory), .b = 2 * weights / flops};
   const double qkv_share = first / weights;
-  return {.name = std::string(machine.name),
+  return {.name = machine.name,
+          .kind = machine.kind,
           .fingerprint = profile_fingerprint(machine.name, shape, dtype),
           .model = model_fingerprint(shape, dtype),
           .load_w = {.b = seconds(layout.layer.bytes, machine.link)},
@@ -305,7 +310,7 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype)
           .store_kv = per_row(BlockKind::kv),
           .store_act = per_row(BlockKind::act),
           .gpu_memory = machine.gpu_memory,
-          .gpu_overhead = kGiB,
+          .gpu_overhead = machine.gpu_overhead,
           .host_memory = machine.host_memory};
 }
 
@@ -319,7 +324,7 @@ std::string model_fingerprint(const ModelShape& shape, DType dtype) {
 
 std::span<const ProfileLine> profile_lines() { return kLines; }
 
-void write_profile(const std::filesystem::path& path, const Profile& profile) {
+nlohmann::ordered_json json_of(const Profile& profile) {
   nlohmann::ordered_json json{{"name", profile.name},
                               {"kind", name_of(profile.kind)},
                               {"build", profile.build},
@@ -341,18 +346,20 @@ void write_profile(const std::filesystem::path& path, const Profile& profile) {
       json[line.name]["alone"]["points"] = json_of(measured->alone, measured->alone_line);
     }
   }
-  replace_file(path, json.dump(2) + '\n', {.shared = true});
+  return json;
 }
 
-Profile read_profile(const std::filesystem::path& path) {
-  const nlohmann::json json = read_json_file(path);
-  const JsonObject object(json, path.string());
+void write_profile(const std::filesystem::path& path, const Profile& profile) {
+  replace_file(path, json_of(profile).dump(2) + '\n', {.shared = true});
+}
+
+Profile profile_from(const JsonObject& object) {
   if (std::ranges::none_of(kLines,
                            [&](const ProfileLine& line) { return object.has(line.name); })) {
     fail(
         "{}: this is no profile: it has none of a profile's lines; `poise profile -o FILE` makes "
         "one",
-        path.string());
+        object.what());
   }
   const std::string name = object.string("name").value_or("");
   Profile profile{.name = name,
@@ -385,6 +392,11 @@ Profile read_profile(const std::filesystem::path& path) {
   }
   complete(profile);
   return profile;
+}
+
+Profile read_profile(const std::filesystem::path& path) {
+  const nlohmann::json json = read_json_file(path);
+  return profile_from(JsonObject(json, path.string()));
 }
 
 std::optional<Profile> read_profile(const std::filesystem::path& path,

@@ -23,6 +23,7 @@
 
 #include "common/blocks.h"
 #include "common/device_kind.h"
+#include "common/files/json_file.h"
 #include "common/model_shape.h"
 #include "common/units.h"
 
@@ -141,17 +142,23 @@ struct ProfileLine {
 };
 std::span<const ProfileLine> profile_lines();
 
-// A machine by its constants.
+// A machine by its constants: a named one, or one that a file describes (machine_file.h).
 struct Machine {
-  std::string_view name;
+  std::string name;
   double link = 0;     // GB/s, to the device
   double back = 0;     // GB/s, from it at the same time
   double compute = 0;  // TFLOP/s that the model's products reach
   double memory = 0;   // GB/s of the device's memory that attention reaches
   Bytes gpu_memory;
   Bytes host_memory;
+  DeviceKind kind = DeviceKind::cuda;
+  Bytes gpu_overhead = kGiB;  // of gpu_memory, beside the buffers
+
+  friend bool operator==(const Machine&, const Machine&) = default;
 };
 std::span<const Machine> machines();
+// Their names, in words.
+std::string machine_names();
 // Fails with the names there are.
 const Machine& machine_named(std::string_view name);
 
@@ -161,6 +168,9 @@ std::string profile_fingerprint(std::string_view machine, const ModelShape& shap
 // The same without the machine.
 std::string model_fingerprint(const ModelShape& shape, DType dtype);
 
+// A profile as its file has it. `profile_from` fails and names the field if it is no profile.
+nlohmann::ordered_json json_of(const Profile& profile);
+Profile profile_from(const JsonObject& object);
 void write_profile(const std::filesystem::path& path, const Profile& profile);
 // Fails and names file and field if it is no profile.
 Profile read_profile(const std::filesystem::path& path);

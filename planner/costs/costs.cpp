@@ -4,11 +4,12 @@
 #include <utility>
 
 #include "common/trouble.h"
+#include "planner/costs/machine_file.h"
 
 namespace poise {
 std::optional<Profile> named_costs(const CostOptions& costs, const ModelShape& shape, DType dtype) {
   if (costs.machine) {
-    return profile_of(machine_named(*costs.machine), shape, dtype);
+    return costs_on(*costs.machine, shape, dtype);
   }
   if (costs.profile) {
     return read_profile_of(*costs.profile, shape, dtype);

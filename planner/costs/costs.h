@@ -13,7 +13,7 @@ namespace poise {
 
 // What the user said about costs.
 struct CostOptions {
-  std::optional<std::string> machine;            // a named machine's constants
+  std::optional<std::string> machine;            // a named machine, or a file that describes one
   std::optional<std::filesystem::path> profile;  // or measured ones, a file
 };
 

@@ -8,6 +8,7 @@
 #include "common/trouble.h"
 #include "common/words.h"
 #include "planner/costs/costs.h"
+#include "planner/costs/machine_file.h"
 #include "planner/costs/measuring_build.h"
 #include "planner/memory/planning_problem.h"
 #include "planner/policies/default_policy.h"
@@ -42,14 +43,11 @@ Profile costs_for(const PlanOptions& options, const ModelShape& shape, DType dty
         where(options.device), kept->profile.build.empty() ? "an older one" : kept->profile.build,
         kept->file.string());
   }
-  std::string names;
-  for (const Machine& machine : machines()) {
-    names += (names.empty() ? "" : ", ") + std::string(machine.name);
-  }
   fail(
-      "what everything costs{} is not known: name a machine (--machine, one of {}), a file "
-      "(--profile), or measure this one with poise profile --model DIR",
-      where(options.device), names);
+      "what everything costs{} is not known: name a machine (--machine, one of {} or a file that "
+      "describes one), a profile (--profile FILE), or measure this one with poise profile --model "
+      "DIR",
+      where(options.device), machine_names());
 }
 
 // What the user allows, at most what the machine has; which is said where it is less.
@@ -153,6 +151,12 @@ RequestSizes sizes_of_requests(const PlanOptions& options, const ModelConfig& mo
          sizes.first_refusal.empty() ? "" : "; ", sizes.first_refusal);
   }
   return sizes;
+}
+
+void export_machine(const PlanOptions& options, const std::filesystem::path& output) {
+  const ModelConfig model = read_model_config(options.input.model);
+  const DType dtype = dtype_of(options, model);
+  write_machine(output, machine_of(costs_for(options, model.shape, dtype), model.shape, dtype));
 }
 
 void check_named(const PlanOptions& options, const ModelConfig& model) {

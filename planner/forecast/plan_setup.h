@@ -55,6 +55,9 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
 // The requests that a run would do; fails if there is none.
 RequestSizes sizes_of_requests(const PlanOptions& options, const ModelConfig& model);
 
+// The machine of the profile that a plan would use, as a file for --machine.
+void export_machine(const PlanOptions& options, const std::filesystem::path& output);
+
 // Only costs and placement: fails as `set_up` and `run` do if the named ones are not possible.
 void check_named(const PlanOptions& options, const ModelConfig& model);
 

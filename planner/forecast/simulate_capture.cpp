@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "planner/costs/machine_file.h"
 #include "planner/forecast/simulate_papers.h"
 
 namespace poise {
@@ -12,7 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::string_view kMachine = "rtx4090-pcie4";
+constexpr const char* kMachine = "rtx4090-pcie4";
 constexpr std::string_view kModels[] = {"opt-6.7b", "opt-13b", "opt-30b", "opt-66b"};
 // Figures 8 to 10 are over "varying input prompt lengths", which the text does not name.
 constexpr std::int32_t kPrompts[] = {512, 1024, 1920};
@@ -97,14 +98,15 @@ Json timeline_of(const SimulatedRun& run, std::uint32_t layer) {
 
 // "using a prompt length of 1920 and a batch size of 128" (section V-E), 128 tokens of answer
 // (section V-B), RTX 4090, 882 GB of host memory (section V-A).
-Json capture_table3() {
+Json capture_table3(const SimulatedOn& on) {
+  const std::string machine = on.value_or(kMachine);
   Json rows = Json::array();
   for (const std::string_view model : kModels) {
     Json row{{"model", model}};
     for (const auto system :
          {PaperSystem::act_only, PaperSystem::hybrid_static, PaperSystem::hybrid}) {
       row[std::string(name_of(system))] =
-          simulate_system(system, kMachine, work_of(model, 128, 1920)).tokens_per_second;
+          simulate_system(system, machine, work_of(model, 128, 1920)).tokens_per_second;
     }
     rows.push_back(std::move(row));
   }
@@ -115,7 +117,8 @@ Json capture_table3() {
 }
 
 // The figure is a sketch without numbers; this is OPT-30B's, 32 requests of 1,920 tokens.
-Json capture_figure1() {
+Json capture_figure1(const SimulatedOn& on) {
+  const std::string machine = on.value_or(kMachine);
   Json rows = Json::array(), timelines = Json::object();
   const std::pair<const char*, PaperSystem> systems[] = {
       {"kv", PaperSystem::ours}, {"act", PaperSystem::act_only}, {"hybrid", PaperSystem::hybrid}};
@@ -123,11 +126,10 @@ Json capture_figure1() {
     SimulatedWork work = work_of("opt-30b", 32, 1920);
     work.traced = true;
     work.placement.resident_layers = 0;
-    const auto profile = std::make_shared<const Profile>(
-        profile_of(machine_named(kMachine), work.shape, work.dtype));
+    const auto profile = std::make_shared<const Profile>(costs_on(machine, work.shape, work.dtype));
     const SimulatedRun run = system == PaperSystem::ours
                                  ? simulate(*profile, "kv-only", {.profile = profile}, work)
-                                 : simulate_system(system, kMachine, work);
+                                 : simulate_system(system, machine, work);
     rows.push_back({{"cache", name},
                     {"tokens_per_second", run.tokens_per_second},
                     {"link_idle", std::max(0.0, 1 - run.link_busy)},
@@ -140,7 +142,8 @@ Json capture_figure1() {
   return json;
 }
 
-Json capture_figure8() {
+Json capture_figure8(const SimulatedOn& on) {
+  const std::string machine = on.value_or(kMachine);
   constexpr PaperSystem kSystems[] = {PaperSystem::deepspeed, PaperSystem::flexgen,
                                       PaperSystem::act_only, PaperSystem::hybrid,
                                       PaperSystem::ours};
@@ -155,7 +158,7 @@ Json capture_figure8() {
         SimulatedWork work = work_of(model, 128, prompt);
         work.to_the_end = true;
         speed[static_cast<std::size_t>(system)] =
-            simulate_system(system, kMachine, work).tokens_per_second;
+            simulate_system(system, machine, work).tokens_per_second;
         row[std::string(name_of(system))] = speed[static_cast<std::size_t>(system)];
       }
       const auto of = [&](PaperSystem one, PaperSystem other) {
@@ -193,7 +196,8 @@ Json capture_figure8() {
   return json;
 }
 
-Json capture_figure9() {
+Json capture_figure9(const SimulatedOn& on) {
+  const std::string machine = on.value_or(kMachine);
   Json rows = Json::array();
   for (const std::int32_t requests : {32, 64}) {
     for (const std::int32_t prompt : kPrompts) {
@@ -201,7 +205,7 @@ Json capture_figure9() {
       double total[2] = {};
       for (const PaperSystem system : {PaperSystem::flexgen, PaperSystem::hybrid}) {
         const SimulatedRun run =
-            simulate_system(system, kMachine, work_of("opt-30b", requests, prompt));
+            simulate_system(system, machine, work_of("opt-30b", requests, prompt));
         const std::string name(name_of(system));
         const double gigabytes = 1e-9 / static_cast<double>(run.counted);
         row[name + "_kv"] = run.loaded.kv * gigabytes;
@@ -220,7 +224,8 @@ Json capture_figure9() {
        "paper: up to 1.27 times less with 32 requests, 1.38 with 64"});
 }
 
-Json capture_figure10() {
+Json capture_figure10(const SimulatedOn& on) {
+  const std::string machine = on.value_or(kMachine);
   Json rows = Json::array();
   for (const std::int32_t requests : {32, 64, 128}) {
     for (const std::int32_t prompt : kPrompts) {
@@ -228,7 +233,7 @@ Json capture_figure10() {
       for (const PaperSystem system : {PaperSystem::flexgen, PaperSystem::hybrid}) {
         SimulatedWork work = work_of("opt-30b", requests, prompt);
         work.to_the_end = true;
-        row[std::string(name_of(system))] = simulate_system(system, kMachine, work).compute_busy;
+        row[std::string(name_of(system))] = simulate_system(system, machine, work).compute_busy;
       }
       row["ratio"] = row["hybrid"].get<double>() / row["flexgen"].get<double>();
       rows.push_back(std::move(row));
@@ -244,9 +249,10 @@ Json capture_figure10() {
        "average 7.39 times as busy"});
 }
 
-Json ours_beyond() {
+Json ours_beyond(const SimulatedOn& on) {
   Json rows = Json::array();
-  for (const std::string_view machine : {"rtx4090-pcie4", "a100-pcie4", "h200-pcie5", "l4-pcie4"}) {
+  std::vector<std::string> all{"rtx4090-pcie4", "a100-pcie4", "h200-pcie5", "l4-pcie4"};
+  for (const std::string& machine : on ? std::vector{*on} : all) {
     for (const std::string_view model : {"opt-6.7b", "opt-13b"}) {
       const SimulatedWork work = work_of(model, 64, 1024);
       const double flexgen = simulate_system(PaperSystem::flexgen, machine, work).tokens_per_second;

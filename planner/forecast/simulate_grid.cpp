@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/trouble.h"
+#include "planner/costs/machine_file.h"
 #include "planner/forecast/simulate.h"
 #include "planner/forecast/simulate_papers.h"
 
@@ -34,7 +35,7 @@ struct GridWork {
 };
 
 struct GridMemory {
-  std::string_view machine;
+  std::string machine;
   std::int64_t gpu, host;  // GiB; 0: all that the machine has
 };
 
@@ -49,11 +50,17 @@ std::vector<GridModel> grid_models() {
 
 constexpr std::array<GridWork, 4> kWorks{
     {{128, 1920, 128}, {128, 512, 128}, {32, 1024, 64}, {250, 256, 64}}};
-constexpr std::array<GridMemory, 5> kMemories{{{"rtx4090-pcie4", 0, 200},
-                                               {"rtx4090-pcie4", 0, 90},
-                                               {"l4-pcie4", 0, 0},
-                                               {"h200-pcie5", 24, 110},
-                                               {"h200-pcie5", 60, 0}}};
+
+std::vector<GridMemory> grid_memories(const std::optional<std::string>& machine) {
+  if (machine) {
+    return {{*machine, 0, 0}};
+  }
+  return {{"rtx4090-pcie4", 0, 200},
+          {"rtx4090-pcie4", 0, 90},
+          {"l4-pcie4", 0, 0},
+          {"h200-pcie5", 24, 110},
+          {"h200-pcie5", 60, 0}};
+}
 
 nlohmann::ordered_json grid_row(const GridModel& model, const GridMemory& memory,
                                 const GridWork& work) {
@@ -64,7 +71,7 @@ nlohmann::ordered_json grid_row(const GridModel& model, const GridMemory& memory
                                 // As many under way under every policy.
                                 .batch = {.min_num_seqs = BatchOptions{}.max_num_seqs},
                                 .to_the_end = true};
-  Profile profile = profile_of(machine_named(memory.machine), simulated.shape, simulated.dtype);
+  Profile profile = costs_on(memory.machine, simulated.shape, simulated.dtype);
   profile.gpu_memory = memory.gpu > 0 ? kGiB * memory.gpu : profile.gpu_memory;
   profile.host_memory = memory.host > 0 ? kGiB * memory.host : profile.host_memory;
   const auto shared = std::make_shared<const Profile>(profile);
@@ -126,10 +133,10 @@ std::string words_of_fewer(const nlohmann::ordered_json& rows) {
 
 }  // namespace
 
-nlohmann::ordered_json policy_grid() {
+nlohmann::ordered_json policy_grid(const std::optional<std::string>& machine) {
   nlohmann::ordered_json json{{"rows", nlohmann::ordered_json::array()}};
   for (const GridModel& model : grid_models()) {
-    for (const GridMemory& memory : kMemories) {
+    for (const GridMemory& memory : grid_memories(machine)) {
       for (const GridWork& work : kWorks) {
         json["rows"].push_back(grid_row(model, memory, work));
       }

@@ -3,6 +3,8 @@
 // memories and lengths, with planner/forecast/simulate.h.
 
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 
 namespace poise {
 
@@ -10,7 +12,7 @@ namespace poise {
 // tokens/s, all with as many requests at a time, "room_for_all": with optimal, "best": of the others,
 // "optimal_to_best": ratio, "at_a_time": where optimal chooses that, too, "optimal_so": its tokens/s
 // then}, …], "notes": [the least ratio, what the choice gains]}; a policy that memory does not
-// suffice for has null.
-nlohmann::ordered_json policy_grid();
+// suffice for has null. `machine`: on this one alone (costs/machine_file.h), with all of its memory.
+nlohmann::ordered_json policy_grid(const std::optional<std::string>& machine);
 
 }  // namespace poise

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "planner/costs/machine_file.h"
 #include "planner/forecast/simulate_papers.h"
 
 namespace poise {
@@ -12,6 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr const char* kKvprMachine = "a100-pcie4";
 constexpr std::int32_t kBatch = 32, kBatches = 8;
 constexpr Bytes kHostMemory = kGiB * 1024;  // the paper does not say; all of its works ran
 
@@ -32,7 +34,7 @@ constexpr Best kKvprModels[] = {{"opt-6.7b", 0.151}, {"opt-13b", 0.462}, {"opt-3
 // as models grow. `at_roof` is the gain of two systems that are never idle, the upper bound. The paper's
 // 13B reaches it, its 30B most of it, its 6.7B less than a third: FlexGen would be idle there for 1.6
 // times the time of its bytes, and never with 13B.
-Json kvpr_gains() {
+Json kvpr_gains(const SimulatedOn& on) {
   Json rows = Json::array(), best = Json::array();
   for (const Best& model : kKvprModels) {
     double most = 0, at_roof = 0;
@@ -44,9 +46,9 @@ Json kvpr_gains() {
                            .answer = answer,
                            .placement = {.resident_layers = 0, .gpu_share = 0}};
         work.batch.mini_batch_tokens = kBatch * (prompt + answer);
-        auto profile = std::make_shared<Profile>(
-            profile_of(machine_named("a100-pcie4"), work.shape, work.dtype));
-        profile->host_memory = kHostMemory;
+        auto profile =
+            std::make_shared<Profile>(costs_on(on.value_or(kKvprMachine), work.shape, work.dtype));
+        profile->host_memory = on ? profile->host_memory : kHostMemory;
         const auto seconds = [&](std::string_view policy) {  // for a token
           return 1 / simulate(*profile, policy, {.profile = profile}, work).tokens_per_second;
         };

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/trouble.h"
+#include "planner/costs/machine_file.h"
 #include "planner/forecast/simulate_grid.h"
 
 namespace poise {
@@ -78,9 +79,8 @@ std::string_view name_of(PaperSystem system) {
 // FlexGen keeps as many layers on the GPU as fit; CAPTURE's GPU memory "is exclusively allocated for
 // Activation cache blocks" (section IV-B), and DeepSpeed-Inference brings its weights when they are
 // needed: both stream all of them.
-SimulatedRun simulate_system(PaperSystem system, std::string_view machine, SimulatedWork work) {
-  auto profile =
-      std::make_shared<Profile>(profile_of(machine_named(machine), work.shape, work.dtype));
+SimulatedRun simulate_system(PaperSystem system, const std::string& machine, SimulatedWork work) {
+  auto profile = std::make_shared<Profile>(costs_on(machine, work.shape, work.dtype));
   std::string_view policy = name_of(system);
   switch (system) {
     case PaperSystem::deepspeed:

@@ -3,7 +3,9 @@
 
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -16,12 +18,15 @@ namespace poise {
 // OPT's published sizes ("opt-6.7b" …); fails with the names there are.
 ModelShape opt_shape(std::string_view name);
 
+// The machine that the user named instead of the paper's: a name or a file (costs/machine_file.h).
+using SimulatedOn = std::optional<std::string>;
+
 struct Simulation {
   std::string_view name;
   std::string_view description;
   // {"rows": [{"model": "opt-6.7b", "act-only": tokens/s, …}, …], "notes": ["…"]}; all rows have the
   // same names. Figures with more than rows have further fields of their own.
-  nlohmann::ordered_json (*run)();
+  nlohmann::ordered_json (*run)(const SimulatedOn& on);
 };
 std::span<const Simulation> simulations();
 // Fails with the names there are.
@@ -34,17 +39,17 @@ inline constexpr double kFlexGenOfRoof = 0.67;
 std::string_view our_policy();
 
 // The experiments, each as Simulation::run.
-nlohmann::ordered_json capture_table3();
-nlohmann::ordered_json capture_figure1();
-nlohmann::ordered_json capture_figure8();
-nlohmann::ordered_json capture_figure9();
-nlohmann::ordered_json capture_figure10();
-nlohmann::ordered_json kvpr_gains();
-nlohmann::ordered_json ours_beyond();
+nlohmann::ordered_json capture_table3(const SimulatedOn& on);
+nlohmann::ordered_json capture_figure1(const SimulatedOn& on);
+nlohmann::ordered_json capture_figure8(const SimulatedOn& on);
+nlohmann::ordered_json capture_figure9(const SimulatedOn& on);
+nlohmann::ordered_json capture_figure10(const SimulatedOn& on);
+nlohmann::ordered_json kvpr_gains(const SimulatedOn& on);
+nlohmann::ordered_json ours_beyond(const SimulatedOn& on);
 
 // A system of CAPTURE's evaluation on its machine.
 enum class PaperSystem { deepspeed, flexgen, act_only, hybrid_static, hybrid, ours };
 std::string_view name_of(PaperSystem system);
-SimulatedRun simulate_system(PaperSystem system, std::string_view machine, SimulatedWork work);
+SimulatedRun simulate_system(PaperSystem system, const std::string& machine, SimulatedWork work);
 
 }  // namespace poise

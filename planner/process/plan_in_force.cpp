@@ -10,6 +10,7 @@
 #include "common/process.h"
 #include "common/trouble.h"
 #include "common/words.h"
+#include "planner/costs/machine_file.h"
 
 namespace poise {
 namespace {
@@ -114,9 +115,10 @@ std::unique_ptr<Policy> make_policy_as(const PolicyWish& wish, const Run& run,
   options.act_share = wish.act_share;
   options.recompute_share = wish.recompute_share;
   options.row_by_row = options.row_by_row && wish.policy == run.options.policy;
-  options.profile = wish.machine ? std::make_shared<const Profile>(profile_of(
-                                       machine_named(*wish.machine), run.shape(), run.dtype()))
-                                 : profile;
+  options.profile =
+      wish.machine
+          ? std::make_shared<const Profile>(costs_on(*wish.machine, run.shape(), run.dtype()))
+          : profile;
   return make_policy(wish.policy, options);
 }
 

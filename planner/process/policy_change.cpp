@@ -48,7 +48,11 @@ void PolicyChange::choose(const PolicyWish& by_default) {
       run_.status.policy_serial = wish.serial;
     }
     if (const auto wish = wishes_.in_force(); wish && !in_force_.policy) {
-      obey(*wish);
+      try {
+        obey(*wish);
+      } catch (const Failure& gone) {  // the file that described its machine
+        announce(fmt::format("{} is not in force any more: {}", wish->policy, gone.what()));
+      }
     }
   }
   if (!in_force_.policy) {

@@ -128,8 +128,8 @@ def costs_that_another_build_measured_are_measured_again(workspace):
 
 
 @test
-def a_plan_takes_the_costs_of_the_device_that_is_asked_for(workspace):
-    """A kept profile of the CPU device is not used for a GPU."""
+def a_plan_takes_the_kept_costs_of_its_device_or_the_machine_exported_from_them(workspace):
+    """A kept profile of the CPU device is not used for a GPU; its machine in a file gives the same plan."""
     requests = workspace.write_requests("in.jsonl", [request("a", [5, 6, 7])])
     measured(workspace)
     words = ("plan", "--model", DEMO_MODEL, "-i", requests)
@@ -138,6 +138,19 @@ def a_plan_takes_the_costs_of_the_device_that_is_asked_for(workspace):
     profile = ("--profile", workspace / "profile.json")
     said = workspace.poise(*words, "--device", "cuda", *profile).expect(0).out
     expect("--device cuda: the costs given are those of cpu" in said, said)
+
+    exported = workspace / "machine.json"
+    workspace.poise("profile", "--model", DEMO_MODEL, "--device", "cpu", "--export", exported).expect(0, "machine.json is written")
+    plans = [
+        workspace.poise(*words, "--device", "cpu", "--policy", "hybrid", *named, "--json").expect(0).out
+        for named in ((), ("--machine", exported))
+    ]
+    expect_equal(plans[1], plans[0], "the plan by the exported machine, and by the kept profile")
+    machine = json.loads(exported.read_text())
+    near(machine["link_gbps"], LINK, 0.1, "the link's speed")
+    near(machine["compute_tflops"], COMPUTE / 1000, 0.1, "the speed of products")
+    workspace.poise("profile", "--model", DEMO_MODEL, "--device", "cuda", "--export", exported).expect(2, "on a GPU", "poise profile")
+    workspace.poise("profile", "--model", DEMO_MODEL, "--profile", exported).expect(2, "--export")
 
 
 @test
@@ -151,6 +164,7 @@ def a_profile_that_is_none_is_refused(workspace):
         (("--profile", workspace / "other.json"), ("other.json", "is no profile", "poise profile")),
         (("--profile", workspace / "broken.json"), ("broken.json", "between")),
         (("--machine", "abacus"), ("abacus", "h200-pcie5")),
+        (("--machine", workspace / "other.json"), ("other.json", "name", "is missing")),
     ):
         ended = workspace.run(requests, workspace / "o.jsonl", *words).expect(2, *said)
         expect("run directory" not in ended.err, f"the run began before it was refused: {ended.err}")

@@ -142,6 +142,19 @@ def optimal_is_the_best_policy_or_nearly_so_everywhere_on_the_grid(workspace):
 
 
 @test
+def an_experiment_can_be_played_on_another_machine(workspace):
+    """Twice the link and twice the computation give twice the speed."""
+    twice = {"name": "twice", "like": "rtx4090-pcie4", "link_gbps": 44, "back_gbps": 44, "compute_tflops": 250, "memory_gbps": 2000}
+    (workspace / "twice.json").write_text(json.dumps(twice))
+    speeds = []
+    for machine in ("rtx4090-pcie4", workspace / "twice.json"):
+        ended = workspace.poise("simulate", "capture-figure1", "--machine", machine, "--json").expect(0)
+        speeds.append([row["tokens_per_second"] for row in json.loads(ended.out)["rows"]])
+    for once, doubled in zip(*speeds):
+        expect(abs(doubled / once - 2) < 1e-6, f"{doubled} tokens/s where the paper's machine has {once}")
+
+
+@test
 def the_same_figures_are_drawn_alike(workspace):
     for name in ("capture-table3", "capture-figure1"):
         for copy in (1, 2):
@@ -155,6 +168,7 @@ def what_cannot_be_played_or_drawn_is_refused_in_a_sentence(workspace):
     workspace.poise("simulate", "capture-table9", "--svg", picture).expect(2, "capture-table3")
     expect(not picture.exists(), "a picture of nothing")
     workspace.poise("simulate", "").expect(2, "NAME")
+    workspace.poise("simulate", "capture-table3", "--machine", "abacus").expect(2, "abacus", "rtx4090-pcie4")
     workspace.poise("simulate", "capture-table3", "--svg", workspace / "no" / "such.svg").expect(2, "such.svg")
     workspace.poise("simulate", "capture-table3", "--svg", "/dev/full").expect(73, "/dev/full")
 

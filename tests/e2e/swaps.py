@@ -43,7 +43,7 @@ def policy_words(random):
     if name in ("hybrid", "kvpr"):
         share = ["--act-share", str(random.choice((0, 0.25, 0.5, 0.9)))]
     elif name == "optimal":
-        share = ["--machine", random.choice(("rtx4090-pcie4", "a100-pcie4"))]
+        share = ["--machine", random.choice(("rtx4090-pcie4", str(harness.ROOT / "tests" / "planner" / "profiles" / "machine.json")))]
     elif name == "token-recompute":
         share = ["--recompute-share", str(random.choice((0.1, 0.4)))]
     return name, share

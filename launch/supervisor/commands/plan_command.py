@@ -14,7 +14,7 @@ def plan(words):
     made = parser(
         "plan",
         "What `run` with the same arguments would do, and how fast: needs config.json and the requests, no weights and no GPU.\n"
-        "Costs are those of --machine NAME, of --profile FILE, or what `poise profile` kept of the model.",
+        "Costs are those of --machine NAME|FILE, of --profile FILE, or what `poise profile` kept of the model.",
     )
     add_model(made)
     add_files(made, output_required=False)

@@ -23,7 +23,7 @@ def policy(words):
     made.add_argument("--json", action="store_true", help="as one JSON object")
     made.add_argument("--rebuild", action="store_true", help="make the pools anew; compute requests under way again")
     live_changes.add_policy_options(made)
-    made.usage = "poise policy [-h] [--json] [--rebuild] [--act-share 0..1] [--recompute-share 0..1] [--machine NAME] [NAME] RUN"
+    made.usage = "poise policy [-h] [--json] [--rebuild] [--act-share 0..1] [--recompute-share 0..1] [--machine NAME|FILE] [NAME] RUN"
     given = made.parse_mixed(normalised(words))
     if len(given.words) > 2:
         made.error(f"there is no argument {shown(given.words[2])}")

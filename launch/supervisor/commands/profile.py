@@ -9,13 +9,14 @@ import os
 import shutil
 from pathlib import Path
 
-from ..lifecycle import inputs, leftovers, loaders, scratch, segments
+from ..lifecycle import ask_planner, inputs, leftovers, loaders, scratch, segments
 from ..lifecycle.interrupts import Interrupts
 from ..lifecycle.process_arguments import ProcessArguments
 from ..lifecycle.run_directory import RunDirectory
 from ..lifecycle.run_summary import progress_text
 from ..lifecycle.supervision import Supervision
 from ..measure.svg import Figure, page
+from ..shared import machine
 from ..shared.files import read_json, replace_file
 from ..shared.options import add_device, add_loading, add_model, normalised, parser
 from ..shared.paths import PROGRAMS, profile_folder, program
@@ -47,16 +48,23 @@ def profile(words):
     made = parser(
         "profile",
         "Measures what loading, computing and storing cost on this machine with this model, and keeps lines through the\n"
-        "times; policies decide and `poise plan` predicts by them. Takes seconds once the model is loaded.",
+        "times; policies decide and `poise plan` predicts by them. Takes seconds once the model is loaded.\n"
+        "--export measures nothing: it writes the machine of the profile that is kept of this model, as a file for --machine.",
     )
     add_model(made)
     made.add_argument("-o", "--output-file", dest="output", metavar="FILE", help="keep it there, too")
+    made.add_argument("--export", metavar="FILE", help="write the machine of the kept profile there")
+    made.add_argument("--profile", metavar="FILE", help="with --export: the machine of this profile")
     add_device(made)
     add_loading(made)
     given = made.parse_args(normalised(words))
     given.keep_loader, given.stall_timeout = False, 30.0
     inputs.check_limits(given.model)
     inputs.check_model(given.model)
+    if given.export is not None:
+        return _export(given)
+    if given.profile is not None:
+        made.error("--profile goes with --export")
     if given.output is not None:
         inputs.check_written("-o", given.output)
     kept = _make_folder(given.output)
@@ -67,6 +75,17 @@ def profile(words):
         if code == DONE:
             _keep(folder / "profile.json", given.output, kept)
     return code
+
+
+def _export(given):
+    inputs.check_written("--export", given.export)
+    if given.device == "auto" and machine.gpus():
+        given.device = "cuda"
+    words = ["--model", given.model, "--dtype", given.dtype, "--device", given.device, "--profile-dir", profile_folder()]
+    words += ["--profile", given.profile] if given.profile is not None else []
+    ask_planner.ask("export", *words, "-o", given.export)
+    say(f"{brief(given.export)} is written; --machine {brief(given.export)} takes it")
+    return DONE
 
 
 class _ProfileArguments(ProcessArguments):

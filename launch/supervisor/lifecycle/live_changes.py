@@ -5,6 +5,7 @@ under the wish's serial.
 """
 
 import json
+import os
 import time
 
 from ..shared import quantities
@@ -20,7 +21,7 @@ LOOK = 0.02
 def add_policy_options(to):
     to.add_argument("--act-share", type=quantities.share, metavar="0..1", help="share of ACT blocks, for hybrid and kvpr")
     to.add_argument("--recompute-share", type=quantities.share, metavar="0..1", help="for token-recompute")
-    to.add_argument("--machine", metavar="NAME", help="whose costs the policy decides by (default: as the run was told)")
+    to.add_argument("--machine", metavar="NAME|FILE", help="whose costs the policy decides by (default: as the run was told)")
 
 
 _OPTIONS = ("act_share", "recompute_share", "machine")
@@ -29,6 +30,8 @@ _OPTIONS = ("act_share", "recompute_share", "machine")
 def policy_options(given):
     """The policy's options that were given."""
     values = {name: getattr(given, name) for name in _OPTIONS}
+    if values["machine"] is not None and os.path.isfile(values["machine"]):
+        values["machine"] = os.path.abspath(values["machine"])  # the planner may have another working directory
     return {name: value for name, value in values.items() if value is not None}
 
 

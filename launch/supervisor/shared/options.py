@@ -106,7 +106,7 @@ def add_planning(to):
         "--percent", metavar="W,W,C,C,A,A", help="FlexGen's shares of weights, context and activations, each on device and host: 20,80,0,100,100,0"
     )
     to.add_argument("--gpu-blocks", metavar="KINDS", help="of context, what the device may keep: all (default), act or none")
-    to.add_argument("--machine", metavar="NAME", help="whose costs optimal, hybrid and kvpr decide by: h200-pcie5, rtx4090-pcie4, …")
+    to.add_argument("--machine", metavar="NAME|FILE", help="whose costs optimal, hybrid and kvpr decide by: h200-pcie5, rtx4090-pcie4, …, or a file (launch/README.md)")
     to.add_argument("--profile", metavar="FILE", help="costs measured by `poise profile` (default: those it kept)")
     to.add_argument("--max-num-seqs", type=quantities.count, metavar="N", help="at most N requests at a time")
     to.add_argument("--min-num-seqs", type=quantities.count, metavar="N", help="at least N requests at a time, where `optimal` would take fewer")

@@ -152,7 +152,7 @@ TEST(Rehearsal, OfAllTheWorkTakesAsLongAsTheWork) {
 // tests/e2e/simulations.py compares figures with the papers'. These two experiments are short enough for sanitizers.
 TEST(Simulation, PlaysPapersExperiments) {
   for (const char* name : {"capture-figure1", "capture-figure9"}) {
-    const auto json = simulation_named(name).run();
+    const auto json = simulation_named(name).run({});
     EXPECT_FALSE(json["rows"].empty()) << name;
     EXPECT_FALSE(json["notes"].empty()) << name << " says what it assumes";
   }
