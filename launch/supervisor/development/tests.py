@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -62,16 +63,10 @@ def test(words):
     parts = [part for part in _PARTS if not given.only or part in given.only]
     count = _Count()
     began = time.monotonic()
+    builds = _Builds(parts)
     try:
-        for number, part in enumerate(parts):
-            since = time.monotonic()
-            try:
-                setup.build(_PRESETS[part], _TARGETS.get(part, ()))
-                with _BuildAhead(parts[number + 1 :]):
-                    _run_part(part, count, given.no_install)
-            except Refusal as refusal:
-                count.broke(f"{part}: {refusal.sentence}")
-            say(f"--- {part}: {duration(time.monotonic() - since)}")
+        with builds:
+            _run_all([step for part in parts for step in _steps(part, count, given.no_install)], builds, count)
     finally:
         _interrupt(list(_scripts))  # after an interrupt: they are sessions of their own
     say(f"{', '.join(parts)}: {duration(time.monotonic() - began)}")
@@ -115,16 +110,18 @@ class _Count:
             self.names.append(name)
 
 
-class _BuildAhead:
-    """While tests run, and wait, the builds of the parts behind them go on at the lowest priority.
-
-    What such a build has done when its part comes, the build there need not do; only that one judges.
-    """
+class _Builds:
+    """Builds what `parts` need, one preset after the other: the first at once, the others at the lowest priority while tests
+    of those before them run, and wait."""
 
     def __init__(self, parts):
-        self._builds = [(_PRESETS[part], _TARGETS.get(part, ())) for part in parts]
+        targets = {}
+        for part in parts:
+            targets.setdefault(_PRESETS[part], []).extend(_TARGETS.get(part, ()))
+        self._targets = targets
+        self._ended = {preset: concurrent.futures.Future() for preset in targets}
         self._process = None
-        self._ended = False
+        self._stopped = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -133,16 +130,32 @@ class _BuildAhead:
 
     def __exit__(self, *_):
         with self._lock:
-            self._ended = True
+            self._stopped = True
             if self._process:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGINT)
         self._thread.join()
 
+    def wait_for(self, part):
+        """Returns when the programs of `part` are built. Raises the Refusal of a build that failed."""
+        self._ended[_PRESETS[part]].result()
+
     def _run(self):
-        for command in (command for build in self._builds for command in setup.build_commands(*build)):
+        for number, (preset, targets) in enumerate(self._targets.items()):
+            try:
+                if number:
+                    self._build_quietly(preset, targets)
+                if self._stopped:
+                    raise Refusal("interrupted")
+                setup.build(preset, targets)  # what was built is built; what failed fails again, and is shown
+                self._ended[preset].set_result(None)
+            except Refusal as refusal:
+                self._ended[preset].set_exception(refusal)
+
+    def _build_quietly(self, preset, targets):
+        for command in setup.build_commands(preset, targets):
             with self._lock:
-                if self._ended:
+                if self._stopped:
                     return
                 self._process = subprocess.Popen(
                     ["nice", "-n", "19", *command], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -151,36 +164,60 @@ class _BuildAhead:
             self._process.wait()
 
 
-def _run_part(part, count, no_install):
+def _steps(part, count, no_install):
+    """[(part, function)]: what `part` consists of, the longest first."""
     preset = _PRESETS[part]
+    folder = ROOT / "build" / preset / "bin"
     if part == "e2e":
-        _end_to_end(count, no_install)
-        return
-    _ctest(preset, _FOLDERS[part], count)
+        return [(part, functools.partial(_end_to_end, script, count, no_install)) for script in _scripts_of_e2e()]
+    steps = [(part, functools.partial(_ctest, preset, _FOLDERS[part], count))]
     if part != "unit":
-        folder = ROOT / "build" / preset / "bin"
         command = [sys.executable, str(_E2E / _SANITIZED)]
-        _script(command, f"{part} e2e/{_SANITIZED}", count, {"POISE_BIN": str(folder), **sanitizer_options()})
-    if part == "asan" and (folder / "poise_fuzz_files").exists():
-        _script([sys.executable, str(_FUZZ), "--bin", str(folder)], f"{part} fuzz/{_FUZZ.name}", count)
+        environment = {"POISE_BIN": str(folder), **sanitizer_options()}
+        steps.insert(0, (part, functools.partial(_script, command, f"{part} e2e/{_SANITIZED}", count, environment)))
+    if part == "asan":
+        steps.append((part, functools.partial(_fuzz, folder, count)))
+    return steps
 
 
-def _end_to_end(count, no_install):
-    """All scripts, two at a time: they wait more than they compute. The longest come first."""
-    scripts = [path.name for path in _E2E.glob("*.py") if path.name not in _NOT_SCRIPTS]
-    scripts.sort(key=lambda name: (_LONG_ONES.index(name) if name in _LONG_ONES else len(_LONG_ONES), name))
+def _run_all(steps, builds, count):
+    """All steps, two at a time: they wait more than they compute. A part whose build fails counts as one failed test."""
+    unbuilt, lock = set(), threading.Lock()
 
-    def run(script):
-        if script == "tokenizer_equality.py":
-            _tokenizer_equality(count, no_install)
-        else:
-            _script([sys.executable, str(_E2E / script)], f"e2e/{script}", count)
+    def run(step):
+        part, function = step
+        try:
+            builds.wait_for(part)
+        except Refusal as refusal:
+            with lock:
+                if part not in unbuilt:
+                    unbuilt.add(part)
+                    count.broke(f"{part}: {refusal.sentence}")
+            return
+        function()
 
     pool = concurrent.futures.ThreadPoolExecutor(2)
     try:
-        list(pool.map(run, scripts))
-    finally:  # after an interrupt no other script begins; the caller ends those that are running
+        list(pool.map(run, steps))
+    finally:  # after an interrupt no other step begins; the caller ends those that are running
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _scripts_of_e2e():
+    scripts = [path.name for path in _E2E.glob("*.py") if path.name not in _NOT_SCRIPTS]
+    return sorted(scripts, key=lambda name: (_LONG_ONES.index(name) if name in _LONG_ONES else len(_LONG_ONES), name))
+
+
+def _end_to_end(script, count, no_install):
+    if script == "tokenizer_equality.py":
+        _tokenizer_equality(count, no_install)
+    else:
+        _script([sys.executable, str(_E2E / script)], f"e2e/{script}", count)
+
+
+def _fuzz(folder, count):
+    if (folder / "poise_fuzz_files").exists():
+        _script([sys.executable, str(_FUZZ), "--bin", str(folder), "--jobs", "1"], f"asan fuzz/{_FUZZ.name}", count)
 
 
 def sanitizer_options():
@@ -201,8 +238,10 @@ def _ctest(preset, folders, count):
     command = ["ctest", "--preset", preset, f"-j{setup.jobs()}", "--no-tests=error", "--verbose", "-R", f"^({folders})/[0-9]"]
     environment = {**os.environ, **sanitizer_options()}
     process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    )
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        start_new_session=True,
+    )  # fmt: skip
+    _scripts.add(process)
     passed = failed = 0
     ended, outputs = False, collections.defaultdict(list)
     with process:
@@ -223,6 +262,7 @@ def _ctest(preset, folders, count):
                 passed, failed = passed + good, failed + bad
                 tell(f"{preset}: {step} of {steps} processes of tests")
             ended = ended or "tests passed" in line
+    _scripts.discard(process)
     if not ended:
         tell("".join(line for lines in outputs.values() for line in lines[-30:]).rstrip())
         count.broke(f"{preset} unit tests: ctest did not finish")
@@ -239,7 +279,7 @@ def _totals(output):
     )
 
 
-_scripts = set()  # running now
+_scripts = set()  # that run now, and ctest
 
 
 def _end(process):
