@@ -32,7 +32,7 @@ def prepared(workspace, *options, root=ROOT, tool=None, extra=None):
     work |= {"transformers": {"batches": [4], "seconds": 60}}
     works = {"gpu_memory": "64MiB", "host_memory": "1GiB", "works": {"tiny": work}}
     works["restart"] = {"config": work["config"], "gpu_memory": "64MiB", "policy": "kv-only"}
-    works["restart"] |= {"num_prompts": 1500, "input_len": 20, "output_len": 200}
+    works["restart"] |= {"num_prompts": 800, "input_len": 20, "output_len": 200}
     (workspace / "works.json").write_text(json.dumps(works))
     path = os.environ.get("PATH", "/usr/bin:/bin")
     if tool is not None:
