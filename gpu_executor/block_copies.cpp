@@ -26,6 +26,7 @@ BlockCopies::BlockCopies(Device& device, const ModelShape& shape, DType dtype,
       tracer_(tracer),
       limits_(limits),
       sizes_(block_sizes(shape, dtype)),
+      windows_(windows_of(shape)),
       pool_here_(device_pool(sizes_, limits)) {
   const DeviceSizes sizes = device_sizes(shape, dtype, limits);
   context_blocks_ = kept ? std::move(kept)
@@ -59,7 +60,7 @@ void BlockCopies::load(const IterationWork& work, Visit& visit, LayerId layer, b
   }
   std::vector<Copy> act, kv;
   for (const BlockLoad& run : visit.batch.loads) {
-    if (run.place == messages::Place::Host) {
+    if (run.place == messages::Place::Host && loads(run, layer)) {
       const bool is_kv = run.kind == BlockKind::kv;
       add_run(work.blocks, run, visit.side, layer, is_kv ? kv : act);
       (is_kv ? link.kv : link.act) += bytes_of(run, sizes_);
@@ -93,11 +94,15 @@ void BlockCopies::load_host(const Visit& visit, std::span<const Copy> copies) {
   tracer_.end(bytes_of(copies));
 }
 
+bool BlockCopies::loads(const BlockLoad& run, LayerId layer) const {
+  return run.seen || windows_.empty() || windows_[layer.n] == 0;
+}
+
 // ACT blocks that stay on the device, into their slots.
 void BlockCopies::load_here(const IterationWork& work, const Visit& visit, LayerId layer) {
   std::vector<Copy> copies;
   for (const BlockLoad& run : visit.batch.loads) {
-    if (run.place == messages::Place::Gpu) {
+    if (run.place == messages::Place::Gpu && loads(run, layer)) {
       add_run(work.blocks, run, visit.side, layer, copies);
     }
   }

@@ -22,6 +22,7 @@
 
 #include "common/device_memory.h"
 #include "common/model_shape.h"
+#include "common/windows/unseen_blocks.h"
 #include "gpu_executor/device.h"
 #include "gpu_executor/running_orders.h"
 #include "gpu_executor/tracer.h"
@@ -66,7 +67,8 @@ class BlockCopies {
   RowsSide& next_rows_side() { return rows_sides_[groups_++ % rows_sides_.size()]; }
 
   // Each queues its copies, and adds what crosses the link to `link`. ACT blocks go before KV blocks,
-  // so that KV Gen runs while these cross. `first`: of the order's mini-batches.
+  // so that KV Gen runs while these cross. A layer with a window loads what is seen there alone. `first`:
+  // of the order's mini-batches.
   void load(const IterationWork& work, Visit& visit, LayerId layer, bool first, LinkTraffic& link);
   // The new rows of a group.
   void store(const IterationWork& work, std::span<const Visit> visits, const RowsSide& side,
@@ -80,6 +82,7 @@ class BlockCopies {
  private:
   void load_host(const Visit& visit, std::span<const Copy> copies);
   void load_here(const IterationWork& work, const Visit& visit, LayerId layer);
+  bool loads(const BlockLoad& run, LayerId layer) const;
   void add_run(const HostBlocks& blocks, const BlockLoad& run, const BatchSide& side, LayerId layer,
                std::vector<Copy>& copies) const;
   std::byte* block_at(const HostBlocks& blocks, messages::Place place, BlockKind kind,
@@ -89,6 +92,7 @@ class BlockCopies {
   Tracer& tracer_;
   const DeviceLimits limits_;
   const BlockSizes sizes_;
+  const LayerWindows windows_;
   std::shared_ptr<Buffer> context_blocks_;
   const PoolPartition pool_here_;  // within context_blocks_
   std::array<BatchSide, 2> sides_;

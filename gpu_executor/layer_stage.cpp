@@ -115,7 +115,7 @@ LayerContext LayerStage::context_of(const Visit& visit, LayerId layer) const {
           .kv = visit.side.kv.data(),
           .regenerated = regenerated_.data(),
           .here = copies_.kv_here(layer),
-          .regenerate = visit.batch.regenerate,
+          .regenerate = visit.batch.brought_into(parts_.shape.window(layer) > 0).regenerate,
           .act_places = at<RotaryPlace>(tables, table.act_places),
           .window = parts_.shape.window(layer),
           .kv_moves = moves,

@@ -35,7 +35,7 @@ Pipeline::Pipeline(Device& device, const Model& model, const DeviceLimits& limit
       decoder_(device, model.shape, model.dtype, limits),
       hidden_(device.allocate(sizes_.hidden, "hidden states")),
       copies_(device, model.shape, model.dtype, limits, tracer_, std::move(kept)),
-      orders_(device, tracer_, host_buffers_, model.shape.num_hidden_layers),
+      orders_(device, tracer_, host_buffers_, model.shape),
       outer_(parts(), sizes_),
       layer_(parts(), copies_, limits, model.layout, sizes_) {
   const Bytes planned = device_memory(model.shape, model.dtype, limits, device.overhead());

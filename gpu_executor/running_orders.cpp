@@ -13,8 +13,8 @@ std::uint64_t number(std::int64_t n) { return static_cast<std::uint64_t>(n); }
 }  // namespace
 
 RunningOrders::RunningOrders(Device& device, Tracer& tracer, HostBuffers& host_buffers,
-                             std::int32_t layers)
-    : device_(device), tracer_(tracer), host_buffers_(host_buffers), layers_(layers) {
+                             const ModelShape& shape)
+    : device_(device), tracer_(tracer), host_buffers_(host_buffers), shape_(shape) {
   for (const Stream stream : kAllStreams) {
     reported_[static_cast<std::size_t>(stream)] = device.make_event();
     device.record(*reported_[static_cast<std::size_t>(stream)], stream);
@@ -54,7 +54,7 @@ std::optional<OrderDone> RunningOrders::poll(Seconds timeout) {
 }
 
 std::optional<LayerId> RunningOrders::layer_of(std::uint32_t stage) const {
-  if (stage == 0 || stage > static_cast<std::uint32_t>(layers_)) {
+  if (stage == 0 || stage > static_cast<std::uint32_t>(shape_.num_hidden_layers)) {
     return std::nullopt;
   }
   return LayerId{stage - 1};
@@ -136,8 +136,9 @@ void RunningOrders::report_compute(RunningOrder& order, messages::LayerDoneT& do
     if (point.ends_mini_batch) {
       const std::uint32_t id = order.mini_batches[batches++];
       const MiniBatchWork& batch = order.work->mini_batches[id];
-      const bool layer = layer_of(order.stage).has_value();
-      done.mini_batches.emplace_back(id, layer ? batch.kv_blocks : 0, layer ? batch.act_blocks : 0,
+      const auto layer = layer_of(order.stage);
+      const BroughtBlocks& brought = batch.brought_into(layer && shape_.window(*layer) > 0);
+      done.mini_batches.emplace_back(id, layer ? brought.kv : 0, layer ? brought.act : 0,
                                      static_cast<std::uint32_t>(batch.rows),
                                      number(now.busy_ns - batch_began.busy_ns));
       batch_began = now;

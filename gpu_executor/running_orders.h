@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/messages_generated.h"
+#include "common/model_shape.h"
 #include "gpu_executor/device.h"
 #include "gpu_executor/tracer.h"
 #include "gpu_executor/work.h"
@@ -51,8 +52,8 @@ struct RunningOrder {
 
 class RunningOrders {
  public:
-  // The first report counts from here on. `layers`: of the model.
-  RunningOrders(Device& device, Tracer& tracer, HostBuffers& host_buffers, std::int32_t layers);
+  // The first report counts from here on.
+  RunningOrders(Device& device, Tracer& tracer, HostBuffers& host_buffers, const ModelShape& shape);
 
   // Queues the event at which an iteration begins.
   void begin(RunningOrder& order);
@@ -78,7 +79,7 @@ class RunningOrders {
   Device& device_;
   Tracer& tracer_;
   HostBuffers& host_buffers_;
-  const std::int32_t layers_;
+  const ModelShape shape_;
   std::deque<RunningOrder> running_;
   std::vector<std::unique_ptr<Event>> spare_events_;
   std::array<std::unique_ptr<Event>, kStreams> reported_;  // ends of the last order reported

@@ -7,6 +7,7 @@
 
 #include "common/families/rotary.h"
 #include "common/trouble.h"
+#include "common/windows/unseen_blocks.h"
 
 namespace poise {
 namespace {
@@ -244,25 +245,43 @@ bool lies_where_read(BlockKind kind, messages::Place place) {
   return kind == BlockKind::kv && place == messages::Place::Gpu;
 }
 
-void add_copies(const messages::MiniBatch& batch, MiniBatchWork& work) {
-  if (batch.loads() != nullptr) {
-    for (const messages::BlockRun* run : *batch.loads()) {
-      const auto kind = static_cast<BlockKind>(run->kind());
-      (kind == BlockKind::kv ? work.kv_blocks : work.act_blocks) += run->count();
-      if (lies_where_read(kind, run->place())) {
-        continue;
-      }
-      work.loads.push_back({.kind = kind,
-                            .place = run->place(),
-                            .first_block = run->first_block(),
-                            .first_slot = run->first_slot(),
-                            .count = run->count(),
-                            .tail_tokens = run->tail_tokens()});
-    }
+// Neighbouring ranges become one.
+void add_range(const messages::SlotRange& range, std::vector<Regenerate>& ranges) {
+  if (!ranges.empty() && ranges.back().first_slot + ranges.back().count == range.first_slot()) {
+    ranges.back().count += range.count();
+  } else {
+    ranges.push_back({.first_slot = range.first_slot(), .count = range.count()});
   }
-  if (batch.regenerate() != nullptr) {
-    for (const messages::SlotRange* range : *batch.regenerate()) {
-      work.regenerate.push_back({.first_slot = range->first_slot(), .count = range->count()});
+}
+
+void add_copies(const messages::MiniBatch& batch, std::int32_t window, MiniBatchWork& work) {
+  const BlockTables tables(batch);
+  const SeenLines seen = seen_lines(tables, window);
+  for (std::size_t i = 0; i < tables.loads.size(); ++i) {
+    const messages::BlockRun& run = tables.loads[i];
+    const auto kind = static_cast<BlockKind>(run.kind());
+    const auto count = [&](BroughtBlocks& into) {
+      (kind == BlockKind::kv ? into.kv : into.act) += run.count();
+    };
+    count(work.brought);
+    if (seen.loads[i]) {
+      count(work.brought_in_window);
+    }
+    if (lies_where_read(kind, run.place())) {
+      continue;
+    }
+    work.loads.push_back({.kind = kind,
+                          .place = run.place(),
+                          .first_block = run.first_block(),
+                          .first_slot = run.first_slot(),
+                          .count = run.count(),
+                          .tail_tokens = run.tail_tokens(),
+                          .seen = seen.loads[i]});
+  }
+  for (std::size_t i = 0; i < tables.regenerate.size(); ++i) {
+    add_range(tables.regenerate[i], work.brought.regenerate);
+    if (seen.regenerate[i]) {
+      add_range(tables.regenerate[i], work.brought_in_window.regenerate);
     }
   }
   if (batch.stores() != nullptr) {
@@ -344,7 +363,7 @@ IterationWork make_work(const messages::Iteration& iteration,
     MiniBatchWork& one = work.mini_batches[batch->id()];
     one.after = std::move(after[batch->id()]);
     one.layer = layer_table(*batch, shape, limits, writer);
-    add_copies(*batch, one);
+    add_copies(*batch, shape.sliding_window, one);
   }
   const std::size_t size = writer.bytes().size();
   work.tables = buffers.take({static_cast<std::int64_t>(size)});

@@ -68,6 +68,13 @@ struct BlockLoad {  // neighbouring blocks into neighbouring slots
   BlockKind kind;
   messages::Place place;
   std::uint32_t first_block, first_slot, count, tail_tokens;
+  bool seen;  // in layers with a window, too (common/windows/unseen_blocks.h)
+};
+
+// What a mini-batch brings into a layer beside its loads.
+struct BroughtBlocks {
+  std::vector<Regenerate> regenerate;
+  std::uint32_t kv = 0, act = 0;  // blocks that are loaded
 };
 
 struct RowStore {  // new rows into one block
@@ -92,13 +99,16 @@ struct MiniBatchWork {
   std::int64_t first_row = 0;  // within the iteration
   LayerTable layer;
   std::vector<BlockLoad> loads;
-  std::vector<Regenerate> regenerate;
+  BroughtBlocks brought, brought_in_window;  // into a layer without a window, and with one
   std::vector<RowStore> stores;
   std::vector<std::uint32_t> after;  // mini-batches whose stores these loads read
   std::vector<SampleWork> samples;
-  std::vector<ResultRow> results;               // in the order of the head's sample rows
-  std::int64_t first_result = 0;                // of the iteration's results
-  std::uint32_t kv_blocks = 0, act_blocks = 0;  // loaded
+  std::vector<ResultRow> results;  // in the order of the head's sample rows
+  std::int64_t first_result = 0;   // of the iteration's results
+
+  const BroughtBlocks& brought_into(bool window) const {
+    return window ? brought_in_window : brought;
+  }
 };
 
 struct IterationWork {

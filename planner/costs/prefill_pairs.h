@@ -5,7 +5,8 @@
 
 namespace poise {
 
-// The new rows of a prompt's sequence times the rows that each of them sees; 0 for a single new row, which is decoding.
-double prefill_pairs(const messages::Sequence& sequence);
+// The new rows of a prompt's sequence times the rows that each of them sees, in a layer with this
+// window (0: none); 0 for a single new row, which is decoding.
+double prefill_pairs(const messages::Sequence& sequence, std::int32_t window = 0);
 
 }  // namespace poise

@@ -18,8 +18,8 @@ Player::Player(const SetUp& made, const BatchOptions& batch)
     : made_(made),
       limits_(pack_limits(batch, made.placement.device)),
       layout_(weight_layout(made.shape, made.dtype)),
-      tables_(made.placement.host),
-      executor_(made.profile, layout_, made.placement.device) {
+      tables_(made.placement.host, windows_of(made.shape)),
+      executor_(made.profile, layout_, made.placement.device, windows_of(made.shape)) {
   const std::int32_t streamed =
       made.shape.num_hidden_layers - made.placement.device.resident_layers;
   weights_ = streamed <= 2 ? 0 : static_cast<double>(layout_.layer.bytes.n) * streamed;
@@ -47,19 +47,17 @@ Cost Player::play(std::span<const ScheduledChunk> chunks) {
     executor_.run(tables, false);
   }
   const Seconds before = executor_.now();
+  const LinkVolume crossed = executor_.volume();
   executor_.run(tables, false);
   Cost cost{.seconds = (executor_.now() - before).n, .weights = weights_};
   const BlockSizes sizes = block_sizes(made_.shape, made_.dtype);
   const double layers = made_.shape.num_hidden_layers;
+  const auto bytes = [&](BlockKind kind, double blocks) {
+    return blocks * static_cast<double>(sizes.block(kind).n);
+  };
+  cost.kv = bytes(BlockKind::kv, executor_.volume().kv - crossed.kv);
+  cost.act = bytes(BlockKind::act, executor_.volume().act - crossed.act);
   for (const auto& batch : tables.mini_batches) {
-    for (const messages::BlockRun& run : batch->loads) {
-      if (run.place() == messages::Place::Host) {
-        const bool kv = run.kind() == messages::Kind::Kv;
-        const double rows = (run.count() - 1.0) * kBlockTokens + run.tail_tokens();
-        (kv ? cost.kv : cost.act) +=
-            rows * layers * static_cast<double>(sizes.row(kv ? BlockKind::kv : BlockKind::act).n);
-      }
-    }
     for (const messages::Store& store : batch->stores) {
       if (store.place() == messages::Place::Host) {
         const bool kv = store.kind() == messages::Kind::Kv;

@@ -79,12 +79,13 @@ class JobTimes {
     const Demand demand = demand_of(requests, sequences);
     Allocation blocks = made.host;
     blocks.resident_layers = made.device.resident_layers;
-    return work_time(*problem_.profile,
-                     allocation_inputs(problem_.shape, problem_.dtype, demand, problem_.batch,
-                                       bytes_for_blocks(problem_.budget)),
-                     blocks,
-                     rehearse(*problem_.profile, policy_, layout_,
-                              rehearsal_of(demand, made.host, made.device, problem_.batch)));
+    return work_time(
+        *problem_.profile,
+        allocation_inputs(problem_.shape, problem_.dtype, demand, problem_.batch,
+                          bytes_for_blocks(problem_.budget)),
+        blocks,
+        rehearse(*problem_.profile, policy_, layout_,
+                 rehearsal_of(problem_.shape, demand, made.host, made.device, problem_.batch)));
   }
 
   const Policy& policy_;

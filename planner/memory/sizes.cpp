@@ -195,8 +195,8 @@ AllocationInputs allocation_inputs(const ModelShape& shape, DType dtype, const D
           .prefill_rows = options.prefill_tokens};
 }
 
-Rehearsal rehearsal_of(const Demand& demand, const Allocation& blocks, const DeviceLimits& device,
-                       const BatchOptions& options) {
+Rehearsal rehearsal_of(const ModelShape& shape, const Demand& demand, const Allocation& blocks,
+                       const DeviceLimits& device, const BatchOptions& options) {
   return {.host = blocks,
           .device = device,
           .pack = pack_limits(options, device),
@@ -204,7 +204,8 @@ Rehearsal rehearsal_of(const Demand& demand, const Allocation& blocks, const Dev
           .sequences = demand.sequences,
           .most_blocks = demand.most_blocks,
           .prompt_rows = demand.most_prompt_rows,
-          .prefill_rows = device.max_rows - demand.sequences};
+          .prefill_rows = device.max_rows - demand.sequences,
+          .windows = windows_of(shape)};
 }
 
 Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dtype,
@@ -238,7 +239,7 @@ Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dt
       if (device_memory(shape, dtype, limits, overhead) > device->cap) {
         return std::nullopt;
       }
-      return rehearsal_of(demand, blocks, limits, options);
+      return rehearsal_of(shape, demand, blocks, limits, options);
     };
     const auto layout = std::make_shared<const WeightLayout>(weight_layout(shape, dtype));
     inputs.rehearse = [with, layout, &policy](const Profile& profile, const Allocation& blocks) {

@@ -78,8 +78,8 @@ DeviceRoom device_room(const ModelShape& shape, DType dtype, const Demand& deman
 AllocationInputs allocation_inputs(const ModelShape& shape, DType dtype, const Demand& demand,
                                    const BatchOptions& options, Bytes host);
 // The rehearsal of a placement (planner/virtual_time/rehearsal.h).
-Rehearsal rehearsal_of(const Demand& demand, const Allocation& blocks, const DeviceLimits& device,
-                       const BatchOptions& options);
+Rehearsal rehearsal_of(const ModelShape& shape, const Demand& demand, const Allocation& blocks,
+                       const DeviceLimits& device, const BatchOptions& options);
 
 // The policy's split of those bytes, and of the device's if it is given. Fails with numbers if the
 // largest request does not fit.

@@ -96,7 +96,8 @@ void RunLoop::configured() {
     return;
   }
   if (!prediction_) {
-    prediction_.emplace(*in_force_.profile, run_.layout(), in_force_.device, predicted_before_);
+    prediction_.emplace(*in_force_.profile, run_.layout(), in_force_.device,
+                        windows_of(run_.shape()), predicted_before_);
   } else {
     prediction_->reconfigure(*in_force_.profile, run_.layout(), in_force_.device);
   }
@@ -114,7 +115,8 @@ void RunLoop::use_plan() {
   tables_ = std::make_unique<OrderTables>(Allocation{.act_blocks = most(BlockKind::act),
                                                      .kv_blocks = most(BlockKind::kv),
                                                      .gpu_act_blocks = host.gpu_act_blocks,
-                                                     .gpu_kv_blocks = host.gpu_kv_blocks});
+                                                     .gpu_kv_blocks = host.gpu_kv_blocks},
+                                          windows_of(run_.shape()));
   scheduler_->use(*in_force_.policy, host, in_force_.schedule());
 }
 

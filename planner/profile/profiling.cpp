@@ -9,6 +9,7 @@
 
 #include "common/trouble.h"
 #include "common/weight_layout.h"
+#include "common/windows/unseen_blocks.h"
 #include "planner/memory/sizes.h"
 
 namespace poise {
@@ -184,7 +185,11 @@ class Tables {
 };
 
 DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale) {
-  const std::int32_t positions = shape.max_position_embeddings / kBlockTokens * kBlockTokens;
+  // Within a window, all layers do the same work.
+  const std::int32_t window = window_of(windows_of(shape));
+  const std::int32_t longest =
+      window > 0 ? std::min(window, shape.max_position_embeddings) : shape.max_position_embeddings;
+  const std::int32_t positions = longest / kBlockTokens * kBlockTokens;
   DeviceLimits limits;
   std::int64_t rows = 0;
   for (const std::int32_t one : prompt_rows(scale.rows)) {

@@ -30,8 +30,8 @@ std::uint32_t count_of(const std::vector<Record>& records) {
 class MiniBatchBuilder {
  public:
   MiniBatchBuilder(std::uint32_t id, std::span<const PackItem> items, const MiniBatchItems& batch,
-                   std::array<OrderTables::LoadedBlocks, kPools>& loaded)
-      : loaded_(loaded) {
+                   OrderTables::Loaded& loaded, std::int32_t window)
+      : loaded_(loaded), window_(window) {
     tables_ = std::make_unique<messages::MiniBatchT>();
     tables_->id = id;
     std::int64_t entries = 0, rows = 0, sequences = 0;
@@ -66,11 +66,14 @@ class MiniBatchBuilder {
 
   std::unique_ptr<messages::MiniBatchT> finish() {
     // ACT first: regeneration works on them while the KV blocks arrive.
-    const std::uint32_t from_host = add_loads(BlockKind::act, Place::host, 0);
-    if (const std::uint32_t count = add_loads(BlockKind::act, Place::gpu, from_host); count > 0) {
-      tables_->regenerate.emplace_back(0, count);
+    const std::uint32_t seen = add_loads(BlockKind::act, loaded_.seen, 0);
+    const std::uint32_t all = add_loads(BlockKind::act, loaded_.unseen, seen);
+    for (const auto& [first, end] : {std::pair{0U, seen}, {seen, all}}) {
+      if (end > first) {
+        tables_->regenerate.emplace_back(first, end - first);
+      }
     }
-    add_loads(BlockKind::kv, Place::gpu, add_loads(BlockKind::kv, Place::host, 0));
+    add_loads(BlockKind::kv, loaded_.unseen, add_loads(BlockKind::kv, loaded_.seen, 0));
     return std::move(tables_);
   }
 
@@ -91,11 +94,12 @@ class MiniBatchBuilder {
   void add_entries(const ScheduledChunk& chunk) {
     const auto& blocks = chunk.request->context.blocks();
     const std::int32_t loaded = blocks_for(chunk.context);
+    const std::int32_t unseen = unseen_blocks(chunk.context, window_);
     for (std::int32_t i = 0; i < chunk.blocks(); ++i) {
       const BlockRef& block = blocks[static_cast<std::size_t>(i)];
       std::uint32_t slot = 0;  // of a loaded block: once all are known
       if (i < loaded && block.place != Place::nowhere) {
-        loaded_[pool_index(block.kind, block.place)].add(
+        (i < unseen ? loaded_.unseen : loaded_.seen)[pool_index(block.kind, block.place)].add(
             block.number, count_of(tables_->entries),
             std::min(chunk.context - i * kBlockTokens, kBlockTokens));
       } else {
@@ -107,27 +111,33 @@ class MiniBatchBuilder {
     }
   }
 
+  using ByPool = std::array<OrderTables::LoadedBlocks, kPools>;
+
+  std::uint32_t add_loads(BlockKind kind, ByPool& loaded, std::uint32_t slot) {
+    const std::uint32_t of_host = add_loads(loaded[pool_index(kind, Place::host)], slot);
+    return add_loads(loaded[pool_index(kind, Place::gpu)], of_host);
+  }
+
   // Gives the loaded blocks of a pool the slots from `slot` on, and joins neighbours into runs; a
   // block that is not full ends its run. Returns the next slot.
-  std::uint32_t add_loads(BlockKind kind, Place place, std::uint32_t slot) {
+  std::uint32_t add_loads(OrderTables::LoadedBlocks& loaded, std::uint32_t slot) {
     auto& runs = tables_->loads;
     bool open = false;  // the last run may go on
-    loaded_[pool_index(kind, place)].take_all(
-        [&](std::uint32_t block, std::uint32_t entry, std::uint32_t tokens) {
-          const messages::AttentionEntry& at = tables_->entries[entry];
-          tables_->entries[entry] =
-              messages::AttentionEntry(at.where(), at.kind(), at.place(), 0, slot, at.block());
-          const auto tail = static_cast<std::uint16_t>(tokens);
-          if (open && runs.back().first_block() + runs.back().count() == block) {
-            const messages::BlockRun& last = runs.back();
-            runs.back() = messages::BlockRun(last.kind(), last.place(), tail, last.count() + 1,
-                                             last.first_block(), last.first_slot());
-          } else {
-            runs.emplace_back(at.kind(), at.place(), tail, 1, block, slot);
-          }
-          open = tokens == static_cast<std::uint32_t>(kBlockTokens);
-          ++slot;
-        });
+    loaded.take_all([&](std::uint32_t block, std::uint32_t entry, std::uint32_t tokens) {
+      const messages::AttentionEntry& at = tables_->entries[entry];
+      tables_->entries[entry] =
+          messages::AttentionEntry(at.where(), at.kind(), at.place(), 0, slot, at.block());
+      const auto tail = static_cast<std::uint16_t>(tokens);
+      if (open && runs.back().first_block() + runs.back().count() == block) {
+        const messages::BlockRun& last = runs.back();
+        runs.back() = messages::BlockRun(last.kind(), last.place(), tail, last.count() + 1,
+                                         last.first_block(), last.first_slot());
+      } else {
+        runs.emplace_back(at.kind(), at.place(), tail, 1, block, slot);
+      }
+      open = tokens == static_cast<std::uint32_t>(kBlockTokens);
+      ++slot;
+    });
     return slot;
   }
 
@@ -184,7 +194,8 @@ class MiniBatchBuilder {
     return targets;
   }
 
-  std::array<OrderTables::LoadedBlocks, kPools>& loaded_;  // by pool_index
+  OrderTables::Loaded& loaded_;
+  const std::int32_t window_;
   std::unique_ptr<messages::MiniBatchT> tables_;
   std::array<std::uint32_t, 2> next_new_slot_{};  // behind all loaded blocks of the mini-batch
 };
@@ -213,9 +224,14 @@ void OrderTables::LoadedBlocks::take_all(const Take& take) {
   words_.clear();
 }
 
-OrderTables::OrderTables(const Allocation& host)
-    : loaded_{LoadedBlocks(host.kv_blocks), LoadedBlocks(host.act_blocks),
-              LoadedBlocks(host.gpu_kv_blocks), LoadedBlocks(host.gpu_act_blocks)} {}
+OrderTables::OrderTables(const Allocation& host, const LayerWindows& windows)
+    : loaded_{.seen = pools_of(host), .unseen = pools_of(windows.empty() ? Allocation() : host)},
+      window_(window_of(windows)) {}
+
+std::array<OrderTables::LoadedBlocks, kPools> OrderTables::pools_of(const Allocation& host) {
+  return {LoadedBlocks(host.kv_blocks), LoadedBlocks(host.act_blocks),
+          LoadedBlocks(host.gpu_kv_blocks), LoadedBlocks(host.gpu_act_blocks)};
+}
 
 std::vector<PackItem> pack_items(std::span<const ScheduledChunk> chunks) {
   std::vector<PackItem> items;
@@ -254,7 +270,7 @@ messages::IterationT OrderTables::build(std::uint64_t iteration, std::uint64_t p
   tables.pool_epoch = pool_epoch;
   for (const MiniBatchItems& batch : batches) {
     MiniBatchBuilder builder(unsigned_of(static_cast<std::int64_t>(tables.mini_batches.size())),
-                             items, batch, loaded_);
+                             items, batch, loaded_, window_);
     for (const std::int32_t i : batch) {
       builder.add(chunks[static_cast<std::size_t>(i)]);
     }

@@ -6,7 +6,9 @@
 // loaded (only their filled part), and K and V are regenerated from ACT ones. The executor puts new rows
 // into the slot of their position, and stores them to that slot's block. Loaded blocks have the lowest
 // slots, in the order of their numbers and not of their requests: so neighbours in the pool are
-// neighbours in the buffer and need one copy, and the regenerated blocks are one range. A block of place
+// neighbours in the buffer and need one copy, and the regenerated blocks are one range. Where some layers
+// have a window, the blocks that it leaves unseen come behind the seen ones, in runs and a range of
+// their own, so that these layers can leave them out (common/windows/unseen_blocks.h). A block of place
 // Nowhere has a slot of the KV buffer too; the rows that compute it again form a sequence of their own,
 // before the sequence of the request's new rows, and both read it through the same entries.
 
@@ -16,6 +18,7 @@
 #include <vector>
 
 #include "common/messages_generated.h"
+#include "common/windows/unseen_blocks.h"
 #include "planner/policies/policy.h"
 #include "planner/schedule/schedule.h"
 
@@ -28,7 +31,7 @@ std::vector<PackItem> pack_items(std::span<const ScheduledChunk> chunks);
 // holds scratch memory, one entry for each block of the pool. One thread.
 class OrderTables {
  public:
-  explicit OrderTables(const Allocation& host);
+  explicit OrderTables(const Allocation& host, const LayerWindows& windows = {});
 
   // `batches` are indices into `parts`, each in exactly one.
   messages::IterationT build(std::uint64_t iteration, std::uint64_t pool_epoch,
@@ -58,7 +61,14 @@ class OrderTables {
     std::vector<Use> uses_;             // by block
   };
 
-  std::array<LoadedBlocks, kPools> loaded_;  // by pool_index
+  static std::array<LoadedBlocks, kPools> pools_of(const Allocation& host);
+
+  // By pool_index: seen by all layers, and unseen by those with a window.
+  struct Loaded {
+    std::array<LoadedBlocks, kPools> seen, unseen;
+  };
+  Loaded loaded_;
+  const std::int32_t window_;
 };
 
 }  // namespace poise

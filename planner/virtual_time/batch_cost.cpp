@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/windows/unseen_blocks.h"
 #include "planner/costs/prefill_pairs.h"
 
 namespace poise {
@@ -13,9 +14,15 @@ double tokens_of(const messages::BlockRun& run) {
 
 }  // namespace
 
-BatchCost batch_cost(const Profile& profile, const messages::MiniBatchT& batch) {
+BatchCost batch_cost(const Profile& profile, const messages::MiniBatchT& batch,
+                     std::int32_t window) {
+  const SeenLines seen = window > 0 ? seen_lines(BlockTables(batch), window) : SeenLines();
   double kv = 0, act = 0, here = 0, regenerated = 0, decoded = 0, pairs = 0, prompts = 0;
-  for (const messages::BlockRun& run : batch.loads) {
+  for (std::size_t i = 0; i < batch.loads.size(); ++i) {
+    const messages::BlockRun& run = batch.loads[i];
+    if (window > 0 && !seen.loads[i]) {
+      continue;
+    }
     const bool is_kv = run.kind() == messages::Kind::Kv;
     if (run.place() != messages::Place::Gpu) {
       (is_kv ? kv : act) += tokens_of(run) / kBlockTokens;
@@ -23,14 +30,15 @@ BatchCost batch_cost(const Profile& profile, const messages::MiniBatchT& batch) 
       here += tokens_of(run) / kBlockTokens;
     }
   }
-  for (const auto& range : batch.regenerate) {
-    regenerated += range.count();
+  for (std::size_t i = 0; i < batch.regenerate.size(); ++i) {
+    regenerated += window > 0 && !seen.regenerate[i] ? 0 : batch.regenerate[i].count();
   }
   for (const messages::Sequence& sequence : batch.sequences) {
-    pairs += prefill_pairs(sequence);
+    pairs += prefill_pairs(sequence, window);
     prompts += sequence.new_tokens() > 1 ? sequence.new_tokens() : 0;
     decoded += sequence.new_tokens() == 1
-                   ? static_cast<double>(ceil_div(sequence.context() + 1, kBlockTokens))
+                   ? static_cast<double>(ceil_div(sequence.context() + 1, kBlockTokens) -
+                                         unseen_blocks(sequence.context(), window))
                    : 0;
   }
   BatchCost costs{

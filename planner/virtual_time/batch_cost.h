@@ -16,6 +16,8 @@ struct BatchCost {
   double kv = 0, act = 0;                // blocks over the link
 };
 
-BatchCost batch_cost(const Profile& profile, const messages::MiniBatchT& batch);
+// In a layer with this window; 0: without one.
+BatchCost batch_cost(const Profile& profile, const messages::MiniBatchT& batch,
+                     std::int32_t window);
 
 }  // namespace poise

@@ -20,11 +20,11 @@ class Prediction {
 
   // `before`: the sums of an earlier planner in the same attempt.
   Prediction(const Profile& profile, const WeightLayout& layout, const DeviceLimits& limits,
-             const Figures& before)
-      : executor_(profile, layout, limits), figures_(before) {}
+             const LayerWindows& windows, const Figures& before)
+      : windows_(windows), executor_(profile, layout, limits, windows), figures_(before) {}
   // The executor has new buffers from now on; the time for that is in neither sum.
   void reconfigure(const Profile& profile, const WeightLayout& layout, const DeviceLimits& limits) {
-    executor_ = VirtualExecutor(profile, layout, limits);
+    executor_ = VirtualExecutor(profile, layout, limits, windows_);
     since_ = {-1};
   }
 
@@ -36,6 +36,7 @@ class Prediction {
   const Figures& figures() const { return figures_; }
 
  private:
+  LayerWindows windows_;
   VirtualExecutor executor_;
   Figures figures_;
   Seconds since_{-1};  // the results of the iteration before, or the first one's begin

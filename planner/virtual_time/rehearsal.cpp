@@ -58,9 +58,9 @@ Allocation part_of(const Allocation& blocks, double represented) {
 }
 
 // Of an iteration among others like it.
-Seconds time_of(const Profile& profile, const WeightLayout& layout, const DeviceLimits& device,
+Seconds time_of(const Profile& profile, const WeightLayout& layout, const Rehearsal& rehearsal,
                 const messages::IterationT& iteration) {
-  VirtualExecutor executor(profile, layout, device);
+  VirtualExecutor executor(profile, layout, rehearsal.device, rehearsal.windows);
   executor.run(iteration, false);
   const Seconds before =
       executor.now();  // the second finds weights fetched ahead, as all later ones
@@ -79,7 +79,7 @@ Rehearsed rehearse_at(double answered, const Profile& profile, const Policy& pol
   const std::int64_t wanted = std::int64_t{count} * blocks_for(longest);
   spare += static_cast<std::uint32_t>(
       std::max<std::int64_t>(wanted - host.all_act_blocks() - host.all_kv_blocks(), 0));
-  OrderTables tables(host);
+  OrderTables tables(host, rehearsal.windows);
   const PackingRule packing{.policy = policy, .host = host, .limits = rehearsal.pack};
   const auto tables_of = [&](std::span<const ScheduledChunk> chunks) {
     return plan_iteration(packing, chunks, tables, {});
@@ -98,12 +98,12 @@ Rehearsed rehearse_at(double answered, const Profile& profile, const Policy& pol
     answers.add(request);
     outcomes.push_back({.request = request.id, .token = kRehearsedToken});
   }
-  const Seconds prefill = time_of(profile, layout, rehearsal.device, tables_of(prompts.next()));
+  const Seconds prefill = time_of(profile, layout, rehearsal, tables_of(prompts.next()));
   answers.next();  // all prompts at once
   answers.complete(outcomes);
   Profile chunk = profile;
   chunk.load_w = chunk.load_w * (1 / stand.represented);
-  const Seconds decoding = time_of(chunk, layout, rehearsal.device, tables_of(answers.next()));
+  const Seconds decoding = time_of(chunk, layout, rehearsal, tables_of(answers.next()));
   return {.decoding = decoding * stand.represented, .prefill = prefill};
 }
 
@@ -144,9 +144,9 @@ std::optional<Seconds> rehearse_job(const Profile& profile, const Policy& policy
   for (const Request& request : requests) {
     scheduler.add(request);
   }
-  OrderTables tables(rehearsal.host);
+  OrderTables tables(rehearsal.host, rehearsal.windows);
   const PackingRule packing{.policy = policy, .host = rehearsal.host, .limits = rehearsal.pack};
-  VirtualExecutor executor(profile, layout, rehearsal.device);
+  VirtualExecutor executor(profile, layout, rehearsal.device, rehearsal.windows);
   Seconds time{};
   Seconds decoding{};         // the last of those that were played
   std::int64_t unplayed = 0;  // behind it

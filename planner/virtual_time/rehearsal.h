@@ -8,6 +8,7 @@
 
 #include "common/device_memory.h"
 #include "common/weight_layout.h"
+#include "common/windows/unseen_blocks.h"
 #include "planner/costs/cost_model.h"
 #include "planner/policies/policy.h"
 
@@ -22,6 +23,7 @@ struct Rehearsal {
   std::int64_t most_blocks = 0;   // of all those requests, at their ends
   std::int64_t prompt_rows = 0;   // of all their prompts
   std::int32_t prefill_rows = 0;  // of prompts in an iteration
+  LayerWindows windows;
 };
 // With more than kRehearsedBlocks blocks, a part of the requests stands for all, and streamed weights
 // take the same part of their time.

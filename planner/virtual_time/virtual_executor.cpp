@@ -20,9 +20,10 @@ double kv_share_of(const Slab& layer) {
 }  // namespace
 
 VirtualExecutor::VirtualExecutor(const Profile& profile, const WeightLayout& layout,
-                                 const DeviceLimits& limits)
+                                 const DeviceLimits& limits, LayerWindows windows)
     : profile_(profile),
       limits_(limits),
+      windows_(std::move(windows)),
       layers_(layout.layers),
       kv_share_(kv_share_of(layout.layer)),
       weight_stream_(layout, limits),
@@ -33,11 +34,15 @@ VirtualExecutor::VirtualExecutor(const Profile& profile, const WeightLayout& lay
 void VirtualExecutor::run(const messages::IterationT& tables, bool last) {
   note_progress();  // a plan may take very many of these
   Batches batches{.costs = {},
+                  .in_window = {},
                   .groups = row_groups(tables, limits_.max_mini_batch_rows),
                   .count = static_cast<std::uint32_t>(tables.mini_batches.size())};
   double samples = 0;
   for (const auto& batch : tables.mini_batches) {
-    batches.costs.push_back(batch_cost(profile_, *batch));
+    batches.costs.push_back(batch_cost(profile_, *batch, 0));
+    if (!windows_.empty()) {
+      batches.in_window.push_back(batch_cost(profile_, *batch, window_of(windows_)));
+    }
     samples += static_cast<double>(batch->samples.size());
   }
   // Nothing of an iteration is ordered before the results of the one before are there.
@@ -90,11 +95,13 @@ void VirtualExecutor::fetch(const std::vector<messages::WeightFetch>& pieces,
 
 void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
                                 const std::vector<messages::WeightFetch>& pieces) {
+  const std::vector<BatchCost>& costs =
+      batches.costs_with(!windows_.empty() && windows_[layer] > 0);
   const std::size_t first_visit = visits_;
   visits_ += batches.count;
   const auto load_next = [&](std::size_t i) {
     const auto id = static_cast<std::uint32_t>(i);
-    load(batches.costs[i], (first_visit + i) % 2, i == 0 ? stored_[layer] : Seconds{},
+    load(costs[i], (first_visit + i) % 2, i == 0 ? stored_[layer] : Seconds{},
          {.kind = VirtualSpan::Kind::load, .layer = layer, .mini_batch = id});
     fetch(pieces, id);
   };
@@ -116,7 +123,7 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
       rows_stored = stored_[layer] = *stored;
     }
     if (regenerate_first) {
-      regenerate(batches.costs[0], first_visit % 2, span(VirtualSpan::Kind::kv_gen, 0));
+      regenerate(costs[0], first_visit % 2, span(VirtualSpan::Kind::kv_gen, 0));
       compute(for_queries, qkv - kv, of_rows);
     }
     for (std::size_t i = group.begin; i < group.end; ++i) {
@@ -125,10 +132,10 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
       }
       const std::size_t side = (first_visit + i) % 2;
       if (!regenerate_first || i > group.begin) {
-        regenerate(batches.costs[i], side, span(VirtualSpan::Kind::kv_gen, i));
+        regenerate(costs[i], side, span(VirtualSpan::Kind::kv_gen, i));
       }
-      sides_[side].computed = compute(sides_[side].loaded, batches.costs[i].attend,
-                                      span(VirtualSpan::Kind::attention, i));
+      sides_[side].computed =
+          compute(sides_[side].loaded, costs[i].attend, span(VirtualSpan::Kind::attention, i));
     }
     compute(weights_.arrived(layer, Weight::fc2), profile_.forward_of(group.rows) - qkv, of_rows);
   }

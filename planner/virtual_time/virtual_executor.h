@@ -17,6 +17,7 @@
 #include "common/messages_generated.h"
 #include "common/row_groups.h"
 #include "common/weight_layout.h"
+#include "common/windows/unseen_blocks.h"
 #include "planner/costs/cost_model.h"
 #include "planner/schedule/weight_stream.h"
 #include "planner/virtual_time/batch_cost.h"
@@ -32,7 +33,8 @@ struct LinkVolume {
 
 class VirtualExecutor {
  public:
-  VirtualExecutor(const Profile& profile, const WeightLayout& layout, const DeviceLimits& limits);
+  VirtualExecutor(const Profile& profile, const WeightLayout& layout, const DeviceLimits& limits,
+                  LayerWindows windows = {});
 
   // Runs all orders of an iteration, planned after the one before was done. `last`: none follows.
   void run(const messages::IterationT& tables, bool last);
@@ -47,9 +49,13 @@ class VirtualExecutor {
  private:
   // An iteration's mini-batches.
   struct Batches {
-    std::vector<BatchCost> costs;
+    std::vector<BatchCost> costs, in_window;  // `in_window`: in layers that have one
     std::vector<RowGroup> groups;
     std::uint32_t count;
+
+    const std::vector<BatchCost>& costs_with(bool window) const {
+      return window ? in_window : costs;
+    }
   };
 
   // What computation of a mini-batch's blocks waits for, and frees.
@@ -71,6 +77,7 @@ class VirtualExecutor {
 
   Profile profile_;
   DeviceLimits limits_;
+  LayerWindows windows_;
   std::int32_t layers_;
   double kv_share_;  // of `qkv`: keys and values
   WeightStream weight_stream_;

@@ -100,6 +100,27 @@ TEST(Pipeline, ComputesAModelWithRotatedHeadsAGateAndAWindow) {
   }
 }
 
+// The tables are the same for all layers; the middle one has a window.
+TEST(Pipeline, LoadsInALayerWithAWindowOnlyWhatItsRowsSee) {
+  const TinyModel model(rotary_shape(), DType::float32, 12);
+  for (const auto& kind : {all_kv, all_act}) {
+    Plan plan = some_plan(model.shape);
+    plan.kind = kind;
+    std::map<std::uint32_t, std::uint64_t> bytes, blocks;  // by stage
+    for (const messages::LayerDoneT& layer : run_pipeline(model, plan).layers) {
+      bytes[layer.stage] += layer.link->kv() + layer.link->act();
+      for (const messages::MiniBatchReport& batch : layer.mini_batches) {
+        blocks[layer.stage] += batch.kv_blocks() + batch.act_blocks();
+      }
+    }
+    EXPECT_EQ(bytes[1], bytes[3]);
+    EXPECT_LT(2 * bytes[2], bytes[1]) << "a window of 9 tokens sees two blocks at most";
+    EXPECT_EQ(blocks[1], blocks[3]);
+    EXPECT_LT(2 * blocks[2], blocks[1]);
+    EXPECT_GT(blocks[2], 0u);
+  }
+}
+
 TEST(Pipeline, ComputesTheSameWhereMatricesCrossInManyPieces) {
   for (const DType dtype : {DType::float32, DType::float16}) {
     const TinyModel whole(tiny_shape(), dtype, 5), cut(tiny_shape(), dtype, 5, Bytes{700});

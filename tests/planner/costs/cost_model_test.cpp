@@ -9,6 +9,7 @@
 #include <random>
 
 #include "common/trouble.h"
+#include "planner/costs/prefill_pairs.h"
 #include "tests/support/model_files.h"
 #include "tests/support/source_folder.h"
 
@@ -433,6 +434,23 @@ TEST(ProfileFile, ThatIsNoneIsRefused) {
     testing_support::write_file(path, text);
     EXPECT_THROW(read_profile(path, "x"), Failure) << text;
   }
+}
+
+TEST(PrefillPairs, AreTheRowsThatEachNewRowSees) {
+  for (const std::int32_t window : {0, 1, 5, 16, 40, 100}) {
+    for (const std::uint32_t context : {0U, 3U, 16U, 60U}) {
+      for (const std::uint32_t rows : {2U, 5U, 30U, 60U}) {
+        double seen = 0;
+        for (std::uint32_t row = 0; row < rows; ++row) {
+          const double all = context + row + 1;
+          seen += window == 0 ? all : std::min<double>(all, window);
+        }
+        EXPECT_DOUBLE_EQ(prefill_pairs({1, context, rows, 0, 0}, window), seen)
+            << rows << " rows behind " << context << ", window " << window;
+      }
+    }
+  }
+  EXPECT_EQ(prefill_pairs({1, 60, 1, 0, 0}, 5), 0);
 }
 
 }  // namespace

@@ -82,5 +82,26 @@ TEST(VirtualExecutor, MakesKeysAndValuesAgainWhileKvBlocksCross) {
   EXPECT_DOUBLE_EQ(of_kind(spans, VirtualSpan::Kind::attention, 0).at(0).begin.n, 12);
 }
 
+// Two of four layers have a window, in which the last two blocks of ten are seen.
+TEST(VirtualExecutor, LoadsWhatIsSeenAloneInLayersWithAWindow) {
+  messages::IterationT tables = decoding(1, 0, 10);
+  messages::MiniBatchT& batch = *tables.mini_batches[0];
+  for (std::uint32_t block = 0; block < 11; ++block) {
+    batch.entries.emplace_back(messages::Where::LoadedKv, messages::Kind::Kv, messages::Place::Host,
+                               0, block, block);
+  }
+  batch.loads.clear();
+  batch.loads.emplace_back(messages::Kind::Kv, messages::Place::Host, kBlockTokens, 8, 0, 0);
+  batch.loads.emplace_back(messages::Kind::Kv, messages::Place::Host, kBlockTokens, 2, 8, 8);
+  const DeviceLimits limits{.resident_layers = kDecoderLayers, .max_mini_batch_rows = 64};
+  VirtualExecutor full(seconds_a_block(), small_layout(), limits);
+  VirtualExecutor windowed(seconds_a_block(), small_layout(), limits, {0, 32, 0, 32});
+  full.run(tables, true);
+  windowed.run(tables, true);
+  EXPECT_DOUBLE_EQ(full.volume().kv, 40);
+  EXPECT_DOUBLE_EQ(windowed.volume().kv, 24);
+  EXPECT_NEAR((full.now() - windowed.now()).n, 16, 0.5);
+}
+
 }  // namespace
 }  // namespace poise
