@@ -108,6 +108,9 @@ void CheckpointSource::tell_of_the_rest() {
   std::size_t unneeded = 0;
   std::string names;
   for (const auto& [name, place] : checkpoint_->tensors()) {
+    if (!needed.contains(name) && name.ends_with(".sinks")) {
+      fail("{}: tensor {}: attention sinks are not supported", what_, shown(name));
+    }
     if (needed.contains(name) || unneeded++ >= kNamesTold) {
       continue;
     }

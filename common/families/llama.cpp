@@ -13,6 +13,7 @@ ModelShape llama_shape(const JsonObject& config) {
                                                .num_hidden_layers = 32,
                                                .num_attention_heads = 32,
                                                .max_position_embeddings = 2048});
+  need_full_attention(config, shape);
   shape.qkv_bias = shape.output_bias = switch_field(config, "attention_bias", false);
   shape.mlp_bias = switch_field(config, "mlp_bias", false);
   return shape;

@@ -1,5 +1,7 @@
 #include "common/families/llama_like.h"
 
+#include <algorithm>
+
 #include "common/families/config_fields.h"
 #include "common/families/rotary_fields.h"
 #include "common/trouble.h"
@@ -16,8 +18,39 @@ void refuse_what_is_not_there(const JsonObject& config) {
   }
   need_switch(config, "parallel_residual", false, "parallel residuals are not supported");
   need_switch(config, "use_parallel_residual", false, "parallel residuals are not supported");
+  need_absent(config, "clip_qkv", "clipped queries, keys and values are not supported");
+  need_absent(config, "no_rope_layers", "layers without positions are not supported");
+  need_absent(config, "attention_chunk_size", "attention within chunks is not supported");
+  need_switch(config, "use_attention_sinks", false, "attention sinks are not supported");
+  need_absent(config, "attention_sinks", "attention sinks are not supported");
+  if (config.integer("num_sink_tokens", {.min = 0}).value_or(0) > 0) {
+    config.refuse("num_sink_tokens", "is there: attention sinks are not supported");
+  }
+  for (const std::string_view factor :
+       {"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"}) {
+    need_absent(config, factor, "factors of this kind are not supported");
+  }
   need_absent(config, "attn_logit_softcapping", "capped scores are not supported");
   need_absent(config, "final_logit_softcapping", "capped logits are not supported");
+}
+
+// Null if config.json has none.
+const nlohmann::json* layer_types(const JsonObject& config, const ModelShape& shape) {
+  const nlohmann::json* types = config.find("layer_types");
+  if (types == nullptr) {
+    return nullptr;
+  }
+  if (!types->is_array() || std::ssize(*types) != shape.num_hidden_layers) {
+    config.refuse("layer_types",
+                  fmt::format("must be a list of {} names, one a layer", shape.num_hidden_layers));
+  }
+  for (const nlohmann::json& type : *types) {
+    if (type != "sliding_attention" && type != "full_attention") {
+      config.refuse("layer_types", "may hold \"full_attention\" and \"sliding_attention\", not " +
+                                       described(type));
+    }
+  }
+  return types;
 }
 
 }  // namespace
@@ -65,26 +98,25 @@ ModelShape llama_like_shape(const JsonObject& config, const LlamaLikeDefaults& d
   return shape;
 }
 
+void need_full_attention(const JsonObject& config, const ModelShape& shape) {
+  const nlohmann::json* types = layer_types(config, shape);
+  if (types != nullptr && std::ranges::find(*types, "sliding_attention") != types->end()) {
+    config.refuse("layer_types", "asks for windows on some layers, which are not this family's");
+  }
+}
+
 void read_layer_windows(const JsonObject& config, ModelShape& shape) {
   const bool used = switch_field(config, "use_sliding_window", false) != 0;
   const std::int32_t from = static_cast<std::int32_t>(
       config.integer("max_window_layers", {.min = 0, .max = kMaxLayers}).value_or(28));
   const bool null_window =
       config.json().contains("sliding_window") && !config.has("sliding_window");
-  const nlohmann::json* types = config.find("layer_types");
-  if (types != nullptr && (!types->is_array() || std::ssize(*types) != shape.num_hidden_layers)) {
-    config.refuse("layer_types",
-                  fmt::format("must be a list of {} names, one a layer", shape.num_hidden_layers));
-  }
+  const nlohmann::json* types = layer_types(config, shape);
   for (std::int32_t layer = 0; layer < shape.num_hidden_layers; ++layer) {
     bool windowed = used && !null_window && layer >= from;
     if (types != nullptr) {
-      const nlohmann::json& type = (*types)[static_cast<std::size_t>(layer)];
-      if (type != "sliding_attention" && type != "full_attention") {
-        config.refuse("layer_types", "may hold \"full_attention\" and \"sliding_attention\", not " +
-                                         described(type));
-      }
-      windowed = type == "sliding_attention" && used && !null_window;
+      windowed =
+          (*types)[static_cast<std::size_t>(layer)] == "sliding_attention" && used && !null_window;
     }
     if (windowed) {
       shape.sliding_window = size_field(config, "sliding_window", 4096, kMaxPositions);

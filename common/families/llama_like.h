@@ -19,6 +19,8 @@ struct LlamaLikeDefaults {
 
 // All but biases, norms of heads and windows, which families differ in.
 ModelShape llama_like_shape(const JsonObject& config, const LlamaLikeDefaults& defaults);
+// Fails if "layer_types" asks for anything else.
+void need_full_attention(const JsonObject& config, const ModelShape& shape);
 // Qwen's window: of the layers that "layer_types" names, or, with "use_sliding_window", of those from
 // "max_window_layers" on.
 void read_layer_windows(const JsonObject& config, ModelShape& shape);

@@ -9,6 +9,7 @@
 //   entries   of a sequence cover its context and new rows; no slot and no block belongs to two of them
 //   stores    put each new row once to the place that its sequence's entries name
 //   tokens    a request's rows continue its text: its prompt, then its sampled tokens
+//   prompts   a request's prompt has the same length in each mini-batch; its first token is sampled behind it
 //   weights   each streamed layer is whole when it is computed, fetched once for it, in two buffers
 //   orders    come stage by stage, each mini-batch once in each, no more of them than credits
 //   bounds    of pools, slots, rows, sequences and contexts, as granted and configured
@@ -100,7 +101,8 @@ class CheckedMemory {
 // A request's text, known from its rows and results.
 struct CheckedText {
   std::vector<TokenId> tokens;
-  bool sampled = false;  // from here on only results add to it
+  bool sampled = false;                 // from here on only results add to it
+  std::optional<std::uint32_t> prompt;  // its tokens, as the first mini-batch says
 
   // -1 if another sequence of the request has cut it off before.
   TokenId at(std::uint64_t position) const {

@@ -76,6 +76,11 @@ bool MiniBatchCheck::check_sizes() {
     violation(fmt::format("{} sequences, {} are configured", batch_.sequences.size(),
                           configure.max_sequences));
   }
+  if (const std::size_t prompts = batch_.prompt_tokens.size();  // they may be left out
+      prompts != 0 && prompts != batch_.sequences.size()) {
+    violation(fmt::format("{} sequences, but the prompt's tokens of {}", batch_.sequences.size(),
+                          prompts));
+  }
   std::vector<bool> used(batch_.entries.size());
   std::size_t rows = 0;
   for (std::uint32_t i = 0; i < batch_.sequences.size(); ++i) {
@@ -142,8 +147,7 @@ void MiniBatchCheck::claim_slots() {
     const std::int64_t blocks =
         blocks_in_pool(*log_.configure_, log_.grant_, entry.kind(), entry.place());
     if (is_kept(entry) && entry.block() >= blocks) {
-      violation(
-          fmt::format("entry {}: there are {} of {}", i, blocks, to_text(name_of(entry))));
+      violation(fmt::format("entry {}: there are {} of {}", i, blocks, to_text(name_of(entry))));
     }
     if (entry.where() == messages::Where::HostInPlace) {
       continue;

@@ -3,6 +3,8 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "planner/record/log_check_batch.h"
 
@@ -23,6 +25,20 @@ bool agrees(const CheckedRow& found, const CheckedRow& wanted) {
          (found.token == wanted.token || !known);
 }
 
+// What is wrong with the length of a prompt, which the text keeps; nothing if it is not wrong.
+std::optional<std::string> take_prompt(std::uint32_t prompt, CheckedText& text) {
+  const std::optional<std::uint32_t> before = std::exchange(text.prompt, prompt);
+  return before && *before != prompt
+             ? std::optional(fmt::format("its prompt has {} tokens, it had {}", prompt, *before))
+             : std::nullopt;
+}
+
+// The first token of an answer follows the prompt; one that was begun before may go on.
+bool may_be_sampled(std::uint64_t end, const CheckedText& text, bool begun_before) {
+  return !text.prompt || end == *text.prompt ||
+         (end > *text.prompt && (text.sampled || begun_before));
+}
+
 }  // namespace
 
 void MiniBatchCheck::read_texts() {
@@ -40,6 +56,11 @@ void MiniBatchCheck::read_texts() {
       text.tokens.resize(sequence.context(), kUnknownToken);
     }
     read_text(sequence, i, text);
+    if (i < batch_.prompt_tokens.size()) {
+      if (const auto wrong = take_prompt(batch_.prompt_tokens[i], text)) {
+        log_.violation(at(i), *wrong);
+      }
+    }
   }
 }
 
@@ -218,6 +239,12 @@ void MiniBatchCheck::check_samples() {
       log_.violation(at(sample->sequence), "it is sampled twice");
     }
     CheckedText& text = *texts_[sample->sequence];
+    const bool begun_before = log_.late_ || log_.reopened_.contains(sequence.request());
+    if (sample->generate && !may_be_sampled(end_of(sequence), text, begun_before)) {
+      log_.violation(at(sample->sequence),
+                     fmt::format("it is sampled behind token {}, its prompt has {}",
+                                 end_of(sequence), *text.prompt));
+    }
     if (sample->generate && log_.reopened_.erase(sequence.request()) != 0) {
       text.tokens.resize(end_of(sequence));
     }

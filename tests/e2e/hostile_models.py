@@ -186,6 +186,7 @@ def special(name, place):
 
 REMOVED = object()
 SOME = "model.decoder.layers.1.fc1.weight"
+SINKS = "model.decoder.layers.1.self_attn.sinks"
 
 
 def edit(name, **fields):
@@ -348,6 +349,7 @@ HOSTILE = [
     ("tensors: stored as integers", tensors(lambda t: t.update({SOME: ("I32", *t[SOME][1:])})), "is stored as I32"),
     ("tensors: a head of another shape", tensors(lambda t: t.update({"lm_head.weight": ("F32", [1], b"1234")})), "lm_head"),
     ("tensors: two models in one", tensors(lambda t: t.update({FIRST[6:]: t[FIRST]})), "which model is meant"),
+    ("tensors: attention sinks", tensors(lambda t: t.update({SINKS: ("F32", [2], b"12345678")})), f"{SINKS}: attention sinks are not"),
     # the index
     ("index: empty", sharded(index=b""), "not valid JSON"),
     ("index: no weight map", sharded(index=b"{}"), '"weight_map" is missing or empty'),

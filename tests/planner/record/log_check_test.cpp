@@ -367,6 +367,32 @@ TEST(LogCheck, ATokenThatWasNotSampledIsCaught) {
               HasSubstr("has none"));
 }
 
+TEST(LogCheck, APromptOfAnotherLengthIsCaught) {
+  const auto in_one = [](const std::function<void(std::vector<std::uint32_t>&)>& change) {
+    return complaint(
+        [&](Recorded& recorded) { change(recorded.batch(20, decodes).prompt_tokens); });
+  };
+  EXPECT_NE(in_one([](auto& prompts) { ++prompts.back(); }).find("it had"), std::string::npos);
+  EXPECT_NE(in_one([](auto& prompts) { prompts.pop_back(); }).find("but the prompt's tokens of"),
+            std::string::npos);
+  for (const std::uint32_t wrong : {UINT32_MAX, 1U}) {  // one less, one more, from the beginning
+    const std::string said = complaint(
+        [&](Recorded& recorded) {
+          for (const auto& message : recorded.log) {
+            if (auto* iteration = message->body.AsIteration()) {
+              for (auto& batch : iteration->mini_batches) {
+                for (std::uint32_t& prompt : batch->prompt_tokens) {
+                  prompt += wrong;
+                }
+              }
+            }
+          }
+        },
+        "hybrid", 0);
+    EXPECT_NE(said.find("it is sampled behind token"), std::string::npos) << said;
+  }
+}
+
 TEST(LogCheck, WeightsThatAreMissingOrComeTwiceAreCaught) {
   const auto with_fetches = [](Recorded& recorded) -> messages::LayerOrderT& {
     for (std::uint32_t stage = 1;; ++stage) {
