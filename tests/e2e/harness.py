@@ -9,6 +9,7 @@ device of runs.
 import argparse
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import random
@@ -39,6 +40,13 @@ _tests = []
 def bin_folder():
     """Where the programs under test lie."""
     return paths.binary_folder()
+
+
+@functools.cache
+def policies():
+    """The names of all policies, as the planner lists them."""
+    listed = subprocess.run([bin_folder() / "poise-planner", "policies", "--json"], check=True, capture_output=True, text=True)
+    return tuple(json.loads(line)["name"] for line in listed.stdout.splitlines())
 
 
 def test(function):

@@ -46,8 +46,7 @@ def way_to_run(random, round_number, width, weights=WEIGHTS, pool=1 << 20):
     if round_number == 1:  # pools and device as small as the longest request allows
         memory = ["--host-memory", str(int((weights + 1.1 * pool) * width)), "--gpu-memory", str(weights * width)]
         return ["--policy", "kv-only", *memory]
-    policies = ("kv-only", "act-only", "hybrid", "hybrid", "hybrid-static", "kvpr", "row-by-row", "token-recompute", "optimal")
-    policy = random.choice(policies)
+    policy = random.choice((*harness.policies(), "hybrid"))
     options = ["--policy", policy]
     if policy in ("hybrid", "kvpr"):
         shares = ("0", "0.1", "0.25", "0.5", "0.75", "0.9", "1")

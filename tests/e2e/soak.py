@@ -19,7 +19,6 @@ from mixed_requests import good_request
 from supervisor.lifecycle import live_changes
 from supervisor.lifecycle.run_directory import RunDirectory
 from supervisor.shared.trouble import Refusal
-from swaps import POLICIES
 
 REQUESTS = 3000  # of one run; the next one begins when it is done
 GROWN_UP = 5.0  # seconds after which a process has all that it will need
@@ -133,7 +132,7 @@ class Soak:
                 self.swap(run)
 
     def swap(self, run):
-        name = self.random.choice(POLICIES)
+        name = self.random.choice(harness.policies())
         options = {"machine": "a100-pcie4"} if name == "optimal" else {}
         try:
             live_changes.wish_for_policy(RunDirectory(run), name, options)

@@ -17,7 +17,6 @@ from supervisor.commands import policy as policy_command
 from supervisor.commands import restart as restart_command
 from supervisor.shared.trouble import Refusal
 
-POLICIES = ("kv-only", "act-only", "hybrid", "hybrid-static", "kvpr", "row-by-row", "token-recompute", "optimal")
 RESTARTS = 6
 
 
@@ -38,7 +37,7 @@ def work(workspace, count):
 
 
 def policy_words(random):
-    name = random.choice(POLICIES)
+    name = random.choice(harness.policies())
     share = []
     if name in ("hybrid", "kvpr"):
         share = ["--act-share", str(random.choice((0, 0.25, 0.5, 0.9)))]

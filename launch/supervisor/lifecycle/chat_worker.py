@@ -6,7 +6,7 @@ Reads INPUT from OFFSET on, where line LINE begins, and appends to OUTPUT a JSON
 {"line", "error", "param", "code"}. Before it renders a line it writes the line's number and the offset behind it to stdout.
 RENDERS is `no` after too many lines whose rendering had to be ended: the others then get their error without a try.
 
-The kernel ends the process where a line or the template's compilation takes more than two seconds of computing, and refuses it
+The kernel ends the process where a line or the template's compilation takes more than SECONDS of computing, and refuses it
 memory beyond a bound. It ends by itself with 2 and a sentence on stderr if the template does not compile or jinja2 is missing.
 
 Rendering is that of transformers 5 (utils/chat_template_utils.py): same sandbox, filters, globals and arguments.
@@ -22,7 +22,7 @@ import sys
 import time
 
 CHAT_LINE = re.compile(rb"chat\\?/completions")
-SECONDS = 2
+SECONDS = 1.5  # with the start of the next worker, a line ends within two
 MEMORY = 1 << 30
 LONGEST_LINE = 64 << 20  # as the planner reads them
 LONGEST_PROMPT = 16 << 20
