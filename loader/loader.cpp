@@ -28,8 +28,11 @@ constexpr const char* kCard = "loader.json";
 constexpr const char* kLeaves = "weights.digests";
 constexpr Seconds kWaitWhileBusy{0.005};
 constexpr Seconds kWait{0.05};
+constexpr Seconds kWaitWhileChecking{0.01};  // a fifth of a core checks 300 MB/s
 // A pool's memory is free only after the executor that mapped it has unmapped it or ended.
 constexpr auto kUntilRoom = std::chrono::seconds(20);
+// The planner ends, and then its supervisor ends this process.
+constexpr auto kDamagedStays = std::chrono::seconds(30);
 
 void check_options(const LoaderOptions& options) {
   const bool hex = std::ranges::all_of(
@@ -125,6 +128,7 @@ Loader::Loader(const LoaderOptions& options, Beginning beginning)
       channel_(serve((options.home / kSocket).string(),
                      {.run_id = options.run_id, .layout_hash = model_.layout.hash()})),
       weights_(control_, model_, origin_of(options)),
+      check_(weights_),
       pools_(control_, budget_, options.available) {
   if (options.adopt) {
     pools_.adopt();
@@ -188,6 +192,7 @@ bool Loader::step() {
     }
   }
   const std::optional<Received> message = receive();
+  moved = (!message && go_on_checking()) || moved;
   // Reserving memory, or waiting for it, takes seconds for many GiB, and shows nowhere meanwhile.
   const bool reserving = weights_.reserving() || pools_.busy() || restore_asked_;
   if (moved || message || reserving) {
@@ -197,8 +202,30 @@ bool Loader::step() {
   return !message || handle(**message);
 }
 
+// Nothing may compute with damaged weights: from then on no process attaches, and the supervisor ends this one with its
+// run, kept or not. True if a planner waits for the check.
+bool Loader::go_on_checking() {
+  const auto now = std::chrono::steady_clock::now();
+  if (damaged_since_ && now - *damaged_since_ > kDamagedStays) {
+    fail(Exit::interrupted, "the weights in shared memory were damaged");
+  }
+  const bool hurries = check_.hurries();
+  if (auto checked = check_.advance()) {
+    if (!checked->sound) {
+      spdlog::error("{}", checked->sentence);
+    }
+    if (checked->damaged) {
+      damaged_since_ = now;
+      control_->loader_state.store(static_cast<std::uint32_t>(LoaderState::draining),
+                                   std::memory_order_release);
+    }
+    send(*channel_, std::move(*checked));
+  }
+  return hurries;
+}
+
 bool Loader::can_leave() const {
-  return weights_.sealed() && !pools_.busy() && !restore_asked_ && !awaited_;
+  return !damaged_since_ && weights_.sealed() && !pools_.busy() && !restore_asked_ && !awaited_;
 }
 
 void Loader::leave() {
@@ -213,7 +240,10 @@ void Loader::leave() {
 std::optional<Received> Loader::receive() {
   const bool busy = !weights_.sealed() || pools_.busy();
   try {
-    return channel_->receive(busy ? kWaitWhileBusy : kWait);
+    return channel_->receive(check_.hurries() ? Seconds{0}
+                             : busy           ? kWaitWhileBusy
+                             : check_.is_idle() ? kWait
+                                                : kWaitWhileChecking);
   } catch (const Failure& failure) {
     spdlog::error("{}", failure.what());
     send(*channel_, messages::StopT{.reason = failure.what()});
@@ -250,6 +280,11 @@ bool Loader::handle(const messages::Message& message) {
       restore_asked_ = std::chrono::steady_clock::now();  // begins once there is room
       awaited_ = true;
       return true;
+    case messages::Body::WeightsCheck: {
+      const auto* check = message.body_as_WeightsCheck();
+      check_.begin(check->serial(), check->at_once());
+      return true;
+    }
     case messages::Body::Stop: {
       const auto* reason = message.body_as_Stop()->reason();
       spdlog::info("told to stop: {}", reason != nullptr ? shown(reason->string_view(), 300) : "");

@@ -21,6 +21,7 @@
 #include "loader/host_budget.h"
 #include "loader/model_on_disk.h"
 #include "loader/pool_keeper.h"
+#include "loader/weight_check.h"
 #include "loader/weight_loading.h"
 
 namespace poise {
@@ -78,6 +79,7 @@ class Loader {
   void tell_restored(std::string why_not = {});
   void tell_weights(std::string why_not = {});
   void write_card() const;
+  bool go_on_checking();
 
   LoaderOptions options_;
   ModelOnDisk model_;
@@ -86,6 +88,8 @@ class Loader {
   Unlinked control_name_;  // set once the name is ours: another loader may have it already
   std::unique_ptr<Channel> channel_;
   WeightLoading weights_;
+  WeightCheck check_;
+  std::optional<std::chrono::steady_clock::time_point> damaged_since_;  // and told
   PoolKeeper pools_;
   std::optional<std::chrono::steady_clock::time_point> restore_asked_;  // and not begun
   bool awaited_ = false;  // a planner waits for weights to be restored

@@ -243,6 +243,15 @@ void WeightLoading::open_source() {
   origin_.open = nullptr;
 }
 
+FilledWeights WeightLoading::filled() {
+  check(sealed_, "sealed weights are compared");
+  open_source();
+  return {.source = *model_.source,
+          .segment = {segment_->data(), static_cast<std::size_t>(segment_->size().n)},
+          .dtype = model_.dtype,
+          .leaves = leaves_};
+}
+
 void WeightLoading::sealed_again() {
   leaves_ = fill_->take_leaves();
   const Bytes total = fill_->total();

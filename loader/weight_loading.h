@@ -14,6 +14,7 @@
 #include <functional>
 #include <future>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,14 @@
 #include "loader/weight_fill.h"
 
 namespace poise {
+
+// Whole weights, the tensors that they are made of, and the digests of their leaves (weight_fill.h), in this order.
+struct FilledWeights {
+  const WeightSource& source;
+  std::span<const std::byte> segment;
+  DType dtype;
+  std::span<const Digest> leaves;
+};
 
 class WeightLoading {
  public:
@@ -61,6 +70,15 @@ class WeightLoading {
   const std::string& why_not_restored() const { return why_not_; }
   std::int32_t released() const { return released_; }
   Bytes released_bytes() const;
+  // To compare the weights with what they were. An adopted model's files are opened for their tensors' names and sizes,
+  // which may fail. REQUIRES: sealed.
+  FilledWeights filled();
+  // Whether a slab (0: outer, 1 + l: layer l) is in host memory.
+  bool holds(std::uint32_t slab) const { return slab == 0 || !is_released({slab - 1}); }
+  // As the segment's.
+  void forget_pages(std::uint64_t offset, Bytes bytes) const {
+    segment_->forget_pages(offset, bytes);
+  }
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -192,6 +192,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
       "prefill-tokens", "rows of prompts in an iteration", text())(
       "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
       "resume", "go on with the run directory")("overwrite", "replace an existing output")(
+      "verify", "let the loader check the weights in shared memory")(
       "takes-over",
       "continue the work of this run's earlier planner, with its loader and gpu_executor")(
       "trace", "log what each stream did, span by span")(
@@ -232,6 +233,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
       run.input.served_model_name.empty() ? run.input.model.string() : run.input.served_model_name;
   run.resume = given.count("resume") != 0;
   run.overwrite = given.count("overwrite") != 0;
+  run.verify = given.count("verify") != 0;
   run.takes_over = given.count("takes-over") != 0;
   run.trace = given.count("trace") != 0;
   take_orders_log(given, run);

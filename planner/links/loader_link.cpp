@@ -34,6 +34,12 @@ bool LoaderLink::step(Seconds timeout) {
       fail(Exit::interrupted, "the loader: {}",
            held->sentence() != nullptr ? held->sentence()->str() : "it gave no reason");
     }
+  } else if (const auto* checked = (*message)->body_as_WeightsChecked()) {
+    if (check_ && checked->serial() == check_->serial) {
+      check_.reset();
+      checked_.emplace();
+      checked->UnPackTo(&*checked_);
+    }
   } else if (const auto* stop = (*message)->body_as_Stop()) {
     fail(Exit::interrupted, "the loader ends: {}",
          stop->reason() != nullptr ? stop->reason()->str() : "it gave no reason");
@@ -74,6 +80,9 @@ void LoaderLink::ask_again() {
   if (weights_) {
     *weights_ > 0 ? ask(messages::WeightsReleaseT{.resident_layers = *weights_})
                   : ask(messages::WeightsRestoreT{});
+  }
+  if (check_) {
+    ask(messages::WeightsCheckT(*check_));
   }
   if (claiming_) {
     ask(messages::PoolClaimT(claim_));
@@ -132,6 +141,12 @@ void LoaderLink::release_weights(std::int32_t resident_layers) {
 void LoaderLink::restore_weights() {
   weights_ = 0;
   ask(messages::WeightsRestoreT{});
+}
+
+void LoaderLink::check_weights(bool at_once) {
+  checked_.reset();
+  check_ = messages::WeightsCheckT{.serial = ++checks_, .at_once = at_once};
+  ask(messages::WeightsCheckT(*check_));
 }
 
 void LoaderLink::release(bool left_over) {

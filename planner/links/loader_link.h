@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "common/blocks.h"
 #include "common/channel.h"
@@ -50,11 +51,20 @@ class LoaderLink {
   void release_weights(std::int32_t resident_layers);
   void restore_weights();
   bool asked_for_weights() const { return weights_.has_value(); }
+  // Asks whether the weights are what they were when they were loaded (messages.fbs), in place of an earlier question.
+  // REQUIRES: greeted().
+  void check_weights(bool at_once);
+  // The answer; once.
+  std::optional<messages::WeightsCheckedT> take_checked() {
+    return std::exchange(checked_, std::nullopt);
+  }
 
  private:
   // Whether the present connection's loader has answered Hello.
   bool listens() const { return greeted_on_ != 0 && greeted_on_ == channel_->connections(); }
-  bool awaits_anything() const { return claiming_ || moving_ || releases_ > 0 || weights_; }
+  bool awaits_anything() const {
+    return claiming_ || moving_ || releases_ > 0 || weights_ || (check_ && check_->at_once);
+  }
   void greet();
   void ask_again();
   void take(const messages::PoolGrant& grant);
@@ -72,6 +82,9 @@ class LoaderLink {
   bool claiming_ = false, moving_ = false;  // not answered yet
   int releases_ = 0;                        // likewise
   std::optional<std::int32_t> weights_;  // likewise: layers to release; 0: all are to be restored
+  std::optional<messages::WeightsCheckT> check_;  // likewise
+  std::uint32_t checks_ = 0;
+  std::optional<messages::WeightsCheckedT> checked_;
 };
 
 }  // namespace poise

@@ -23,6 +23,8 @@ class HandOver {
   // What this planner continues from: read, or kept by itself. Nothing: every request starts again.
   const std::optional<Journal>& journal() const { return journal_; }
   void drop() { journal_.reset(); }
+  // Whether this planner takes over now: once, of one that was started for that.
+  bool takes_over() { return run_.options.takes_over && !std::exchange(has_taken_over_, true); }
   // Moves it to the loop that continues from it.
   std::optional<Journal> take() { return std::exchange(journal_, std::nullopt); }
   // The resources that a plan must keep because of the journal's blocks. REQUIRES: there is a journal.
@@ -41,6 +43,7 @@ class HandOver {
 
   const Run& run_;
   std::optional<Journal> journal_;
+  bool has_taken_over_ = false;
 };
 
 }  // namespace poise

@@ -36,7 +36,8 @@ Planner::Planner(RunOptions options)
     : run_(checked(std::move(options))),
       hand_over_(run_),
       change_(run_, in_force_),
-      preparation_(run_, in_force_, change_, hand_over_) {
+      preparation_(run_, in_force_, change_, hand_over_),
+      verification_(run_) {
   failpoint("planner.validated");
   report(true);
 }
@@ -60,6 +61,9 @@ bool Planner::step() {
       break;
     case Phase::running:
       moved = run();
+      break;
+    case Phase::confirming:
+      finish();
       break;
     case Phase::over:
       break;
@@ -111,7 +115,7 @@ void Planner::begin_running() {
   if (!loop_) {
     run_.executor->begin_balance();  // what was measured before is no part of the run
     loop_.emplace(run_, in_force_, hand_over_.take());
-    if (run_.options.takes_over && !std::exchange(has_taken_over_, true)) {
+    if (hand_over_.takes_over()) {
       const std::int64_t begun = loop_->begun();
       announce(fmt::format("a planner took over before iteration {}: it continues {} and begins {}",
                            loop_->next_iteration(), counted(begun, "request"),
@@ -166,6 +170,7 @@ bool Planner::between_iterations() {
     hand_over();
     return false;
   }
+  verification_.step();
   const std::uint64_t answered = run_.status.policy_serial;
   const PolicyChange::Next next = change_.step(*loop_);
   report(run_.status.policy_serial != answered);
@@ -261,6 +266,10 @@ void Planner::interrupt() {
 
 void Planner::finish() {
   run_.results->sync();
+  if (!verification_.confirm()) {
+    phase_ = Phase::confirming;
+    return;
+  }
   if (run_.order_log) {
     run_.order_log->flush();
   }

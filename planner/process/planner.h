@@ -10,6 +10,7 @@
 //   configuring  the executor to be Ready
 //   running      one iteration after the other; between two of them the policy may change, the executor
 //                may be replaced, or the work handed over to another planner
+//   confirming   the weights to be found sound behind the last answer (verification.h)
 //   over         nothing: see outcome()
 
 #include <memory>
@@ -23,6 +24,7 @@
 #include "planner/process/preparation.h"
 #include "planner/process/run.h"
 #include "planner/process/run_loop.h"
+#include "planner/process/verification.h"
 
 namespace poise {
 
@@ -40,7 +42,7 @@ class Planner {
   std::string summary() const;
 
  private:
-  enum class Phase { preparing, configuring, running, over };
+  enum class Phase { preparing, configuring, running, confirming, over };
 
   bool prepare();
   bool configure();
@@ -64,10 +66,10 @@ class Planner {
   HandOver hand_over_;
   PolicyChange change_;
   Preparation preparation_;
+  Verification verification_;
   std::optional<RunLoop> loop_;  // once it has begun
   Phase phase_ = Phase::preparing;
   Exit outcome_ = Exit::interrupted;
-  bool has_taken_over_ = false;
   std::optional<Seconds> stopping_since_;
 };
 

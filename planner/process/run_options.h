@@ -33,6 +33,7 @@ struct RunOptions {
   std::string served_model_name;
   bool resume = false;
   bool overwrite = false;
+  bool verify = false;  // no answer is published before the weights were found sound after it
   bool takes_over = false;  // from a planner of this run that has ended; loader and executor stayed
   OrderLogLimits orders_log;
   bool trace = false;  // the executor reports what its streams did, span by span

@@ -184,6 +184,18 @@ void ResultsFile::sync() {
   make_durable();
 }
 
+void ResultsFile::take_back(Bytes size) {
+  check_unbroken();
+  check(size.n <= size_, "lines that are there are taken back");
+  kept_.clear();
+  size_ = size.n;
+  if (::ftruncate(descriptor_, size_) != 0) {
+    fail_to_write("its last lines cannot be taken back", errno);
+  }
+  make_durable();
+  broken_ = true;  // done_ says what is no more
+}
+
 void ResultsFile::write_kept() {
   while (!kept_.empty()) {
     write_line(kept_.front());

@@ -56,6 +56,11 @@ class ResultsFile {
   // Writes what was kept and makes everything durable.
   void sync();
   Bytes kept() const { return kept_bytes_; }
+  // Of the whole lines in the file; lines behind it are not older than this call.
+  Bytes size() const { return {size_}; }
+  // Takes back all lines behind `size`, which a call of size() gave, for good: another process computes them again. Only
+  // destruction may follow.
+  void take_back(Bytes size);
 
   const std::filesystem::path& path() const { return path_; }
   int descriptor() const { return descriptor_; }

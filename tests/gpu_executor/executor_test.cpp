@@ -209,8 +209,8 @@ TEST_F(ExecutorTest, AConfigureThatFailsLateLosesNoBlockOnTheDevice) {
   EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence, HasSubstr("cannot be had"));
   arm_failpoints("", "");
   const DeviceSizes sizes = device_sizes(model_.shape, model_.dtype, setting_.limits);
-  EXPECT_EQ(device_->in_use(), sizes.outer_slab + sizes.layer_slab * setting_.limits.resident_layers +
-                                   sizes.context_blocks);
+  EXPECT_EQ(device_->in_use(), sizes.outer_slab + sizes.context_blocks +
+                                   sizes.layer_slab * setting_.limits.resident_layers);
   wires_->send(configure);
   next(Body::Ready);
 }

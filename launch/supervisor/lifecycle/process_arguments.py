@@ -158,6 +158,7 @@ class ProcessArguments:
         words += ["--profile-dir", profile_folder()]
         words += ["--resume"] if given.resume or takes_over else []
         words += ["--overwrite"] if given.overwrite else []
+        words += ["--verify"] if given.verify else []
         words += ["--takes-over"] if takes_over else []
         words += orders_log_arguments(given)
         return words + (["--trace"] if given.trace is not None else [])

@@ -123,6 +123,7 @@ def add_files(to, output_required=True):
     to.add_argument("--run-dir", metavar="DIR", help="state, logs, partial results (default: OUTPUT.poise)")
     to.add_argument("--resume", action="store_true", help="do only what is missing")
     to.add_argument("--overwrite", action="store_true", help="replace an existing output")
+    to.add_argument("--verify", action="store_true", help="check the weights in shared memory against their digests, again and again")
 
 
 def run_parser():

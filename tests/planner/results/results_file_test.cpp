@@ -204,6 +204,21 @@ TEST(ResultsFile, OnlyARegularFileIsContinued) {
   EXPECT_EQ(complaint([&] { ResultsFile::resume(other.path(), {}); }).code, Exit::busy);
 }
 
+TEST(ResultsFile, LinesAreTakenBackForGoodToWhereTheyStood) {
+  const ScratchDirectory directory;
+  {
+    ResultsFile file = ResultsFile::create(directory.path());
+    file.append({1}, false, answer_for({1}), {0});
+    const Bytes one = file.size();
+    file.append({2}, false, answer_for({2}), {0});
+    file.take_back(one);
+    EXPECT_THAT(complaint([&] { file.sync(); }), HasSubstr("the disk failed earlier"));
+  }
+  const ResultsFile again = ResultsFile::resume(directory.path(), lines_up_to(3));
+  EXPECT_EQ(again.counts().lines(), 1u);
+  EXPECT_TRUE(again.is_done({1}) && !again.is_done({2}));
+}
+
 TEST(ResultsFile, AnInputLineHasOneResult) {
   const ScratchDirectory run;
   ResultsFile file = ResultsFile::create(run.path());

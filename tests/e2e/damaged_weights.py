@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""`--verify`: weights that change in shared memory end the run with a sentence; no answer that may hang on them is kept."""
+
+import json
+import os
+from pathlib import Path
+
+import harness
+from harness import DEMO_MODEL, comparable, expect, expect_equal, request, test, wait_until
+from mixed_requests import good_request
+
+SLOWLY = ("--max-num-seqs", "3")
+
+
+def work(workspace):
+    lines = [good_request(workspace.random, i) for i in range(16)]
+    lines += [request(f"long{i}", "Rosa lives in", max_tokens=100, ignore_eos=True) for i in range(14)]
+    return workspace.write_requests("requests.jsonl", lines)
+
+
+def damage(run_id):
+    """All numbers of the embedding's first rows change their sign: every answer from now on is another one."""
+    path = f"/dev/shm/poise-{os.geteuid()}-{run_id}-weights"
+    os.chmod(path, 0o600)
+    with open(path, "r+b") as file:
+        half = bytearray(file.read(1 << 16))
+        half[1::2] = bytes(byte ^ 0x80 for byte in half[1::2])
+        file.seek(0)
+        file.write(half)
+    os.chmod(path, 0o400)
+
+
+def segments():
+    return [name for name in os.listdir("/dev/shm") if name.startswith(f"poise-{os.geteuid()}-")]
+
+
+@test
+def damaged_weights_end_a_run_and_a_resume_computes_what_hung_on_them(workspace):
+    requests = work(workspace)
+    workspace.run(requests, workspace / "oracle.jsonl", *SLOWLY, "--verify").expect(0, "once more")
+    for kept in (False, True):
+        output = workspace / f"out-{kept}.jsonl"
+        run, partial = Path(f"{output}.poise"), Path(f"{output}.poise") / "results.jsonl.partial"
+        words = (*SLOWLY, "--verify", *(("--keep-loader",) if kept else ()))
+        process = workspace.start(*workspace.run_words(requests, output, *words))
+        wait_until(lambda partial=partial: partial.exists() and partial.read_bytes().count(b"\n") > 3, "results")
+        damage(json.loads((run / "run.json").read_text())["run_id"])
+        ended = workspace.finish(process)
+        ended.expect(75, "have changed since they were loaded: tensor ", "taken back", "--resume")
+        expect_equal(len(ended.err.split("have changed")), 2, f"times that it is said:\n{ended.err}")
+        oracle = set(comparable(workspace / "oracle.jsonl"))
+        expect(set(comparable(partial)) <= oracle, "an answer from damaged weights was kept")
+        resumed = workspace.run(requests, output, *words, "--resume").expect(0)
+        expect("using the kept loader" not in resumed.err, resumed.err)
+        expect_equal(comparable(output), sorted(oracle), "the answers")
+    workspace.poise("stop").expect(0)
+
+
+@test
+def weights_that_are_damaged_behind_the_last_answer_are_found_before_it_is_published(workspace):
+    requests = workspace.write_requests("requests.jsonl", [request(i, "Once", max_tokens=2) for i in range(3)])
+    output = workspace / "out.jsonl"
+    halted = {"POISE_FAILPOINTS": "results.sync:delay=1500"}  # the sync behind the last answer
+    process = workspace.start(*workspace.run_words(requests, output, "--verify"), env=halted)
+    partial = Path(f"{output}.poise") / "results.jsonl.partial"
+    wait_until(lambda: partial.exists() and partial.read_bytes().count(b"\n") == 3, "the answers")
+    damage(json.loads((Path(f"{output}.poise") / "run.json").read_text())["run_id"])
+    workspace.finish(process).expect(75, "have changed since they were loaded", "--resume")
+    expect(not output.exists() and partial.read_bytes() == b"", "an answer from weights that were not sound was kept")
+    workspace.run(requests, output, "--verify", "--resume").expect(0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(harness.main())
