@@ -212,7 +212,7 @@ TEST(ResultsFile, LinesAreTakenBackForGoodToWhereTheyStood) {
     const Bytes one = file.size();
     file.append({2}, false, answer_for({2}), {0});
     file.take_back(one);
-    EXPECT_THAT(complaint([&] { file.sync(); }), HasSubstr("the disk failed earlier"));
+    EXPECT_EQ(complaint([&] { file.sync(); }).code, Exit::busy);
   }
   const ResultsFile again = ResultsFile::resume(directory.path(), lines_up_to(3));
   EXPECT_EQ(again.counts().lines(), 1u);
