@@ -2,10 +2,13 @@
 // Chooses which requests run in the next iteration, and how many of their tokens. Continuous batching,
 // first come first served: requests of any length run together; when one finishes, the next waiting one
 // takes its place at once. A prompt runs in chunks: at most `prefill_rows` prompt tokens in an iteration
-// beside one token of each generating request. A request that finds no free block waits and keeps its
-// blocks. If the oldest finds none, the youngest gives all its blocks back and is recomputed later:
-// prompt and answer so far run as one prompt, and the next token is sampled with the same seed and step.
-// So the oldest request always advances, and every request ends.
+// beside one token of each generating request.
+//
+// If a request finds no free block, the youngest of all gives its blocks back, then the next youngest, until
+// there is one. No request takes blocks from an older one: the youngest, if it finds none, keeps those it
+// has and waits. So the oldest request always advances, and every request ends. A request that gave its
+// blocks back is recomputed later: prompt and answer so far run as one prompt, and the next token is
+// sampled with the same seed and step.
 //
 // A function of the calls made, without clock, socket or log; one thread. Requests outlive the scheduler.
 

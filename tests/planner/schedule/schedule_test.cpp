@@ -572,6 +572,45 @@ TEST(Schedule, TheYoungestGivesItsBlocksBackAndTheOldestGoesOn) {
   expect_undisturbed(requests, tighter);
 }
 
+TEST(Schedule, ARequestTakesBlocksFromYoungerOnesAndNeverFromOlderOnes) {
+  // On six blocks; the first request reaches the end of each of its blocks an iteration before the others.
+  const std::vector<Request> requests{request(1, {3}, 64),
+                                      request(2, std::vector<TokenId>(16, 3), 64),
+                                      request(3, std::vector<TokenId>(16, 3), 64)};
+  const auto policy = make_policy("kv-only", {});
+  Scheduler scheduler(*policy, {.act_blocks = 0, .kv_blocks = 6},
+                      {.max_num_seqs = 8, .prefill_rows = 100, .sequence_rows = 80});
+  for (const Request& r : requests) {
+    scheduler.add(r);
+  }
+  std::int32_t iteration = 0;
+  // Runs iterations up to this one; returns who ran in it.
+  const auto run_to = [&](std::int32_t last) {
+    std::vector<std::uint32_t> ran;
+    for (; iteration < last; ++iteration) {
+      std::vector<Outcome> outcomes;
+      ran.clear();
+      for (const ScheduledChunk& chunk : scheduler.next()) {
+        ran.push_back(chunk.request->request->id.n);
+        outcomes.push_back({.request = chunk.request->request->id, .token = 9});
+      }
+      scheduler.complete(outcomes);
+    }
+    return ran;
+  };
+  using Ids = std::vector<std::uint32_t>;
+  EXPECT_EQ(run_to(17), (Ids{1, 2, 3})) << "two blocks each: none is free";
+  EXPECT_EQ(run_to(18), (Ids{1, 2})) << "the second is not the oldest, and takes from the third";
+  EXPECT_EQ(scheduler.preemptions(), 1);
+  EXPECT_EQ(run_to(33), (Ids{1, 2})) << "three blocks each: none is free";
+  EXPECT_EQ(run_to(34), (Ids{1})) << "the second is now the youngest, and waits";
+  EXPECT_EQ(run_to(48), (Ids{1}));
+  EXPECT_EQ(scheduler.preemptions(), 1) << "it does not take from the first, and keeps its blocks";
+  EXPECT_EQ(scheduler.blocks().free(), 0);
+  EXPECT_EQ(run_to(49), (Ids{1})) << "the first takes from the second";
+  EXPECT_EQ(scheduler.preemptions(), 2);
+}
+
 TEST(Schedule, ARequestThatFitsNoPoolIsADefect) {
   const auto policy = make_policy("kv-only", {});
   Scheduler scheduler(*policy, {.act_blocks = 0, .kv_blocks = 2},
