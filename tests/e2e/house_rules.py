@@ -165,6 +165,34 @@ def the_supervisor_reads_the_control_segment_where_the_programs_write_it(_):
 
 
 @test
+def exit_codes_are_the_same_for_programs_supervisor_and_users(_):
+    from supervisor.shared import trouble
+
+    enum = re.search(r"enum class Exit : int \{(.*?)\n\};", (ROOT / "common" / "trouble.h").read_text(), re.DOTALL).group(1)
+    programs = {int(code) for code in re.findall(r"=\s*(\d+),", enum)}
+    supervisor = {code for name, code in vars(trouble).items() if name.isupper() and isinstance(code, int)}
+    expect(len(programs) > 8 and programs == supervisor, f"common/trouble.h has {programs}, trouble.py has {supervisor}")
+    table = (ROOT / "launch" / "README.md").read_text().split("\n## How commands end\n")[1].split("\n## ")[0]
+    told = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+    expect(told == supervisor - {trouble.HANDED_OVER, trouble.DEVICE_FAILED}, f"launch/README.md has {told}")
+    expect(set(trouble.RUN_ENDS) == told - {trouble.DIFFERENT, trouble.INTERNAL}, f"a run ends with {set(trouble.RUN_ENDS)}")
+
+
+@test
+def what_the_supervisor_knows_of_families_and_lines_is_what_the_programs_know(_):
+    from supervisor.lifecycle import chat_worker
+    from supervisor.shared.decoder_shape import FAMILIES
+
+    texts = [path.read_text() for path in (ROOT / "common" / "families").glob("*.cpp")]
+    names = [re.findall(r'\.(?:model_type|architecture|headless) = "(\w+)"', text) for text in texts]
+    described = {found[0]: tuple(found[1:]) for found in names if found}
+    expect(len(described) > 5 and described == FAMILIES, f"common/families/ has {described}, decoder_shape.py has {FAMILIES}")
+    lines = (ROOT / "planner" / "requests" / "request_lines.h").read_text()
+    longest = int(re.search(r"kLongestLine = kMiB \* (\d+);", lines).group(1)) << 20
+    expect(chat_worker.LONGEST_LINE == longest, f"the planner reads lines of {longest}, chat_worker.py of {chat_worker.LONGEST_LINE}")
+
+
+@test
 def python_in_launch_needs_the_standard_library_alone(_):
     complaints, seen = [], 0
     start = ROOT / "launch" / "start.py"

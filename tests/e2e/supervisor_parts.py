@@ -49,6 +49,16 @@ def a_configs_matrices_are_those_of_its_family(_):
 
 
 @test
+def a_config_without_a_model_type_is_of_its_classs_family_and_an_unknown_family_is_of_none(_):
+    config = json.loads((harness.ROOT / "bench" / "models" / "llama-3-8b.json").read_text())
+    known = decoder_shape(config)
+    named = {name: value for name, value in config.items() if name != "model_type"}
+    expect_equal(decoder_shape({**named, "architectures": ["LlamaForCausalLM"]}), known, "the shape by its class")
+    for unknown in ({**config, "model_type": "gemma2"}, {**named, "architectures": ["Gemma2ForCausalLM"]}, {**named, "architectures": None}):
+        expect("supported are llama" in refuses(decoder_shape, unknown), "the refusal does not say what is supported")
+
+
+@test
 def each_wish_for_a_policy_has_the_answer_that_is_its_own(_):
     granted = {"serial": 3, "policy": "kvpr", "since": 7, "refusal": ""}
     refused = {"serial": 5, "policy": "kvpr", "since": 7, "refusal": "it is too large"}
@@ -362,7 +372,7 @@ def a_note_of_a_kept_loader_ends_no_other_process(workspace):
         os.chmod(workspace.runtime / "poise", 0o700)
         (found,) = loaders.Home.all()
         expect(found.lives() and found.record == note, "our own folder is not believed")
-        expect_equal(found.adopt(), None, "the loader")
+        expect_equal(found.living(), None, "the loader")
         found.stop()
         expect_equal(bystander.poll(), None, "the end of the other process")
 

@@ -22,7 +22,7 @@ def load(words):
     leftovers.sweep()
     home = loaders.Home.of(given)
     stale = home.why_stale(given)
-    living = home.adopt() if stale is None else None
+    living = home.living() if stale is None else None
     if living:
         living.close()
         say(f"{shown(given.model)} is loaded already; end it with: {command_line('stop')}")

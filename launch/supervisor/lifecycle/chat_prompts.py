@@ -17,10 +17,9 @@ from pathlib import Path
 
 from ..shared.files import publish_file, read_first_line, remove
 from ..shared.trouble import FOREIGN, INTERRUPTED, OUTPUT, Refusal, naming, of_system, shown
-from .chat_worker import CHAT_LINE, SECONDS
+from .chat_worker import CHAT_LINE, MOST_ENDED, SECONDS
 
 NAMES = ("chat.jsonl", "chat.jsonl.new")
-_MOST_ENDED = 8  # lines whose rendering had to be ended; after them no other is tried
 _OF_THE_TEMPLATE = ("chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json")
 _BLOCK = 1 << 20
 _OVERLAP = 32  # more than what CHAT_LINE matches
@@ -102,7 +101,7 @@ class _Rendering:
     def _one_worker(self, offset, number):
         """True if the worker came to the end; False if it died on line self._number, which has its error now."""
         words = [sys.executable, "-s", str(Path(__file__).with_name("chat_worker.py"))]
-        words += [self._given.model, self._given.input, self._output, offset, number, "yes" if self._ended < _MOST_ENDED else "no"]
+        words += [self._given.model, self._given.input, self._output, offset, number, "yes" if self._ended < MOST_ENDED else "no"]
         self._number = 0
         with subprocess.Popen(
             [str(word) for word in words],

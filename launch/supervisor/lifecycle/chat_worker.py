@@ -22,9 +22,11 @@ import sys
 import time
 
 CHAT_LINE = re.compile(rb"chat\\?/completions")
-SECONDS = 1.5  # with the start of the next worker, a line ends within two
-MEMORY = 1 << 30
-LONGEST_LINE = 64 << 20  # as the planner reads them
+# What strangers' lines and templates may cost (launch/README.md, Chat lines). A new bound goes here, also one that chat_prompts.py keeps.
+SECONDS = 1.5  # of computing, for a line or to compile a template: with the start of the next worker, a line ends within two
+MEMORY = 1 << 30  # of this process's address space, Python included, for all its lines
+MOST_ENDED = 8  # lines whose rendering had to be ended; after them no other is tried
+LONGEST_LINE = 64 << 20  # kLongestLine of planner/requests/request_lines.h
 LONGEST_PROMPT = 16 << 20
 LONGEST_TEMPLATE = 16 << 20
 _LONGEST_REASON = 300

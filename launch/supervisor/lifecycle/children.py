@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 from ..shared.paths import EXECUTOR, PLAIN_NAMES, program
-from ..shared.trouble import DEVICE_FAILED, HANDED_OVER, INTERNAL, INTERRUPTED
+from ..shared.trouble import DEVICE_FAILED, DONE, HANDED_OVER, INTERRUPTED, RUN_ENDS
 from . import cublas, processes, segments
 
 _MOST_STDERR = 1 << 20
@@ -79,7 +79,7 @@ class Child:
             os.close(descriptor)
 
 
-class Adopted:
+class LivingLoader:
     """A kept loader that an earlier command started: not our child, so its exit code is unknown."""
 
     name, plain_name, asked_to_end = "poise-loader", "loader", False
@@ -118,10 +118,10 @@ def reason(child, text=None):
     sentence = own_sentence(child.name, text)
     if code == DEVICE_FAILED:
         return INTERRUPTED, sentence or f"{child.plain_name}: its device failed"
-    if code == INTERNAL or (code not in (0, 2, 73, 74, 75, 76)):
+    if code not in RUN_ENDS:
         return INTERRUPTED, f"{child.plain_name} failed{f': {sentence}' if sentence else ''} (a defect of poise)"
     if not sentence:
-        how = {0: "ended too early", INTERRUPTED: "was interrupted"}.get(code, "ended without a message")
+        how = {DONE: "ended too early", INTERRUPTED: "was interrupted"}.get(code, "ended without a message")
         sentence = f"{child.plain_name} {how}"
         return code or INTERRUPTED, sentence
     return code, sentence

@@ -22,7 +22,7 @@ from ..shared.paths import (
 from ..shared.quantities import bytes_text
 from ..shared.trouble import Refusal, shown
 from . import processes, segments
-from .children import Adopted, Child
+from .children import Child, LivingLoader
 from .locks import Lock, is_held
 
 OTHER_BUILD = "the kept loader is of another build"
@@ -149,15 +149,15 @@ class Home:
             raise
         return child
 
-    def adopt(self):
-        """The living loader, or None."""
+    def living(self):
+        """The loader that lives here, or None."""
         record = self.record
         if not self.lives() or "pid" not in record:
             return None
         descriptor = processes.open_verified(
             record["pid"], record.get("started"), lambda pid: processes.is_kept_loader(pid, self.folder)
         )
-        return Adopted(record["pid"], descriptor) if descriptor is not None else None
+        return LivingLoader(record["pid"], descriptor) if descriptor is not None else None
 
     def _unrecorded(self):
         """(loader, run id) of this home's living loader if its record is missing, because it could not be written."""
@@ -165,7 +165,7 @@ class Home:
         for process in found:
             descriptor = processes.open_verified(process.pid, processes.start_time(process.pid))
             if descriptor is not None:
-                return Adopted(process.pid, descriptor), process.run_id
+                return LivingLoader(process.pid, descriptor), process.run_id
         return None, ""
 
     def why_stale(self, given):
@@ -176,7 +176,7 @@ class Home:
 
     def upgrade(self, given):
         """A loader of our build, which has adopted what the living one held; None if one of the two cannot do that."""
-        old, run_id = self.adopt(), self.run_id
+        old, run_id = self.living(), self.run_id
         if old is None:
             return None
         old.signal(signal.SIGUSR1)
@@ -197,7 +197,7 @@ class Home:
 
     def stop(self):
         """Ends the loader, if it lives, and removes all it left. True if there was one."""
-        loader, run_id = self.adopt(), self.run_id
+        loader, run_id = self.living(), self.run_id
         if loader is None and self.lives():
             loader, run_id = self._unrecorded()
         if loader:

@@ -75,7 +75,7 @@ class ProcessArguments:
             if self._attached is None:
                 say("the kept loader of this model is in use by another run; loading again for this one")
                 return None
-            loader = self._adopt(home)
+            loader = self._living_in(home)
         if loader is None and self.given.keep_loader:
             home = loaders.Home.of(self.given, make=True)
             self._attached = home.take()
@@ -87,10 +87,10 @@ class ProcessArguments:
             self.run_id = home.run_id
         return loader
 
-    def _adopt(self, home):
+    def _living_in(self, home):
         """The loader that lives in `home`. If its model or build has changed: removes the home and returns None."""
         stale = home.why_stale(self.given)
-        loader = home.adopt() if stale is None else None
+        loader = home.living() if stale is None else None
         if loader:
             say("using the kept loader of this model")
             return loader

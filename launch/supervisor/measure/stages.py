@@ -182,8 +182,8 @@ def stage_limits(found, config):
         shape = decoder_shape(config)
         flops = {"layers": 2 * found["rows"] * shape.layer_entries() * shape.layers}
         flops["head"] = 2 * found["samples"] * shape.head_entries()
-    except (KeyError, TypeError):
-        pass
+    except (KeyError, TypeError, Refusal):
+        pass  # without the model, or with one of another build
     limits = {}
     for group, times in groups(found).items():
         into = max(times["replayed"]["bytes_in"], times["replayed"]["bytes_out"])

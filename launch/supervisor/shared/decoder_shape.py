@@ -2,7 +2,20 @@
 
 import dataclasses
 
-_GATED = {"llama", "mistral", "qwen2", "qwen3"}  # model types whose MLP has three matrices
+from .trouble import Refusal, shown
+
+# Every family of common/families/ has its place in one of the two (tests/e2e/house_rules.py compares): model_type, and its classes.
+_GATED = {  # the MLP has three matrices; positions are rotary
+    "llama": ("LlamaForCausalLM", "LlamaModel"),
+    "mistral": ("MistralForCausalLM", "MistralModel"),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Model"),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Model"),
+}
+_PLAIN = {  # the MLP has two matrices; positions are learned
+    "opt": ("OPTForCausalLM", "OPTModel"),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Model"),
+}
+FAMILIES = _GATED | _PLAIN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +38,20 @@ class DecoderShape:
         return self.vocabulary * self.word_width
 
 
+def _family_of(config):
+    """The model_type; where there is none, that of the class (as common/model_config.cpp has it)."""
+    kind, classes = config.get("model_type"), config.get("architectures") or []
+    if not kind:
+        kind = next((kind for kind, known in FAMILIES.items() if any(name in classes for name in known)), None)
+    if kind not in FAMILIES:
+        named = f"model_type {shown(kind)}" if kind else "a config without a known model_type or architecture"
+        raise Refusal(f"{named} is not supported; supported are {', '.join(FAMILIES)}")
+    return kind
+
+
 def decoder_shape(config):
-    """Fails with KeyError or TypeError where a size is missing or no number."""
-    kind = config.get("model_type", "opt")
+    """Fails with KeyError or TypeError where a size is missing or no number, and refuses a family that poise does not run."""
+    kind = _family_of(config)
     if kind == "gpt2":
         hidden, layers, heads = config["n_embd"], config["n_layer"], config["n_head"]
         ffn, positions = config.get("n_inner") or 4 * hidden, config["n_positions"]

@@ -5,7 +5,7 @@ import difflib
 
 from . import quantities
 from .paths import command_name
-from .trouble import Refusal, shown, tell
+from .trouble import RUN_ENDS, Refusal, shown, tell
 
 _OF_THE_PLANNER = (
     *("policy", "act_share", "recompute_share", "machine", "profile"),
@@ -129,9 +129,7 @@ def add_files(to, output_required=True):
 def run_parser():
     made = parser(
         "run",
-        "Answers every line of a file of requests.\n\nExit codes: 0 every line has its result; 2 nothing could start; "
-        "73 the output cannot be written;\n74 another run holds the directory; 75 interrupted, go on with --resume; "
-        "76 the directory is of another run.",
+        "Answers every line of a file of requests.\n\nExit codes: " + ";\n".join(f"{code} {how}" for code, how in RUN_ENDS.items()) + ".",
     )
     add_model(made)
     add_files(made)

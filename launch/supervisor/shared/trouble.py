@@ -1,4 +1,9 @@
-"""How a command ends, and the one line that says why. Mirrors common/trouble.h."""
+"""How a command ends, and the one line that says why.
+
+The exit codes are those of common/trouble.h and of the table in launch/README.md (tests/e2e/house_rules.py compares). How a run ends
+follows from those of its processes: `reason` in lifecycle/children.py, `_root_cause` and `_conclude` in lifecycle/supervision.py, then
+`_run_in` in commands/run.py.
+"""
 
 import contextlib
 import errno
@@ -6,15 +11,24 @@ import os
 import sys
 
 DONE = 0  # every input line has its result line
-DIFFERENT = 1  # `replay`: an answer differs from the record
+DIFFERENT = 1  # `inspect --check`, `inspect --diff` or `replay` found something that is not as it should be
 CANNOT_START = 2  # options, model or input file are wrong
-INTERNAL = 70  # a defect of ours
+INTERNAL = 70  # a defect of ours; of a run's process: 75
 OUTPUT = 73  # the output cannot be written
 LOCKED = 74  # another run holds this directory
 INTERRUPTED = 75  # resumable with --resume
-HANDED_OVER = 77  # a planner handed its work to the next one; no command ends with it
-DEVICE_FAILED = 78  # a gpu_executor's device does no more work; no command ends with it
 FOREIGN = 76  # the run directory is of another build, model or input
+HANDED_OVER = 77  # a planner or loader handed its work to the next one; no command ends with it
+DEVICE_FAILED = 78  # a gpu_executor's device does no more work; no command ends with it
+# How a run may end, and what a process of it may end with and be believed.
+RUN_ENDS = {
+    DONE: "every line has its result",
+    CANNOT_START: "nothing could start",
+    OUTPUT: "the output cannot be written",
+    LOCKED: "another run holds the directory",
+    INTERRUPTED: "interrupted, go on with --resume",
+    FOREIGN: "the directory is of another run",
+}
 
 
 class Refusal(Exception):
