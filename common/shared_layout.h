@@ -23,6 +23,9 @@
 namespace poise {
 
 inline constexpr std::uint64_t kControlMagic = 0x4553494f50ull;  // "POISE"
+// One more for each change of what lies here, in ModelShape, in PoolPartition or in blocks and weights: a
+// field added, moved or with another meaning. launch/supervisor/lifecycle/segments.py reads the same words,
+// and has the same number.
 inline constexpr std::uint32_t kAbiVersion = 4;
 
 enum class LoaderState : std::uint32_t {
@@ -43,7 +46,8 @@ struct alignas(64) ProgressWord {
 
 // Offset   field
 //      0 | magic, ABI version, layout hash          written before the name is published
-//     64 | identity: run id, model fingerprint      loader, before `loading`
+//     64 | run id                                   loader, with magic and layout hash
+//     96 | model fingerprint                        loader, before `sealed`
 //    128 | ModelShape, dtype                         loader, before `loading`
 //   2048 | loader state, epochs, released layers     loader
 //   2112 | pool: epoch, partition, newest epoch      loader, at a planner's request

@@ -54,8 +54,8 @@ class Segment {
   void forget_pages(std::uint64_t offset, Bytes bytes) const;
 
   // Gives the memory of a part (whole pages) back, or reserves it again, zeroed. Only the segment's
-  // creator may call these. No process may touch a part between the two. Reserving may take seconds;
-  // `stop` is as above.
+  // owner may call these: who created or adopted it. No process may touch a part between the two. Reserving
+  // may take seconds; `stop` is as above.
   void give_back(std::uint64_t offset, Bytes bytes);
   void reserve_again(std::uint64_t offset, Bytes bytes,
                      const std::function<bool()>& stop = nullptr);

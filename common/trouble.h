@@ -1,8 +1,8 @@
 #pragma once
 // Three ways to report a problem. `std::optional`: there is no value, and the caller continues.
-// `fail`: a file, an option or the machine is wrong; one sentence for the user, thrown once and
-// caught in main. `check`: the program has a defect; always on, also in release builds. Both throw,
-// so that destructors run; any thread may call them.
+// `fail`: a file, an option or the machine is wrong; one sentence for the user. main prints it and ends;
+// who can go on without what failed catches it earlier. `check`: the program has a defect; always on, also
+// in release builds. Both throw, so that destructors run; any thread may call them.
 
 #include <fmt/core.h>
 
@@ -14,10 +14,14 @@
 
 namespace poise {
 
-// The exit codes a process of poise ends with; the supervisor passes them on to the user.
+// The exit codes a process of poise ends with. For a command without a run the user sees them as they are.
+// In a run the supervisor decides (launch/supervisor/lifecycle: children.py, supervision.py): 70, 77 and 78
+// become 75, and so does 2 once the run has begun.
+// A new code also belongs in launch/supervisor/shared/trouble.py (which supervisor and help take it from)
+// and in the table of launch/README.md; tests/e2e/house_rules.py compares the three.
 enum class Exit : int {
   done = 0,          // every input line has its result line
-  wrong = 1,         // `inspect --check` found an order that cannot be right
+  wrong = 1,         // `inspect --check` found an order that cannot be right, `--diff` a difference
   cannot_start = 2,  // options, model or input file are wrong
   internal = 70,     // a check failed: a defect of ours
   busy = 73,         // the output cannot be written

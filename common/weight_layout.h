@@ -13,8 +13,8 @@
 // start before the rest has arrived (KVPR section 3.3, fine-grained pipeline). A large matrix crosses the
 // link in several pieces, so that a mini-batch's blocks never wait long behind weights. Matrices are
 // stored as in most checkpoints, (out, in) row-major, in `dtype`; W_K and W_V are one matrix of 2·kv_dim
-// rows. So are W_gate and W_up: one product reads the MLP's input once, and one launch more than for a
-// plain MLP makes its gated rows. Weights that the model does not have (biases, for example) have no entry.
+// rows. So are W_gate and W_up: one product gives both, and a second launch makes the gated rows from them.
+// Weights that the model does not have (biases, for example) have no entry.
 
 #include <cstdint>
 #include <optional>

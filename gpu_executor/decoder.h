@@ -1,8 +1,8 @@
 #pragma once
-// The model's arithmetic as launches on the compute stream: embedding, one decoder layer and the
-// head, each for the rows of one mini-batch, in the order of operations of transformers'
-// decoder layers. The shape's switches say which there are. Everything lies in device memory; the pipeline queues the waits for it,
-// through LayerHooks and between the calls. Owns the buffers between
+// The model's arithmetic as launches on the compute stream: the embedding, one decoder layer for a row group
+// (one or several mini-batches, common/row_groups.h), and the head, each in the order of operations of
+// transformers. The shape's switches say which operations there are. Everything lies in device memory; the
+// pipeline queues the waits for it, through LayerHooks and between the calls. Owns the buffers between
 // operations; nothing in them outlives a call.
 
 #include <functional>

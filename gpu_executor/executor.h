@@ -1,8 +1,9 @@
 #pragma once
 // Process 3: obeys. Waits for the sealed weights, greets the planner (Hello), sets its buffers up
 // as Configure says (Ready), checks and runs orders, and reports what it did (Ack, LayerDone,
-// IterationDone) or why it refused (Rejected). One thread; `step` blocks for at most about 0.1 s. When
-// the planner goes away, queued work is finished and its reports are dropped; the next planner that
+// IterationDone) or why it refused (Rejected). One thread. `step` waits at most about 0.1 s for something to
+// do. It waits longer where queued work must end first: before Configure, before another pool is mapped, and
+// when the planner goes away, whose queued work is finished and its reports dropped. The next planner that
 // connects gets a Hello of its own.
 
 #include <cstdint>

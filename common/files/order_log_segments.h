@@ -3,7 +3,9 @@
 // it: orders.log, orders.log.2, orders.log.3 … A segment begins between two iterations. Its header says
 // its number, what it keeps, and how many of its first records are copies of earlier ones (the pool, the
 // Configure in force …): they make it readable alone. A log with a size limit loses its oldest segments.
-// No file is renamed, so a reader of a log that grows finds each segment under one name.
+// No file is renamed, so a reader of a log that grows finds each segment under one name. Here: the limits,
+// what each keeps, and the files. OrderLog (common/order_log.cpp) decides when a segment begins and which
+// records it carries.
 
 #include <cstdint>
 #include <filesystem>
