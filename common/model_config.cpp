@@ -1,7 +1,6 @@
 #include "common/model_config.h"
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
@@ -142,29 +141,7 @@ void explain_a_missing_config(const std::filesystem::path& directory) {
   }
 }
 
-bool is_within(std::int64_t size, std::int64_t largest) { return size > 0 && size <= largest; }
-
-bool is_switch(std::uint32_t value) { return value <= 1; }
-
 }  // namespace
-
-bool ModelShape::is_sound() const {
-  return is_within(num_hidden_layers, kMaxModelLayers) && is_within(hidden_size, kMaxNormedRow) &&
-         is_within(ffn_dim, kMaxFfn) && is_within(num_attention_heads, kMaxWidth) &&
-         is_within(num_key_value_heads, num_attention_heads) &&
-         num_attention_heads % num_key_value_heads == 0 && is_within(head_dim, kMaxHeadDim) &&
-         is_within(std::int64_t{num_attention_heads} * head_dim, kMaxFfn) &&
-         is_within(vocab_size, kMaxVocabulary) &&
-         is_within(max_position_embeddings, kMaxPositions) &&
-         is_within(position_offset + std::int64_t{1}, kMaxWidth) &&
-         is_within(word_embed_proj_dim, kMaxWidth) && activation_function <= Activation::silu &&
-         norm <= Norm::rms && sliding_window >= 0 && rotary.kind <= RotaryKind::llama3 &&
-         rotary.dim >= 0 && rotary.dim <= std::min(head_dim, 2 * kMaxRotaryPairs) &&
-         std::ranges::all_of(std::array{do_layer_norm_before, qkv_bias, output_bias, mlp_bias,
-                                        layer_norm_elementwise_affine, has_final_layer_norm,
-                                        tie_word_embeddings, learned_positions, qk_norm, gated_mlp},
-                             is_switch);
-}
 
 ModelConfig model_config_from(const nlohmann::json& config, const nlohmann::json& generation,
                               const std::string& what) {

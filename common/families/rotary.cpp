@@ -131,13 +131,18 @@ std::int32_t frequency_sets(const ModelShape& shape) {
   switch (shape.rotary.kind) {
     case RotaryKind::none:
       return 0;
+    case RotaryKind::plain:
+    case RotaryKind::linear:
+    case RotaryKind::yarn:
+    case RotaryKind::llama3:
+      return 1;
     case RotaryKind::dynamic:
       return shape.max_position_embeddings - shape.rotary.original_max_position_embeddings + 1;
     case RotaryKind::longrope:
       return 2;
-    default:
-      return 1;
   }
+  check(false, "the kind of rotary positions is one of those above");
+  return 0;
 }
 
 std::vector<float> rotary_frequencies(const ModelShape& shape) {

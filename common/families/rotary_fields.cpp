@@ -46,6 +46,16 @@ std::optional<JsonObject> rotary_object(const JsonObject& config) {
   return std::nullopt;
 }
 
+// "default, linear … and llama3"
+std::string rotary_names() {
+  std::string names;
+  for (const auto& [name, kind] : kRotaryKinds) {
+    const bool last = name == kRotaryKinds.back().first;
+    names += fmt::format("{}{}", names.empty() ? "" : last ? " and " : ", ", name);
+  }
+  return names;
+}
+
 RotaryKind kind_of(const JsonObject& rotary) {
   for (const std::string_view field : {"rope_type", "type"}) {
     if (const auto name = rotary.string(field)) {
@@ -54,9 +64,8 @@ RotaryKind kind_of(const JsonObject& rotary) {
           return kind;
         }
       }
-      rotary.refuse(field, fmt::format("is \"{}\"; supported are default, linear, dynamic, yarn, "
-                                       "longrope and llama3",
-                                       shown(*name)));
+      rotary.refuse(field,
+                    fmt::format("is \"{}\"; supported are {}", shown(*name), rotary_names()));
     }
   }
   return RotaryKind::plain;

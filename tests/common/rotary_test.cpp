@@ -9,6 +9,7 @@
 
 #include "common/files/json_file.h"
 #include "common/model_config.h"
+#include "common/trouble.h"
 
 namespace poise {
 namespace {
@@ -150,6 +151,13 @@ TEST(Rotary, TheSetOfAPromptsRowsFollowsFromItsLengthAndThatOfLaterRowsFromTheir
   EXPECT_TRUE(depends_on_prompt(longrope));
   EXPECT_FALSE(depends_on_prompt(with_rope(kYarn)));
   EXPECT_EQ(frequency_set(with_rope(kYarn), 639, 600), 0);
+}
+
+TEST(Rotary, AKindWithoutFrequenciesIsADefectAndNotOneSet) {
+  ModelShape shape = with_rope(kYarn);
+  shape.rotary.kind = static_cast<RotaryKind>(7);
+  EXPECT_THROW(frequency_sets(shape), Defect);
+  EXPECT_FALSE(shape.is_sound());
 }
 
 }  // namespace

@@ -1,0 +1,51 @@
+#include "common/model_shape.h"
+
+#include <algorithm>
+#include <array>
+
+#include "common/families/config_fields.h"
+#include "common/kernel_limits.h"
+
+namespace poise {
+namespace {
+
+bool is_within(std::int64_t size, std::int64_t largest) { return size > 0 && size <= largest; }
+
+bool is_switch(std::uint32_t value) { return value <= 1; }
+
+// Without `default`, so that the compiler names this place for a new kind.
+bool is_known(RotaryKind kind) {
+  switch (kind) {
+    case RotaryKind::none:
+    case RotaryKind::plain:
+    case RotaryKind::linear:
+    case RotaryKind::dynamic:
+    case RotaryKind::yarn:
+    case RotaryKind::longrope:
+    case RotaryKind::llama3:
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool ModelShape::is_sound() const {
+  return is_within(num_hidden_layers, kMaxModelLayers) && is_within(hidden_size, kMaxNormedRow) &&
+         is_within(ffn_dim, kMaxFfn) && is_within(num_attention_heads, kMaxWidth) &&
+         is_within(num_key_value_heads, num_attention_heads) &&
+         num_attention_heads % num_key_value_heads == 0 && is_within(head_dim, kMaxHeadDim) &&
+         is_within(std::int64_t{num_attention_heads} * head_dim, kMaxFfn) &&
+         is_within(vocab_size, kMaxVocabulary) &&
+         is_within(max_position_embeddings, kMaxPositions) &&
+         is_within(position_offset + std::int64_t{1}, kMaxWidth) &&
+         is_within(word_embed_proj_dim, kMaxWidth) && activation_function <= Activation::silu &&
+         norm <= Norm::rms && sliding_window >= 0 && is_known(rotary.kind) && rotary.dim >= 0 &&
+         rotary.dim <= std::min(head_dim, 2 * kMaxRotaryPairs) &&
+         std::ranges::all_of(std::array{do_layer_norm_before, qkv_bias, output_bias, mlp_bias,
+                                        layer_norm_elementwise_affine, has_final_layer_norm,
+                                        tie_word_embeddings, learned_positions, qk_norm, gated_mlp},
+                             is_switch);
+}
+
+}  // namespace poise
