@@ -69,7 +69,7 @@ def run(target, given):
 def _run_in(folder, target, given):
     found = _made(FUZZ / "findings" / target)
     program = "poise_fuzz_orders" if target in ORDER_TARGETS else "poise_fuzz_files"
-    words = [given.bin / program, f"-artifact_prefix={found}/", *LIMITS]
+    words = [given.bin.resolve() / program, f"-artifact_prefix={found}/", *LIMITS]
     if given.input:
         words.append(given.input.resolve())
     else:
