@@ -114,9 +114,10 @@ TEST(Pipeline, LoadsInALayerWithAWindowOnlyWhatItsRowsSee) {
       }
     }
     EXPECT_EQ(bytes[1], bytes[3]);
-    EXPECT_LT(2 * bytes[2], bytes[1]) << "a window of 9 tokens sees two blocks at most";
+    // A window of 9 tokens sees two of at most four blocks.
+    EXPECT_LT(3 * bytes[2], 2 * bytes[1]);
     EXPECT_EQ(blocks[1], blocks[3]);
-    EXPECT_LT(2 * blocks[2], blocks[1]);
+    EXPECT_LT(3 * blocks[2], 2 * blocks[1]);
     EXPECT_GT(blocks[2], 0u);
   }
 }

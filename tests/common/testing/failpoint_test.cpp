@@ -16,7 +16,7 @@
 namespace poise {
 namespace {
 
-using Kind = Fault::Kind;
+using FaultKind = Fault::Kind;
 
 class FailpointTest : public ::testing::Test {
  protected:
@@ -52,7 +52,7 @@ int signal_of(const char* words) {
 
 TEST_F(FailpointTest, NothingHappensUnlessItIsAskedFor) {
   for (int i = 0; i < 3; ++i) {
-    EXPECT_EQ(failpoint("results.written").kind, Kind::none);
+    EXPECT_EQ(failpoint("results.written").kind, FaultKind::none);
     EXPECT_FALSE(fails_at("results.sync"));
   }
   EXPECT_EQ(signal_of(""), 0);
@@ -76,7 +76,7 @@ TEST_F(FailpointTest, ADelayedCallSucceedsLater) {
 TEST_F(FailpointTest, ATokenIsNamedByItsNumber) {
   arm_failpoints("executor.tokens:dies_of=17+", "");
   const Fault fault = failpoint("executor.tokens");
-  EXPECT_EQ(fault.kind, Kind::dies_of);
+  EXPECT_EQ(fault.kind, FaultKind::dies_of);
   EXPECT_EQ(fault.value, 17);
   EXPECT_THROW(arm_failpoints("executor.tokens:dies_of=x", ""), Failure);
   EXPECT_THROW(arm_failpoints("results.sync:hangs_of=3", ""), Failure);
