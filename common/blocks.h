@@ -1,9 +1,9 @@
 #pragma once
 // Context lies in blocks of 16 tokens (common/README section 1). A KV block of a layer holds, token by
-// token, its key and value: (block_tokens, 2, kv_heads, head_dim). An ACT block holds the attention
-// input of each token: (block_tokens, hidden_size). One token's row is contiguous in both, so a new
-// row is one store, a part of a block is one load, and the product A·[W_K W_V]ᵀ already has the
-// layout of a KV block.
+// token, its key and value: (block_tokens, 2, kv_heads, head_dim), plain or quantised
+// (common/kv_format.h). An ACT block holds the attention input of each token: (block_tokens,
+// hidden_size). One token's row is contiguous in both, so a new row is one store, a part of a block is
+// one load, and the product A·[W_K W_V]ᵀ already has the layout of a plain KV block.
 //
 //   one layer's region of the blocks segment, `region_bytes` long, the same in every layer:
 //   | ACT 0 | ACT 1 | …  act_blocks |   free   | kv_blocks … | KV 1 | KV 0 |
@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "common/kv_format.h"
 #include "common/model_shape.h"
 #include "common/units.h"
 
@@ -29,8 +30,12 @@ struct BlockSizes {
   Bytes block(BlockKind kind) const { return row(kind) * kBlockTokens; }
 };
 
-inline BlockSizes block_sizes(const ModelShape& shape, DType dtype) {
-  return {.kv_row = size_of(dtype) * 2 * shape.kv_dim(),
+inline KvRowLayout kv_row_layout(const ModelShape& shape, DType dtype, KvFormat format) {
+  return kv_row_layout(shape.num_key_value_heads, shape.head_dim, dtype, format);
+}
+
+inline BlockSizes block_sizes(const ModelShape& shape, DType dtype, KvFormat format) {
+  return {.kv_row = {kv_row_layout(shape, dtype, format).row},
           .act_row = size_of(dtype) * shape.hidden_size};
 }
 

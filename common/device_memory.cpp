@@ -98,7 +98,8 @@ DeviceSlab device_slab(const Slab& slab, DType dtype) {
 
 DeviceSizes device_sizes(const ModelShape& shape, DType dtype, const DeviceLimits& limits) {
   const WeightLayout layout = weight_layout(shape, dtype);
-  const BlockSizes blocks = block_sizes(shape, dtype);
+  const BlockSizes blocks = block_sizes(shape, dtype, limits.kv_format);
+  const bool quantizes = limits.kv_format != KvFormat::plain;
   const std::int64_t rows = limits.max_mini_batch_rows;
   const std::int64_t width = std::max(shape.hidden_size, shape.word_embed_proj_dim);
   const std::int64_t logits_rows = limits.logits_rows;
@@ -116,6 +117,9 @@ DeviceSizes device_sizes(const ModelShape& shape, DType dtype, const DeviceLimit
       .hidden = aligned(std::int64_t{limits.max_rows} * shape.hidden_size * kFloat),
       .new_act = aligned(rows * blocks.act_row.n),
       .new_kv = aligned(rows * blocks.kv_row.n),
+      .plain_kv = quantizes ? aligned(std::max<std::int64_t>(rows, kBlockTokens) *
+                                      kv_row_layout(shape, dtype, KvFormat::plain).row)
+                            : Bytes{0},
       .q = aligned(rows * shape.q_dim() * kFloat),
       .attended = aligned(rows * shape.q_dim() * kFloat),
       .normed = aligned(rows * width * kFloat),
@@ -149,9 +153,9 @@ Bytes device_memory(const ModelShape& shape, DType dtype, const DeviceLimits& li
   check_limits(shape, limits);
   const DeviceSizes sizes = device_sizes(shape, dtype, limits);
   return sizes.outer_slab + sizes.layer_slab * limits.resident_layers + sizes.regenerated +
-         sizes.context_blocks + sizes.rotary + sizes.hidden + sizes.q + sizes.attended +
-         sizes.normed + sizes.mlp + sizes.head_rows + sizes.head_normed + sizes.head_projected +
-         sizes.logits + overhead +
+         sizes.context_blocks + sizes.plain_kv + sizes.rotary + sizes.hidden + sizes.q +
+         sizes.attended + sizes.normed + sizes.mlp + sizes.head_rows + sizes.head_normed +
+         sizes.head_projected + sizes.logits + overhead +
          (sizes.layer_buffer + sizes.act_buffer + sizes.kv_buffer + sizes.new_act + sizes.new_kv +
           sizes.sampled + sizes.batch_tables + sizes.iteration_tables) *
              2;
@@ -177,6 +181,8 @@ DeviceMemoryPlan plan_device_memory(const ModelShape& shape, DType dtype,
   table.add("hidden states", sizes.hidden, counted(limits.max_rows, "row"));
   table.add("new K, V and ACT rows", (sizes.new_act + sizes.new_kv) * 2,
             "2 × " + counted(limits.max_mini_batch_rows, "row"));
+  table.add("K and V rows, plain", sizes.plain_kv,
+            fmt::format("before they are {}", name_of(limits.kv_format)));
   table.add("attention and MLP rows", sizes.q + sizes.attended + sizes.normed + sizes.mlp,
             counted(limits.max_mini_batch_rows, "row"));
   table.add("rotary frequencies", sizes.rotary, counted(frequency_sets(shape), "set"));
@@ -218,7 +224,8 @@ DeviceLimits with_gpu_blocks(const ModelShape& shape, DType dtype, DeviceLimits 
   // A layer's region is rounded up to the alignment.
   const Bytes left = cap - device_memory(shape, dtype, limits, overhead) -
                      Bytes{kAlignment} * shape.num_hidden_layers;
-  const Bytes each = block_sizes(shape, dtype).block(kind) * shape.num_hidden_layers;
+  const Bytes each =
+      block_sizes(shape, dtype, limits.kv_format).block(kind) * shape.num_hidden_layers;
   blocks = static_cast<std::int32_t>(
       std::clamp<std::int64_t>(left / each, 0, std::min<std::int64_t>(wanted, kMaxCount)));
   return limits;

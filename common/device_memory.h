@@ -28,6 +28,7 @@ struct DeviceLimits {
   std::int32_t max_context = 0;
   std::int32_t gpu_act_blocks = 0;  // ACT blocks that stay on the device, in every layer
   std::int32_t gpu_kv_blocks = 0;   // KV blocks likewise
+  KvFormat kv_format = KvFormat::plain;
 
   // Attention entries in a mini-batch: one for each slot.
   std::int64_t max_entries() const { return std::int64_t{act_slots} + kv_slots; }
@@ -77,7 +78,8 @@ struct DeviceSizes {
   Bytes context_blocks;    // ACT and KV blocks that stay: (layers, device_pool's region)
   Bytes hidden;            // (max_rows, hidden_size), all rows of an iteration
   Bytes new_act;           // of each of two: (max_mini_batch_rows, hidden_size)
-  Bytes new_kv;            // of each of two: (max_mini_batch_rows, 2 · kv_dim)
+  Bytes new_kv;            // of each of two: max_mini_batch_rows rows of KV blocks
+  Bytes plain_kv;          // what is quantised next: (max_mini_batch_rows, 2 · kv_dim)
   Bytes q, attended;       // (max_mini_batch_rows, q_dim)
   Bytes normed;            // (max_mini_batch_rows, max(hidden_size, word_embed_proj_dim))
   Bytes mlp;               // (max_mini_batch_rows, fc1_dim), also projected embeddings' input

@@ -26,7 +26,7 @@ inline constexpr std::uint64_t kControlMagic = 0x4553494f50ull;  // "POISE"
 // One more for each change of what lies here, in ModelShape, in PoolPartition or in blocks and weights: a
 // field added, moved or with another meaning. launch/supervisor/lifecycle/segments.py reads the same words,
 // and has the same number.
-inline constexpr std::uint32_t kAbiVersion = 4;
+inline constexpr std::uint32_t kAbiVersion = 5;
 
 enum class LoaderState : std::uint32_t {
   creating = 0,  // nothing but magic, ABI and layout hash may be trusted
@@ -50,7 +50,7 @@ struct alignas(64) ProgressWord {
 //     96 | model fingerprint                        loader, before `sealed`
 //    128 | ModelShape, dtype                         loader, before `loading`
 //   2048 | loader state, epochs, released layers     loader
-//   2112 | pool: epoch, partition, newest epoch      loader, at a planner's request
+//   2112 | pool: epoch, partition, newest, format    loader, at a planner's request
 //   2176 | progress words, one cache line each       their owners
 struct ControlSegment {
   std::uint64_t magic;
@@ -80,6 +80,7 @@ struct ControlSegment {
       64) std::atomic<std::uint64_t> pool_epoch;  // 0: no pool; released after `pool` is written
   PoolPartition pool;
   std::uint64_t newest_pool_epoch;  // of all pools of this run; noted before such a pool is made
+  KvFormat kv_format;               // of the pool's KV blocks
 
   ProgressWord progress[kProcesses];
 };

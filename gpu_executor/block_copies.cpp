@@ -25,7 +25,7 @@ BlockCopies::BlockCopies(Device& device, const ModelShape& shape, DType dtype,
     : device_(device),
       tracer_(tracer),
       limits_(limits),
-      sizes_(block_sizes(shape, dtype)),
+      sizes_(block_sizes(shape, dtype, limits.kv_format)),
       windows_(windows_of(shape)),
       pool_here_(device_pool(sizes_, limits)) {
   const DeviceSizes sizes = device_sizes(shape, dtype, limits);

@@ -18,12 +18,18 @@ Rows float_rows(float* data, std::int64_t width) {
 }  // namespace
 
 Decoder::Decoder(Device& device, const ModelShape& shape, DType dtype, const DeviceLimits& limits)
-    : device_(device), shape_(shape), dtype_(dtype), work_(device.work_type(dtype)) {
+    : device_(device),
+      shape_(shape),
+      dtype_(dtype),
+      work_(device.work_type(dtype)),
+      kv_format_(limits.kv_format),
+      kv_row_(kv_row_layout(shape, dtype, limits.kv_format).row) {
   const DeviceSizes sizes = device_sizes(shape, dtype, limits);
   q_ = device.allocate(sizes.q, "queries");
   attended_ = device.allocate(sizes.attended, "attention output");
   normed_ = device.allocate(sizes.normed, "normed rows");
   mlp_ = device.allocate(sizes.mlp, "MLP rows");
+  plain_kv_ = device.allocate(sizes.plain_kv, "K and V rows before they are quantised");
   head_rows_ = device.allocate(sizes.head_rows, "rows for the head");
   head_normed_ = device.allocate(sizes.head_normed, "normed rows for the head");
   head_projected_ = device.allocate(sizes.head_projected, "projected rows for the head");
@@ -82,16 +88,31 @@ void Decoder::project_kv(const LayerWeights& weights, const LayerRows& rows,
     device_.launch(
         Convert{.out = act, .in = rows.hidden, .rows = rows.rows, .dim = shape_.hidden_size});
   }
-  const Rows kv{.data = rows.new_kv, .dtype = dtype_, .stride = kv_width()};
+  make_kv(weights, act, rows.new_kv, rows.places, rows.rows);
+  hooks.rows_made();
+}
+
+void Decoder::make_kv(const LayerWeights& weights, const Rows& act, void* out,
+                      const RotaryPlace* places, std::int64_t rows) {
+  const bool quantizes = kv_format_ != KvFormat::plain;
+  const Rows kv{.data = quantizes ? plain_kv_.data() : out, .dtype = dtype_, .stride = kv_width()};
   device_.launch(Gemm{.out = kv,
                       .in = act,
                       .weight = weights.w_kv,
                       .bias = weights.b_kv,
                       .residual = nullptr,
-                      .rows = rows.rows,
+                      .rows = rows,
                       .epilogue = Epilogue::none});
-  turn(kv, shape_.num_key_value_heads, rows.places, weights.k_norm, rows.rows);
-  hooks.rows_made();
+  turn(kv, shape_.num_key_value_heads, places, weights.k_norm, rows);
+  if (quantizes) {
+    device_.launch(QuantizeKv{.out = static_cast<std::byte*>(out),
+                              .in = kv.data,
+                              .dtype = dtype_,
+                              .format = kv_format_,
+                              .rows = rows,
+                              .kv_heads = shape_.num_key_value_heads,
+                              .head_dim = shape_.head_dim});
+  }
 }
 
 void Decoder::project_queries(const LayerWeights& weights, const LayerRows& rows,
@@ -130,15 +151,14 @@ void Decoder::turn(const Rows& heads, std::int32_t count, const RotaryPlace* pla
 
 void Decoder::attend(const LayerRows& rows, const LayerContext& context, const LayerHooks& hooks) {
   hooks.begins(messages::SpanKind::Attention);
-  const std::int64_t kv_row = kv_width() * size_of(dtype_).n;
   const auto scatter = [&](void* to, const RowMove* moves, std::int32_t count) {
     if (count > 0) {
-      device_.launch(
-          ScatterRows{.out = static_cast<std::byte*>(to),
-                      .in = static_cast<const std::byte*>(rows.new_kv) + context.first_row * kv_row,
-                      .moves = moves,
-                      .row_bytes = kv_row,
-                      .count = count});
+      device_.launch(ScatterRows{
+          .out = static_cast<std::byte*>(to),
+          .in = static_cast<const std::byte*>(rows.new_kv) + context.first_row * kv_row_,
+          .moves = moves,
+          .row_bytes = kv_row_,
+          .count = count});
     }
   };
   scatter(context.kv, context.kv_moves, context.kv_move_count);
@@ -149,6 +169,7 @@ void Decoder::attend(const LayerRows& rows, const LayerContext& context, const L
                            .q = q_.data() + first,
                            .slots = {context.kv, context.regenerated, context.here},
                            .dtype = dtype_,
+                           .format = kv_format_,
                            .row_dtype = work_,
                            .blocks = context.blocks,
                            .sequences = context.sequences,
@@ -162,7 +183,8 @@ void Decoder::attend(const LayerRows& rows, const LayerContext& context, const L
                            .window = context.window});
 }
 
-// KV Gen (Eq. 1): rows of ACT blocks to rows of KV blocks in the same slots.
+// KV Gen (Eq. 1): rows of ACT blocks to rows of KV blocks in the same slots. Where they are quantised, as
+// many at a time as there is room for before that.
 void Decoder::regenerate(const LayerWeights& weights, const LayerContext& context,
                          const LayerHooks& hooks) {
   if (context.regenerate.empty()) {
@@ -173,23 +195,20 @@ void Decoder::regenerate(const LayerWeights& weights, const LayerContext& contex
   hooks.begins(messages::SpanKind::KvGen);
   const std::int64_t h = shape_.hidden_size;
   const std::int64_t width = size_of(dtype_).n;
+  const std::int64_t at_once =
+      kv_format_ == KvFormat::plain ? INT64_MAX : plain_kv_.size().n / (kv_width() * width);
   for (const Regenerate& range : context.regenerate) {
-    const std::int64_t row = range.first_slot * kBlockTokens;
-    const Rows kv{.data = static_cast<std::byte*>(context.regenerated) + row * kv_width() * width,
-                  .dtype = dtype_,
-                  .stride = kv_width()};
-    device_.launch(Gemm{
-        .out = kv,
-        .in = {.data = static_cast<std::byte*>(const_cast<void*>(context.act)) + row * h * width,
-               .dtype = dtype_,
-               .stride = h},
-        .weight = weights.w_kv,
-        .bias = weights.b_kv,
-        .residual = nullptr,
-        .rows = range.count * kBlockTokens,
-        .epilogue = Epilogue::none});
-    turn(kv, shape_.num_key_value_heads, context.act_places + row, weights.k_norm,
-         range.count * kBlockTokens);
+    const std::int64_t end = (range.first_slot + range.count) * kBlockTokens;
+    for (std::int64_t row = range.first_slot * kBlockTokens; row < end;) {
+      const std::int64_t count = std::min(end - row, at_once);
+      const Rows act{
+          .data = static_cast<std::byte*>(const_cast<void*>(context.act)) + row * h * width,
+          .dtype = dtype_,
+          .stride = h};
+      make_kv(weights, act, static_cast<std::byte*>(context.regenerated) + row * kv_row_,
+              context.act_places + row, count);
+      row += count;
+    }
   }
 }
 

@@ -35,7 +35,7 @@ struct LayerRows {
   float* hidden;  // (rows, hidden_size); read and written
   std::int32_t rows;
   void* new_act;              // (rows, hidden_size) of the stored type; written
-  void* new_kv;               // (rows, 2, kv_heads, head_dim) of the stored type; written
+  void* new_kv;               // rows of KV blocks; written
   const RotaryPlace* places;  // (rows), models that turn heads
 };
 
@@ -43,8 +43,8 @@ struct LayerRows {
 struct LayerContext {
   std::int64_t first_row;  // of the mini-batch, within LayerRows
   const void* act;         // ACT buffer: (act_slots, block_tokens, hidden_size)
-  void* kv;                // KV buffer: (kv_slots, block_tokens, 2, kv_heads, head_dim)
-  void* regenerated;       // (act_slots, block_tokens, 2, kv_heads, head_dim); written
+  void* kv;                // KV buffer: (kv_slots, block_tokens) rows of KV blocks
+  void* regenerated;       // (act_slots, block_tokens) rows of KV blocks; written
   void* here;  // KV blocks that stay on the device, as in the KV buffer; read and written
   std::span<const Regenerate> regenerate;
   const RotaryPlace* act_places;     // (act_slots, block_tokens), models that turn heads
@@ -84,8 +84,9 @@ class Decoder {
   // their queries; for each of its mini-batches `regenerate` makes keys and values of the ACT blocks
   // (KV Gen), and `attend` reads the context; `finish` is all that follows attention. `project_kv` and
   // `regenerate` read W_K, W_V, the attention norm and the norm of K, and no other weight. Both turn the keys
-  // they made (Rotate), new rows before they are stored, so a key has the same bits loaded or made again. `attend` comes last of a
-  // mini-batch; the order of the others is free.
+  // they made (Rotate) and quantise the rows where blocks are (QuantizeKv), new rows before they are stored, so
+  // a key has the same bits loaded or made again. `attend` comes last of a mini-batch; the order of the others
+  // is free.
   void project_kv(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
   void project_queries(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
   void regenerate(const LayerWeights& weights, const LayerContext& context,
@@ -95,6 +96,9 @@ class Decoder {
   void head(const OuterWeights& weights, const HeadInput& input);
 
  private:
+  // Rows of KV blocks of attention inputs.
+  void make_kv(const LayerWeights& weights, const Rows& act, void* out, const RotaryPlace* places,
+               std::int64_t rows);
   void mlp(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
   void norm(const Rows& out, const float* in, const void* weight, const void* bias,
             std::int32_t rows);
@@ -110,7 +114,9 @@ class Decoder {
   const ModelShape shape_;
   const DType dtype_;  // of what is stored
   const DType work_;   // of what stands between operations
-  Buffer q_, attended_, normed_, mlp_;
+  const KvFormat kv_format_;
+  const std::int64_t kv_row_;  // bytes in a KV block
+  Buffer q_, attended_, normed_, mlp_, plain_kv_;
   Buffer head_rows_, head_normed_, head_projected_, logits_;
   Buffer frequencies_;  // (frequency_sets, rotary_pairs)
   HostBuffer frequencies_from_;

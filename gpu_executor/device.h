@@ -161,6 +161,7 @@ class Device {
   virtual void launch(const GatedActivation& op) = 0;
   virtual void launch(const Rotate& op) = 0;
   virtual void launch(const Gemm& op) = 0;
+  virtual void launch(const QuantizeKv& op) = 0;
   virtual void launch(const ScatterRows& op) = 0;
   virtual void launch(const Attention& op) = 0;
   virtual void launch(const SampleTokens& op) = 0;

@@ -194,7 +194,8 @@ void Executor::configure(const messages::Configure& configure) {
   }
   const std::vector<bool> all(streamed.size(), true);
   memory_.check_held(there ? streamed : all);
-  if (held_.act_blocks != limits.gpu_act_blocks || held_.kv_blocks != limits.gpu_kv_blocks) {
+  if (held_.act_blocks != limits.gpu_act_blocks || held_.kv_blocks != limits.gpu_kv_blocks ||
+      held_.kv_format != limits.kv_format) {
     held_.blocks.reset();
   }
   pipeline_.reset();
@@ -217,6 +218,7 @@ void Executor::configure(const messages::Configure& configure) {
   held_.blocks = pipeline_->blocks();
   held_.act_blocks = limits.gpu_act_blocks;
   held_.kv_blocks = limits.gpu_kv_blocks;
+  held_.kv_format = limits.kv_format;
   check_.emplace(model.shape, model.layout, limits, kCredits);
   spdlog::info("device memory, of {} bytes allowed:\n{}", allowed.n, to_text(plan));
   messages::ReadyT ready;

@@ -59,6 +59,7 @@ class Executor {
     std::shared_ptr<const ResidentWeights> weights;
     std::shared_ptr<Buffer> blocks;  // as many of each kind as follow
     std::int32_t act_blocks = 0, kv_blocks = 0;
+    KvFormat kv_format = KvFormat::plain;
   };
 
   ExecutorOptions options_;  // `after_death` until a planner was told

@@ -102,6 +102,7 @@ PoolNow HostMemory::pool() const {
   PoolNow now;
   now.epoch = control_->pool_epoch.load(std::memory_order_acquire);
   now.partition = control_->pool;
+  now.kv_format = control_->kv_format;
   if (control_->pool_epoch.load(std::memory_order_acquire) != now.epoch) {
     return {};  // it is being remade: no pool for now
   }
@@ -121,7 +122,11 @@ void HostMemory::map_blocks(const PoolNow& pool) {
 
 HostBlocks HostMemory::blocks(const PoolNow& pool) const {
   check(mapped(pool), "blocks are used while they are mapped");
-  check_pool(pool.partition, block_sizes(model_->shape, model_->dtype),
+  if (pool.kv_format > KvFormat::int4) {
+    fail("the pool in the control segment has KV blocks of format {}, which is none",
+         static_cast<std::uint32_t>(pool.kv_format));
+  }
+  check_pool(pool.partition, block_sizes(model_->shape, model_->dtype, pool.kv_format),
              model_->shape.num_hidden_layers, blocks_->size());
   return {.data = blocks_->data(), .partition = pool.partition};
 }

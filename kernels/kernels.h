@@ -18,6 +18,7 @@
 
 #include "common/blocks.h"
 #include "common/dtype.h"
+#include "common/kv_format.h"
 #include "common/model_shape.h"
 
 namespace poise {
@@ -87,7 +88,7 @@ enum class Epilogue : std::uint8_t { none, relu, gelu, gelu_tanh, silu };
 
 // out[r, n] = epilogue(Σ_k in[r, k] · weight[n, k] + bias[n]) + residual[r, n], rounded to
 // out.dtype. KV Gen is this operation over the rows of ACT blocks with [W_K W_V] (Eq. 1); its `out`
-// is slots of KV blocks.
+// is slots of KV blocks, or rows that QuantizeKv brings there.
 struct Gemm {
   Rows out;               // (rows, weight.rows)
   Rows in;                // (rows, weight.cols)
@@ -141,6 +142,18 @@ struct Rotate {
 };
 inline constexpr std::int32_t kMaxRotaryPosition = (1 << 20) - 1;
 
+// Keys and values to rows of quantised KV blocks, by the definition in common/kv_format.h; every byte of
+// a row is written. New rows pass through it before they are stored or read, and so do those of KV Gen:
+// a key has the same codes loaded or made again.
+struct QuantizeKv {
+  std::byte* out;  // (rows, row of the layout), aligned to 16 bytes
+  const void* in;  // (rows, 2, kv_heads, head_dim) of `dtype`
+  DType dtype;
+  KvFormat format;  // int8 or int4
+  std::int64_t rows;
+  std::int32_t kv_heads, head_dim;
+};
+
 // Copies rows of one buffer to rows of another: new K/V rows into the slots that attention reads.
 struct RowMove {
   std::int64_t from, to;  // rows
@@ -172,8 +185,9 @@ struct Attention {
   void* out;             // (rows, heads, head_dim) of `row_dtype`
   const void* q;         // (rows, heads, head_dim) of `row_dtype`
   const void* slots[3];  // KV buffer, regenerated buffer, blocks read in place: (slots,
-                         // block_tokens, 2, kv_heads, head_dim) of `dtype`
-  DType dtype;
+                         // block_tokens, 2, kv_heads, head_dim) of `dtype`, or quantised rows
+  DType dtype;           // of keys and values, also of the numbers that codes stand for
+  KvFormat format = KvFormat::plain;
   DType row_dtype = DType::float32;  // float32 on the CPU device
   const ContextBlock* blocks;
   const AttentionSequence* sequences;  // (sequence_count)

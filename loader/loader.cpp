@@ -104,8 +104,13 @@ Loader::Beginning Loader::adopt(const LoaderOptions& options) {
   PoolPartition pool{};
   if (control->pool_epoch.load(std::memory_order_acquire) != 0) {
     pool = control->pool;
-    if (const auto reason = why_no_partition(pool, block_sizes(model.config.shape, model.dtype),
-                                             model.layout.layers)) {
+    const KvFormat format = control->kv_format;
+    if (format > KvFormat::int4) {
+      fail(Exit::foreign, "the pool in the control segment of run {} has KV blocks of format {}",
+           options.run_id, static_cast<std::uint32_t>(format));
+    }
+    if (const auto reason = why_no_partition(
+            pool, block_sizes(model.config.shape, model.dtype, format), model.layout.layers)) {
       fail(Exit::foreign, "the pool in the control segment of run {} is none: {}", options.run_id,
            *reason);
     }
@@ -259,9 +264,10 @@ bool Loader::handle(const messages::Message& message) {
     case messages::Body::PoolClaim: {
       const auto* claim = message.body_as_PoolClaim();
       const std::uint64_t cap = std::min<std::uint64_t>(claim->host_memory(), INT64_MAX);
-      pools_.claim({.region_bytes = claim->region_bytes(),
-                    .act_blocks = claim->act_blocks(),
-                    .kv_blocks = claim->kv_blocks()},
+      pools_.claim({.partition = {.region_bytes = claim->region_bytes(),
+                                  .act_blocks = claim->act_blocks(),
+                                  .kv_blocks = claim->kv_blocks()},
+                    .kv_format = static_cast<KvFormat>(claim->kv_format())},
                    cap > 0 ? std::optional(Bytes{static_cast<std::int64_t>(cap)}) : std::nullopt);
       return true;
     }

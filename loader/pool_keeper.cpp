@@ -28,7 +28,6 @@ PoolKeeper::PoolKeeper(Control& control, const HostBudget& budget, std::function
     : control_(control),
       budget_(budget),
       available_(std::move(available)),
-      sizes_(block_sizes(control->shape, control->dtype)),
       layers_(control->shape.num_hidden_layers) {}
 
 PoolKeeper::~PoolKeeper() {
@@ -65,8 +64,12 @@ std::string PoolKeeper::name_of(std::uint64_t epoch) const {
   return segment_name(control_.run_id(), fmt::format("blocks-{}", epoch));
 }
 
-void PoolKeeper::claim(const PoolPartition& partition, std::optional<Bytes> host_memory) {
-  claimed_ = partition;
+BlockSizes PoolKeeper::sizes(KvFormat format) const {
+  return block_sizes(control_->shape, control_->dtype, format);
+}
+
+void PoolKeeper::claim(const PoolWish& wish, std::optional<Bytes> host_memory) {
+  claimed_ = wish;
   asked_ = host_memory;
   if (coming_.valid()) {
     wanted_ = false;
@@ -102,10 +105,15 @@ std::optional<messages::PoolGrantT> PoolKeeper::advance() {
 std::optional<messages::PoolGrantT> PoolKeeper::begin() {
   making_ = *std::exchange(claimed_, std::nullopt);
   give_up();
-  if (const auto reason = why_no_partition(making_, sizes_, layers_)) {
+  if (making_.kv_format > KvFormat::int4) {
+    return refusal(fmt::format("KV blocks of format {}: there is no such format",
+                               static_cast<std::uint32_t>(making_.kv_format)));
+  }
+  const PoolPartition& partition = making_.partition;
+  if (const auto reason = why_no_partition(partition, sizes(making_.kv_format), layers_)) {
     return refusal(*reason);
   }
-  const Bytes size{static_cast<std::int64_t>(making_.region_bytes) * layers_};
+  const Bytes size{static_cast<std::int64_t>(partition.region_bytes) * layers_};
   const Bytes available = available_();
   const HostBudget budget = asked_ ? host_budget(asked_, weights() + available) : budget_;
   if (const auto reason = why_no_pool(size, weights(), budget, available)) {
@@ -128,9 +136,10 @@ messages::PoolGrantT PoolKeeper::finish() {
   }
   failpoint("loader.granting");
   publish(control_->newest_pool_epoch, making_);
-  spdlog::info("block pool {}: {}, {} ACT and {} in each of {}", control_->newest_pool_epoch,
-               gib_text(blocks_->size()), making_.act_blocks,
-               counted(making_.kv_blocks, "KV block"), counted(layers_, "layer"));
+  spdlog::info("block pool {}: {}, {} ACT and {} (kv-cache-dtype {}) in each of {}",
+               control_->newest_pool_epoch, gib_text(blocks_->size()), making_.partition.act_blocks,
+               counted(making_.partition.kv_blocks, "KV block"), poise::name_of(making_.kv_format),
+               counted(layers_, "layer"));
   return grant();
 }
 
@@ -138,10 +147,10 @@ messages::PoolGrantT PoolKeeper::move_border(std::uint32_t act_blocks, std::uint
   if (!blocks_ || busy()) {
     return refusal("there is no block pool: claim one before moving its border");
   }
-  PoolPartition moved = control_->pool;
-  moved.act_blocks = act_blocks;
-  moved.kv_blocks = kv_blocks;
-  if (const auto reason = why_no_partition(moved, sizes_, layers_)) {
+  PoolWish moved{.partition = control_->pool, .kv_format = control_->kv_format};
+  moved.partition.act_blocks = act_blocks;
+  moved.partition.kv_blocks = kv_blocks;
+  if (const auto reason = why_no_partition(moved.partition, sizes(moved.kv_format), layers_)) {
     return refusal(*reason);
   }
   publish(control_->newest_pool_epoch, moved);
@@ -191,14 +200,16 @@ messages::PoolGrantT PoolKeeper::grant() const {
   grant.region_bytes = control_->pool.region_bytes;
   grant.act_blocks = control_->pool.act_blocks;
   grant.kv_blocks = control_->pool.kv_blocks;
+  grant.kv_format = static_cast<messages::KvFormat>(control_->kv_format);
   return grant;
 }
 
-void PoolKeeper::publish(std::uint64_t epoch, const PoolPartition& partition) {
+void PoolKeeper::publish(std::uint64_t epoch, const PoolWish& pool) {
   if (epoch == 0) {
     control_->pool_epoch.store(0, std::memory_order_release);
   }
-  control_->pool = partition;
+  control_->pool = pool.partition;
+  control_->kv_format = pool.kv_format;
   control_->pool_epoch.store(epoch, std::memory_order_release);
 }
 

@@ -18,6 +18,11 @@
 
 namespace poise {
 
+struct PoolWish {
+  PoolPartition partition{};
+  KvFormat kv_format = KvFormat::plain;
+};
+
 class PoolKeeper {
  public:
   // `control` outlives it; its shape and dtype are written already. `available`: the machine's memory, now.
@@ -34,7 +39,7 @@ class PoolKeeper {
   // Removes the pool's name; its memory is given back on destruction.
   void unlink();
   // `host_memory`: the claiming run's cap, weights included; nothing: the loader's own.
-  void claim(const PoolPartition& partition, std::optional<Bytes> host_memory);
+  void claim(const PoolWish& wish, std::optional<Bytes> host_memory);
   // The planner that claimed is gone: drops the answer to its claim.
   void forget_claim();
   messages::PoolGrantT move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks);
@@ -55,17 +60,17 @@ class PoolKeeper {
   messages::PoolGrantT grant() const;
   std::string name_of(std::uint64_t epoch) const;
   Bytes weights() const;
-  void publish(std::uint64_t epoch, const PoolPartition& partition);
+  void publish(std::uint64_t epoch, const PoolWish& pool);
+  BlockSizes sizes(KvFormat format) const;
 
   Control& control_;
   HostBudget budget_;
   std::function<Bytes()> available_;
   Bytes released_{};
-  BlockSizes sizes_;
   std::int32_t layers_;
-  std::optional<PoolPartition> claimed_;  // waits to be begun
-  std::optional<Bytes> asked_;            // cap of the last claim
-  PoolPartition making_{};
+  std::optional<PoolWish> claimed_;  // waits to be begun
+  std::optional<Bytes> asked_;       // cap of the last claim
+  PoolWish making_;
   bool wanted_ = false;  // what is being made
   std::atomic<bool> stop_{false};
   std::future<std::unique_ptr<BlocksSegment>> coming_;

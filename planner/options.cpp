@@ -89,6 +89,17 @@ InputOptions input_of(const cxxopts::ParseResult& given) {
   return input;
 }
 
+void take_kv_format(const cxxopts::ParseResult& given, KvFormat& into) {
+  if (given.count("kv-cache-dtype") != 0) {
+    const std::string name = required_argument(given, "kv-cache-dtype");
+    const auto format = kv_format_from(name);
+    if (!format) {
+      fail("--kv-cache-dtype {}: one of auto, int8 and int4 is wanted", name);
+    }
+    into = *format;
+  }
+}
+
 // How much is worked on at a time, in a run or a plan.
 void take_batch(const cxxopts::ParseResult& given, BatchOptions& batch) {
   take_number(given, "max-num-seqs", 1, kMaxOf, batch.max_num_seqs);
@@ -100,6 +111,7 @@ void take_batch(const cxxopts::ParseResult& given, BatchOptions& batch) {
   take_number(given, "mini-batch-tokens", kBlockTokens, kMaxOf, batch.mini_batch_tokens);
   batch.by_profile = given.count("mini-batch-tokens") == 0;
   take_number(given, "prefill-tokens", 1, kMaxOf, batch.prefill_tokens);
+  take_kv_format(given, batch.kv_format);
 }
 
 void add_placing(cxxopts::Options& options) {
@@ -190,6 +202,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
       "min-num-seqs", "where the policy may choose fewer", text())(
       "mini-batch-tokens", "context of a mini-batch", text())(
       "prefill-tokens", "rows of prompts in an iteration", text())(
+      "kv-cache-dtype", "of KV blocks: auto (the model's), int8 or int4", text())(
       "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
       "resume", "go on with the run directory")("overwrite", "replace an existing output")(
       "verify", "let the loader check the weights in shared memory")(
@@ -276,6 +289,7 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
                                                     "where the policy may choose fewer",
                                                     text())("mini-batch-tokens", "context", text())(
       "prefill-tokens", "rows of prompts in an iteration", text())(
+      "kv-cache-dtype", "of KV blocks: auto, int8 or int4", text())(
       "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
       "device", "use costs kept for: cpu, cuda, or auto (the newest)", text())(
       "check", "only check that policy and costs exist")(
@@ -316,6 +330,7 @@ PlannerCommand profile_command(const std::vector<std::string>& words) {
       "run-id", "of the control segment", text())("loader-socket", "to connect to", text())(
       "executor-socket", "to bind", text())("profile-dir", "keeps profiles by their fingerprint",
                                             text())("o,output-file", "the profile", text())(
+      "kv-cache-dtype", "of KV blocks: auto, int8 or int4", text())(
       "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
       "log", "file", text())("death-fd", "pipe that the supervisor holds", text())("h,help",
                                                                                    "this text");
@@ -331,6 +346,7 @@ PlannerCommand profile_command(const std::vector<std::string>& words) {
   profile.output = required_argument(given, "output-file");
   take_bytes(given, "gpu-memory", profile.gpu_memory);
   take_bytes(given, "host-memory", profile.host_memory);
+  take_kv_format(given, profile.kv_format);
   if (given.count("log") != 0) {
     profile.log = required_argument(given, "log");
   }
@@ -345,6 +361,7 @@ PlannerCommand export_command(const std::vector<std::string>& words) {
   const auto text = [] { return cxxopts::value<std::string>(); };
   options.add_options()("model", "a HuggingFace model directory", text())(
       "dtype", "of weights and context", text())("device", "auto, cpu or cuda", text())(
+      "kv-cache-dtype", "of KV blocks: auto, int8 or int4", text())(
       "profile", "this file instead of a kept one", text())(
       "profile-dir", "where such are kept", text())("o,output-file", "the machine", text())(
       "h,help", "this text");
@@ -357,6 +374,7 @@ PlannerCommand export_command(const std::vector<std::string>& words) {
   exported.output = required_argument(given, "output-file");
   take_dtype(given, exported.costs);
   take_device(given, exported.costs);
+  take_kv_format(given, exported.costs.batch.kv_format);
   if (given.count("profile") != 0) {
     exported.costs.profile = required_argument(given, "profile");
   }

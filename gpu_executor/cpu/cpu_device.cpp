@@ -175,6 +175,7 @@ class Opened final : public CpuDevice {
   void launch(const GatedActivation& op) override { compute(op, cpu::gated_activation); }
   void launch(const Rotate& op) override { compute(op, cpu::rotate); }
   void launch(const Gemm& op) override { compute(op, cpu::gemm); }
+  void launch(const QuantizeKv& op) override { compute(op, cpu::quantize_kv); }
   void launch(const ScatterRows& op) override { compute(op, cpu::scatter_rows); }
   void launch(const Attention& op) override { compute(op, cpu::attention); }
   void launch(const SampleTokens& op) override {

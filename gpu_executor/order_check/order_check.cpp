@@ -13,6 +13,10 @@ constexpr std::size_t kMaxIterations = 4;  // begun and not finished: this one, 
 }  // namespace
 
 DeviceLimits limits_of(const messages::Configure& configure) {
+  if (configure.kv_format() > messages::KvFormat::MAX) {
+    fail("a Configure has KV blocks of format {}: there are {} formats",
+         static_cast<int>(configure.kv_format()), std::size(kKvFormats));
+  }
   return {.resident_layers = configure.resident_layers(),
           .max_rows = configure.max_rows(),
           .max_mini_batch_rows = configure.max_mini_batch_rows(),
@@ -22,7 +26,8 @@ DeviceLimits limits_of(const messages::Configure& configure) {
           .logits_rows = configure.logits_rows(),
           .max_context = configure.max_context(),
           .gpu_act_blocks = configure.gpu_act_blocks(),
-          .gpu_kv_blocks = configure.gpu_kv_blocks()};
+          .gpu_kv_blocks = configure.gpu_kv_blocks(),
+          .kv_format = static_cast<KvFormat>(configure.kv_format())};
 }
 
 void check_pool(const PoolPartition& pool, const BlockSizes& sizes, std::int32_t layers,
@@ -55,6 +60,10 @@ StoreDependencies OrderCheck::accept(const messages::Iteration& iteration, const
   if (pool.epoch == 0 || iteration.pool_epoch() != pool.epoch) {
     fail("iteration {} names blocks of pool epoch {}, the pool's epoch is {}",
          iteration.iteration(), iteration.pool_epoch(), pool.epoch);
+  }
+  if (pool.kv_format != limits_.kv_format) {
+    fail("iteration {} names blocks of a pool whose KV format is {}, the buffers' is {}",
+         iteration.iteration(), name_of(pool.kv_format), name_of(limits_.kv_format));
   }
   const auto* batches = iteration.mini_batches();
   if (batches == nullptr || batches->size() == 0) {

@@ -28,6 +28,7 @@ DeviceLimits limits_of(const messages::Configure& configure);
 struct PoolNow {
   std::uint64_t epoch = 0;  // 0: no pool
   PoolPartition partition{};
+  KvFormat kv_format = KvFormat::plain;
 };
 
 // Fails where the pool in the control segment does not fit the segment that holds the blocks.

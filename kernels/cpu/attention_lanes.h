@@ -3,7 +3,7 @@
 // (attention_rows_lanes.h), in two ways that give the same bits. With many rows the keys and values
 // of a chunk are rearranged once for all tiles. With one tile per head, as in decoding, memory is
 // the limit: several heads are computed together, so that memory is read in long runs; keys are
-// rearranged a few blocks at a time and values are read in place.
+// rearranged a few blocks at a time and values are read in place, or dequantised a block at a time.
 
 #include <cstdint>
 
@@ -13,18 +13,17 @@
 namespace poise::cpu {
 namespace {
 
-template <typename T>
+template <typename Context>
 class AttentionTask {
  public:
   explicit AttentionTask(const AttentionSlice& slice)
       : slice_(slice),
         op_(*slice.op),
         dim_(op_.head_dim),
-        value_offset_(op_.kv_heads * dim_),
-        token_stride_(2 * value_offset_),
         keys_(slice.scratch),
         values_(keys_ + kChunkTokens * kMaxHeadDim),
-        rows_(slice, values_ + kChunkTokens * kMaxHeadDim) {}
+        context_(slice, values_ + kChunkTokens * kMaxHeadDim),
+        rows_(slice, values_ + (kChunkTokens + kBlockTokens) * kMaxHeadDim) {}
 
   void run() {
     const bool narrow = takes_heads_together(op_, slice_.tokens * slice_.heads, Lanes::kTileRows);
@@ -53,30 +52,26 @@ class AttentionTask {
   }
 
  private:
-  // The key of a block's first token in the slice's first head; the other heads follow at dim_,
-  // tokens at token_stride_, values at value_offset_.
-  const T* first_key(std::int32_t block) const {
-    const ContextBlock& at = op_.blocks[slice_.sequence->first_block + block];
-    const std::int64_t head = std::int64_t{at.slot} * kBlockTokens * 2 * op_.kv_heads;
-    return static_cast<const T*>(op_.slots[at.buffer]) + (head + slice_.kv_head) * dim_;
-  }
-
   // Keys of positions [start, start + count) as (blocks, head_dim, 16 positions) of float32.
   void gather_keys(std::int32_t head, std::int32_t start, std::int32_t count) {
     for (std::int32_t t = 0; t < count; t += kBlockTokens) {
       const int here = count - t < kBlockTokens ? count - t : kBlockTokens;
-      transpose_16(keys_ + t * dim_, first_key((start + t) / kBlockTokens) + head * dim_,
-                   token_stride_, here, dim_);
+      const auto keys = context_.keys(head, (start + t) / kBlockTokens, here);
+      transpose_16(keys_ + t * dim_, keys.data, keys.step, here, dim_);
     }
   }
-  // Values of positions start + [begin, count), of the slice's first head, as (head_dim / 16, positions, 16) of float32.
+  // Values of positions start + [begin, count), of the slice's first head, as (head_dim / 16, positions,
+  // 16) of float32. `begin` starts a block.
   void gather_values(std::int32_t start, std::int32_t begin, std::int32_t count) {
-    for (std::int32_t t = begin; t < count; ++t) {
-      const T* value =
-          first_key((start + t) / kBlockTokens) + value_offset_ + t % kBlockTokens * token_stride_;
-      in_sixteens(dim_, [&](std::int64_t d, int some) {
-        load_some(value + d, some).store(values_ + d * kChunkTokens + 16 * t);
-      });
+    for (std::int32_t t = begin; t < count; t += kBlockTokens) {
+      const int here = count - t < kBlockTokens ? count - t : kBlockTokens;
+      const auto values = context_.values(0, (start + t) / kBlockTokens, here);
+      for (std::int32_t i = 0; i < here; ++i) {
+        in_sixteens(dim_, [&](std::int64_t d, int some) {
+          load_some(values.data + i * values.step + d, some)
+              .store(values_ + d * kChunkTokens + 16 * (t + i));
+        });
+      }
     }
   }
 
@@ -100,17 +95,9 @@ class AttentionTask {
     }
   }
 
-  // Touches every cache line of the slice's keys and values, token after token. The hardware
-  // prefetches this one long run of memory; it would not prefetch one head's rows.
   void touch(std::int32_t start, std::int32_t count) const {
-    constexpr std::int64_t kLine = 64 / sizeof(T);
     for (std::int32_t t = 0; t < count; ++t) {
-      const T* row = first_key((start + t) / kBlockTokens) + t % kBlockTokens * token_stride_;
-      for (const T* of : {row, row + value_offset_}) {
-        for (std::int64_t d = 0; d < slice_.kv_heads * dim_; d += kLine) {
-          static_cast<void>(*reinterpret_cast<const volatile char*>(of + d));
-        }
-      }
+      context_.touch((start + t) / kBlockTokens, t % kBlockTokens);
     }
   }
 
@@ -130,26 +117,32 @@ class AttentionTask {
     }
     rows_.weigh(0, slice_.kv_heads * kRows, start, count);
     for (std::int32_t t = begin; t < count; t += kBlockTokens) {
-      const T* values = first_key((start + t) / kBlockTokens) + value_offset_;
       const std::int32_t end = t + kBlockTokens < count ? t + kBlockTokens : count;
       for (std::int32_t head = 0; head < slice_.kv_heads; ++head) {
-        rows_.template add_values<kRows>(head * kRows, start, count, t, end,
-                                         Columns<T>{values + head * dim_, token_stride_});
+        rows_.template add_values<kRows>(
+            head * kRows, start, count, t, end,
+            context_.values(head, (start + t) / kBlockTokens, end - t));
       }
     }
   }
 
   const AttentionSlice& slice_;
   const Attention& op_;
-  const std::int64_t dim_, value_offset_, token_stride_;
+  const std::int64_t dim_;
   float* const keys_;    // (blocks, head_dim, 16)
   float* const values_;  // (head_dim / 16, kChunkTokens, 16)
+  const Context context_;
   AttentionRows rows_;
 };
 
 inline void attention_slice(const AttentionSlice& slice) {
   with_type(slice.op->dtype, slice.op->slots[0], [&](const auto* typed) {
-    AttentionTask<std::remove_cv_t<std::remove_pointer_t<decltype(typed)>>>(slice).run();
+    using T = std::remove_cv_t<std::remove_pointer_t<decltype(typed)>>;
+    if (slice.op->format == KvFormat::plain) {
+      AttentionTask<PlainContext<T>>(slice).run();
+    } else {
+      AttentionTask<QuantizedContext<T>>(slice).run();
+    }
   });
 }
 

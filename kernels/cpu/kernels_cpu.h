@@ -27,6 +27,8 @@ void gated_activation(const GatedActivation& op, Workers& workers);
 void rotate(const Rotate& op, Workers& workers);
 // The weight is packed by pack_matrix. `in` may have any type; `out` must not overlap it.
 void gemm(const Gemm& op, Workers& workers);
+// head_dim ≤ 256. `out` must not overlap `in`.
+void quantize_kv(const QuantizeKv& op, Workers& workers);
 // Rows that are read must not be rows that are written.
 void scatter_rows(const ScatterRows& op, Workers& workers);
 // head_dim ≤ 256. Of a sequence's last block only the rows of tokens that exist are read.

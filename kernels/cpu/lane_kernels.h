@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "common/kernel_limits.h"
+#include "common/units.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/kernels.h"
 
@@ -56,7 +57,8 @@ inline constexpr std::int64_t kAttentionScratchFloats =
     2 * kChunkTokens * kMaxHeadDim  // keys and values of a chunk, as panels
     + 2 * kQueryRows * kMaxHeadDim  // queries, sums
     + kQueryRows * kChunkTokens     // scores
-    + 2 * kQueryRows;               // maxima, denominators
+    + 2 * kQueryRows                // maxima, denominators
+    + kBlockTokens * kMaxHeadDim;   // a block's keys or values of a head, dequantised
 
 // What one pass over a row of logits finds.
 struct LogitScan {
@@ -79,6 +81,7 @@ struct LaneKernels {
   void (*convert_row)(const Convert& op, std::int64_t row);
   void (*gated_activation_row)(const GatedActivation& op, std::int64_t row);
   void (*rotate_row)(const Rotate& op, std::int64_t row);
+  void (*quantize_kv_row)(const QuantizeKv& op, std::int64_t row);
   void (*embed_row)(const EmbedTokens& op, std::int64_t row);
   void (*add_position_row)(const AddPositions& op, std::int64_t row);
   // dst, src: starts of the whole matrix; panel: 16 rows of it.

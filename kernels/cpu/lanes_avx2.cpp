@@ -29,7 +29,9 @@
 // clang-format off
 #include "kernels/cpu/rows_lanes.h"
 #include "kernels/cpu/gemm_lanes.h"
+#include "kernels/cpu/kv/kv_lanes.h"
 #include "kernels/cpu/attention_rows_lanes.h"
+#include "kernels/cpu/kv/context_lanes.h"
 #include "kernels/cpu/attention_lanes.h"
 #include "kernels/cpu/logits_lanes.h"
 #include "kernels/cpu/lanes_table.h"

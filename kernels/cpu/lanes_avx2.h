@@ -49,6 +49,20 @@ struct Lanes {
     return load(copy);
   }
 
+  static Lanes of_bytes(__m128i bytes) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
+  }
+  static Lanes of_bytes(const std::uint8_t* from) {
+    return of_bytes(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+  static Lanes of_half_bytes(const std::uint8_t* from) {
+    const __m128i pairs = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    const __m128i low = _mm_and_si128(pairs, _mm_set1_epi8(15));
+    const __m128i high = _mm_and_si128(_mm_srli_epi16(pairs, 4), _mm_set1_epi8(15));
+    return of_bytes(_mm_unpacklo_epi8(low, high));
+  }
+
   static __m128i narrow(__m256 v, Half*) {
     const __m128i rounded = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     // The hardware keeps a NaN's payload, to_half does not.

@@ -16,9 +16,9 @@
 // Whole headers above, generic code below: what follows is compiled for the newer set, and none of it
 // may have a name that another file shares.
 #if defined(__clang__)
-#pragma clang attribute push(                                                    \
-    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"))), \
-    apply_to = function)
+#pragma clang attribute push(                                                        \
+        __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"))), \
+            apply_to = function)
 #else
 #pragma GCC push_options
 // How wide vectors are passed between files does not matter here: none are.
@@ -34,7 +34,9 @@
 // clang-format off
 #include "kernels/cpu/rows_lanes.h"
 #include "kernels/cpu/gemm_lanes.h"
+#include "kernels/cpu/kv/kv_lanes.h"
 #include "kernels/cpu/attention_rows_lanes.h"
+#include "kernels/cpu/kv/context_lanes.h"
 #include "kernels/cpu/attention_lanes.h"
 #include "kernels/cpu/logits_lanes.h"
 #include "kernels/cpu/lanes_table.h"

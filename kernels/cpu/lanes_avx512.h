@@ -41,6 +41,17 @@ struct Lanes {
     return {widen(_mm256_maskz_loadu_epi16(first_mask(count), from), from)};
   }
 
+  static Lanes of_bytes(__m128i bytes) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))}; }
+  static Lanes of_bytes(const std::uint8_t* from) {
+    return of_bytes(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+  static Lanes of_half_bytes(const std::uint8_t* from) {
+    const __m128i pairs = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    const __m128i low = _mm_and_si128(pairs, _mm_set1_epi8(15));
+    const __m128i high = _mm_and_si128(_mm_srli_epi16(pairs, 4), _mm_set1_epi8(15));
+    return of_bytes(_mm_unpacklo_epi8(low, high));
+  }
+
   __m256i narrow(Half*) const {
     const __m256i rounded = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     // The hardware keeps a NaN's payload, to_half does not.

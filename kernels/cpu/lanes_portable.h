@@ -51,6 +51,14 @@ struct Lanes {
     return of([from, count](int i) { return i < count ? to_float(from[i]) : 0.0f; });
   }
 
+  // Sixteen whole numbers: of a byte each, or of half a byte each, the low half first.
+  static Lanes of_bytes(const std::uint8_t* from) {
+    return of([from](int i) { return static_cast<float>(from[i]); });
+  }
+  static Lanes of_half_bytes(const std::uint8_t* from) {
+    return of([from](int i) { return static_cast<float>((from[i / 2] >> (4 * (i % 2))) & 15); });
+  }
+
   static float narrow(float x, float*) { return x; }
   static Half narrow(float x, Half*) { return to_half(x); }
   static BFloat16 narrow(float x, BFloat16*) { return to_bfloat16(x); }

@@ -16,6 +16,7 @@ constexpr LaneKernels table_of(Isa isa) {
           .convert_row = convert_row,
           .gated_activation_row = gated_activation_row,
           .rotate_row = rotate_row,
+          .quantize_kv_row = quantize_kv_row,
           .embed_row = embed_row,
           .add_position_row = add_position_row,
           .pack_panel = pack_panel,

@@ -15,9 +15,9 @@ void attention(const Attention& op, cudaStream_t stream) {
   if (op.dtype == DType::float32 || op.head_dim % 8 != 0) {
     attend_plainly(op, stream);
   } else if (op.dtype == DType::float16) {
-    attend_float16(op, stream);
+    (op.format == KvFormat::plain ? attend_float16 : attend_codes_float16)(op, stream);
   } else {
-    attend_bfloat16(op, stream);
+    (op.format == KvFormat::plain ? attend_bfloat16 : attend_codes_bfloat16)(op, stream);
   }
 }
 

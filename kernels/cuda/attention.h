@@ -11,7 +11,10 @@ namespace poise::cuda {
 // On tensor cores. REQUIRES: head_dim a multiple of 8, slots at multiples of 16 bytes.
 void attend_float16(const Attention& op, cudaStream_t stream);
 void attend_bfloat16(const Attention& op, cudaStream_t stream);
-// Any type and width, in float32 throughout.
+// The same over quantised blocks.
+void attend_codes_float16(const Attention& op, cudaStream_t stream);
+void attend_codes_bfloat16(const Attention& op, cudaStream_t stream);
+// Any type and width, plain or quantised blocks, in float32 throughout.
 void attend_plainly(const Attention& op, cudaStream_t stream);
 
 }  // namespace poise::cuda

@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/attention_blocks.h"
 #include "kernels/cuda/kernels_cuda.h"
+#include "kernels/cuda/kv/codes.cuh"
 #include "kernels/cuda/mma.cuh"
 
 namespace poise::cuda {
@@ -64,6 +65,7 @@ struct AttentionGrid {
   unsigned row_tiles;
   unsigned cluster_bits;  // a cluster has 2^cluster_bits blocks
   unsigned group;         // query heads of a key-value head
+  KvRowLayout layout;     // of quantised blocks
 };
 
 // Where a block of threads works. Its rows are (new token, query head of the group) pairs, the heads of
@@ -114,20 +116,26 @@ struct AttentionPlace {
 };
 
 // The ring of keys and values. Tiles are counted as `place.walk()` takes them: entry 2·i holds the keys
-// of the i-th tile, entry 2·i + 1 its values.
-template <typename T, int kDim>
+// of the i-th tile, entry 2·i + 1 its values. Of quantised blocks (kCodes) an entry gets the numbers:
+// each thread reads codes, and writes what they stand for where else a copy would.
+template <typename T, int kDim, bool kCodes>
 class ContextRing {
   using Sizes = TileSizes<kDim>;
 
  public:
-  __device__ ContextRing(const Attention& op, const AttentionPlace& place, char* shared,
+  __device__ ContextRing(const Attention& op, const AttentionGrid& grid,
+                         const AttentionPlace& place, char* shared,
                          const char* (*table)[kTileBlocks])
       : blocks_(op.blocks + place.sequence.first_block),
         slots_{static_cast<const char*>(op.slots[0]), static_cast<const char*>(op.slots[1]),
                static_cast<const char*>(op.slots[2])},
-        token_bytes_(std::int64_t{2} * op.kv_heads * op.head_dim * sizeof(T)),
-        head_bytes_(std::int64_t{place.kv_head} * op.head_dim * sizeof(T)),
-        value_bytes_(std::int64_t{op.kv_heads} * op.head_dim * sizeof(T)),
+        token_bytes_(kCodes ? grid.layout.row
+                            : std::int64_t{2} * op.kv_heads * op.head_dim * sizeof(T)),
+        head_bytes_(place.kv_head *
+                    (kCodes ? grid.layout.codes : op.head_dim * std::int64_t{sizeof(T)})),
+        value_bytes_(op.kv_heads *
+                     (kCodes ? grid.layout.codes : op.head_dim * std::int64_t{sizeof(T)})),
+        codes_(op, grid.layout, place.kv_head),
         shared_(shared_address(shared)),
         table_(table),
         begin_(place.begin),
@@ -200,7 +208,7 @@ class ContextRing {
     return tile;
   }
 
-  // The first token's key of this head in a block of the sequence.
+  // The first token's key of this head in a block of the sequence (or its codes).
   __device__ const char* place_of(int block) const {
     if (block * kBlockTokens >= end_ || (block + 1) * kBlockTokens <= begin_) {
       return slots_[0];  // never read
@@ -212,6 +220,18 @@ class ContextRing {
 
   // Entries in order, each once.
   __device__ void copy(int entry) {
+    if constexpr (kCodes) {
+      dequantize(entry);
+    } else {
+      copy_plain(entry);
+    }
+    if (entry % 2 == 1) {
+      copied_.step();
+    }
+    end_copy_group();
+  }
+
+  __device__ void copy_plain(int entry) {
     if (!copied_.done() && row_ < Sizes::kAtOnce) {
       // Positions that are seen, from this thread's first on.
       const int skip = begin_ - copied_.tile() * kTilePositions - row_;
@@ -228,15 +248,35 @@ class ContextRing {
                       static_cast<unsigned>(at - skip) < seen);
       }
     }
-    if (entry % 2 == 1) {
-      copied_.step();
+  }
+
+  // The same for codes: eight of them a vector.
+  __device__ void dequantize(int entry) {
+    if (copied_.done() || row_ >= Sizes::kAtOnce) {
+      return;
     }
-    end_copy_group();
+    const int skip = begin_ - copied_.tile() * kTilePositions - row_;
+    const unsigned seen = exists_ ? static_cast<unsigned>(end_ - begin_) : 0u;
+    const SharedAddress to = shared_ + entry % Sizes::kEntries * Sizes::kEntryBytes +
+                             static_cast<unsigned>(row_ * Sizes::kPitch + 16 * vector_);
+    const char* const* blocks = table_[entry / 2 % kTableTiles];
+    const std::int64_t value = entry % 2 == 0 ? 0 : value_bytes_;
+#pragma unroll
+    for (int at = 0; at < kTilePositions; at += Sizes::kAtOnce) {
+      std::uint32_t words[4] = {0, 0, 0, 0};
+      if (static_cast<unsigned>(at - skip) < seen) {
+        const char* key =
+            blocks[at / kBlockTokens] + (at % kBlockTokens + row_) * token_bytes_;
+        codes_.eight(words, key + value, key, entry % 2, vector_);
+      }
+      store_16(to + static_cast<unsigned>(at * Sizes::kPitch), words);
+    }
   }
 
   const ContextBlock* const blocks_;
   const char* const slots_[3];
   const std::int64_t token_bytes_, head_bytes_, value_bytes_;
+  const HeadCodes<T> codes_;  // kCodes
   const SharedAddress shared_;
   const char* (*const table_)[kTileBlocks];  // (kTableTiles, kTileBlocks), shared
   const int begin_, end_;

@@ -4,7 +4,7 @@
 namespace poise::cuda {
 
 void attend_float16(const Attention& op, cudaStream_t stream) {
-  attend_with_tiles<__half>(op, stream);
+  attend_with_tiles<__half, false>(op, stream);
 }
 
 }  // namespace poise::cuda

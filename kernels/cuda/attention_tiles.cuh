@@ -36,9 +36,9 @@
 namespace poise::cuda {
 
 // More than sixteen rows, sixteen to a warp; with few some warps only copy.
-template <typename T, int kDim>
+template <typename T, int kDim, bool kCodes>
 __device__ void attend_apart(const Attention& op, const AttentionPlace& place,
-                             ContextRing<T, kDim>& ring) {
+                             ContextRing<T, kDim, kCodes>& ring) {
   using Rows = WarpRows<T, kDim, 1>;
   Rows rows(op, place);
   typename Rows::Merged merged;
@@ -67,10 +67,10 @@ __device__ void attend_apart(const Attention& op, const AttentionPlace& place,
 
 // Up to sixteen rows, which the four warps share. In a cluster of several blocks this one leaves its
 // slices' results to those that merge them; `results` are what others leave to it.
-template <typename T, int kDim>
+template <typename T, int kDim, bool kCodes>
 __device__ void attend_together(const Attention& op, const AttentionPlace& place,
-                                unsigned cluster_bits, ContextRing<T, kDim>& ring, float* scores,
-                                SliceResults<kDim>* results) {
+                                unsigned cluster_bits, ContextRing<T, kDim, kCodes>& ring,
+                                float* scores, SliceResults<kDim>* results) {
   using Rows = WarpRows<T, kDim, kAttentionWarps>;
   Rows rows(op, place);
   typename Rows::Merged merged;
@@ -102,7 +102,7 @@ __device__ void attend_together(const Attention& op, const AttentionPlace& place
   }
 }
 
-template <typename T, int kDim>
+template <typename T, int kDim, bool kCodes>
 __global__ void __launch_bounds__(kAttentionThreads, 2)
     attention_kernel(const Attention op, const AttentionGrid grid) {
   extern __shared__ __align__(16) char shared[];
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
     cluster_begins();
   }
   if (place.has_work()) {
-    ContextRing<T, kDim> ring(op, place, shared, table);
+    ContextRing<T, kDim, kCodes> ring(op, grid, place, shared, table);
     ring.begin();
     if (place.rows > kWarpRows) {
       attend_apart(op, place, ring);
@@ -163,13 +163,13 @@ struct AttentionDevice {
   }
 };
 
-template <typename T, int kDim>
+template <typename T, int kDim, bool kCodes>
 void attend(const Attention& op, cudaStream_t stream) {
   using Sizes = TileSizes<kDim>;
   constexpr std::size_t kShared = Sizes::kSharedBytes;
   constexpr std::size_t kResults = sizeof(SliceResults<kDim>);
   // One device a process: once is enough.
-  static const AttentionDevice device(&attention_kernel<T, kDim>, kShared,
+  static const AttentionDevice device(&attention_kernel<T, kDim, kCodes>, kShared,
                                       kResults * Sizes::kResultRows);
   const std::int64_t group = op.heads / op.kv_heads;
   const std::int64_t rows = op.max_new_tokens * group;  // of a sequence and key-value head
@@ -189,10 +189,11 @@ void attend(const Attention& op, cudaStream_t stream) {
   const AttentionGrid grid{
       .row_tiles = static_cast<unsigned>(row_tiles),
       .cluster_bits = static_cast<unsigned>(std::countr_zero(static_cast<unsigned>(cluster))),
-      .group = static_cast<unsigned>(group)};
+      .group = static_cast<unsigned>(group),
+      .layout = kv_row_layout(op.kv_heads, op.head_dim, op.dtype, op.format)};
   const std::size_t results =
       cluster > 1 ? kResults * static_cast<std::size_t>(ceil_div(rows, cluster)) : 0;
-  launch("attend", &attention_kernel<T, kDim>,
+  launch("attend", &attention_kernel<T, kDim, kCodes>,
          {.blocks = blocks * cluster,
           .threads = kAttentionThreads,
           .shared_bytes = kShared + results,
@@ -200,25 +201,26 @@ void attend(const Attention& op, cudaStream_t stream) {
          stream, op, grid);
 }
 
-// The narrowest instance that holds a head. REQUIRES: head_dim a multiple of 8, at most 256.
-template <typename T>
+// The narrowest instance that holds a head; kCodes: of quantised blocks. REQUIRES: head_dim a multiple
+// of 8, at most 256.
+template <typename T, bool kCodes>
 void attend_with_tiles(const Attention& op, cudaStream_t stream) {
   if (op.head_dim <= 32) {
-    attend<T, 32>(op, stream);
+    attend<T, 32, kCodes>(op, stream);
   } else if (op.head_dim <= 64) {
-    attend<T, 64>(op, stream);
+    attend<T, 64, kCodes>(op, stream);
   } else if (op.head_dim <= 80) {
-    attend<T, 80>(op, stream);
+    attend<T, 80, kCodes>(op, stream);
   } else if (op.head_dim <= 96) {
-    attend<T, 96>(op, stream);
+    attend<T, 96, kCodes>(op, stream);
   } else if (op.head_dim <= 128) {
-    attend<T, 128>(op, stream);
+    attend<T, 128, kCodes>(op, stream);
   } else if (op.head_dim <= 160) {
-    attend<T, 160>(op, stream);
+    attend<T, 160, kCodes>(op, stream);
   } else if (op.head_dim <= 192) {
-    attend<T, 192>(op, stream);
+    attend<T, 192, kCodes>(op, stream);
   } else {
-    attend<T, 256>(op, stream);
+    attend<T, 256, kCodes>(op, stream);
   }
 }
 

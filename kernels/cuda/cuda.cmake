@@ -37,7 +37,8 @@ endif()
 
 # Sources under FOLDER/cuda/ with all that links to them; nothing where CUDA is not.
 function(poise_cuda_library name folder)
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${folder}/cuda/*.cu ${CMAKE_SOURCE_DIR}/${folder}/cuda/*.cpp)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${folder}/cuda/*.cu
+       ${CMAKE_SOURCE_DIR}/${folder}/cuda/*.cpp)
   if(NOT POISE_HAS_CUDA OR NOT sources)
     return()
   endif()

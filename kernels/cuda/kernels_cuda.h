@@ -29,6 +29,8 @@ void convert(const Convert& op, cudaStream_t stream);
 void gated_activation(const GatedActivation& op, cudaStream_t stream);
 // head_dim ≤ 256. Without a norm the bits are the CPU's.
 void rotate(const Rotate& op, cudaStream_t stream);
+// head_dim ≤ 256. The bits are the CPU's.
+void quantize_kv(const QuantizeKv& op, cudaStream_t stream);
 // Rows that are read must not be rows that are written.
 void scatter_rows(const ScatterRows& op, cudaStream_t stream);
 // One copy of a batch, within device memory. Destinations overlap neither each other nor a source.
@@ -44,7 +46,8 @@ void copy_batch(std::span<const DeviceCopy> copies, cudaStream_t stream);
 // are used. In 16-bit types the values of the launch's tokens behind a row, up to the next multiple
 // of 64 positions, weigh nothing but are multiplied, and so are those before its window that up to 63
 // rows before it see: they have to be finite, or the row is not (a sequence with such values is
-// broken from there on anyway).
+// broken from there on anyway). Over quantised blocks the bits are those of plain blocks that hold the
+// numbers their codes stand for.
 void attention(const Attention& op, cudaStream_t stream);
 void sample_tokens(const SampleTokens& op, cudaStream_t stream);
 

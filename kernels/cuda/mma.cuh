@@ -22,6 +22,12 @@ __device__ __forceinline__ void copy_16_async(SharedAddress to, const void* from
                "r"(exists ? 16 : 0)
                : "memory");
 }
+// 16 bytes that this thread holds, likewise; others see them behind a barrier.
+__device__ __forceinline__ void store_16(SharedAddress to, const std::uint32_t (&words)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(words[0]),
+               "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
 // Ends a group of copies; a group may be empty.
 __device__ __forceinline__ void end_copy_group() {
   asm volatile("cp.async.commit_group;\n" ::: "memory");

@@ -40,6 +40,11 @@ constexpr std::array<ProfileLine, 15> kLines{{
     {"results", "samples", &Profile::results, false},
 }};
 
+// What a fingerprint says of it; nothing of plain blocks, as before there were others.
+std::string words_of(KvFormat kv_format) {
+  return kv_format == KvFormat::plain ? "" : fmt::format(" kv {}", name_of(kv_format));
+}
+
 double seconds(Bytes bytes, double gb_per_second) {
   return static_cast<double>(bytes.n) / (gb_per_second * kGiga);
 }
@@ -268,8 +273,9 @@ const Machine& machine_named(std::string_view name) {
   return *found;
 }
 
-Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype) {
-  const BlockSizes sizes = block_sizes(shape, dtype);
+Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype,
+                   KvFormat kv_format) {
+  const BlockSizes sizes = block_sizes(shape, dtype, kv_format);
   const WeightLayout layout = weight_layout(shape, dtype);
   double weights = 0;  // that a row is multiplied with in a layer
   for (const WeightEntry& entry : layout.layer.entries) {
@@ -292,8 +298,8 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype)
   const double qkv_share = first / weights;
   return {.name = machine.name,
           .kind = machine.kind,
-          .fingerprint = profile_fingerprint(machine.name, shape, dtype),
-          .model = model_fingerprint(shape, dtype),
+          .fingerprint = profile_fingerprint(machine.name, shape, dtype, kv_format),
+          .model = model_fingerprint(shape, dtype, kv_format),
           .load_w = {.b = seconds(layout.layer.bytes, machine.link)},
           .load_kv = {.b = seconds(sizes.block(BlockKind::kv), machine.link)},
           .load_act = {.b = seconds(sizes.block(BlockKind::act), machine.link)},
@@ -314,12 +320,15 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype)
           .host_memory = machine.host_memory};
 }
 
-std::string profile_fingerprint(std::string_view machine, const ModelShape& shape, DType dtype) {
-  return hash_text(fmt::format("{} {:016x}", machine, weight_layout(shape, dtype).model_hash));
+std::string profile_fingerprint(std::string_view machine, const ModelShape& shape, DType dtype,
+                                KvFormat kv_format) {
+  return hash_text(fmt::format("{} {:016x}{}", machine, weight_layout(shape, dtype).model_hash,
+                               words_of(kv_format)));
 }
 
-std::string model_fingerprint(const ModelShape& shape, DType dtype) {
-  return hash_text(fmt::format("{:016x}", weight_layout(shape, dtype).model_hash));
+std::string model_fingerprint(const ModelShape& shape, DType dtype, KvFormat kv_format) {
+  return hash_text(
+      fmt::format("{:016x}{}", weight_layout(shape, dtype).model_hash, words_of(kv_format)));
 }
 
 std::span<const ProfileLine> profile_lines() { return kLines; }
@@ -408,12 +417,13 @@ std::optional<Profile> read_profile(const std::filesystem::path& path,
   return profile.fingerprint == fingerprint ? std::optional(std::move(profile)) : std::nullopt;
 }
 
-Profile read_profile_of(const std::filesystem::path& path, const ModelShape& shape, DType dtype) {
+Profile read_profile_of(const std::filesystem::path& path, const ModelShape& shape, DType dtype,
+                        KvFormat kv_format) {
   Profile profile = read_profile(path);
-  if (profile.model != model_fingerprint(shape, dtype)) {
+  if (profile.model != model_fingerprint(shape, dtype, kv_format)) {
     fail(
-        "{}: the profile of {} is of another model, or of this one in another dtype: measure again "
-        "with poise profile",
+        "{}: the profile of {} is of another model, or of this one in another dtype or "
+        "kv-cache-dtype: measure again with poise profile",
         path.string(), profile.name);
   }
   return profile;

@@ -162,11 +162,14 @@ std::string machine_names();
 // Fails with the names there are.
 const Machine& machine_named(std::string_view name);
 
-Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype);
-// Changes with the machine, any size of the model, and the dtype.
-std::string profile_fingerprint(std::string_view machine, const ModelShape& shape, DType dtype);
+Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype,
+                   KvFormat kv_format = KvFormat::plain);
+// Changes with the machine, any size of the model, the dtype, and the format of KV blocks.
+std::string profile_fingerprint(std::string_view machine, const ModelShape& shape, DType dtype,
+                                KvFormat kv_format = KvFormat::plain);
 // The same without the machine.
-std::string model_fingerprint(const ModelShape& shape, DType dtype);
+std::string model_fingerprint(const ModelShape& shape, DType dtype,
+                              KvFormat kv_format = KvFormat::plain);
 
 // A profile as its file has it. `profile_from` fails and names the field if it is no profile.
 nlohmann::ordered_json json_of(const Profile& profile);
@@ -179,6 +182,7 @@ Profile read_profile(const std::filesystem::path& path);
 std::optional<Profile> read_profile(const std::filesystem::path& path,
                                     std::string_view fingerprint);
 // For a file that the user named: fails if it is of another model.
-Profile read_profile_of(const std::filesystem::path& path, const ModelShape& shape, DType dtype);
+Profile read_profile_of(const std::filesystem::path& path, const ModelShape& shape, DType dtype,
+                        KvFormat kv_format = KvFormat::plain);
 
 }  // namespace poise

@@ -7,19 +7,20 @@
 #include "planner/costs/machine_file.h"
 
 namespace poise {
-std::optional<Profile> named_costs(const CostOptions& costs, const ModelShape& shape, DType dtype) {
+std::optional<Profile> named_costs(const CostOptions& costs, const ModelShape& shape, DType dtype,
+                                   KvFormat kv_format) {
   if (costs.machine) {
-    return costs_on(*costs.machine, shape, dtype);
+    return costs_on(*costs.machine, shape, dtype, kv_format);
   }
   if (costs.profile) {
-    return read_profile_of(*costs.profile, shape, dtype);
+    return read_profile_of(*costs.profile, shape, dtype, kv_format);
   }
   return std::nullopt;
 }
 
 std::optional<KeptProfile> newest_kept_profile(const std::filesystem::path& folder,
                                                const KeptFor& wanted) {
-  const std::string model = model_fingerprint(wanted.shape, wanted.dtype);
+  const std::string model = model_fingerprint(wanted.shape, wanted.dtype, wanted.kv_format);
   const auto is_wanted = [&](const Profile& profile) {
     return profile.model == model && profile.kind == wanted.device.value_or(profile.kind) &&
            profile.build == wanted.build.value_or(profile.build);

@@ -19,7 +19,8 @@ struct CostOptions {
 
 // The costs of the named machine or file; nothing if none was named. Fails if the file is no profile
 // of this model.
-std::optional<Profile> named_costs(const CostOptions& costs, const ModelShape& shape, DType dtype);
+std::optional<Profile> named_costs(const CostOptions& costs, const ModelShape& shape, DType dtype,
+                                   KvFormat kv_format = KvFormat::plain);
 
 // Which of the profiles kept in a folder are wanted.
 struct KeptFor {
@@ -27,6 +28,7 @@ struct KeptFor {
   DType dtype{};
   std::optional<DeviceKind> device;  // measured on such a device; nothing: on any
   std::optional<std::string> build;  // measured by this build; nothing: by any
+  KvFormat kv_format = KvFormat::plain;
 };
 struct KeptProfile {
   std::filesystem::path file;

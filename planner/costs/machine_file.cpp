@@ -180,10 +180,11 @@ void write_machine(const std::filesystem::path& path, const MachineDescription& 
   replace_file(path, json.dump(2) + '\n', {.shared = true});
 }
 
-MachineDescription machine_of(const Profile& measured, const ModelShape& shape, DType dtype) {
+MachineDescription machine_of(const Profile& measured, const ModelShape& shape, DType dtype,
+                              KvFormat kv_format) {
   constexpr double kGiga = 1e9, kTera = 1e12;
   const WeightLayout layout = weight_layout(shape, dtype);
-  const BlockSizes sizes = block_sizes(shape, dtype);
+  const BlockSizes sizes = block_sizes(shape, dtype, kv_format);
   double weights = 0;
   for (const WeightEntry& entry : layout.layer.entries) {
     weights += entry.matrix() ? static_cast<double>(entry.rows) * entry.cols : 0;
@@ -221,12 +222,13 @@ MachineDescription find_machine(const std::string& machine) {
   return read_machine(machine);
 }
 
-Profile costs_on(const std::string& machine, const ModelShape& shape, DType dtype) {
+Profile costs_on(const std::string& machine, const ModelShape& shape, DType dtype,
+                 KvFormat kv_format) {
   MachineDescription found = find_machine(machine);
-  if (found.measured && found.measured->model == model_fingerprint(shape, dtype)) {
+  if (found.measured && found.measured->model == model_fingerprint(shape, dtype, kv_format)) {
     return *std::move(found.measured);
   }
-  return profile_of(found.machine, shape, dtype);
+  return profile_of(found.machine, shape, dtype, kv_format);
 }
 
 }  // namespace poise

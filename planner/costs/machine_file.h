@@ -23,12 +23,14 @@ void write_machine(const std::filesystem::path& path, const MachineDescription& 
 
 // The machine on which this profile of the model was measured. Its constants are what the largest
 // measured sizes reach.
-MachineDescription machine_of(const Profile& measured, const ModelShape& shape, DType dtype);
+MachineDescription machine_of(const Profile& measured, const ModelShape& shape, DType dtype,
+                              KvFormat kv_format = KvFormat::plain);
 
 // `machine` is one of the named machines, or else such a file. Fails if it is neither.
 MachineDescription find_machine(const std::string& machine);
 // What everything costs there: measured if the description holds a profile of this model in this
-// dtype, else by its constants.
-Profile costs_on(const std::string& machine, const ModelShape& shape, DType dtype);
+// dtype and format of KV blocks, else by its constants.
+Profile costs_on(const std::string& machine, const ModelShape& shape, DType dtype,
+                 KvFormat kv_format = KvFormat::plain);
 
 }  // namespace poise

@@ -25,7 +25,7 @@ Json bytes_of(const Cost& cost, double times) {
 }
 
 Json memory_of(const SetUp& made) {
-  const BlockSizes sizes = block_sizes(made.shape, made.dtype);
+  const BlockSizes sizes = block_sizes(made.shape, made.dtype, made.batch.kv_format);
   const Allocation& host = made.placement.host;
   const std::int64_t layers = made.shape.num_hidden_layers;
   Json gpu = Json::array();
@@ -71,6 +71,7 @@ nlohmann::ordered_json plan_run(const PlanOptions& options) {
           {"machine", made.profile.name},
           {"measured", !made.profile.measured.empty()},
           {"dtype", std::string(name_of(made.dtype))},
+          {"kv_cache_dtype", std::string(name_of(made.batch.kv_format))},
           {"policy", made.policy_name},
           {"requests", sizes.requests.size()},
           {"refused_lines", sizes.refused},

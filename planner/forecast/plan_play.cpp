@@ -50,7 +50,7 @@ Cost Player::play(std::span<const ScheduledChunk> chunks) {
   const LinkVolume crossed = executor_.volume();
   executor_.run(tables, false);
   Cost cost{.seconds = (executor_.now() - before).n, .weights = weights_};
-  const BlockSizes sizes = block_sizes(made_.shape, made_.dtype);
+  const BlockSizes sizes = block_sizes(made_.shape, made_.dtype, made_.batch.kv_format);
   const double layers = made_.shape.num_hidden_layers;
   const auto bytes = [&](BlockKind kind, double blocks) {
     return blocks * static_cast<double>(sizes.block(kind).n);

@@ -27,11 +27,15 @@ const char* where(std::optional<DeviceKind> device) {
 
 // Of the machine or the file that was named, or the newest profile that was kept for model and device.
 Profile costs_for(const PlanOptions& options, const ModelShape& shape, DType dtype) {
-  if (auto named = named_costs({options.machine, options.profile}, shape, dtype)) {
+  const KvFormat kv_format = options.batch.kv_format;
+  if (auto named = named_costs({options.machine, options.profile}, shape, dtype, kv_format)) {
     return *std::move(named);
   }
-  KeptFor wanted{
-      .shape = shape, .dtype = dtype, .device = options.device, .build = measuring_build()};
+  KeptFor wanted{.shape = shape,
+                 .dtype = dtype,
+                 .device = options.device,
+                 .build = measuring_build(),
+                 .kv_format = kv_format};
   if (auto kept = newest_kept_profile(options.profile_dir, wanted)) {
     return std::move(kept->profile);
   }
@@ -61,15 +65,22 @@ Bytes capped(const char* option, std::optional<Bytes> allowed, Bytes there, SetU
 
 // Why ACT blocks save nothing here, where they do not.
 std::optional<std::string> note_on_act(const SetUp& made, const Allocation& placed) {
-  const BlockSizes sizes = block_sizes(made.shape, made.dtype);
+  const KvFormat kv_format = made.batch.kv_format;
+  const BlockSizes sizes = block_sizes(made.shape, made.dtype, kv_format);
   if (sizes.act_row < sizes.kv_row) {
     return std::nullopt;
   }
+  const std::int32_t group = made.shape.num_attention_heads / made.shape.num_key_value_heads;
+  const std::string quantized = fmt::format("keys and values are {}", name_of(kv_format));
+  const std::string shared = fmt::format("{} query heads share a key", group);
   return fmt::format(
-      "{} query heads share a key: in a layer a token takes {} as activations and {} as keys and "
-      "values, so ACT blocks save no bytes on the link{}",
-      made.shape.num_attention_heads / made.shape.num_key_value_heads, size_text(sizes.act_row),
-      size_text(sizes.kv_row),
+      "{}: in a layer a token takes {} as activations and {} as keys and values, so ACT blocks "
+      "save "
+      "no bytes on the link{}",
+      kv_format == KvFormat::plain ? shared
+      : group > 1                  ? shared + " and " + quantized
+                                   : quantized,
+      size_text(sizes.act_row), size_text(sizes.kv_row),
       placed.all_act_blocks() == 0 ? fmt::format(", and {} keeps KV", made.policy_name)
                                    : std::string());
 }
@@ -119,10 +130,10 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
   options.placement.add_to(problem.fixed.placement, made.shape.num_hidden_layers,
                            problem.device.holds_blocks);
   const RunPlan plan = solve(*made.policy, problem);
+  made.batch = plan.batch;
   if (const auto note = note_on_act(made, plan.host)) {
     made.notes.push_back(*note);
   }
-  made.batch = plan.batch;
   made.demand = plan.demand;
   made.placement = {plan.host, plan.device};
   made.overhead = plan.overhead;
@@ -156,7 +167,8 @@ RequestSizes sizes_of_requests(const PlanOptions& options, const ModelConfig& mo
 void export_machine(const PlanOptions& options, const std::filesystem::path& output) {
   const ModelConfig model = read_model_config(options.input.model);
   const DType dtype = dtype_of(options, model);
-  write_machine(output, machine_of(costs_for(options, model.shape, dtype), model.shape, dtype));
+  write_machine(output, machine_of(costs_for(options, model.shape, dtype), model.shape, dtype,
+                                   options.batch.kv_format));
 }
 
 void check_named(const PlanOptions& options, const ModelConfig& model) {
@@ -164,7 +176,8 @@ void check_named(const PlanOptions& options, const ModelConfig& model) {
   options.placement.add_to(placement, model.shape.num_hidden_layers,
                            options.device != DeviceKind::cpu || options.gpu_memory.has_value());
   if (options.dtype || model.declared) {
-    named_costs({options.machine, options.profile}, model.shape, dtype_of(options, model));
+    named_costs({options.machine, options.profile}, model.shape, dtype_of(options, model),
+                options.batch.kv_format);
   } else if (options.profile) {  // the tensors decide in what they are kept
     read_profile(*options.profile);
   }

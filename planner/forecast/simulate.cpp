@@ -105,7 +105,7 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
   const double seconds = (end.now - begin.now).n;
   run.tokens_per_second = static_cast<double>(end.tokens - begin.tokens) / seconds;
   run.counted = end.iterations - begin.iterations;
-  const BlockSizes sizes = block_sizes(work.shape, work.dtype);
+  const BlockSizes sizes = block_sizes(work.shape, work.dtype, work.batch.kv_format);
   const auto bytes = [&](double LinkVolume::*what, Bytes each) {
     return (end.volume.*what - begin.volume.*what) * static_cast<double>(each.n);
   };

@@ -66,6 +66,7 @@ void ExecutorLink::configure(const DeviceLimits& limits, Bytes gpu_memory,
   configure.max_context = limits.max_context;
   configure.gpu_act_blocks = limits.gpu_act_blocks;
   configure.gpu_kv_blocks = limits.gpu_kv_blocks;
+  configure.kv_format = static_cast<messages::KvFormat>(limits.kv_format);
   configure.trace = trace;
   weights_.emplace(layout, limits);
   this->configure(std::move(configure));

@@ -25,7 +25,7 @@ std::uint32_t planner_epoch() {
 Links open_links(const ControlSegment& control, const std::string& run_id,
                  const std::filesystem::path& executor_socket,
                  const std::filesystem::path& loader_socket, std::optional<Bytes> host_memory,
-                 OrderLog& log) {
+                 KvFormat kv_format, OrderLog& log) {
   const Identity identity{.run_id = run_id, .layout_hash = control.layout_hash};
   const Epochs epochs{.planner = planner_epoch(), .executor = 0};
   Links links;
@@ -33,7 +33,7 @@ Links open_links(const ControlSegment& control, const std::string& run_id,
   executor->set_epochs(epochs);
   links.executor =
       std::make_unique<ExecutorLink>(std::move(executor), log, control.shape.num_hidden_layers,
-                                     block_sizes(control.shape, control.dtype));
+                                     block_sizes(control.shape, control.dtype, kv_format));
   auto loader = connect(loader_socket.string(), identity);
   loader->set_epochs(epochs);
   messages::HelloT hello;
@@ -43,7 +43,8 @@ Links open_links(const ControlSegment& control, const std::string& run_id,
   hello.fingerprint.assign(std::begin(control.fingerprint), std::end(control.fingerprint));
   hello.process = static_cast<std::uint32_t>(Process::planner);
   hello.pid = static_cast<std::uint32_t>(getpid());
-  links.loader = std::make_unique<LoaderLink>(std::move(loader), std::move(hello), host_memory);
+  links.loader =
+      std::make_unique<LoaderLink>(std::move(loader), std::move(hello), host_memory, kv_format);
   return links;
 }
 
@@ -60,13 +61,15 @@ bool weights_sealed(const ControlSegment& control) {
   return true;
 }
 
-std::string order_log_header(const ControlSegment& control, const std::string& run_id) {
-  const BlockSizes sizes = block_sizes(control.shape, control.dtype);
+std::string order_log_header(const ControlSegment& control, const std::string& run_id,
+                             KvFormat kv_format) {
+  const BlockSizes sizes = block_sizes(control.shape, control.dtype, kv_format);
   const WeightLayout layout = weight_layout(control.shape, control.dtype);
   nlohmann::ordered_json header{{"run_id", run_id},
                                 {"build", build_id()},
                                 {"model", to_hex(std::to_array(control.fingerprint))},
                                 {"dtype", std::string(name_of(control.dtype))},
+                                {"kv_cache_dtype", std::string(name_of(kv_format))},
                                 {"layers", control.shape.num_hidden_layers},
                                 {"hidden_size", control.shape.hidden_size},
                                 {"kv_row_bytes", sizes.kv_row.n},

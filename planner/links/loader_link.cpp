@@ -11,8 +11,9 @@ constexpr Seconds kSuccessorComes{10};
 }  // namespace
 
 LoaderLink::LoaderLink(std::unique_ptr<Channel> channel, messages::HelloT hello,
-                       std::optional<Bytes> host_memory)
+                       std::optional<Bytes> host_memory, KvFormat kv_format)
     : channel_(std::move(channel)), hello_(std::move(hello)) {
+  claim_.kv_format = static_cast<messages::KvFormat>(kv_format);
   claim_.host_memory = static_cast<std::uint64_t>(host_memory.value_or(Bytes{INT64_MAX}).n);
 }
 
@@ -123,7 +124,7 @@ void LoaderLink::take(const messages::PoolGrant& grant) {
                    : "the loader refuses the block pool without a reason");
   }
   if (grant.act_blocks() != claim_.act_blocks || grant.kv_blocks() != claim_.kv_blocks ||
-      grant.region_bytes() < claim_.region_bytes) {
+      grant.region_bytes() < claim_.region_bytes || grant.kv_format() != claim_.kv_format) {
     fail(Exit::interrupted, "the loader granted another block pool than was claimed");
   }
   claiming_ = moving_ = false;

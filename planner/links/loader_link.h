@@ -23,9 +23,9 @@ class LoaderLink {
   };
 
   // Sends `hello` to each loader that comes. `host_memory`: this run's cap; the loader may have been
-  // started with another run's.
+  // started with another run's. `kv_format`: of the pools that are claimed.
   LoaderLink(std::unique_ptr<Channel> channel, messages::HelloT hello,
-             std::optional<Bytes> host_memory);
+             std::optional<Bytes> host_memory, KvFormat kv_format);
 
   // Handles what has arrived, waiting at most `timeout`. True if something did. Fails with the loader's
   // sentence if it refuses the claim.

@@ -72,7 +72,8 @@ class MemoryPlanner {
   }
 
   Bytes pool_of(const Allocation& blocks) const {
-    const auto region = region_bytes(block_sizes(problem_.shape, problem_.dtype), blocks);
+    const BlockSizes sizes = block_sizes(problem_.shape, problem_.dtype, problem_.batch.kv_format);
+    const std::uint64_t region = region_bytes(sizes, blocks);
     return Bytes{static_cast<std::int64_t>(region) * problem_.shape.num_hidden_layers};
   }
   Bytes layer_bytes() const { return weight_layout(problem_.shape, problem_.dtype).layer.bytes; }

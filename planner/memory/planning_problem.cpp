@@ -18,7 +18,7 @@ std::int32_t with_room(const PlanningProblem& problem, std::int32_t wanted) {
   if (!problem.fixed.pool) {
     return wanted;
   }
-  const BlockSizes sizes = block_sizes(problem.shape, problem.dtype);
+  const BlockSizes sizes = block_sizes(problem.shape, problem.dtype, problem.batch.kv_format);
   const std::int64_t smaller =
       std::min(sizes.block(BlockKind::act).n, sizes.block(BlockKind::kv).n);
   const FixedPlacement& placed = problem.fixed.placement;

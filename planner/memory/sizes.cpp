@@ -70,6 +70,7 @@ DeviceLimits limits_after(int halvings, const Demand& demand, const Allocation& 
   limits.kv_slots = slots_of(kv, act + kv, slots, demand.largest_request);
   limits.logits_rows = smaller(std::min(limits.max_rows, kLogitsRows), halvings, 1);
   limits.max_context = demand.longest_context;
+  limits.kv_format = options.kv_format;
   if (blocks.placed) {
     limits.gpu_act_blocks = static_cast<std::int32_t>(blocks.gpu_act_blocks);
     limits.gpu_kv_blocks = static_cast<std::int32_t>(blocks.gpu_kv_blocks);
@@ -94,8 +95,9 @@ DeviceLimits buffers_that_fit(const ModelShape& shape, DType dtype, const Demand
 
 // With the page tables for a region of these blocks in every layer.
 Bytes overhead_with(const DeviceMemory& memory, const ModelShape& shape, DType dtype,
-                    const Allocation& host) {
-  const auto region = static_cast<std::int64_t>(region_bytes(block_sizes(shape, dtype), host));
+                    KvFormat kv_format, const Allocation& host) {
+  const auto region =
+      static_cast<std::int64_t>(region_bytes(block_sizes(shape, dtype, kv_format), host));
   return memory.overhead +
          (memory.pins_host_memory ? page_tables_of({region * shape.num_hidden_layers}) : Bytes{});
 }
@@ -171,7 +173,7 @@ DeviceRoom device_room(const ModelShape& shape, DType dtype, const Demand& deman
     const Allocation all{.act_blocks = static_cast<std::uint32_t>(act),
                          .kv_blocks = static_cast<std::uint32_t>(kv),
                          .resident_layers = 0};
-    const Bytes overhead = overhead_with(memory, shape, dtype, all);
+    const Bytes overhead = overhead_with(memory, shape, dtype, options.kv_format, all);
     const DeviceLimits limits =
         buffers_that_fit(shape, dtype, demand, all, options, overhead, memory.cap);
     // The regions of blocks that stay are rounded up, too.
@@ -183,7 +185,7 @@ DeviceRoom device_room(const ModelShape& shape, DType dtype, const Demand& deman
 
 AllocationInputs allocation_inputs(const ModelShape& shape, DType dtype, const Demand& demand,
                                    const BatchOptions& options, Bytes host) {
-  return {.sizes = block_sizes(shape, dtype),
+  return {.sizes = block_sizes(shape, dtype, options.kv_format),
           .layers = shape.num_hidden_layers,
           .host = host,
           .most_blocks = demand.most_blocks,
@@ -233,7 +235,7 @@ Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dt
           demand.largest_request) {
         return std::nullopt;
       }
-      const Bytes overhead = overhead_with(*device, shape, dtype, blocks);
+      const Bytes overhead = overhead_with(*device, shape, dtype, options.kv_format, blocks);
       const DeviceLimits limits =
           buffers_that_fit(shape, dtype, demand, blocks, options, overhead, device->cap);
       if (device_memory(shape, dtype, limits, overhead) > device->cap) {
@@ -421,8 +423,8 @@ BatchOptions with_largest_mini_batch(BatchOptions options, const ModelShape& sha
     const Allocation context{.kv_blocks = static_cast<std::uint32_t>(blocks)};
     DeviceLimits limits = limits_after(0, all, context, larger);
     limits.resident_layers = resident;
-    return device_memory(shape, dtype, limits, overhead_with(memory, shape, dtype, context)) <=
-           memory.cap;
+    const Bytes overhead = overhead_with(memory, shape, dtype, options.kv_format, context);
+    return device_memory(shape, dtype, limits, overhead) <= memory.cap;
   };
   std::int32_t least = 1;  // the largest request alone, however small the rest is made
   for (std::int32_t beyond = all.sequences + 1; beyond - least > 1;) {

@@ -27,7 +27,7 @@ struct DeviceMemory {
   bool holds_blocks = true;       // false: weights and buffers alone
 };
 
-// Options of the user; 0 and nothing mean that the planner decides.
+// What is worked on at a time, and how its context is kept, as the user says.
 struct BatchOptions {
   std::int32_t max_num_seqs = 256;
   std::int32_t min_num_seqs =
@@ -35,6 +35,7 @@ struct BatchOptions {
   std::int32_t mini_batch_tokens = 8192;  // of context
   std::int32_t prefill_tokens = 8192;     // of prompts in an iteration
   bool by_profile = false;  // mini_batch_tokens is not the user's: policy or profile may decide it
+  KvFormat kv_format = KvFormat::plain;  // of KV blocks
 };
 // `mini_batch_tokens` changed to the nearby size with the least KV Gen time per block: on a GPU, a
 // product's time rises in steps, each for one more round of tiles.

@@ -37,7 +37,8 @@ constexpr Field<DeviceLimits, std::int32_t> kLimits[] = {
     {"max_context", &DeviceLimits::max_context},
     {"gpu_act_blocks", &DeviceLimits::gpu_act_blocks},
     {"gpu_kv_blocks", &DeviceLimits::gpu_kv_blocks}};
-static_assert(sizeof(DeviceLimits) == std::size(kLimits) * sizeof(std::int32_t));
+// And kv_format, which is the run's.
+static_assert(sizeof(DeviceLimits) == (std::size(kLimits) + 1) * sizeof(std::int32_t));
 constexpr Field<Allocation, std::uint32_t> kBlocks[] = {
     {"act_blocks", &Allocation::act_blocks},
     {"kv_blocks", &Allocation::kv_blocks},
@@ -96,6 +97,7 @@ std::optional<RunPlan> kept_plan(const Run& run, const PolicyWish& wish, std::ui
     if (json.contains("resident_layers")) {
       plan.host.resident_layers = json.at("resident_layers").get<std::int32_t>();
     }
+    plan.device.kv_format = run.kv_format();
     plan.device_meanwhile = plan.device;
     check_fits(plan_device_memory(run.shape(), run.dtype(), plan.device, plan.overhead),
                run.device_cap());
@@ -115,10 +117,9 @@ std::unique_ptr<Policy> make_policy_as(const PolicyWish& wish, const Run& run,
   options.act_share = wish.act_share;
   options.recompute_share = wish.recompute_share;
   options.row_by_row = options.row_by_row && wish.policy == run.options.policy;
-  options.profile =
-      wish.machine
-          ? std::make_shared<const Profile>(costs_on(*wish.machine, run.shape(), run.dtype()))
-          : profile;
+  options.profile = wish.machine ? std::make_shared<const Profile>(costs_on(
+                                       *wish.machine, run.shape(), run.dtype(), run.kv_format()))
+                                 : profile;
   return make_policy(wish.policy, options);
 }
 

@@ -236,6 +236,7 @@ void PolicyChange::log_pool() const {
   note.region_bytes = grant.partition.region_bytes;
   note.act_blocks = grant.partition.act_blocks;
   note.kv_blocks = grant.partition.kv_blocks;
+  note.kv_format = static_cast<messages::KvFormat>(run_.kv_format());
   log_note(*run_.order_log, run_.options.run_id, std::move(note));
 }
 

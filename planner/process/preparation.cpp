@@ -35,6 +35,7 @@ Manifest manifest_of(const Run& run) {
           .model = to_hex(std::to_array(run.control->fingerprint)),
           .options = {
               {"--dtype", std::string(name_of(run.dtype()))},
+              {"--kv-cache-dtype", std::string(name_of(run.kv_format()))},
               {"--seed", std::to_string(input.seed)},
               {"--max-model-len", input.max_model_len ? std::to_string(*input.max_model_len)
                                                       : std::string("the model's")},
@@ -147,11 +148,12 @@ void Preparation::take_stock() {
 
 void Preparation::begin_greeting() {
   const RunOptions& options = run_.options;
-  run_.order_log =
-      open_order_log(options.run_dir / "orders.log",
-                     order_log_header(*run_.control, options.run_id), options.orders_log);
-  Links links = open_links(*run_.control, options.run_id, options.executor_socket,
-                           options.loader_socket, options.host_memory, *run_.order_log);
+  run_.order_log = open_order_log(options.run_dir / "orders.log",
+                                  order_log_header(*run_.control, options.run_id, run_.kv_format()),
+                                  options.orders_log);
+  Links links =
+      open_links(*run_.control, options.run_id, options.executor_socket, options.loader_socket,
+                 options.host_memory, run_.kv_format(), *run_.order_log);
   run_.executor = std::move(links.executor);
   run_.loader = std::move(links.loader);
   run_.status.state = "preparing";
@@ -199,14 +201,15 @@ bool Preparation::find_profile() {
   const CostOptions costs{options.machine, options.profile};
   policy_name_ =
       policy_or_default(options.policy, run_.device_is_host(), costs, options.policy_options);
-  if (auto named = named_costs(costs, run_.shape(), run_.dtype())) {
+  if (auto named = named_costs(costs, run_.shape(), run_.dtype(), run_.kv_format())) {
     use_profile(*std::move(named));
     return true;
   }
   if (options.profile_dir.empty()) {
     return true;
   }
-  const std::string fingerprint = profile_fingerprint(device, run_.shape(), run_.dtype());
+  const std::string fingerprint =
+      profile_fingerprint(device, run_.shape(), run_.dtype(), run_.kv_format());
   std::string known = "is not known yet; measuring it once";
   try {
     if (auto kept = read_profile(kept_profile(options.profile_dir, fingerprint), fingerprint)) {
@@ -253,10 +256,11 @@ bool Preparation::find_profile() {
 void Preparation::begin_profiling() {
   profiler_ = std::make_unique<Profiler>(
       profiled_machine(*run_.control, *run_.executor->greeting(), run_.options.gpu_memory,
-                       run_.options.host_memory),
+                       run_.options.host_memory, run_.kv_format()),
       *run_.loader, *run_.executor);
-  profile_log_ = open_order_log(run_.options.run_dir / "profile-orders.log",
-                                order_log_header(*run_.control, run_.options.run_id));
+  profile_log_ =
+      open_order_log(run_.options.run_dir / "profile-orders.log",
+                     order_log_header(*run_.control, run_.options.run_id, run_.kv_format()));
   run_.executor->log_to(*profile_log_);
   phase_ = Phase::profiling;
   run_.status.state = "measuring";
@@ -341,7 +345,7 @@ bool Preparation::make_room() {
 // must be claimed.
 bool Preparation::keep_pool() {
   const std::uint64_t epoch = run_.control->pool_epoch.load(std::memory_order_acquire);
-  if (!run_.options.takes_over || epoch == 0) {
+  if (!run_.options.takes_over || epoch == 0 || run_.control->kv_format != run_.kv_format()) {
     hand_over_.lose(Lost::everything);
     return false;
   }

@@ -7,8 +7,8 @@
 #include <optional>
 #include <vector>
 
-#include "common/order_log.h"
 #include "common/liveness/progress.h"
+#include "common/order_log.h"
 #include "common/shared_memory.h"
 #include "planner/links/executor_link.h"
 #include "planner/links/loader_link.h"
@@ -42,7 +42,8 @@ struct Run {
   const ModelShape& shape() const { return control->shape; }
   DType dtype() const { return control->dtype; }
   WeightLayout layout() const { return weight_layout(shape(), dtype()); }
-  BlockSizes block_sizes() const { return poise::block_sizes(shape(), dtype()); }
+  KvFormat kv_format() const { return options.batch.kv_format; }
+  BlockSizes block_sizes() const { return poise::block_sizes(shape(), dtype(), kv_format()); }
   // REQUIRES: the executor has greeted.
   bool device_is_host() const { return executor->greeting()->kind == DeviceKind::cpu; }
   Bytes device_cap() const;

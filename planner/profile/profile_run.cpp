@@ -40,17 +40,17 @@ bool ProfileRun::step() {
       return true;
     }
     log_ = open_order_log(options_.run_dir / "orders.log",
-                          order_log_header(*control_, options_.run_id));
+                          order_log_header(*control_, options_.run_id, options_.kv_format));
     links_ = open_links(*control_, options_.run_id, options_.executor_socket,
-                        options_.loader_socket, options_.host_memory, *log_);
+                        options_.loader_socket, options_.host_memory, options_.kv_format, *log_);
   } else if (!profiler_) {
     links_.loader->step(links_.loader->greeted() ? Seconds{0} : kProfileShortWait);
     links_.executor->step(links_.executor->greeting() ? Seconds{0} : kProfileShortWait);
     if (links_.loader->greeted() && links_.executor->greeting() && host_is_in_order()) {
-      profiler_ =
-          std::make_unique<Profiler>(profiled_machine(*control_, *links_.executor->greeting(),
-                                                      options_.gpu_memory, options_.host_memory),
-                                     *links_.loader, *links_.executor);
+      profiler_ = std::make_unique<Profiler>(
+          profiled_machine(*control_, *links_.executor->greeting(), options_.gpu_memory,
+                           options_.host_memory, options_.kv_format),
+          *links_.loader, *links_.executor);
     }
   } else if (profiler_->step(kProfileWait); profiler_->done()) {
     profile_ = profiler_->profile();
@@ -87,13 +87,14 @@ void ProfileRun::leave(const std::string& reason) {
 ProfiledMachine profiled_machine(const ControlSegment& control,
                                  const ExecutorLink::Greeting& device,
                                  const std::optional<Bytes>& gpu_memory,
-                                 const std::optional<Bytes>& host_memory) {
+                                 const std::optional<Bytes>& host_memory, KvFormat kv_format) {
   const Bytes weights{static_cast<std::int64_t>(control.weights_bytes)};
   const Bytes available = available_host_memory();
   const Bytes free =
       bytes_for_blocks({.weights = weights, .available = available, .host_memory = host_memory});
   return {.shape = control.shape,
           .dtype = control.dtype,
+          .kv_format = kv_format,
           .device = device.device,
           .kind = device.kind,
           .gpu_memory = std::min(device.memory, gpu_memory.value_or(device.memory)),

@@ -23,6 +23,7 @@ struct ProfileOptions {
   std::filesystem::path output;  // the profile
   std::optional<Bytes> gpu_memory;
   std::optional<Bytes> host_memory;
+  KvFormat kv_format = KvFormat::plain;
   std::string log;
   int death_descriptor = -1;
 };
@@ -54,7 +55,7 @@ class ProfileRun {
 ProfiledMachine profiled_machine(const ControlSegment& control,
                                  const ExecutorLink::Greeting& device,
                                  const std::optional<Bytes>& gpu_memory,
-                                 const std::optional<Bytes>& host_memory);
+                                 const std::optional<Bytes>& host_memory, KvFormat kv_format);
 
 // Keeps it under its fingerprint. An error is ignored: costs are then measured again.
 void keep_profile(const std::filesystem::path& folder, const Profile& profile);

@@ -43,8 +43,9 @@ Profiler::Profiler(ProfiledMachine machine, LoaderLink& loader, ExecutorLink& ex
   profile_.name = machine_.device;
   profile_.kind = machine_.kind;
   profile_.build = measuring_build();
-  profile_.fingerprint = profile_fingerprint(machine_.device, machine_.shape, machine_.dtype);
-  profile_.model = model_fingerprint(machine_.shape, machine_.dtype);
+  profile_.fingerprint =
+      profile_fingerprint(machine_.device, machine_.shape, machine_.dtype, machine_.kv_format);
+  profile_.model = model_fingerprint(machine_.shape, machine_.dtype, machine_.kv_format);
   profile_.gpu_memory = machine_.gpu_memory;
   profile_.gpu_overhead = machine_.gpu_overhead;
   profile_.host_memory = machine_.host_memory;
@@ -65,13 +66,13 @@ void Profiler::begin(ProfileScale scale, int rounds) {
   const Bytes pool = std::min(kLargestPool, machine_.host_free / kShareOfHost);
   const Bytes tables = machine_.kind == DeviceKind::cpu ? Bytes{0} : page_tables_of(kLargestPool);
   sizes_ = profile_sizes(machine_.shape, machine_.dtype, scale, pool,
-                         machine_.gpu_overhead + tables, machine_.gpu_memory);
+                         machine_.gpu_overhead + tables, machine_.gpu_memory, machine_.kv_format);
   // Cores need no heat, nor does the pass that only finds the scale.
   works_.begin(rounds,
                sizes_.scale.blocks > kFirstProfileScale.blocks && machine_.kind != DeviceKind::cpu);
   times_.emplace(layout_, sizes_.device);
-  loader_.claim(region_bytes(block_sizes(machine_.shape, machine_.dtype), sizes_.host),
-                sizes_.host);
+  const BlockSizes blocks = block_sizes(machine_.shape, machine_.dtype, machine_.kv_format);
+  loader_.claim(region_bytes(blocks, sizes_.host), sizes_.host);
   phase_ = Phase::claiming;
 }
 

@@ -19,6 +19,7 @@ namespace poise {
 struct ProfiledMachine {
   ModelShape shape{};
   DType dtype{};
+  KvFormat kv_format = KvFormat::plain;
   std::string device;  // as the executor names it
   DeviceKind kind = DeviceKind::cuda;
   Bytes gpu_memory;    // at most

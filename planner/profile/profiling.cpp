@@ -215,12 +215,12 @@ DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale) {
 }  // namespace
 
 ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale scale,
-                           Bytes host_bytes, Bytes overhead, Bytes cap) {
+                           Bytes host_bytes, Bytes overhead, Bytes cap, KvFormat kv_format) {
   if (shape.max_position_embeddings < kBlockTokens) {
     fail("a model of {} positions, fewer than a block has, is not measured",
          shape.max_position_embeddings);
   }
-  const BlockSizes blocks = block_sizes(shape, dtype);
+  const BlockSizes blocks = block_sizes(shape, dtype, kv_format);
   const Bytes pair =
       (blocks.block(BlockKind::kv) + blocks.block(BlockKind::act)) * shape.num_hidden_layers;
   // Every mini-batch of prompts begins a block that it does not fill.
@@ -228,11 +228,13 @@ ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale sc
       std::max<std::int64_t>(scale.rows / kBlockTokens, 4) + std::ssize(kPromptSizes);
   const std::int64_t pool = std::clamp<std::int64_t>(host_bytes / pair, 2, wanted);
   ProfileSizes sizes{.scale = scale, .host = {}, .device = limits_for(shape, scale)};
+  sizes.device.kv_format = kv_format;
   while (device_memory(shape, dtype, sizes.device, overhead) > cap &&
          (sizes.scale.blocks > 1 || sizes.scale.rows > kSequences)) {
     sizes.scale.blocks = std::max(1, sizes.scale.blocks / 2);
     sizes.scale.rows = std::max(kSequences, sizes.scale.rows / 2);
     sizes.device = limits_for(shape, sizes.scale);
+    sizes.device.kv_format = kv_format;
     sizes.device.logits_rows = std::min(kProfiledLogits, sizes.scale.rows);
   }
   sizes.host = {.act_blocks = static_cast<std::uint32_t>(pool),

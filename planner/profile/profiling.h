@@ -84,7 +84,8 @@ struct ProfileSizes {
 // request fills a block. `host_bytes`: for the pool, all layers
 // together.
 ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale scale,
-                           Bytes host_bytes, Bytes overhead, Bytes cap);
+                           Bytes host_bytes, Bytes overhead, Bytes cap,
+                           KvFormat kv_format = KvFormat::plain);
 
 // The tables of one iteration. The head's number of rows depends on `round` of `rounds`.
 messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& sizes,

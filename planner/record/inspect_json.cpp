@@ -173,6 +173,7 @@ std::string configure_json(const messages::ConfigureT& configure, double time) {
                   {"kv_slots", configure.kv_slots},
                   {"logits_rows", configure.logits_rows},
                   {"max_context", configure.max_context},
+                  {"kv_cache_dtype", name_of(static_cast<KvFormat>(configure.kv_format))},
                   {"trace", configure.trace}};
   return json.dump() + "\n";
 }

@@ -92,7 +92,8 @@ void LogCheck::take(const messages::Message& message, LogKeeps keeps) {
 void LogCheck::take(const messages::ConfigureT& configure) {
   ++report_.starts;
   if (!configure_ || configure_->gpu_act_blocks != configure.gpu_act_blocks ||
-      configure_->gpu_kv_blocks != configure.gpu_kv_blocks) {
+      configure_->gpu_kv_blocks != configure.gpu_kv_blocks ||
+      configure_->kv_format != configure.kv_format) {
     memory_.forget_device();
   }
   configure_ = configure;
@@ -131,6 +132,11 @@ void LogCheck::take(const messages::IterationT& iteration, const std::string& ru
   if (pool != pool_) {
     memory_.forget_host();
     pool_ = pool;
+  }
+  if (grant_ && grant_->kv_format != configure_->kv_format) {
+    violation(where, fmt::format("the pool's KV blocks are {}, those of the buffers {}",
+                                 name_of(static_cast<KvFormat>(grant_->kv_format)),
+                                 name_of(static_cast<KvFormat>(configure_->kv_format))));
   }
   order_ = Order{.number = iteration.iteration,
                  .mini_batches = static_cast<std::uint32_t>(iteration.mini_batches.size()),

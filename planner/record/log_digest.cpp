@@ -24,8 +24,14 @@ LogFacts facts_of(const std::string& header, const std::filesystem::path& path) 
     }
     return *value;
   };
+  const std::string kept = object.string("kv_cache_dtype").value_or("auto");
+  const auto kv_format = kv_format_from(kept);
+  if (!kv_format) {
+    object.refuse("kv_cache_dtype", fmt::format("is {}: there is no such type", shown(kept)));
+  }
   LogFacts facts{.header = header,
                  .sizes = {.kv_row = {count("kv_row_bytes")}, .act_row = {count("act_row_bytes")}},
+                 .kv_format = *kv_format,
                  .layers = static_cast<std::int32_t>(count("layers", kMaxModelLayers)),
                  .piece_bytes = {}};
   for (const std::int64_t bytes : object.integers("piece_bytes", {.min = 0, .max = INT64_MAX})

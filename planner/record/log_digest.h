@@ -43,6 +43,7 @@ struct LoggedIteration {
 struct LogFacts {
   std::string header;  // as it stands
   BlockSizes sizes{};
+  KvFormat kv_format = KvFormat::plain;
   std::int32_t layers = 0;
   std::vector<std::uint64_t> piece_bytes;  // of a layer's weights
 };

@@ -42,7 +42,8 @@ void check_model(const LogDigest& log, const std::filesystem::path& path,
     fail("order log {} was recorded with another model (or with other weights of this one)",
          path.string());
   }
-  const nlohmann::json expected = nlohmann::json::parse(order_log_header(control, ""));
+  const nlohmann::json expected =
+      nlohmann::json::parse(order_log_header(control, "", log.facts().kv_format));
   for (const auto& [name, value] : expected.items()) {
     if (name != "run_id" && json.contains(name) && json[name] != value) {
       fail("the header of {} is damaged: {} is {}, the model that it names has {}", path.string(),
@@ -91,10 +92,11 @@ void Replay::await_model() {
 void Replay::greet() {
   replayed_ = options_.replayed.empty()
                   ? std::make_unique<OrderLog>()
-                  : std::make_unique<OrderLog>(options_.replayed,
-                                               order_log_header(*control_, options_.run_id));
+                  : std::make_unique<OrderLog>(
+                        options_.replayed,
+                        order_log_header(*control_, options_.run_id, digest_.facts().kv_format));
   links_ = open_links(*control_, options_.run_id, options_.executor_socket, options_.loader_socket,
-                      options_.host_memory, *replayed_);
+                      options_.host_memory, digest_.facts().kv_format, *replayed_);
   await([&] { return links_.loader->greeted() && links_.executor->greeting(); });
   links_.executor->watch([&](const messages::LayerDone& done) {
     messages::LayerDoneT report;

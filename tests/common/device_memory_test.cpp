@@ -61,6 +61,21 @@ TEST(DeviceMemory, BlockBuffersAreCountedByTheirBlocks) {
   EXPECT_EQ(sizes.logits.n, 8 * 50272 * 4);
 }
 
+TEST(DeviceMemory, QuantisedKvBlocksAreSmallerAndNeedRoomForPlainRows) {
+  DeviceLimits limits = some_limits();
+  const DeviceSizes plain = device_sizes(opt_125m(), DType::float16, limits);
+  EXPECT_EQ(plain.plain_kv.n, 0);
+  limits.kv_format = KvFormat::int4;
+  const DeviceSizes sizes = device_sizes(opt_125m(), DType::float16, limits);
+  constexpr std::int64_t kRow = 24 * (32 + 4);  // heads of K and V, 64 wide
+  EXPECT_EQ(sizes.kv_buffer.n, 20 * 16 * kRow);
+  EXPECT_EQ(sizes.regenerated.n, 10 * 16 * kRow);
+  EXPECT_EQ(sizes.act_buffer, plain.act_buffer);
+  EXPECT_EQ(sizes.plain_kv.n, limits.max_mini_batch_rows * 2 * 768 * 2);
+  limits.max_mini_batch_rows = 3;  // KV Gen makes a block at a time
+  EXPECT_EQ(device_sizes(opt_125m(), DType::float16, limits).plain_kv.n, 16 * 2 * 768 * 2);
+}
+
 TEST(DeviceMemory, ASlabOfWholePanelsIsAsLargeAsItsPieces) {
   const Slab layer = weight_layout(opt_125m(), DType::float16).layer;
   const DeviceSlab slab = device_slab(layer, DType::float16);

@@ -170,19 +170,35 @@ TEST(WeightLayoutTest, TheHashTellsModelsApartWhoseWeightsLieAlike) {
 }
 
 TEST(BlocksTest, AnActBlockOfAMultiHeadModelIsHalfAKvBlock) {
-  const BlockSizes sizes = block_sizes(opt(2, 768, 12), DType::float16);
+  const BlockSizes sizes = block_sizes(opt(2, 768, 12), DType::float16, KvFormat::plain);
   EXPECT_EQ(sizes.block(BlockKind::act) * 2, sizes.block(BlockKind::kv));
 }
 
 TEST(BlocksTest, WithGroupedQueriesAnActBlockMayBeTheLargerOne) {
   ModelShape shape = opt(2, 4096, 32);  // Llama-3-8B's proportions
   shape.num_key_value_heads = 8;
-  const BlockSizes sizes = block_sizes(shape, DType::float16);
+  const BlockSizes sizes = block_sizes(shape, DType::float16, KvFormat::plain);
   EXPECT_EQ(sizes.block(BlockKind::act), sizes.block(BlockKind::kv) * 2);
 }
 
+TEST(BlocksTest, AQuantisedKvRowIsCodesAndAScaleAndAnOffsetForEach64OfThem) {
+  const auto row = [](std::int32_t heads, std::int32_t width, DType dtype, KvFormat format) {
+    ModelShape shape = opt(2, 4096, 32);
+    shape.num_key_value_heads = heads;
+    shape.head_dim = width;
+    return block_sizes(shape, dtype, format).kv_row.n;
+  };
+  EXPECT_EQ(row(32, 128, DType::float16, KvFormat::plain), 16384);
+  EXPECT_EQ(row(32, 128, DType::float16, KvFormat::int8), 64 * (128 + 2 * 4));
+  EXPECT_EQ(row(32, 128, DType::bfloat16, KvFormat::int4), 64 * (64 + 2 * 4));
+  EXPECT_EQ(row(8, 64, DType::float32, KvFormat::int8), 16 * (64 + 8));
+  EXPECT_EQ(row(3, 80, DType::float16, KvFormat::int8), 480 + 6 * 2 * 4);
+  EXPECT_EQ(row(1, 65, DType::float16, KvFormat::int4), 80 + 16) << "66 bytes, then 16, padded";
+  EXPECT_EQ(row(1, 1, DType::float16, KvFormat::int4), 16 + 16);
+}
+
 TEST(BlocksTest, TheTwoEndsOfARegionNeverMeet) {
-  const BlockSizes sizes = block_sizes(opt(3, 96, 3), DType::float16);
+  const BlockSizes sizes = block_sizes(opt(3, 96, 3), DType::float16, KvFormat::plain);
   PoolPartition pool{.region_bytes = 1 << 16, .act_blocks = 7, .kv_blocks = 0};
   while (pool.fits(sizes)) {
     ++pool.kv_blocks;

@@ -224,6 +224,7 @@ def another_input_model_or_option_does_not_resume_a_run(workspace):
     refused(workspace, workspace.run_words(requests, output, "--resume"), 76, "another input")
     requests.write_text(text)
     refused(workspace, workspace.run_words(requests, output, "--resume", "--dtype", "float32"), 76, "--dtype")
+    refused(workspace, workspace.run_words(requests, output, "--resume", "--kv-cache-dtype", "int8"), 76, "--kv-cache-dtype")
     model = workspace / "model"
     shutil.copytree(DEMO_MODEL, model)
     weights = model / "model.safetensors"

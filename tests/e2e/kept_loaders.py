@@ -27,8 +27,8 @@ def load_keeps_a_loader_that_later_runs_use(workspace):
     living = kept(workspace)
     expect_equal(len(living), 1, "kept loaders")
     workspace.poise("load", "--model", DEMO_MODEL).expect(0, "loaded already")
-    for name in ("a", "b"):
-        workspace.run(DEMO / "show.jsonl", workspace / name).expect(0, "using the kept loader")
+    for name, kind in (("a", "auto"), ("codes", "int4"), ("b", "auto")):
+        workspace.run(DEMO / "show.jsonl", workspace / name, "--kv-cache-dtype", kind).expect(0, "using the kept loader")
         expect_equal(kept(workspace)[0]["pid"], living[0]["pid"], "the loader's pid")
     workspace.run(DEMO / "show.jsonl", workspace / "c", "--dtype", "float32").expect(0)
     expect_equal(comparable(workspace / "a"), comparable(workspace / "b"), "second run")

@@ -22,6 +22,36 @@ def the_demo_model_answers_its_questions(workspace):
     expect("0 errors" in ended.err, f"no summary: {ended.err}")
 
 
+def logprobs(answer):
+    """Of all tokens but the first, which nothing foretells."""
+    return answer["logprobs"]["token_logprobs"][1:]
+
+
+@test
+def quantised_keys_and_values_leave_its_answers_right(workspace):
+    """And the log probabilities of questions and answers near: int8 changes them little, int4 more."""
+    questions = [json.loads(line) for line in (DEMO / "questions.jsonl").read_text().splitlines()]
+    told = [line | {"body": line["body"] | {"logprobs": 0, "echo": True}} for line in questions]
+    requests = workspace.write_requests("q.jsonl", told)
+    right_text = json.loads((DEMO / "answers.json").read_text())
+    right_text = {line["custom_id"]: line["body"]["prompt"] + right_text[line["custom_id"]] for line in questions}
+    answers = {}
+    for kind, least, most_off in (("auto", 212, 0.0), ("int8", 210, 0.005), ("int4", 202, 0.1)):
+        output = workspace / f"{kind}.jsonl"
+        workspace.run(requests, output, "--kv-cache-dtype", kind).expect(0)
+        answers[kind] = {name: choice(result) for name, result in read_results(output).items()}
+        right = sum(answers[kind][name]["text"] == text for name, text in right_text.items())
+        expect(right >= least, f"{kind}: {right} answers are right")
+        pairs = [
+            pair
+            for name, answer in answers[kind].items()
+            if answer["text"] == answers["auto"][name]["text"]
+            for pair in zip(logprobs(answer), logprobs(answers["auto"][name]), strict=True)
+        ]
+        off = sum(abs(a - b) for a, b in pairs) / len(pairs)
+        expect(off <= most_off and (kind == "auto" or off > most_off / 100), f"{kind}: off by {off} in the mean")
+
+
 @test
 def demo_prints_prompts_and_answers(workspace):
     ended = workspace.poise("demo", "--no-install", env={"POISE_BIN": str(harness.bin_folder())}).expect(0)

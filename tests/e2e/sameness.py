@@ -115,8 +115,9 @@ def they_are_in_bfloat16(workspace):
     same_however(workspace, "bfloat16")
 
 
-def rotated_heads(name, rounds):
-    """A tiny checkpoint whose keys are rotated: by KV Gen as they were when they were stored, wherever a prompt was cut."""
+def rotated_heads(name, rounds, kept="auto"):
+    """A tiny checkpoint whose keys are rotated: by KV Gen as they were when they were stored, wherever a prompt was cut. `kept`: how
+    keys and values are; quantised ones are replayed too."""
 
     def same_for_rotated_heads(workspace):
         random = workspace.random
@@ -130,14 +131,17 @@ def rotated_heads(name, rounds):
             policy = [[], ["--policy", "kv-only"], ["--policy", "act-only"]][round_number] if round_number < 3 else None
             options = policy if policy is not None else way_to_run(random, round_number, 1, max(weights, 1 << 19), 1 << 16)
             options += ["--mini-batch-tokens", random.choice(("32", "48", "200"))] if "--mini-batch-tokens" not in options else []
+            options += ["--kv-cache-dtype", kept]
             workspace.run(requests, output, "--skip-tokenizer-init", *options, model=model).expect(0)
             workspace.poise("inspect", "--check", f"{output}.poise").expect(0)
+            if kept != "auto" and round_number == 2:
+                workspace.replay(f"{output}.poise")
             results = comparable(output)
             oracle = oracle or results
             for first, other in zip(oracle, results, strict=True):
                 expect_equal(json.loads(other), json.loads(first), f"with {' '.join(options)}")
 
-    same_for_rotated_heads.__name__ = f"they_are_for_{name}"
+    same_for_rotated_heads.__name__ = f"they_are_for_{name}" + ("" if kept == "auto" else f"_with_context_of_{kept}")
     same_for_rotated_heads.__module__ = "__main__"
     return test(same_for_rotated_heads)
 
@@ -145,6 +149,8 @@ def rotated_heads(name, rounds):
 # Grouped queries; frequencies by the prompt's length; a window shorter than most prompts.
 for golden in ("llama_grouped2", "llama_dynamic", "mistral_window"):
     rotated_heads(golden, 6)
+rotated_heads("llama_grouped2", 5, "int8")
+rotated_heads("mistral_window", 5, "int4")
 
 
 if __name__ == "__main__":

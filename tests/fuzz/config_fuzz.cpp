@@ -45,7 +45,7 @@ void check_config(const ModelConfig& model) {
     check_slab(layout.outer);
     check_slab(layout.layer);
     expect(layout.total() > layout.outer.bytes, "layers take room");
-    const BlockSizes sizes = block_sizes(shape, dtype);
+    const BlockSizes sizes = block_sizes(shape, dtype, KvFormat::plain);
     expect(sizes.block(BlockKind::act).n > 0 && sizes.block(BlockKind::kv).n > 0,
            "blocks take room");
   }

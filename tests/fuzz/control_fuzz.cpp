@@ -61,7 +61,7 @@ class Segments {
 
 void check_pool_of(const HostMemory& memory, const PoolNow& pool, std::uint64_t segment) {
   const HostBlocks blocks = memory.blocks(pool);
-  const BlockSizes sizes = block_sizes(memory.model().shape, memory.model().dtype);
+  const BlockSizes sizes = block_sizes(memory.model().shape, memory.model().dtype, KvFormat::plain);
   const LayerId last{static_cast<std::uint32_t>(memory.model().shape.num_hidden_layers) - 1};
   for (const BlockKind kind : {BlockKind::kv, BlockKind::act}) {
     for (const LayerId layer : {LayerId{0}, last}) {
@@ -106,7 +106,7 @@ void attach_as_executor(Segments& segments, std::uint64_t weights, std::uint64_t
 void read_model(const std::string& run) {
   const Control control = Control::attach(run);
   const SharedModel model = model_in(*control);
-  const BlockSizes sizes = block_sizes(model.shape, model.dtype);
+  const BlockSizes sizes = block_sizes(model.shape, model.dtype, KvFormat::plain);
   expect(sizes.kv_row.n > 0 && sizes.act_row.n > 0 && model.layout.hash() == control->layout_hash &&
              static_cast<std::uint64_t>(model.layout.total().n) == control->weights_bytes &&
              control->released_layers <= static_cast<std::uint32_t>(model.layout.layers),

@@ -118,7 +118,7 @@ class Peer {
   explicit Peer(Host& host) : host_(host) {
     device_.know(host.weights);
     device_.know(host.blocks);
-    check_pool(host.pool.partition, block_sizes(host.shape, kDType), kLayers,
+    check_pool(host.pool.partition, block_sizes(host.shape, kDType, KvFormat::plain), kLayers,
                {static_cast<std::int64_t>(host.blocks.size())});
   }
 

@@ -319,7 +319,7 @@ TEST_F(ExecutorTest, ReportsBytesCountsAndTimes) {
   run(planner.next());
   const Planned decode = planner.next();
   const Said said = run(decode);
-  const BlockSizes sizes = block_sizes(model_.shape, model_.dtype);
+  const BlockSizes sizes = block_sizes(model_.shape, model_.dtype, KvFormat::plain);
   std::uint64_t kv = 0, act = 0, stores = 0;
   for (const auto& batch : decode.tables.mini_batches) {
     for (const messages::BlockRun& load : batch->loads) {

@@ -20,7 +20,7 @@ class QueuedPlan {
       : model_(tiny_shape(), DType::float32, 3), pool_(1 << 20) {
     Setting setting;
     setting.limits.resident_layers = resident;
-    const BlockSizes sizes = block_sizes(model_.shape, model_.dtype);
+    const BlockSizes sizes = block_sizes(model_.shape, model_.dtype, KvFormat::plain);
     const PoolPartition partition{.region_bytes = static_cast<std::uint64_t>(
                                       round_up(sizes.block(BlockKind::act).n * setting.act_blocks +
                                                    sizes.block(BlockKind::kv).n * setting.kv_blocks,
@@ -117,10 +117,12 @@ TEST(PipelineEnd, ABrokenDeviceDoesNotHideWhyTheProcessEnds) {
   const TinyModel model(tiny_shape(), DType::float32, 3);
   RecordingDevice device;
   try {
-    Pipeline pipeline(
-        device,
-        {.shape = model.shape, .dtype = model.dtype, .layout = model.layout, .weights = model.bytes},
-        Setting().limits, device.memory(), true);
+    Pipeline pipeline(device,
+                      {.shape = model.shape,
+                       .dtype = model.dtype,
+                       .layout = model.layout,
+                       .weights = model.bytes},
+                      Setting().limits, device.memory(), true);
     device.is_broken = true;
     fail(Exit::device_failed, "the first call that failed");
   } catch (const Failure& failure) {

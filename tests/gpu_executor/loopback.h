@@ -24,7 +24,7 @@ class HandmadeLoader {
  public:
   explicit HandmadeLoader(const TinyModel& model)
       : run_id(fmt::format("e{:x}x{}", getpid(), next_++)),
-        sizes_(block_sizes(model.shape, model.dtype)),
+        sizes_(block_sizes(model.shape, model.dtype, KvFormat::plain)),
         layers_(model.shape.num_hidden_layers),
         control_(Control::create(run_id, model.layout.hash())),
         weights_(Segment::create(segment_name(run_id, "weights"), model.layout.total())) {

@@ -82,7 +82,7 @@ class PipelineRun {
   PipelineRun(const TinyModel& model, const Plan& plan, const Setting& setting)
       : plan_(plan),
         setting_(setting),
-        sizes_(block_sizes(model.shape, model.dtype)),
+        sizes_(block_sizes(model.shape, model.dtype, setting.limits.kv_format)),
         partition_(partition()),
         pool_(static_cast<std::size_t>(partition_.region_bytes) *
               static_cast<std::size_t>(model.shape.num_hidden_layers)),
@@ -149,7 +149,8 @@ class PipelineRun {
   void queue(const Planned& planned) {
     Packed<messages::Iteration> tables(planned.tables);
     change(tables);
-    pipeline_.begin(*tables, check_.accept(*tables, {.epoch = 1, .partition = partition_}),
+    const PoolNow pool{.epoch = 1, .partition = partition_, .kv_format = setting_.limits.kv_format};
+    pipeline_.begin(*tables, check_.accept(*tables, pool),
                     {.data = pool_.data(), .partition = partition_});
     for (const messages::LayerOrderT& native : planned.orders) {
       Packed<messages::LayerOrder> order(native);

@@ -17,8 +17,8 @@ Plan some_plan(const ModelShape& shape) {
 
 // Every logprob that was told, and every best token, against straight loops in double.
 void expect_as_plain(const TinyModel& model, const Plan& plan, const Outcome& outcome,
-                     double tolerance) {
-  PlainForward plain(model);
+                     double tolerance, KvFormat kv_format = KvFormat::plain) {
+  PlainForward plain(model, kv_format);
   std::size_t compared = 0;
   for (std::uint32_t request = 0; request < plan.sequences.size(); ++request) {
     const auto& tokens = plan.sequences[request];
@@ -119,6 +119,61 @@ TEST(Pipeline, LoadsInALayerWithAWindowOnlyWhatItsRowsSee) {
     EXPECT_EQ(blocks[1], blocks[3]);
     EXPECT_LT(3 * blocks[2], 2 * blocks[1]);
     EXPECT_GT(blocks[2], 0u);
+  }
+}
+
+Setting quantized(KvFormat format) {
+  Setting setting;
+  setting.limits.kv_format = format;
+  return setting;
+}
+
+// Where double and float32 disagree, a number between two codes may get the other one: rarely, but then it
+// is a whole scale off. Between the two models is much more than that.
+TEST(Pipeline, ComputesWithQuantisedContextWhatStraightLoopsCompute) {
+  const std::pair<KvFormat, double> kinds[] = {{KvFormat::int8, 2e-3}, {KvFormat::int4, 1e-2}};
+  for (const auto& [format, tolerance] : kinds) {
+    const TinyModel model(rotary_shape(), DType::float32, 12);
+    Plan plan = some_plan(model.shape);
+    plan.kind = mixed;
+    expect_as_plain(model, plan, run_pipeline(model, plan, quantized(format)), tolerance, format);
+  }
+}
+
+// Loaded, made again from ACT blocks or from tokens, on the host or the device, in parts of any size.
+TEST(Pipeline, GivesQuantisedContextTheSameBitsWhateverThePlan) {
+  for (const auto& [shape, dtype, format] :
+       {std::tuple{tiny_shape(), DType::float32, KvFormat::int8},
+        {rotary_shape(), DType::float16, KvFormat::int4},
+        {tiny_shape(), DType::bfloat16, KvFormat::int4}}) {
+    SCOPED_TRACE(testing::Message() << name_of(dtype) << " as " << name_of(format));
+    const TinyModel model(shape, dtype, 11);
+    Plan plan = some_plan(model.shape);
+    const auto plain = run_pipeline(model, plan).rows;
+    const auto expected = run_pipeline(model, plan, quantized(format)).rows;
+    EXPECT_FALSE(expected == plain);
+    const auto expect_same = [&](const Setting& setting) {
+      EXPECT_TRUE(run_pipeline(model, plan, setting).rows == expected);
+    };
+    for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+      Setting setting = quantized(format);
+      setting.device.jitter = seed;
+      setting.device.threads = 1 + static_cast<int>(seed % 2);
+      setting.hold = seed % 2 == 0;
+      setting.limits.resident_layers = static_cast<std::int32_t>(seed % 4);
+      // KV Gen in parts: fewer rows at a time than a mini-batch has blocks for.
+      setting.limits.max_mini_batch_rows = seed % 3 == 0 ? 20 : 128;
+      setting.limits.gpu_act_blocks = seed > 3 ? 5 : 0;
+      setting.limits.gpu_kv_blocks = seed > 2 ? 7 : 0;
+      setting.limits.max_rows = 600;
+      plan.kind = seed % 3 == 1 ? all_act : mixed;
+      plan.chunk = seed % 2 == 0 ? 7 : 1000;
+      plan.chunks_at_once = seed == 4 ? 2 : 1;
+      plan.nowhere = seed == 5 ? 1 : 0;
+      plan.per_batch = static_cast<std::int32_t>(seed % 3) + 1;
+      plan.seed = static_cast<std::uint32_t>(seed);
+      expect_same(setting);
+    }
   }
 }
 

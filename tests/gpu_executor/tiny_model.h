@@ -14,6 +14,7 @@
 #include "common/families/rotary.h"
 #include "common/model_shape.h"
 #include "common/weight_layout.h"
+#include "tests/kernels/kv_reference.h"
 
 namespace poise::test {
 
@@ -160,8 +161,11 @@ class TinyModel {
 // are its prompt.
 class PlainForward {
  public:
-  explicit PlainForward(const TinyModel& model)
-      : model_(model), shape_(model.shape), frequencies_(rotary_frequencies(model.shape)) {}
+  explicit PlainForward(const TinyModel& model, KvFormat kv_format = KvFormat::plain)
+      : model_(model),
+        shape_(model.shape),
+        kv_format_(kv_format),
+        frequencies_(rotary_frequencies(model.shape)) {}
 
   std::vector<std::vector<double>> logits(std::span<const std::int32_t> tokens,
                                           std::int32_t prompt = 20) {
@@ -227,6 +231,23 @@ class PlainForward {
     return row;
   }
 
+  // Keys and values of a token as its KV block keeps them.
+  Row kept(const Row& kv) const {
+    if (kv_format_ == KvFormat::plain) {
+      return kv;
+    }
+    const KvShape shape{shape_.num_key_value_heads, shape_.head_dim, model_.dtype, kv_format_};
+    const Stored numbers = numbers_of(
+        quantized_row(Stored(model_.dtype, std::vector<float>(kv.begin(), kv.end())), 0, shape)
+            .data(),
+        shape);
+    Row row;
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      row.push_back(static_cast<double>(numbers[i]));
+    }
+    return row;
+  }
+
   static Row sum(const Row& a, const Row& b) {
     Row out;
     for (std::size_t i = 0; i < a.size(); ++i) {
@@ -270,7 +291,7 @@ class PlainForward {
         turn(keys, shape_.num_key_value_heads, layer, Weight::k_norm, q.size());
       }
       q.push_back(queries);
-      kv.push_back(stored(keys));
+      kv.push_back(kept(stored(keys)));
     }
     for (std::size_t t = 0; t < hidden.size(); ++t) {
       hidden[t] =
@@ -374,6 +395,7 @@ class PlainForward {
 
   const TinyModel& model_;
   const ModelShape& shape_;
+  const KvFormat kv_format_;
   const std::vector<float> frequencies_;
   std::int32_t prompt_ = 0;
 };

@@ -75,7 +75,8 @@ TEST_F(LoaderProcess, AllNamesAreRemovedBeforeAnyMemoryIsGivenBack) {
   ASSERT_GE(inotify_add_watch(watch, "/dev/shm", IN_DELETE | IN_CLOSE), 0);
   loader_.reset();
   alignas(inotify_event) char buffer[1 << 16];
-  std::string events;  // of this loader: d for a name that was removed, c for a segment that was closed
+  std::string
+      events;  // of this loader: d for a name that was removed, c for a segment that was closed
   for (ssize_t bytes = 0; (bytes = read(watch, buffer, sizeof buffer)) > 0;) {
     for (ssize_t at = 0; at < bytes;) {
       const auto* event = reinterpret_cast<const inotify_event*>(buffer + at);
@@ -138,7 +139,7 @@ TEST_F(LoaderProcess, APoolIsMadeMovedReplacedAndReleased) {
   start();
   const auto planner = connected_planner();
   ask(*planner, hello());
-  const BlockSizes sizes = block_sizes(tiny_shape(), DType::float32);
+  const BlockSizes sizes = block_sizes(tiny_shape(), DType::float32, KvFormat::plain);
   const auto act = static_cast<std::uint64_t>(sizes.block(BlockKind::act).n);
   const auto kv = static_cast<std::uint64_t>(sizes.block(BlockKind::kv).n);
   ASSERT_EQ(act, 2048u);
@@ -197,6 +198,28 @@ TEST_F(LoaderProcess, APoolThatCannotBeIsRefusedWithAReason) {
   EXPECT_THAT(sentence(claim(~0ull << 12, 1, 1)), HasSubstr("more than any machine has"));
   EXPECT_THAT(sentence(claim(1ull << 40, 1, 1)), HasSubstr("--host-memory allows 64.0 MiB"));
   EXPECT_TRUE(ask_for_pool(*planner, claim(1 << 20, 1, 1)).granted);
+}
+
+TEST_F(LoaderProcess, APoolOfQuantisedBlocksHoldsMoreOfThem) {
+  start();
+  const auto planner = connected_planner();
+  ask(*planner, hello());
+  const std::int64_t plain = block_sizes(tiny_shape(), DType::float32, KvFormat::plain).kv_row.n;
+  const std::int64_t codes = block_sizes(tiny_shape(), DType::float32, KvFormat::int4).kv_row.n;
+  ASSERT_LT(codes, plain);
+  messages::PoolClaimT wanted =
+      claim(1 << 16, 0, static_cast<std::uint32_t>((1 << 16) / (16 * codes)));
+  EXPECT_FALSE(ask_for_pool(*planner, wanted).granted) << "plain ones do not fit";
+  wanted.kv_format = messages::KvFormat::Int4;
+  const messages::PoolGrantT grant = ask_for_pool(*planner, wanted);
+  EXPECT_TRUE(grant.granted) << grant.sentence;
+  EXPECT_EQ(grant.kv_format, messages::KvFormat::Int4);
+  EXPECT_EQ(control()->kv_format, KvFormat::int4);
+  messages::PoolPartitionChangeT change;
+  change.kv_blocks = wanted.kv_blocks - 1;
+  EXPECT_EQ(ask_for_pool(*planner, change).kv_format, messages::KvFormat::Int4);
+  wanted.kv_format = static_cast<messages::KvFormat>(7);
+  EXPECT_THAT(ask_for_pool(*planner, wanted).sentence, HasSubstr("format 7"));
 }
 
 TEST_F(LoaderProcess, APlannerThatComesBackIsServedAndItsClaimReplacesTheOldOne) {

@@ -18,7 +18,7 @@ from ..lifecycle.supervision import Supervision
 from ..measure.svg import Figure, page
 from ..shared import machine
 from ..shared.files import read_json, replace_file
-from ..shared.options import add_device, add_loading, add_model, normalised, parser
+from ..shared.options import add_device, add_kv_cache, add_loading, add_model, normalised, parser
 from ..shared.paths import PROGRAMS, profile_folder, program
 from ..shared.progress import ProgressLine
 from ..shared.trouble import DONE, OUTPUT, Refusal, brief, naming, of_system, say, shown, tell
@@ -56,6 +56,7 @@ def profile(words):
     made.add_argument("--export", metavar="FILE", help="write the machine of the kept profile there")
     made.add_argument("--profile", metavar="FILE", help="with --export: the machine of this profile")
     add_device(made)
+    add_kv_cache(made)
     add_loading(made)
     given = made.parse_args(normalised(words))
     given.keep_loader, given.stall_timeout = False, 30.0
@@ -82,6 +83,7 @@ def _export(given):
     if given.device == "auto" and machine.gpus():
         given.device = "cuda"
     words = ["--model", given.model, "--dtype", given.dtype, "--device", given.device, "--profile-dir", profile_folder()]
+    words += ["--kv-cache-dtype", given.kv_cache_dtype]
     words += ["--profile", given.profile] if given.profile is not None else []
     ask_planner.ask("export", *words, "-o", given.export)
     say(f"{brief(given.export)} is written; --machine {brief(given.export)} takes it")
@@ -100,7 +102,7 @@ class _ProfileArguments(ProcessArguments):
 
     def planner_arguments(self, **_):
         words = ["profile", *self.planner_links(), "-o", self.directory.path.parent / "profile.json"]
-        for name in ("gpu_memory", "host_memory"):
+        for name in ("gpu_memory", "host_memory", "kv_cache_dtype"):
             if getattr(self.given, name) is not None:
                 words += ["--" + name.replace("_", "-"), getattr(self.given, name)]
         return words

@@ -10,10 +10,11 @@ from .trouble import RUN_ENDS, Refusal, shown, tell
 _OF_THE_PLANNER = (
     *("policy", "act_share", "recompute_share", "machine", "profile"),
     *("schedule", "resident_layers", "percent", "gpu_blocks"),
-    *("max_num_seqs", "min_num_seqs", "mini_batch_tokens", "prefill_tokens"),
+    *("max_num_seqs", "min_num_seqs", "mini_batch_tokens", "prefill_tokens", "kv_cache_dtype"),
     *("max_model_len", "served_model_name", "gpu_memory", "host_memory"),
 )
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+KV_CACHE_DTYPES = ("auto", "int8", "int4")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -93,8 +94,15 @@ def add_device(to):
     to.add_argument("--compute-gflops", type=quantities.positive, metavar="X", help="pace the CPU device's computation")
 
 
+def add_kv_cache(to):
+    to.add_argument(
+        "--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", help="how keys and values are kept (auto: as --dtype says); changes answers"
+    )
+
+
 def add_planning(to):
     add_device(to)
+    add_kv_cache(to)
     to.add_argument("--policy", metavar="NAME", help="how context is kept, one of `poise policies` (default: optimal, by costs that are measured once; on the CPU device kv-only)")
     to.add_argument("--act-share", type=quantities.share, metavar="0..1", help="share of ACT blocks, for hybrid and kvpr")
     to.add_argument(

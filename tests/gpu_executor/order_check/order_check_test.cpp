@@ -676,7 +676,7 @@ TEST_F(OrderCheckTest, AfterAnAbandonedIterationTheNextBeginsWithFreshFetches) {
 // ---- pools and buffers
 
 TEST_F(OrderCheckTest, APoolThatDoesNotFitItsSegmentIsRefused) {
-  const BlockSizes sizes = block_sizes(shape_, DType::float32);
+  const BlockSizes sizes = block_sizes(shape_, DType::float32, KvFormat::plain);
   PoolPartition pool = pool_.partition;
   check_pool(pool, sizes, 3, {3 << 20});
   EXPECT_THROW(check_pool(pool, sizes, 3, {(3 << 20) - 1}), Failure);
@@ -687,6 +687,17 @@ TEST_F(OrderCheckTest, APoolThatDoesNotFitItsSegmentIsRefused) {
   EXPECT_THROW(check_pool(pool, sizes, 3, {3 << 20}), Failure);
   pool.region_bytes = 0;
   EXPECT_THROW(check_pool(pool, sizes, 3, {3 << 20}), Failure);
+}
+
+TEST_F(OrderCheckTest, APoolOfAnotherKvFormatThanTheBuffersIsRefused) {
+  pool_.kv_format = KvFormat::int8;
+  expect_refused("whose KV format is int8, the buffers' is auto");
+  messages::ConfigureT configure;
+  configure.kv_format = messages::KvFormat::Int4;
+  EXPECT_EQ(limits_of(*Packed<messages::Configure>(configure)).kv_format, KvFormat::int4);
+  configure.kv_format = static_cast<messages::KvFormat>(3);
+  EXPECT_THAT(refusal([&] { limits_of(*Packed<messages::Configure>(configure)); }),
+              HasSubstr("format 3: there are 3 formats"));
 }
 
 // ---- at random

@@ -233,6 +233,17 @@ TEST(Machines, CountGroupedQueries) {
   EXPECT_GT(grouped.load_act.b, grouped.load_kv.b);
 }
 
+TEST(Machines, CountTheCodesOfQuantisedBlocks) {
+  const Machine& machine = machine_named("h200-pcie5");
+  const Profile plain = profile_of(machine, shape_of(32), DType::float16);
+  const Profile codes = profile_of(machine, shape_of(32), DType::float16, KvFormat::int4);
+  for (Line Profile::*line : {&Profile::load_kv, &Profile::store_kv, &Profile::attention}) {
+    EXPECT_NEAR((codes.*line).b, (plain.*line).b * 72 / 256, 1e-15);  // heads of 128
+  }
+  EXPECT_EQ(codes.load_act.b, plain.load_act.b);
+  EXPECT_EQ(codes.kv_gen.b, plain.kv_gen.b);
+}
+
 TEST(Machines, AreKnownByName) {
   for (const Machine& machine : machines()) {
     EXPECT_EQ(&machine_named(machine.name), &machine);
@@ -351,6 +362,8 @@ TEST(ProfileFile, HoldsForOneMachineAndModel) {
   write_profile(path, profile);
   for (const auto& other : {profile_fingerprint("l4-pcie4", shape_of(4), DType::float16),
                             profile_fingerprint("l4-pcie4", shape_of(8), DType::bfloat16),
+                            profile_fingerprint("l4-pcie4", shape_of(8), DType::float16,
+                                                KvFormat::int8),
                             profile_fingerprint("a100-pcie4", shape_of(8), DType::float16)}) {
     EXPECT_EQ(read_profile(path, other), std::nullopt);
   }
@@ -399,6 +412,7 @@ TEST(ProfileFile, OfAnotherModelIsRefusedWhereItWasNamed) {
   write_profile(path, profile);
   EXPECT_EQ(read_profile_of(path, shape_of(8), DType::float16), profile);
   EXPECT_THROW(read_profile_of(path, shape_of(4), DType::float16), Failure);
+  EXPECT_THROW(read_profile_of(path, shape_of(8), DType::float16, KvFormat::int4), Failure);
 }
 
 TEST(ProfileFile, ThatIsBrokenIsNamedWithItsField) {

@@ -29,7 +29,7 @@ class Arranged : public testing::Test {
   }
   Bytes pool(const MemoryPlan& made) const {
     return Bytes{static_cast<std::int64_t>(
-               region_bytes(block_sizes(shape_, DType::float16), made.host))} *
+               region_bytes(block_sizes(shape_, DType::float16, KvFormat::plain), made.host))} *
            shape_.num_hidden_layers;
   }
 

@@ -32,7 +32,7 @@ PlanningProblem small_problem(Bytes cap) {
 
 // The same with the pool that `policy` was given.
 PlanningProblem with_pool_of(const char* policy, PlanningProblem problem) {
-  const BlockSizes sizes = block_sizes(problem.shape, problem.dtype);
+  const BlockSizes sizes = block_sizes(problem.shape, problem.dtype, KvFormat::plain);
   const Allocation host = solve(*make_policy(policy, {}), problem).host;
   problem.fixed.pool = {.region_bytes = region_bytes(sizes, host),
                         .act_blocks = host.act_blocks,
@@ -74,7 +74,7 @@ TEST(APoolThatStands, IsRefusedInWordsWhereTheLargestRequestFindsNoRoom) {
   EXPECT_NE(half.find("has room for 5 blocks with"), std::string::npos) << half;
   EXPECT_NE(half.find("largest request (line 1) takes 10"), std::string::npos) << half;
   EXPECT_NE(half.find("--rebuild"), std::string::npos) << "the remedy: " << half;
-  const BlockSizes sizes = block_sizes(problem.shape, problem.dtype);
+  const BlockSizes sizes = block_sizes(problem.shape, problem.dtype, KvFormat::plain);
   pool = {.region_bytes = region_bytes(sizes, {.act_blocks = 1}), .act_blocks = 1, .kv_blocks = 0};
   const std::string one = complaint([&] { solve(*make_policy("act-only", {}), problem); });
   EXPECT_NE(one.find("has room for 2 blocks with"), std::string::npos) << one;
@@ -117,7 +117,7 @@ class StandingResources : public testing::Test {
 
   const ModelShape shape_ = opt_shape("opt-6.7b");
   const DType dtype_ = DType::float16;
-  const BlockSizes sizes_ = block_sizes(shape_, dtype_);
+  const BlockSizes sizes_ = block_sizes(shape_, dtype_, KvFormat::plain);
   PlanningProblem problem_{.shape = shape_,
                            .dtype = dtype_,
                            .requests = {},

@@ -102,7 +102,7 @@ TEST(HostAllocation, FailsWithNumbersWhereTheLargestRequestDoesNotFit) {
 }
 
 TEST(HostAllocation, FitsItsRegion) {
-  const BlockSizes sizes = block_sizes(small_shape(), DType::float16);
+  const BlockSizes sizes = block_sizes(small_shape(), DType::float16, KvFormat::plain);
   for (std::uint32_t act = 0; act < 30; act += 7) {
     const Allocation host{.act_blocks = act, .kv_blocks = 31 - act};
     const PoolPartition partition{.region_bytes = region_bytes(sizes, host),
@@ -228,7 +228,7 @@ TEST(Placement, OfAnyPolicyStaysWithinBothMemories) {
           allocate_host(*policy, shape, DType::float32, of, {}, budget, memory);
       const auto [host, device] =
           place_blocks(shape, DType::float32, of, wished, {}, memory.overhead, memory.cap);
-      const BlockSizes sizes = block_sizes(shape, DType::float32);
+      const BlockSizes sizes = block_sizes(shape, DType::float32, KvFormat::plain);
       EXPECT_LE(
           Bytes{static_cast<std::int64_t>(region_bytes(sizes, host))} * shape.num_hidden_layers,
           bytes_for_blocks(budget));

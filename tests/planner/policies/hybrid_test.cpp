@@ -14,8 +14,8 @@ namespace {
 TEST(Hybrid, WithAProfileBalancesLinkAndComputationAsAlgorithm1Does) {
   const auto profile = std::make_shared<Profile>(
       profile_of(machine_named("rtx4090-pcie4"), opt_shape("opt-30b"), DType::float16));
-  AllocationInputs from =
-      inputs(block_sizes(opt_shape("opt-30b"), DType::float16), kGiB * 800, 128 * 128);
+  AllocationInputs from = inputs(block_sizes(opt_shape("opt-30b"), DType::float16, KvFormat::plain),
+                                 kGiB * 800, 128 * 128);
   from.layers = 48;
   const Allocation split = make_policy("hybrid", {.profile = profile})->allocate(from);
   EXPECT_NEAR(split.act_blocks + split.kv_blocks, 128 * 128, 1);

@@ -193,7 +193,8 @@ TEST_F(PlannerProcess, AnswersEveryLineUnderEachPolicy) {
 TEST_F(PlannerProcess, ASmallPoolChangesNoAnswer) {
   write_requests(10, 30, 150);
   const Bytes weights = weight_layout(test_shape(), DType::float32).total();
-  const Bytes block = block_sizes(test_shape(), DType::float32).block(BlockKind::kv);
+  const Bytes block =
+      block_sizes(test_shape(), DType::float32, KvFormat::plain).block(BlockKind::kv);
   EXPECT_EQ(attempt({.options =
                          [&](RunOptions& run) {
                            run.policy = "hybrid";

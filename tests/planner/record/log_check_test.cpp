@@ -429,6 +429,8 @@ TEST(LogCheck, OrdersOutOfTurnAndBeyondTheirBoundsAreCaught) {
   EXPECT_THAT(
       complaint([](Recorded& recorded) { recorded.log[0]->body.AsPoolGrant()->kv_blocks = 1; }),
       HasSubstr("KV block"));
+  EXPECT_THAT(configured([](auto& configure) { configure.kv_format = messages::KvFormat::Int8; }),
+              HasSubstr("KV blocks are auto, those of the buffers int8"));
   EXPECT_THAT(complaint([](Recorded& recorded) { recorded.log[2]->body.AsReady()->credits = 0; }),
               HasSubstr("credits"));
 }

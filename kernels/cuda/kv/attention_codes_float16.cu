@@ -1,0 +1,10 @@
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_tiles.cuh"
+
+namespace poise::cuda {
+
+void attend_codes_float16(const Attention& op, cudaStream_t stream) {
+  attend_with_tiles<__half, true>(op, stream);
+}
+
+}  // namespace poise::cuda
