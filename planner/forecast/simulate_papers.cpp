@@ -110,7 +110,7 @@ SimulatedRun simulate_system(PaperSystem system, const std::string& machine, Sim
 }
 
 std::span<const Simulation> simulations() {
-  static constexpr std::array<Simulation, 8> all{{
+  static constexpr std::array<Simulation, 9> all{{
       {"capture-table3",
        "CAPTURE's Table III: tokens/s while decoding, four models, three systems, RTX 4090",
        capture_table3},
@@ -123,6 +123,8 @@ std::span<const Simulation> simulations() {
        capture_figure9},
       {"capture-figure10", "CAPTURE's Figure 10: how busy the GPU is, OPT-30B", capture_figure10},
       {"kvpr-gains", "KVPR's Figure 7: tokens/s over FlexGen's while decoding, A100", kvpr_gains},
+      {"kvpr-figure8", "KVPR's Figure 8: what keys and values of 4 bits add, OPT-13B, A100",
+       kvpr_figure8},
       {"ours-beyond", "CAPTURE's hybrid and ours on Table III's work, on four machines",
        ours_beyond},
       {"policy-grid",

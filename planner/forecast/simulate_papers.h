@@ -45,6 +45,7 @@ nlohmann::ordered_json capture_figure8(const SimulatedOn& on);
 nlohmann::ordered_json capture_figure9(const SimulatedOn& on);
 nlohmann::ordered_json capture_figure10(const SimulatedOn& on);
 nlohmann::ordered_json kvpr_gains(const SimulatedOn& on);
+nlohmann::ordered_json kvpr_figure8(const SimulatedOn& on);
 nlohmann::ordered_json ours_beyond(const SimulatedOn& on);
 
 // A system of CAPTURE's evaluation on its machine.

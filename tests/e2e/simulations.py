@@ -121,6 +121,15 @@ def kvprs_gains_lie_below_the_most_that_two_such_systems_can_differ_by(workspace
 
 
 @test
+def kvpr_gains_by_keys_and_values_of_four_bits_and_recomputes_nothing_then(workspace):
+    """The text of section 4.3 says that throughput improves further, and Figure 8 by how much, in a picture alone."""
+    for row in play(workspace, "kvpr-figure8")["rows"]:
+        expect(row["kvpr"] < row["kvpr_int4"] and row["flexgen"] < row["kvpr"], f"{row}")
+        expect_ratio(row["kvpr_int4"], row["flexgen_int4"], 0.001, "no recomputation")
+        expect(row["gain"] < 256 / 72 - 1, f"more than the bytes fall by: {row}")
+
+
+@test
 def ours_is_not_slower_than_the_papers_hybrid(workspace):
     rows = play(workspace, "ours-beyond")["rows"]
     each(rows, lambda row: row["over_hybrid"] > 0.97 and row["ours"] > row["flexgen"], "ours")

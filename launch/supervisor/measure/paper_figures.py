@@ -75,6 +75,9 @@ _DRAWERS = {
     "capture-figure9": _volumes,
     "capture-figure10": lambda played: _by(played, "requests", "prompt", "GPU busy", ("flexgen", "hybrid")),
     "kvpr-gains": lambda played: _by(played, "model", ("prompt", "answer"), "tokens/s", ("flexgen", "kvpr", "ours")),
+    "kvpr-figure8": lambda played: _by(
+        played, "model", ("prompt", "answer"), "tokens/s", ("flexgen", "kvpr", "flexgen_int4", "kvpr_int4")
+    ),
     "ours-beyond": lambda played: _by(played, "machine", "model", "tokens/s", ("flexgen", "hybrid", "ours")),
 }
 DRAWN = tuple(_DRAWERS)
