@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 
 import harness
-from harness import DEMO_MODEL, expect, expect_equal, test, wait_until
+from harness import DEMO_MODEL, expect, expect_equal, request, test, wait_until
 from mixed_requests import good_request
 
 MAGIC, RECORD = struct.Struct("<8sII"), struct.Struct("<IIQII")
@@ -121,6 +121,25 @@ def a_wrong_answer_in_the_record_is_found_and_named(workspace):
                 wrong = json.loads(ended.out)["first_difference"]
                 break
     expect(wrong and wrong["iteration"] == last and wrong["recorded"] != wrong["replayed"], f"{wrong}")
+
+
+@test
+def a_flipped_byte_in_an_orders_tables_is_found(workspace):
+    prompt = [501, 502, 503, 504, 505, 506]
+    lines = [request("a", prompt, max_tokens=8, ignore_eos=True, logprobs=1)]
+    output = workspace / "out.jsonl"
+    workspace.run(workspace.write_requests("requests.jsonl", lines), output).expect(0)
+    log = (Path(f"{output}.poise") / "orders.log").read_bytes()
+    tokens = struct.pack("<6i", *prompt)
+    at, payload = next((at, payload) for at, payload in records(log) if tokens in payload)
+    offset = payload.index(tokens) + 8
+    changed = payload[:offset] + bytes([payload[offset] ^ 2]) + payload[offset + 1 :]
+    path = workspace / "orders.log"
+    path.write_bytes(log[: at + offset] + changed[offset : offset + 1] + log[at + offset + 1 :])
+    refused(workspace, path)  # its checksum is wrong
+    path.write_bytes(with_payload(log, at, changed))  # as by a planner that ordered something else
+    ended = workspace.poise("replay", path, "--model", DEMO_MODEL, "--device", "cpu", "--json").expect(1)
+    expect_equal(json.loads(ended.out)["first_difference"]["iteration"], 1, "the iteration with the first difference")
 
 
 @test
