@@ -81,7 +81,7 @@ class Table {
 }  // namespace
 
 bool is_panelled(const WeightEntry& entry) {
-  return entry.matrix() && entry.weight != Weight::position_embedding;
+  return entry.matrix() && !entry.packed && entry.weight != Weight::position_embedding;
 }
 
 DeviceSlab device_slab(const Slab& slab, DType dtype) {
@@ -90,10 +90,16 @@ DeviceSlab device_slab(const Slab& slab, DType dtype) {
   for (const WeightEntry& entry : slab.entries) {
     result.offsets.push_back(static_cast<std::uint64_t>(end));
     const std::int64_t rows = is_panelled(entry) ? round_up(entry.rows, kPanelRows) : entry.rows;
-    end = round_up(end + rows * entry.cols * size_of(dtype).n, kAlignment);
+    const std::int64_t bytes =
+        is_panelled(entry) ? rows * entry.cols * size_of(dtype).n : entry.bytes.n;
+    end = round_up(end + bytes, kAlignment);
   }
   result.bytes = {end};
   return result;
+}
+
+Bytes unpacked_bytes(std::int32_t rows, std::int32_t cols, DType dtype) {
+  return aligned(round_up(rows, kPanelRows) * cols * size_of(dtype).n);
 }
 
 DeviceSizes device_sizes(const ModelShape& shape, DType dtype, const DeviceLimits& limits) {
@@ -105,10 +111,15 @@ DeviceSizes device_sizes(const ModelShape& shape, DType dtype, const DeviceLimit
   const std::int64_t logits_rows = limits.logits_rows;
   const Bytes layer_slab = device_slab(layout.layer, dtype).bytes;
   const bool streams = limits.resident_layers < shape.num_hidden_layers;
+  Bytes unpacked{};
+  for (const WeightEntry& entry : layout.layer.entries) {
+    unpacked += entry.packed ? unpacked_bytes(entry.rows, entry.cols, dtype) : Bytes{};
+  }
   return {
       .outer_slab = device_slab(layout.outer, dtype).bytes,
       .layer_slab = layer_slab,
       .layer_buffer = streams ? layer_slab : Bytes{0},
+      .unpacked = unpacked,
       .act_buffer = aligned(blocks.block(BlockKind::act).n * limits.act_slots),
       .kv_buffer = aligned(blocks.block(BlockKind::kv).n * limits.kv_slots),
       .regenerated = aligned(blocks.block(BlockKind::kv).n * limits.act_slots),
@@ -152,8 +163,8 @@ Bytes device_memory(const ModelShape& shape, DType dtype, const DeviceLimits& li
                     Bytes overhead) {
   check_limits(shape, limits);
   const DeviceSizes sizes = device_sizes(shape, dtype, limits);
-  return sizes.outer_slab + sizes.layer_slab * limits.resident_layers + sizes.regenerated +
-         sizes.context_blocks + sizes.plain_kv + sizes.rotary + sizes.hidden + sizes.q +
+  return sizes.outer_slab + sizes.layer_slab * limits.resident_layers + sizes.unpacked +
+         sizes.regenerated + sizes.context_blocks + sizes.plain_kv + sizes.rotary + sizes.hidden + sizes.q +
          sizes.attended + sizes.normed + sizes.mlp + sizes.head_rows + sizes.head_normed +
          sizes.head_projected + sizes.logits + overhead +
          (sizes.layer_buffer + sizes.act_buffer + sizes.kv_buffer + sizes.new_act + sizes.new_kv +
@@ -171,6 +182,7 @@ DeviceMemoryPlan plan_device_memory(const ModelShape& shape, DType dtype,
       "resident weights", sizes.layer_slab * limits.resident_layers,
       fmt::format("{} of {}", limits.resident_layers, counted(shape.num_hidden_layers, "layer")));
   table.add("streamed weights", sizes.layer_buffer * 2, "two layers at a time");
+  table.add("unpacked weights", sizes.unpacked, "one layer's matrices");
   table.add("ACT buffers", sizes.act_buffer * 2, "2 × " + counted(limits.act_slots, "block"));
   table.add("KV buffers", sizes.kv_buffer * 2, "2 × " + counted(limits.kv_slots, "block"));
   table.add("regenerated KV", sizes.regenerated, counted(limits.act_slots, "block"));

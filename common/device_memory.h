@@ -55,8 +55,10 @@ struct DeviceSlab {
   std::vector<std::uint64_t> offsets;  // of each of the slab's entries
 };
 DeviceSlab device_slab(const Slab& slab, DType dtype);
+// Of a packed matrix among `unpacked`.
+Bytes unpacked_bytes(std::int32_t rows, std::int32_t cols, DType dtype);
 // Whether a weight is kept in panels: matrices that a Gemm multiplies with or that tokens are looked
-// up in. Other weights are copied unchanged.
+// up in. Other weights, packed matrices among them, are copied unchanged.
 bool is_panelled(const WeightEntry& entry);
 
 // Records of the tables that a device reads, in bytes (kernels/kernels.h).
@@ -72,6 +74,7 @@ struct DeviceSizes {
   Bytes outer_slab;        // embeddings, projections, final norm, head
   Bytes layer_slab;        // one decoder layer
   Bytes layer_buffer;      // of each of two, for streamed layers
+  Bytes unpacked;          // a layer's packed matrices as numbers, for devices that multiply those
   Bytes act_buffer;        // of each of two
   Bytes kv_buffer;         // of each of two
   Bytes regenerated;       // keys and values made from the ACT buffer

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "common/families/checkpoint_format.h"
 #include "common/families/config_fields.h"
 #include "common/files/json_file.h"
 #include "common/trouble.h"
@@ -150,14 +151,13 @@ ModelConfig model_config_from(const nlohmann::json& config, const nlohmann::json
   const Class found = class_of(object);
   model.architecture = found.name;
   model.family = found.family;
-  if (object.has("quantization_config")) {
-    object.refuse("quantization_config",
-                  "is there: quantised checkpoints are not supported, take the float16 one");
-  }
   if (object.has("auto_map")) {
     model.notices.push_back(what + ": \"auto_map\" names code to run; it is ignored");
   }
   model.shape = found.family->shape(object);
+  if (const auto format = checkpoint_format(object)) {
+    model.shape = packed_as(model.shape, *format, *found.family);
+  }
   model.declared = declared_dtype(object);
 
   std::vector<JsonObject> documents;

@@ -5,6 +5,7 @@
 
 #include "common/families/config_fields.h"
 #include "common/kernel_limits.h"
+#include "common/weight_layout.h"
 
 namespace poise {
 namespace {
@@ -30,6 +31,21 @@ bool is_known(RotaryKind kind) {
 
 }  // namespace
 
+std::string_view name_of(Codes codes) {
+  static constexpr std::array<std::string_view, 4> kNames{"none", "int4", "int8", "float8"};
+  return kNames[static_cast<std::size_t>(codes)];
+}
+
+bool PackedFormat::is_sound() const {
+  if (!is_packed()) {
+    return *this == PackedFormat{};
+  }
+  const bool grouped = group == 0 || (group >= kMinPackedGroup && group <= kMaxPackedGroup);
+  const bool integers = codes != Codes::float8;
+  return codes <= Codes::float8 && scale_dtype <= DType::bfloat16 && grouped &&
+         zero_points <= (integers ? 1U : 0U) && input_groups <= (integers && group > 0 ? 1U : 0U);
+}
+
 bool ModelShape::is_sound() const {
   return is_within(num_hidden_layers, kMaxModelLayers) && is_within(hidden_size, kMaxNormedRow) &&
          is_within(ffn_dim, kMaxFfn) && is_within(num_attention_heads, kMaxWidth) &&
@@ -41,7 +57,9 @@ bool ModelShape::is_sound() const {
          is_within(position_offset + std::int64_t{1}, kMaxWidth) &&
          is_within(word_embed_proj_dim, kMaxWidth) && activation_function <= Activation::silu &&
          norm <= Norm::rms && sliding_window >= 0 && is_known(rotary.kind) && rotary.dim >= 0 &&
-         rotary.dim <= std::min(head_dim, 2 * kMaxRotaryPairs) &&
+         rotary.dim <= std::min(head_dim, 2 * kMaxRotaryPairs) && packed.is_sound() &&
+         packed.is_packed() == (packed_weights != 0) &&
+         (packed_weights & ~packable_weights(*this)) == 0 &&
          std::ranges::all_of(std::array{do_layer_norm_before, qkv_bias, output_bias, mlp_bias,
                                         layer_norm_elementwise_affine, has_final_layer_norm,
                                         tie_word_embeddings, learned_positions, qk_norm, gated_mlp},

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "common/dtype.h"
+#include "common/packed_weights.h"
 #include "common/units.h"
 
 namespace poise {
@@ -75,6 +76,9 @@ struct ModelShape {
   std::int32_t sliding_window = 0;  // of the layers below; 0: no layer has one
   std::uint32_t window_layers[kMaxModelLayers / 32] = {};  // bit l: layer l has the window
   RotaryShape rotary;
+  // How the matrices of the layers are kept; those whose bit is not set stay plain.
+  PackedFormat packed;
+  std::uint32_t packed_weights = 0;  // bit w: of Weight w (common/weight_layout.h)
 
   std::int32_t kv_dim() const { return num_key_value_heads * head_dim; }
   std::int32_t q_dim() const { return num_attention_heads * head_dim; }
@@ -97,6 +101,7 @@ struct ModelShape {
 };
 static_assert(std::is_trivially_copyable_v<ModelShape> &&
               sizeof(RotaryShape) == (11 + 2 * kMaxRotaryPairs) * 4 &&
-              sizeof(ModelShape) == (24 + kMaxModelLayers / 32) * 4 + sizeof(RotaryShape));
+              sizeof(ModelShape) ==
+                  (25 + kMaxModelLayers / 32) * 4 + sizeof(RotaryShape) + sizeof(PackedFormat));
 
 }  // namespace poise

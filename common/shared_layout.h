@@ -26,7 +26,7 @@ inline constexpr std::uint64_t kControlMagic = 0x4553494f50ull;  // "POISE"
 // One more for each change of what lies here, in ModelShape, in PoolPartition or in blocks and weights: a
 // field added, moved or with another meaning. launch/supervisor/lifecycle/segments.py reads the same words,
 // and has the same number.
-inline constexpr std::uint32_t kAbiVersion = 5;
+inline constexpr std::uint32_t kAbiVersion = 6;
 
 enum class LoaderState : std::uint32_t {
   creating = 0,  // nothing but magic, ABI and layout hash may be trusted

@@ -21,21 +21,19 @@ constexpr std::int64_t kFullPieces = 48;  // of a very large layer; the ends of 
 // Places weights one after the other, groups them, and cuts the groups into pieces.
 class SlabBuilder {
  public:
-  explicit SlabBuilder(DType dtype) : element_(size_of(dtype)) {}
+  SlabBuilder(const ModelShape& shape, DType dtype) : shape_(shape), element_(size_of(dtype)) {}
 
   void add(Weight weight, std::int32_t rows, std::int32_t cols, bool present = true) {
-    if (!present) {
-      return;
+    const bool packed = (shape_.packed_weights & bit_of(weight)) != 0;
+    if (packed && shape_.packed.input_groups != 0) {
+      const Weight groups = groups_of(weight);
+      const std::int32_t width = parts_of(shape_, weight) * cols;
+      put(groups, 1, width, Bytes{2} * width, false);
     }
-    const Bytes bytes = element_ * rows * cols;
-    slab_.entries.push_back({.weight = weight,
-                             .piece = group_,
-                             .last_piece = group_,
-                             .rows = rows,
-                             .cols = cols,
-                             .offset = static_cast<std::uint64_t>(end_),
-                             .bytes = bytes});
-    end_ = round_up(end_ + bytes.n, kOffsetAlignment);
+    if (present) {
+      put(weight, rows, cols,
+          packed ? packed_bytes(shape_.packed, rows, cols) : element_ * rows * cols, packed);
+    }
   }
 
   // What follows begins another piece.
@@ -63,6 +61,17 @@ class SlabBuilder {
   }
 
  private:
+  void put(Weight weight, std::int32_t rows, std::int32_t cols, Bytes bytes, bool packed) {
+    slab_.entries.push_back({.weight = weight,
+                             .piece = group_,
+                             .last_piece = group_,
+                             .rows = rows,
+                             .cols = cols,
+                             .offset = static_cast<std::uint64_t>(end_),
+                             .bytes = bytes,
+                             .packed = packed});
+    end_ = round_up(end_ + bytes.n, kOffsetAlignment);
+  }
   // The piece where the entry begins. It goes to the open one as far as that has room for its rows.
   std::int32_t place(const WeightEntry& entry, std::int64_t offset) {
     const std::int64_t row = entry.bytes.n / entry.rows, end = offset + entry.bytes.n;
@@ -88,6 +97,7 @@ class SlabBuilder {
     piece_start_ = at;
   }
 
+  const ModelShape& shape_;
   Bytes element_;
   Slab slab_;
   std::int64_t end_ = 0;
@@ -100,7 +110,7 @@ Slab outer_slab(const ModelShape& shape, DType dtype) {
   const std::int32_t h = shape.hidden_size;
   const std::int32_t width = shape.word_embed_proj_dim;
   const bool affine = shape.has_final_layer_norm != 0 && shape.layer_norm_elementwise_affine != 0;
-  SlabBuilder slab(dtype);
+  SlabBuilder slab(shape, dtype);
   slab.add(Weight::token_embedding, shape.vocab_size, width);
   slab.add(Weight::position_embedding, shape.max_position_embeddings + shape.position_offset, h,
            shape.learned_positions != 0);
@@ -118,7 +128,7 @@ Slab layer_slab(const ModelShape& shape, DType dtype, Bytes piece_bytes) {
   const bool affine = shape.layer_norm_elementwise_affine != 0;
   const bool norm_bias = affine && shape.norm == Norm::layer_norm;
   const bool qk_norm = shape.qk_norm != 0;
-  SlabBuilder slab(dtype);
+  SlabBuilder slab(shape, dtype);
   slab.add(Weight::w_kv, 2 * shape.kv_dim(), h);
   slab.add(Weight::b_kv, 1, 2 * shape.kv_dim(), shape.qkv_bias != 0);
   slab.add(Weight::attention_norm_weight, 1, h, affine);
@@ -165,7 +175,8 @@ std::uint64_t mix(std::uint64_t hash, const Slab& slab) {
     for (const std::uint64_t value :
          {static_cast<std::uint64_t>(entry.weight), static_cast<std::uint64_t>(entry.piece),
           static_cast<std::uint64_t>(entry.last_piece), static_cast<std::uint64_t>(entry.rows),
-          static_cast<std::uint64_t>(entry.cols), entry.offset}) {
+          static_cast<std::uint64_t>(entry.cols), entry.offset,
+          static_cast<std::uint64_t>(entry.bytes.n)}) {
       hash = mix(hash, value);
     }
   }
@@ -200,7 +211,12 @@ std::string_view name_of(Weight weight) {
                                                                 "fc1",
                                                                 "fc1_bias",
                                                                 "fc2",
-                                                                "fc2_bias"};
+                                                                "fc2_bias",
+                                                                "w_kv_groups",
+                                                                "w_q_groups",
+                                                                "w_o_groups",
+                                                                "fc1_groups",
+                                                                "fc2_groups"};
   return names[static_cast<std::size_t>(weight)];
 }
 
@@ -219,10 +235,44 @@ bool is_vector(Weight weight) {
     case Weight::mlp_norm_bias:
     case Weight::fc1_bias:
     case Weight::fc2_bias:
+    case Weight::w_kv_groups:
+    case Weight::w_q_groups:
+    case Weight::w_o_groups:
+    case Weight::fc1_groups:
+    case Weight::fc2_groups:
       return true;
     default:
       return false;
   }
+}
+
+Weight groups_of(Weight matrix) {
+  switch (matrix) {
+    case Weight::w_kv:
+      return Weight::w_kv_groups;
+    case Weight::w_q:
+      return Weight::w_q_groups;
+    case Weight::w_o:
+      return Weight::w_o_groups;
+    case Weight::fc1:
+      return Weight::fc1_groups;
+    default:
+      check(matrix == Weight::fc2, "only a layer's matrices are packed");
+      return Weight::fc2_groups;
+  }
+}
+
+std::int32_t parts_of(const ModelShape& shape, Weight matrix) {
+  return matrix == Weight::w_kv || (matrix == Weight::fc1 && shape.gated_mlp != 0) ? 2 : 1;
+}
+
+std::uint32_t packable_weights(const ModelShape& shape) {
+  const auto if_whole = [](Weight weight, std::int32_t rows_of_a_part) {
+    return rows_of_a_part % kPackedRows == 0 ? bit_of(weight) : 0U;
+  };
+  return if_whole(Weight::w_kv, shape.kv_dim()) | if_whole(Weight::w_q, shape.q_dim()) |
+         if_whole(Weight::w_o, shape.hidden_size) | if_whole(Weight::fc1, shape.ffn_dim) |
+         if_whole(Weight::fc2, shape.hidden_size);
 }
 
 const WeightEntry* Slab::find(Weight weight) const {

@@ -14,7 +14,8 @@
 // link in several pieces, so that a mini-batch's blocks never wait long behind weights. Matrices are
 // stored as in most checkpoints, (out, in) row-major, in `dtype`; W_K and W_V are one matrix of 2·kv_dim
 // rows. So are W_gate and W_up: one product gives both, and a second launch makes the gated rows from them.
-// Weights that the model does not have (biases, for example) have no entry.
+// Matrices that the shape says are packed lie as panels of 16 rows (common/packed_weights.h). Weights that
+// the model does not have (biases, for example) have no entry.
 
 #include <cstdint>
 #include <optional>
@@ -54,12 +55,30 @@ enum class Weight : std::uint8_t {
   fc1_bias,               // (fc1_dim)
   fc2,                    // (hidden_size, ffn_dim)
   fc2_bias,               // (hidden_size)
+  // The group of each input, uint16, of packed matrices whose groups are not of neighbours. Tensors that
+  // are one matrix here have a row each.
+  w_kv_groups,  // (2, hidden_size)
+  w_q_groups,   // (1, hidden_size)
+  w_o_groups,   // (1, q_dim)
+  fc1_groups,   // (1, or 2 in gated models; hidden_size)
+  fc2_groups,   // (1, ffn_dim)
 };
-inline constexpr int kWeights = static_cast<int>(Weight::fc2_bias) + 1;
+inline constexpr int kWeights = static_cast<int>(Weight::fc2_groups) + 1;
+// The matrices of a layer: those that may be packed.
+inline constexpr Weight kLayerMatrices[] = {Weight::w_kv, Weight::w_q, Weight::w_o, Weight::fc1,
+                                            Weight::fc2};
+constexpr std::uint32_t bit_of(Weight weight) { return 1U << static_cast<int>(weight); }
+// Of such a matrix: the weight that holds its inputs' groups.
+Weight groups_of(Weight matrix);
+// Tensors that are one above the other in a matrix of the layers: W_K and W_V, W_gate and W_up.
+std::int32_t parts_of(const ModelShape& shape, Weight matrix);
+// Those of kLayerMatrices whose tensors have whole panels of rows.
+std::uint32_t packable_weights(const ModelShape& shape);
 
 std::string_view name_of(Weight weight);
 
-// Whether it is a bias or a norm's parameters. All others are matrices, even with one row.
+// Whether it is a bias, a norm's parameters or a table of groups. All others are matrices, even with
+// one row.
 bool is_vector(Weight weight);
 
 // One weight's place within its slab.
@@ -70,7 +89,8 @@ struct WeightEntry {
   std::int32_t rows;        // vectors have one row, and so may matrices
   std::int32_t cols;
   std::uint64_t offset;  // bytes from the slab's start, a multiple of 256
-  Bytes bytes;           // rows · cols · size_of(dtype), without padding
+  Bytes bytes;           // rows · cols · size_of(dtype), or of the panels; without padding
+  bool packed;
   bool matrix() const { return !is_vector(weight); }
 };
 

@@ -80,6 +80,7 @@ void Decoder::project_kv(const LayerWeights& weights, const LayerRows& rows,
   hooks.need(Weight::attention_norm_bias);
   hooks.need(Weight::k_norm);
   hooks.begins(messages::SpanKind::Qkv);
+  hooks.unpack(Weight::w_kv);
   // The attention input, rounded as it will be stored: all that follows is made from that.
   const Rows act{.data = rows.new_act, .dtype = dtype_, .stride = shape_.hidden_size};
   if (shape_.do_layer_norm_before != 0) {
@@ -120,6 +121,7 @@ void Decoder::project_queries(const LayerWeights& weights, const LayerRows& rows
   hooks.need(Weight::w_q);
   hooks.need(Weight::q_norm);
   hooks.begins(messages::SpanKind::Qkv);
+  hooks.unpack(Weight::w_q);
   const Rows q = work_rows(q_, shape_.q_dim());
   device_.launch(Gemm{.out = q,
                       .in = {.data = rows.new_act, .dtype = dtype_, .stride = shape_.hidden_size},
@@ -193,6 +195,7 @@ void Decoder::regenerate(const LayerWeights& weights, const LayerContext& contex
   hooks.need(Weight::w_kv);
   hooks.need(Weight::k_norm);
   hooks.begins(messages::SpanKind::KvGen);
+  hooks.unpack(Weight::w_kv);
   const std::int64_t h = shape_.hidden_size;
   const std::int64_t width = size_of(dtype_).n;
   const std::int64_t at_once =
@@ -217,6 +220,7 @@ void Decoder::finish(const LayerWeights& weights, const LayerRows& rows, const L
   const bool norm_before = shape_.do_layer_norm_before != 0;
   hooks.need(Weight::w_o);
   hooks.begins(messages::SpanKind::Projection);
+  hooks.unpack(Weight::w_o);
   float* sum = norm_before ? rows.hidden : floats(normed_);
   device_.launch(Gemm{.out = float_rows(sum, h),
                       .in = work_rows(attended_, shape_.q_dim()),
@@ -237,6 +241,7 @@ void Decoder::mlp(const LayerWeights& weights, const LayerRows& rows, const Laye
   const bool norm_before = shape_.do_layer_norm_before != 0;
   hooks.need(Weight::fc1);
   hooks.begins(messages::SpanKind::Fc1);
+  hooks.unpack(Weight::fc1);
   Rows in = work_rows(normed_, h);
   if (norm_before) {
     norm(in, rows.hidden, weights.mlp_norm_weight, weights.mlp_norm_bias, rows.rows);
@@ -260,6 +265,7 @@ void Decoder::mlp(const LayerWeights& weights, const LayerRows& rows, const Laye
   }
   hooks.need(Weight::fc2);
   hooks.begins(messages::SpanKind::Fc2);
+  hooks.unpack(Weight::fc2);
   float* sum = norm_before ? rows.hidden : floats(normed_);
   device_.launch(Gemm{.out = float_rows(sum, h),
                       .in = between,

@@ -63,6 +63,7 @@ struct LayerContext {
 struct LayerHooks {
   std::function<void(Weight)> need;                // before the first launch that reads a weight
   std::function<void(messages::SpanKind)> begins;  // behind that, before a piece of the layer
+  std::function<void(Weight)> unpack;              // behind that, before a matrix is read
   std::function<void()> rows_made;                 // behind the launch that made new_act and new_kv
 };
 

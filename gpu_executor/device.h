@@ -44,9 +44,10 @@ struct WeightCopy {
   const void* from;
   std::int32_t rows, cols;
   DType dtype;
-  bool panelled;  // false: a plain copy
+  bool panelled;       // false: a plain copy
+  Bytes plain_size{};  // of a plain copy that is not of (rows, cols) numbers: packed, or a table
 
-  Bytes bytes() const { return size_of(dtype) * rows * cols; }
+  Bytes bytes() const { return plain_size.n > 0 ? plain_size : size_of(dtype) * rows * cols; }
 };
 
 // What a stream did since the device was opened.
@@ -108,6 +109,8 @@ class Device {
   // How numbers are kept between operations where kernels.h leaves it open (Rows), for a model
   // stored as `stored`. Never wider than float32.
   virtual DType work_type(DType stored) const = 0;
+  // Whether a Gemm reads packed weights; if not, the pipeline launches an Unpack before it.
+  virtual bool reads_packed() const { return false; }
   // What the link carries from host to device at most, measured or set; 0: not known.
   virtual double link_bytes_per_s() const { return 0; }
   // When the device's clock (`time_of`) stood at 0.
@@ -162,6 +165,7 @@ class Device {
   virtual void launch(const Rotate& op) = 0;
   virtual void launch(const Gemm& op) = 0;
   virtual void launch(const QuantizeKv& op) = 0;
+  virtual void launch(const Unpack& op) = 0;
   virtual void launch(const ScatterRows& op) = 0;
   virtual void launch(const Attention& op) = 0;
   virtual void launch(const SampleTokens& op) = 0;

@@ -11,8 +11,9 @@ namespace {
 // Finds weights of one slab where they were placed on the device.
 class Placed {
  public:
-  Placed(const Slab& slab, const DeviceSlab& placed, DType dtype, std::byte* data)
-      : slab_(slab), placed_(placed), dtype_(dtype), data_(data) {}
+  Placed(const ModelShape& shape, const Slab& slab, const DeviceSlab& placed, DType dtype,
+         std::byte* data)
+      : shape_(shape), slab_(slab), placed_(placed), dtype_(dtype), data_(data) {}
 
   const void* vector(Weight weight) const {
     const WeightEntry* entry = slab_.find(weight);
@@ -23,7 +24,15 @@ class Placed {
     if (entry == nullptr) {
       return {};
     }
-    return {.data = vector(weight), .rows = entry->rows, .cols = entry->cols, .dtype = dtype_};
+    Matrix found{.data = vector(weight), .rows = entry->rows, .cols = entry->cols, .dtype = dtype_};
+    if (entry->packed) {
+      found.packed = shape_.packed;
+      found.parts = parts_of(shape_, weight);
+      if (shape_.packed.input_groups != 0) {
+        found.input_groups = static_cast<const std::uint16_t*>(vector(groups_of(weight)));
+      }
+    }
+    return found;
   }
 
  private:
@@ -31,6 +40,7 @@ class Placed {
     return static_cast<std::size_t>(entry - slab_.entries.data());
   }
 
+  const ModelShape& shape_;
   const Slab& slab_;
   const DeviceSlab& placed_;
   DType dtype_;
@@ -56,7 +66,7 @@ RowRange rows_in(const WeightEntry& entry, const WeightPiece& piece) {
 DeviceWeightMap::DeviceWeightMap(Device& device, const ModelShape& shape, DType dtype,
                                  const WeightLayout& layout, std::span<const std::byte> host)
     : device_(device),
-      tied_(shape.tie_word_embeddings != 0),
+      shape_(shape),
       dtype_(dtype),
       layout_(layout),
       placed_outer_(device_slab(layout.outer, dtype)),
@@ -67,9 +77,10 @@ DeviceWeightMap::DeviceWeightMap(Device& device, const ModelShape& shape, DType 
 }
 
 OuterWeights DeviceWeightMap::outer_at(std::byte* data) const {
-  const Placed outer(layout_.outer, placed_outer_, dtype_, data);
+  const Placed outer(shape_, layout_.outer, placed_outer_, dtype_, data);
   return {.token_embedding = outer.matrix(Weight::token_embedding),
-          .head = outer.matrix(tied_ ? Weight::token_embedding : Weight::head),
+          .head = outer.matrix(shape_.tie_word_embeddings != 0 ? Weight::token_embedding
+                                                               : Weight::head),
           .project_in = outer.matrix(Weight::project_in),
           .project_out = outer.matrix(Weight::project_out),
           .position_embedding = outer.vector(Weight::position_embedding),
@@ -78,7 +89,7 @@ OuterWeights DeviceWeightMap::outer_at(std::byte* data) const {
 }
 
 LayerWeights DeviceWeightMap::layer_at(std::byte* data) const {
-  const Placed layer(layout_.layer, placed_layer_, dtype_, data);
+  const Placed layer(shape_, layout_.layer, placed_layer_, dtype_, data);
   return {.w_kv = layer.matrix(Weight::w_kv),
           .w_q = layer.matrix(Weight::w_q),
           .w_o = layer.matrix(Weight::w_o),
@@ -95,6 +106,19 @@ LayerWeights DeviceWeightMap::layer_at(std::byte* data) const {
           .q_norm = layer.vector(Weight::q_norm),
           .mlp_norm_weight = layer.vector(Weight::mlp_norm_weight),
           .mlp_norm_bias = layer.vector(Weight::mlp_norm_bias)};
+}
+
+LayerWeights DeviceWeightMap::unpacked(const LayerWeights& layer, std::byte* room) const {
+  LayerWeights result = layer;
+  for (const Weight weight : kLayerMatrices) {
+    const Matrix& packed = layer.matrix(weight);
+    if (packed.packed.is_packed()) {
+      result.matrix(weight) = {
+          .data = room, .rows = packed.rows, .cols = packed.cols, .dtype = packed.dtype};
+      room += unpacked_bytes(packed.rows, packed.cols, packed.dtype).n;
+    }
+  }
+  return result;
 }
 
 Bytes DeviceWeightMap::upload_outer(std::byte* to) const {
@@ -117,18 +141,36 @@ Bytes DeviceWeightMap::upload(const Slab& slab, const DeviceSlab& placed, std::u
     const RowRange rows = piece ? rows_in(entry, slab.pieces[static_cast<std::size_t>(*piece)])
                                 : RowRange{.first = 0, .end = entry.rows};
     if (rows.end > rows.first) {  // panels are of whole rows in their order: both sides move alike
-      const std::int64_t before = std::int64_t{rows.first} * entry.cols * size_of(dtype_).n;
+      const std::int64_t row = entry.bytes.n / entry.rows;
+      const std::int64_t before = rows.first * row;
       copies.push_back({.to = to + placed.offsets[i] + before,
                         .from = host_.data() + from + entry.offset + before,
                         .rows = rows.end - rows.first,
                         .cols = entry.cols,
                         .dtype = dtype_,
-                        .panelled = is_panelled(entry)});
+                        .panelled = is_panelled(entry),
+                        .plain_size = {is_panelled(entry) ? 0 : (rows.end - rows.first) * row}});
       bytes += copies.back().bytes();
     }
   }
   device_.upload(Stream::copy_in, copies);
   return bytes;
+}
+
+Matrix& LayerWeights::matrix(Weight weight) {
+  switch (weight) {
+    case Weight::w_kv:
+      return w_kv;
+    case Weight::w_q:
+      return w_q;
+    case Weight::w_o:
+      return w_o;
+    case Weight::fc1:
+      return fc1;
+    default:
+      check(weight == Weight::fc2, "a layer has five matrices");
+      return fc2;
+  }
 }
 
 }  // namespace poise

@@ -37,6 +37,11 @@ struct LayerWeights {
   const void* q_norm = nullptr;
   const void* mlp_norm_weight = nullptr;
   const void* mlp_norm_bias = nullptr;
+
+  Matrix& matrix(Weight weight);  // REQUIRES: one of kLayerMatrices
+  const Matrix& matrix(Weight weight) const {
+    return const_cast<LayerWeights*>(this)->matrix(weight);
+  }
 };
 
 class DeviceWeightMap {
@@ -52,6 +57,9 @@ class DeviceWeightMap {
   // The weights of a slab that lies at `data`.
   OuterWeights outer_at(std::byte* data) const;
   LayerWeights layer_at(std::byte* data) const;
+  // A layer's weights with each packed matrix as a plain one in `room` (DeviceSizes::unpacked), where
+  // Unpack has to make it.
+  LayerWeights unpacked(const LayerWeights& layer, std::byte* room) const;
   // Queue a slab, or one piece of it, on copy_in; return its bytes.
   Bytes upload_outer(std::byte* to) const;
   Bytes upload_layer(LayerId layer, std::byte* to,
@@ -62,7 +70,7 @@ class DeviceWeightMap {
                std::optional<std::int32_t> piece) const;
 
   Device& device_;
-  bool tied_;
+  const ModelShape shape_;
   DType dtype_;
   WeightLayout layout_;
   DeviceSlab placed_outer_, placed_layer_;

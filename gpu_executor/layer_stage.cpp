@@ -103,6 +103,7 @@ LayerHooks LayerStage::hooks(std::uint32_t mini_batch, const RowsSide& side) {
                 parts_.tracer.begin(
                     {.kind = kind, .stream = Stream::compute, .mini_batch = mini_batch});
               },
+          .unpack = [this](Weight matrix) { parts_.weights.unpack(matrix); },
           .rows_made = [this, &side] { parts_.device.record(*side.made, Stream::compute); }};
 }
 

@@ -25,6 +25,7 @@ WeightsOnDevice::WeightsOnDevice(Device& device, Tracer& tracer, const ModelShap
       one.weights = map_.layer_at(one.memory.data());
     }
   }
+  unpacked_ = device.allocate(sizes.unpacked, "unpacked weights");
 }
 
 Bytes WeightsOnDevice::fetch_behind(std::uint32_t mini_batch,
@@ -56,17 +57,24 @@ Bytes WeightsOnDevice::fetch(LayerId layer, std::uint32_t piece, std::uint32_t m
 const LayerWeights& WeightsOnDevice::begin(LayerId layer) {
   check(!buffer_in_use_, "one layer is computed at a time");
   needed_ = 0;
-  if (!ledger_.streamed(layer)) {
-    return resident_->layer(layer);
+  made_ = 0;
+  if (ledger_.streamed(layer)) {
+    buffer_in_use_ = ledger_.use(layer);
+    stored_ = &streamed_[static_cast<std::size_t>(*buffer_in_use_)].weights;
+  } else {
+    stored_ = &resident_->layer(layer);
   }
-  buffer_in_use_ = ledger_.use(layer);
-  return streamed_[static_cast<std::size_t>(*buffer_in_use_)].weights;
+  multiplied_ = device_.reads_packed() ? *stored_ : map_.unpacked(*stored_, unpacked_.data());
+  return multiplied_;
 }
 
 void WeightsOnDevice::need(Weight weight) {
   const WeightEntry* entry = map_.layout().layer.find(weight);
   if (!buffer_in_use_ || entry == nullptr) {
     return;
+  }
+  if (entry->packed) {
+    need(groups_of(weight));
   }
   const Streamed& buffer = streamed_[static_cast<std::size_t>(*buffer_in_use_)];
   for (std::int32_t piece = entry->piece; piece <= entry->last_piece; ++piece) {
@@ -75,6 +83,17 @@ void WeightsOnDevice::need(Weight weight) {
       device_.wait(Stream::compute, *buffer.arrived[static_cast<std::size_t>(piece)]);
     }
   }
+}
+
+void WeightsOnDevice::unpack(Weight matrix) {
+  const Matrix& stored = stored_->matrix(matrix);
+  const Matrix& multiplied = multiplied_.matrix(matrix);
+  if (!stored.packed.is_packed() || multiplied.packed.is_packed() ||
+      (made_ & bit_of(matrix)) != 0) {
+    return;
+  }
+  made_ |= bit_of(matrix);
+  device_.launch(Unpack{.out = const_cast<void*>(multiplied.data), .weight = stored});
 }
 
 void WeightsOnDevice::end() {

@@ -1,8 +1,10 @@
 #pragma once
 // The model's weights as the device has them: those that stay, and two buffers through which the
 // streamed layers pass, piece by piece. Uploads run on copy_in; the compute stream waits for a piece
-// when it needs it, and a buffer is overwritten only after the order that computed from it. Lives as
-// long as a Configure; belongs to the pipeline.
+// when it needs it, and a buffer is overwritten only after the order that computed from it. Packed
+// matrices stay packed in all of them; on a device that does not multiply those, the compute stream
+// unpacks each once for every order that computes the layer. Lives as long as a Configure; belongs to the
+// pipeline.
 
 #include <array>
 #include <cstdint>
@@ -40,6 +42,8 @@ class WeightsOnDevice {
   // pieces a weight is in, whose fetches must have been queued.
   const LayerWeights& begin(LayerId layer);
   void need(Weight weight);
+  // Before the first launch that reads a matrix, behind its `need`.
+  void unpack(Weight matrix);
   void end();
 
   void abandon() { ledger_.abandon(); }
@@ -61,8 +65,15 @@ class WeightsOnDevice {
   std::shared_ptr<const ResidentWeights> resident_;
   std::array<Streamed, 2> streamed_;
 
-  std::optional<int> buffer_in_use_;  // between begin and end, where the layer is streamed
-  std::uint64_t needed_ = 0;          // pieces waited for since begin
+  // Where the device multiplies no packed matrices: room for one layer's as numbers, which the compute
+  // stream alone uses.
+  Buffer unpacked_;
+
+  std::optional<int> buffer_in_use_;      // between begin and end, where the layer is streamed
+  std::uint64_t needed_ = 0;              // pieces waited for since begin
+  const LayerWeights* stored_ = nullptr;  // since begin; as they came
+  LayerWeights multiplied_;               // what the launches read of it
+  std::uint32_t made_ = 0;                // matrices unpacked since begin
 };
 
 }  // namespace poise

@@ -20,15 +20,28 @@
 #include "common/dtype.h"
 #include "common/kv_format.h"
 #include "common/model_shape.h"
+#include "common/packed_weights.h"
 
 namespace poise {
 
-// A weight matrix in its device's own layout. Device::upload makes it from (rows, cols) row-major.
+// A weight matrix in its device's own layout. Device::upload makes it from (rows, cols) row-major. Or a
+// packed one: panels of codes, the same on every device, that stand for numbers of `dtype`
+// (common/packed_weights.h).
 struct Matrix {
   const void* data = nullptr;
   std::int32_t rows = 0;  // outputs
   std::int32_t cols = 0;  // inputs
   DType dtype = DType::float32;
+  PackedFormat packed{};
+  const std::uint16_t* input_groups = nullptr;  // (parts, cols), where packed.input_groups
+  std::int32_t parts = 1;                       // matrices one above the other, of equal rows
+};
+
+// out = the numbers of a packed matrix, as a plain one in the device's own layout. Each is the number
+// that common/packed_weights.h says, so a product with `out` is the product with the packed matrix.
+struct Unpack {
+  void* out;      // (weight.rows, weight.cols) of weight.dtype
+  Matrix weight;  // packed
 };
 
 // Rows of numbers: row r starts at data + r · stride · size_of(dtype).
@@ -88,7 +101,8 @@ enum class Epilogue : std::uint8_t { none, relu, gelu, gelu_tanh, silu };
 
 // out[r, n] = epilogue(Σ_k in[r, k] · weight[n, k] + bias[n]) + residual[r, n], rounded to
 // out.dtype. KV Gen is this operation over the rows of ACT blocks with [W_K W_V] (Eq. 1); its `out`
-// is slots of KV blocks, or rows that QuantizeKv brings there.
+// is slots of KV blocks, or rows that QuantizeKv brings there. The weight may be packed on devices that
+// say so (Device::reads_packed).
 struct Gemm {
   Rows out;               // (rows, weight.rows)
   Rows in;                // (rows, weight.cols)

@@ -45,8 +45,19 @@ DType kept_dtype(std::optional<DType> asked, const ModelConfig& model, const Che
 CheckpointSource::CheckpointSource(std::shared_ptr<const Checkpoint> checkpoint,
                                    const ModelConfig& model, const WeightLayout& layout,
                                    DType dtype, std::string what)
-    : checkpoint_(std::move(checkpoint)), dtype_(dtype), what_(std::move(what)) {
-  tensors_ = tensor_list(*model.family, layout, tensor_prefix(*model.family, *checkpoint_, what_));
+    : CheckpointSource(
+          checkpoint, model,
+          tensor_list(*model.family, layout, tensor_prefix(*model.family, *checkpoint, what)), {},
+          dtype, what) {}
+
+CheckpointSource::CheckpointSource(std::shared_ptr<const Checkpoint> checkpoint,
+                                   const ModelConfig& model, std::vector<WeightTensor> tensors,
+                                   std::set<std::string> others, DType dtype, std::string what)
+    : checkpoint_(std::move(checkpoint)),
+      dtype_(dtype),
+      what_(std::move(what)),
+      tensors_(std::move(tensors)),
+      others_(std::move(others)) {
   match();
   const TensorPlace* head = checkpoint_->find(kHeadName);
   if (model.shape.tie_word_embeddings != 0 && head != nullptr) {
@@ -98,7 +109,7 @@ void CheckpointSource::match() {
 }
 
 void CheckpointSource::tell_of_the_rest() {
-  std::set<std::string_view> needed;
+  std::set<std::string_view> needed(others_.begin(), others_.end());
   for (const WeightTensor& tensor : tensors_) {
     needed.insert(tensor.name);
   }

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,10 @@ class CheckpointSource final : public WeightSource {
   // model directory, as messages name it.
   CheckpointSource(std::shared_ptr<const Checkpoint> checkpoint, const ModelConfig& model,
                    const WeightLayout& layout, DType dtype, std::string what);
+  // Of these tensors alone, the token embedding first; `others` are names that another source reads.
+  CheckpointSource(std::shared_ptr<const Checkpoint> checkpoint, const ModelConfig& model,
+                   std::vector<WeightTensor> tensors, std::set<std::string> others, DType dtype,
+                   std::string what);
 
   const std::vector<WeightTensor>& tensors() const override { return tensors_; }
   void fill(std::size_t tensor, std::int64_t first, std::span<std::byte> out) const override;
@@ -55,6 +60,7 @@ class CheckpointSource final : public WeightSource {
   DType dtype_;
   std::string what_;
   std::vector<WeightTensor> tensors_;
+  std::set<std::string> others_;
   std::vector<Stored> stored_;  // of each tensor
   std::optional<Stored> repeated_head_;
   std::optional<std::string> unneeded_, converted_;

@@ -52,7 +52,7 @@ void check_options(const LoaderOptions& options) {
 }
 
 ModelOnDisk model_of(const LoaderOptions& options) {
-  return open_model(options.model, options.dtype, options.load_format, options.seed);
+  return open_model(options.model, load_options(options));
 }
 
 WeightLoading::Origin origin_of(const LoaderOptions& options) {
@@ -64,6 +64,13 @@ WeightLoading::Origin origin_of(const LoaderOptions& options) {
 }
 
 }  // namespace
+
+LoadOptions load_options(const LoaderOptions& options) {
+  return {.dtype = options.dtype,
+          .format = options.load_format,
+          .seed = options.seed,
+          .quantization = options.quantization};
+}
 
 struct Loader::Beginning {
   ModelOnDisk model;
@@ -378,6 +385,7 @@ void Loader::write_card() const {
       {"dtype", name_of(model_.dtype)},
       {"load_format", options_.load_format == LoadFormat::dummy ? "dummy" : "auto"},
       {"seed", options_.seed},
+      {"quantization", name_of(options_.quantization)},
       {"weights_bytes", model_.layout.total().n},
       {"host_memory", budget_.cap.n},
       {"fingerprint", to_hex(std::to_array(control_->fingerprint))},

@@ -33,10 +33,13 @@ struct LoaderOptions {
   std::optional<DType> dtype;  // nothing: auto
   LoadFormat load_format = LoadFormat::from_files;
   std::uint64_t seed = 0;  // of dummy weights
+  Quantization quantization = Quantization::automatic;
   std::optional<Bytes> host_memory;
   bool adopt = false;  // the segments that an ended loader of this run left
   std::function<Bytes()> available = available_host_memory;  // the machine's, now
 };
+
+LoadOptions load_options(const LoaderOptions& options);
 
 class Loader {
  public:

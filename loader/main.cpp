@@ -21,6 +21,8 @@ cxxopts::Options described_options() {
       ("home", "directory for loader.sock and loader.json", cxxopts::value<std::string>())  //
       ("run-id", "names the shared memory segments", cxxopts::value<std::string>())         //
       ("dtype", "auto, float32, float16, bfloat16",
+       cxxopts::value<std::string>()->default_value("auto"))  //
+      ("quantization", "auto, none, int8, int4",
        cxxopts::value<std::string>()->default_value("auto"))                                //
       ("load-format", "auto, dummy", cxxopts::value<std::string>()->default_value("auto"))  //
       ("seed", "of dummy weights", cxxopts::value<std::uint64_t>()->default_value("0"))     //
@@ -44,6 +46,12 @@ LoaderOptions loader_options(const cxxopts::ParseResult& given) {
       fail("--dtype must be auto, float32, float16 or bfloat16, not {}", shown(dtype));
     }
   }
+  const std::string quantization = given["quantization"].as<std::string>();
+  const auto asked = quantization_from(quantization);
+  if (!asked) {
+    fail("--quantization must be auto, none, int8 or int4, not {}", shown(quantization));
+  }
+  options.quantization = *asked;
   const std::string format = given["load-format"].as<std::string>();
   if (format != "auto" && format != "safetensors" && format != "dummy") {
     fail("--load-format must be auto or dummy, not {}", shown(format));
@@ -57,8 +65,7 @@ LoaderOptions loader_options(const cxxopts::ParseResult& given) {
 }
 
 Exit validate(const LoaderOptions& options) {
-  const ModelOnDisk model =
-      open_model(options.model, options.dtype, options.load_format, options.seed);
+  const ModelOnDisk model = open_model(options.model, load_options(options));
   for (const std::string& notice : model.notices) {
     std::fprintf(stderr, "poise-loader: warning: %s\n", notice.c_str());
   }

@@ -1,11 +1,16 @@
 #include "loader/model_on_disk.h"
 
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
 
 #include "common/files/regular_file.h"
+#include "common/trouble.h"
 #include "loader/checkpoint_source.h"
 #include "loader/dummy_source.h"
+#include "loader/packed_checkpoint_source.h"
+#include "loader/rounding_source.h"
+#include "loader/tensor_list.h"
 
 namespace poise {
 namespace {
@@ -15,34 +20,96 @@ void add(Sha256& hash, const T& value) {
   hash.update(std::as_bytes(std::span(&value, 1)));
 }
 
+void add_what_stays_plain(ModelOnDisk& model) {
+  std::string names;
+  for (const Weight weight : kLayerMatrices) {
+    if ((model.config.shape.packed_weights & bit_of(weight)) == 0) {
+      names += (names.empty() ? "" : ", ") + std::string(name_of(weight));
+    }
+  }
+  if (!names.empty()) {
+    model.notices.push_back(
+        fmt::format("not packed, because a tensor of it has no multiple of {} outputs: {}",
+                    kPackedRows, names));
+  }
+}
+
+void add_notices(ModelOnDisk& model, const Checkpoint& checkpoint, const CheckpointSource& source,
+                 const LoadOptions& options) {
+  const auto& of_files = checkpoint.notices();
+  model.notices.insert(model.notices.end(), of_files.begin(), of_files.end());
+  if (source.unneeded()) {
+    model.notices.push_back(*source.unneeded());
+  }
+  if (source.converted() && !options.dtype) {  // else it was asked for
+    model.notices.push_back(*source.converted());
+  }
+}
+
+std::optional<CheckpointFormat> read_checkpoint_format(const std::filesystem::path& directory) {
+  const std::filesystem::path path = directory / "config.json";
+  const nlohmann::json config = read_json_file(path);
+  return checkpoint_format(JsonObject(config, shown(path.string(), 300)));
+}
+
+// The rest of a model whose checkpoint is quantised.
+void open_packed(ModelOnDisk& model, const CheckpointFormat& format,
+                 std::shared_ptr<const Checkpoint> checkpoint, const LoadOptions& options,
+                 const std::string& what) {
+  if (options.quantization != Quantization::automatic) {
+    fail("{}: the checkpoint is quantised already: --quantization {} is for plain ones", what,
+         name_of(options.quantization));
+  }
+  model.config.shape = shape_in_checkpoint(model.config, format, *checkpoint, what);
+  model.layout = weight_layout(model.config.shape, model.dtype);
+  auto source = std::make_unique<PackedCheckpointSource>(checkpoint, model.config, format,
+                                                         model.layout, model.dtype, what);
+  add_notices(model, *checkpoint, source->plain(), options);
+  if (format.quantizes_inputs) {
+    model.notices.push_back(
+        "the checkpoint asks for quantised inputs too: its weights are used, inputs "
+        "are not quantised");
+  }
+  model.source = std::move(source);
+}
+
 }  // namespace
 
-ModelOnDisk open_model(const std::filesystem::path& directory, std::optional<DType> dtype,
-                       LoadFormat format, std::uint64_t seed) {
+ModelOnDisk open_model(const std::filesystem::path& directory, const LoadOptions& options) {
   const std::string what = shown(directory.string(), 300);
   ModelOnDisk model{.config = read_model_config(directory)};
   model.notices = model.config.notices;
-  if (format == LoadFormat::dummy) {
-    model.dtype = kept_dtype(dtype, model.config, nullptr, what);
-    model.layout = weight_layout(model.config.shape, model.dtype);
-    model.source =
-        std::make_unique<DummySource>(*model.config.family, model.layout, model.dtype, seed);
+  const bool dummy = options.format == LoadFormat::dummy;
+  const auto checkpoint = dummy ? nullptr : std::make_shared<const Checkpoint>(directory);
+  model.dtype = kept_dtype(options.dtype, model.config, checkpoint.get(), what);
+  const auto format = dummy ? std::nullopt : read_checkpoint_format(directory);
+  if (format) {
+    open_packed(model, *format, checkpoint, options, what);
     return model;
   }
-  const auto checkpoint = std::make_shared<const Checkpoint>(directory);
-  model.dtype = kept_dtype(dtype, model.config, checkpoint.get(), what);
+  model.config.shape = unpacked(model.config.shape);
+  const WeightLayout plain = weight_layout(model.config.shape, model.dtype);
+  if (dummy) {
+    model.source =
+        std::make_unique<DummySource>(*model.config.family, plain, model.dtype, options.seed);
+  } else {
+    auto source =
+        std::make_unique<CheckpointSource>(checkpoint, model.config, plain, model.dtype, what);
+    add_notices(model, *checkpoint, *source, options);
+    model.source = std::move(source);
+  }
+  model.config.shape = quantized(model.config.shape, options.quantization, model.dtype);
   model.layout = weight_layout(model.config.shape, model.dtype);
-  auto source =
-      std::make_unique<CheckpointSource>(checkpoint, model.config, model.layout, model.dtype, what);
-  const auto& of_files = checkpoint->notices();
-  model.notices.insert(model.notices.end(), of_files.begin(), of_files.end());
-  if (source->unneeded()) {
-    model.notices.push_back(*source->unneeded());
+  if (model.config.shape.packed.is_packed()) {
+    const std::string prefix = dummy ? std::string(model.config.family->prefixes.front())
+                                     : tensor_prefix(*model.config.family, *checkpoint, what);
+    model.source = std::make_unique<RoundingSource>(
+        std::move(model.source), tensor_list(*model.config.family, model.layout, prefix),
+        model.config.shape.packed, model.dtype);
   }
-  if (source->converted() && !dtype) {  // else it was asked for
-    model.notices.push_back(*source->converted());
+  if (rounds(options.quantization)) {
+    add_what_stays_plain(model);
   }
-  model.source = std::move(source);
   return model;
 }
 

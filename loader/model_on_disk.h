@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "common/families/quantization.h"
 #include "common/files/sha256.h"
 #include "common/model_config.h"
 #include "common/weight_layout.h"
@@ -28,8 +29,15 @@ struct ModelOnDisk {
   std::vector<std::string> notices;
 };
 
-ModelOnDisk open_model(const std::filesystem::path& directory, std::optional<DType> dtype,
-                       LoadFormat format, std::uint64_t seed);
+// How a user wants it loaded.
+struct LoadOptions {
+  std::optional<DType> dtype;  // nothing: auto
+  LoadFormat format = LoadFormat::from_files;
+  std::uint64_t seed = 0;  // of dummy weights
+  Quantization quantization = Quantization::automatic;
+};
+
+ModelOnDisk open_model(const std::filesystem::path& directory, const LoadOptions& options);
 
 // The model's fingerprint in Hello and manifests: SHA-256 over shape, dtype, special tokens and the
 // digest of the weights' bytes.

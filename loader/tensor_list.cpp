@@ -45,11 +45,21 @@ WeightTensor tensor_of(const NamedSlab& named, const WeightEntry& entry, const T
       .first_output = name.outputs == OutputsTaken::keys_values ? outputs - rows : 0,
       .inputs_first = matrix && named.inputs_first,
       .offset = named.start + entry.offset + (name.rows == RowsFilled::lower ? half : 0),
-      .elements = rows * inputs};
+      .elements = rows * inputs,
+      .unit = entry.bytes /
+              (entry.packed ? entry.rows / kPackedRows : std::int64_t{entry.rows} * entry.cols),
+      .units = entry.packed ? rows / kPackedRows : rows * inputs,
+      .packed = entry.packed};
   if (matrix) {
     tensor.shape.insert(tensor.inputs_first ? tensor.shape.begin() : tensor.shape.end(), inputs);
   }
   return tensor;
+}
+
+// The weight whose tensors' names an entry has.
+Weight named_as(Weight weight) {
+  const auto found = std::ranges::find(kLayerMatrices, weight, groups_of);
+  return found == std::end(kLayerMatrices) ? weight : *found;
 }
 
 void add_slab(std::vector<WeightTensor>& tensors, const NamedSlab& named) {
@@ -59,7 +69,7 @@ void add_slab(std::vector<WeightTensor>& tensors, const NamedSlab& named) {
       tensors.push_back(tensor_of(named, entry, {.weight = Weight::head, .name = kHeadName}));
     }
     for (const TensorName& name : named.names) {
-      if (name.weight == entry.weight) {
+      if (name.weight == named_as(entry.weight)) {
         tensors.push_back(tensor_of(named, entry, name));
       }
     }

@@ -51,22 +51,22 @@ std::optional<messages::WeightsCheckedT> WeightCheck::advance() {
 // False once all is checked, or something is damaged.
 bool WeightCheck::check_some(const FilledWeights& filled) {
   const Bytes most = at_once_ ? kMuch : kALittle;
-  const auto element = size_of(filled.dtype).n;
   std::vector<LeafInMemory> some;
   Bytes bytes{};
   while (tensor_ < filled.source.tensors().size() && bytes < most) {
     const WeightTensor& tensor = filled.source.tensors()[tensor_];
-    const std::int64_t count = std::min(kDigestLeaf.n / element, tensor.elements - first_);
+    const std::int64_t unit = tensor.unit.n;
+    const std::int64_t count = std::min(units_of_a_leaf(tensor), tensor.units - first_);
     if (weights_.holds(tensor.slab)) {
       some.push_back({.leaf = leaf_,
                       .tensor = &tensor,
-                      .begin = tensor.offset + static_cast<std::size_t>(first_ * element),
-                      .bytes = static_cast<std::size_t>(count * element)});
-      bytes += Bytes{count * element};
+                      .begin = tensor.offset + static_cast<std::size_t>(first_ * unit),
+                      .bytes = static_cast<std::size_t>(count * unit)});
+      bytes += Bytes{count * unit};
     }
     ++leaf_;
     first_ += count;
-    if (first_ >= tensor.elements) {
+    if (first_ >= tensor.units) {
       ++tensor_;
       first_ = 0;
     }

@@ -34,7 +34,7 @@ class WeightCheck {
   std::optional<std::uint32_t> serial_;  // of the pass under way
   bool at_once_ = false;
   std::size_t tensor_ = 0;  // the next
-  std::int64_t first_ = 0;  // its next element
+  std::int64_t first_ = 0;  // its next unit
   std::uint32_t leaf_ = 0;  // its number
   std::string damage_;
 };

@@ -7,17 +7,20 @@
 
 namespace poise {
 
+std::int64_t units_of_a_leaf(const WeightTensor& tensor) {
+  return std::max<std::int64_t>(1, kDigestLeaf / tensor.unit);
+}
+
 std::size_t fill_threads() {
   return std::clamp<std::size_t>(std::thread::hardware_concurrency(), 2, 64);
 }
 
-WeightFill::WeightFill(const WeightSource& source, std::span<std::byte> segment, DType dtype,
+WeightFill::WeightFill(const WeightSource& source, std::span<std::byte> segment,
                        std::size_t threads, std::atomic<std::uint64_t>& loaded,
                        const std::function<bool(std::uint32_t slab)>& wanted,
                        std::vector<Digest> leaves)
     : source_(source),
       segment_(segment),
-      element_(static_cast<std::size_t>(size_of(dtype).n)),
       loaded_(loaded),
       leaves_(std::move(leaves)),
       known_(!leaves_.empty()) {
@@ -35,16 +38,16 @@ WeightFill::~WeightFill() {
 }
 
 void WeightFill::cut_into_tasks(const std::function<bool(std::uint32_t slab)>& wanted) {
-  const auto leaf = kDigestLeaf.n / static_cast<std::int64_t>(element_);
   std::uint32_t leaves = 0;
   for (std::uint32_t number = 0; number < source_.tensors().size(); ++number) {
     const WeightTensor& tensor = source_.tensors()[number];
-    const auto bytes = static_cast<std::uint64_t>(tensor.elements) * element_;
+    const std::int64_t leaf = units_of_a_leaf(tensor);
+    const auto bytes = static_cast<std::uint64_t>((tensor.unit * tensor.units).n);
     check(tensor.offset + bytes <= segment_.size(), "a tensor lies in the weight segment");
     const bool fills = !wanted || wanted(tensor.slab);
     total_.n += fills ? static_cast<std::int64_t>(bytes) : 0;
-    for (std::int64_t first = 0; first < tensor.elements; first += 2 * leaf) {
-      const std::int64_t count = std::min(2 * leaf, tensor.elements - first);
+    for (std::int64_t first = 0; first < tensor.units; first += 2 * leaf) {
+      const std::int64_t count = std::min(2 * leaf, tensor.units - first);
       if (fills) {
         tasks_.push_back({.tensor = number, .leaf = leaves, .first = first, .count = count});
       }
@@ -87,12 +90,13 @@ void WeightFill::give_up(std::exception_ptr why) {
 
 void WeightFill::fill(const Task& task) {
   const WeightTensor& tensor = source_.tensors()[task.tensor];
-  const std::size_t begin = tensor.offset + static_cast<std::size_t>(task.first) * element_;
+  const auto unit = static_cast<std::size_t>(tensor.unit.n);
+  const std::size_t begin = tensor.offset + static_cast<std::size_t>(task.first) * unit;
   const std::span<std::byte> out =
-      segment_.subspan(begin, static_cast<std::size_t>(task.count) * element_);
+      segment_.subspan(begin, static_cast<std::size_t>(task.count) * unit);
   source_.fill(task.tensor, task.first, out);
   failpoint("loader.weight_copy");
-  const auto leaf = static_cast<std::size_t>(kDigestLeaf.n);
+  const std::size_t leaf = static_cast<std::size_t>(units_of_a_leaf(tensor)) * unit;
   if (out.size() == 2 * leaf) {
     const std::array<Digest, 2> pair = sha256_pair(out.first(leaf), out.last(leaf));
     keep(task, task.leaf, pair[0]);

@@ -1,6 +1,6 @@
 #pragma once
 // Fills the weight segment from a source with all cores, in the order of later copies, and computes
-// a digest of the bytes while they are in the cache. The digest is a tree: each leaf covers 512 KiB of
+// a digest of the bytes while they are in the cache. The digest is a tree: each leaf covers up to 512 KiB of
 // one tensor, and the root covers all leaves in order. It depends on the bytes and their layout, not
 // on threads or on how the checkpoint was split into files. The threads run from construction to
 // destruction, which waits for them (each ends after its current task).
@@ -23,14 +23,16 @@
 namespace poise {
 
 inline constexpr Bytes kDigestLeaf = kKiB * 512;
+// Whole units of at most so many bytes together, or one that is larger.
+std::int64_t units_of_a_leaf(const WeightTensor& tensor);
 
 class WeightFill {
  public:
   // `source` and `segment` outlive it. `loaded` counts bytes as they arrive. With `wanted`, only those
   // slabs are filled again (0: outer, 1 + l: layer l); `leaves` are then the digests of the first fill,
   // and `done` fails (Exit::foreign) if a leaf differs or cannot be read.
-  WeightFill(const WeightSource& source, std::span<std::byte> segment, DType dtype,
-             std::size_t threads, std::atomic<std::uint64_t>& loaded,
+  WeightFill(const WeightSource& source, std::span<std::byte> segment, std::size_t threads,
+             std::atomic<std::uint64_t>& loaded,
              const std::function<bool(std::uint32_t slab)>& wanted = nullptr,
              std::vector<Digest> leaves = {});
   ~WeightFill();
@@ -50,7 +52,7 @@ class WeightFill {
   struct Task {
     std::uint32_t tensor;
     std::uint32_t leaf;  // number of its first leaf
-    std::int64_t first;  // element
+    std::int64_t first;  // unit
     std::int64_t count;
   };
   void cut_into_tasks(const std::function<bool(std::uint32_t slab)>& wanted);
@@ -61,7 +63,6 @@ class WeightFill {
 
   const WeightSource& source_;
   std::span<std::byte> segment_;
-  std::size_t element_;
   std::atomic<std::uint64_t>& loaded_;
   Bytes total_{};
   std::vector<Task> tasks_;

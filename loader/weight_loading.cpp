@@ -136,7 +136,7 @@ void WeightLoading::begin_filling() {
   set_state(control_, LoaderState::loading);
   fill_.emplace(*model_.source,
                 std::span(segment_->data(), static_cast<std::size_t>(segment_->size().n)),
-                model_.dtype, fill_threads(), control_->loaded_bytes);
+                fill_threads(), control_->loaded_bytes);
 }
 
 void WeightLoading::seal() {
@@ -221,7 +221,7 @@ void WeightLoading::begin_filling_again() {
   }
   fill_.emplace(
       *model_.source, std::span(segment_->data(), static_cast<std::size_t>(segment_->size().n)),
-      model_.dtype, fill_threads(), control_->loaded_bytes,
+      fill_threads(), control_->loaded_bytes,
       [this](std::uint32_t slab) { return slab > 0 && is_released({slab - 1}); },
       std::move(leaves_));
 }
@@ -248,7 +248,6 @@ FilledWeights WeightLoading::filled() {
   open_source();
   return {.source = *model_.source,
           .segment = {segment_->data(), static_cast<std::size_t>(segment_->size().n)},
-          .dtype = model_.dtype,
           .leaves = leaves_};
 }
 

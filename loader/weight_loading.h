@@ -28,7 +28,6 @@ namespace poise {
 struct FilledWeights {
   const WeightSource& source;
   std::span<const std::byte> segment;
-  DType dtype;
   std::span<const Digest> leaves;
 };
 

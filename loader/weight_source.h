@@ -17,7 +17,8 @@
 namespace poise {
 
 // A tensor's place in the weight segment. W_K and W_V are two tensors of one weight; a fused tensor
-// of a checkpoint is in the list once for each weight that takes some of its outputs.
+// of a checkpoint is in the list once for each weight that takes some of its outputs, and a packed one
+// once more for the table of its inputs' groups, where there is one.
 struct WeightTensor {
   Weight weight;
   std::uint32_t slab;               // 0: outer, 1 + l: layer l
@@ -27,13 +28,17 @@ struct WeightTensor {
   bool inputs_first;                // a matrix of (in, out); the segment has (out, in)
   std::uint64_t offset;             // bytes from the segment's start
   std::int64_t elements;            // taken
+  // What is filled at a time: an element, or a panel of 16 rows of a packed matrix.
+  Bytes unit;
+  std::int64_t units;
+  bool packed;
 };
 
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
   virtual const std::vector<WeightTensor>& tensors() const = 0;
-  // Writes elements `first` and following of tensor number `tensor`, in the dtype they are kept in.
+  // Writes units `first` and following of tensor number `tensor`, as they are kept.
   virtual void fill(std::size_t tensor, std::int64_t first, std::span<std::byte> out) const = 0;
   // Called once, after every tensor was filled into `segment`; fails if the source turns out to be
   // wrong.

@@ -266,6 +266,17 @@ void take_dtype(const cxxopts::ParseResult& given, PlanOptions& into) {
   }
 }
 
+void take_quantization(const cxxopts::ParseResult& given, PlanOptions& into) {
+  if (given.count("quantization") != 0) {
+    const auto quantization = quantization_from(required_argument(given, "quantization"));
+    if (!quantization) {
+      fail("--quantization {}: one of auto, none, int8 and int4 is wanted",
+           given["quantization"].as<std::string>());
+    }
+    into.quantization = *quantization;
+  }
+}
+
 void take_device(const cxxopts::ParseResult& given, PlanOptions& into) {
   if (given.count("device") != 0) {
     const std::string device = required_argument(given, "device");
@@ -280,7 +291,8 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
   cxxopts::Options options("poise-planner plan", "What a run would do, as JSON.");
   add_input(options);
   const auto text = [] { return cxxopts::value<std::string>(); };
-  options.add_options()("dtype", "of weights and context", text())("policy", "name", text())(
+  options.add_options()("dtype", "of weights and context", text())(
+      "quantization", "of weights: auto, none, int8, int4", text())("policy", "name", text())(
       "act-share", "share of ACT blocks", text())("recompute-share",
                                                   "share of context as ids alone", text())(
       "machine", "use this machine's costs: a name or a file", text())(
@@ -302,6 +314,7 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
   PlanOptions plan;
   plan.input = input_of(given);
   take_dtype(given, plan);
+  take_quantization(given, plan);
   if (given.count("policy") != 0) {
     plan.policy = required_argument(given, "policy");
   }

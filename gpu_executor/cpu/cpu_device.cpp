@@ -95,6 +95,7 @@ class Opened final : public CpuDevice {
   Bytes memory() const override { return memory_; }
   Bytes overhead() const override { return {0}; }
   DType work_type(DType) const override { return DType::float32; }
+  bool reads_packed() const override { return !options_.unpacks_first; }
   double link_bytes_per_s() const override { return options_.link_bytes_per_s; }
 
   std::unique_ptr<Event> make_event() override { return std::make_unique<CpuEvent>(true); }
@@ -176,6 +177,7 @@ class Opened final : public CpuDevice {
   void launch(const Rotate& op) override { compute(op, cpu::rotate); }
   void launch(const Gemm& op) override { compute(op, cpu::gemm); }
   void launch(const QuantizeKv& op) override { compute(op, cpu::quantize_kv); }
+  void launch(const Unpack& op) override { compute(op, cpu::unpack); }
   void launch(const ScatterRows& op) override { compute(op, cpu::scatter_rows); }
   void launch(const Attention& op) override { compute(op, cpu::attention); }
   void launch(const SampleTokens& op) override {

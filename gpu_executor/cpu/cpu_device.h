@@ -20,6 +20,8 @@ struct CpuDeviceOptions {
   double compute_flops = 0;     // operations a second; 0: as fast as it goes
   bool synchronous = false;     // every call returns when its work is done: nothing overlaps
   bool poison = false;          // fresh memory holds NaNs, so that reading it shows
+  bool unpacks_first =
+      false;  // packed weights are unpacked before they are multiplied, as on a GPU
   std::optional<std::uint64_t> jitter;  // seed of random pauses between tasks
 };
 

@@ -234,6 +234,7 @@ class Opened final : public Device {
   void launch(const Rotate& op) override { cuda::rotate(op, compute()); }
   void launch(const Gemm& op) override { gemms_->run(op, compute()); }
   void launch(const QuantizeKv& op) override { cuda::quantize_kv(op, compute()); }
+  void launch(const Unpack& op) override { cuda::unpack(op, compute()); }
   void launch(const ScatterRows& op) override { cuda::scatter_rows(op, compute()); }
   void launch(const Attention& op) override { cuda::attention(op, compute()); }
   void launch(const SampleTokens& op) override { cuda::sample_tokens(op, compute()); }

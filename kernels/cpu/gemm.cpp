@@ -41,6 +41,8 @@ void gemm(const Gemm& op, Workers& workers) {
         "a Gemm's rows are as wide as its weight says");
   check(op.weight.cols >= 0 && op.weight.cols <= kGemmPackedFloats,
         "a Gemm has at most 786432 inputs");
+  check(!op.weight.packed.is_packed() || op.weight.rows % kPackedRows == 0,
+        "a packed weight has whole panels");
   check(workers.threads() <= kMaxWorkers, "a pool has at most 256 workers");
   static_assert(4 * (kGemmPackedFloats + kGemmSumsFloats + kGemmWideFloats) <= Workers::kScratch.n);
   const LaneKernels& kernels = active_kernels();

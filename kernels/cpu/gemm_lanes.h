@@ -272,10 +272,66 @@ class GemmTask {
   const std::int64_t cols_, group_;
 };
 
+// The panels of one slice of a packed weight: some inputs of some panels become float32 in a piece of
+// scratch that stays in L1, and are multiplied from there. The chains are those of GemmTask.
+class PackedGemmTask {
+ public:
+  PackedGemmTask(const GemmSlice& slice, const Tiles& tiles)
+      : slice_(slice),
+        tiles_(tiles),
+        cols_(slice.op->weight.cols),
+        group_(tile_panels(tiles.size(tiles.count - 1))) {}
+
+  void run() const {
+    for (std::int64_t p = 0; p < slice_.panels; p += group_) {
+      run_group(slice_.first_panel + p, p + group_ < slice_.panels ? group_ : slice_.panels - p);
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kPanelInputs = 512;  // unpacked at a time: 32 KiB
+  static_assert(kPanelInputs * 16 <= kGemmWideFloats);
+
+  void run_group(std::int64_t panel, std::int64_t panels) const {
+    const Sums sums{slice_.sums, 16 * group_};
+    const std::int64_t most = kPanelInputs / group_;
+    std::int64_t k = 0;
+    do {
+      const std::int64_t depth = cols_ - k < most ? cols_ - k : most;
+      for (std::int64_t p = 0; p < panels; ++p) {
+        unpack_columns(slice_.op->weight, panel + p, k, k + depth, slice_.wide + p * depth * 16);
+      }
+      multiply({slice_.wide, depth * 16}, panels, k, depth, sums);
+      k += depth;
+    } while (k < cols_);
+    finish_rows(*slice_.op, slice_.first_row, slice_.rows, panel, panels, sums.data, sums.stride);
+  }
+
+  void multiply(Panels<float> weight, std::int64_t panels, std::int64_t k, std::int64_t depth,
+                Sums sums) const {
+    for (std::int64_t t = 0; t < tiles_.count; ++t) {
+      with_rows(tiles_.size(t), [&](auto constant) {
+        constexpr int kRows = decltype(constant)::value;
+        const Inputs<kRows, 1> in{slice_.packed + tiles_.first(t) * cols_ + k * kRows};
+        const Sums to{sums.data + tiles_.first(t) * sums.stride, sums.stride};
+        multiply_panels<kRows, tile_panels(kRows)>(in, weight, panels, depth, to, k > 0);
+      });
+    }
+  }
+
+  const GemmSlice& slice_;
+  const Tiles& tiles_;
+  const std::int64_t cols_, group_;
+};
+
 inline void gemm_slice(const GemmSlice& slice) {
   const Tiles tiles(slice.rows);
   if (!slice.is_packed) {
     pack_rows(slice, tiles);
+  }
+  if (slice.op->weight.packed.is_packed()) {
+    PackedGemmTask(slice, tiles).run();
+    return;
   }
   with_type(slice.op->weight.dtype, slice.op->weight.data, [&](const auto* typed) {
     GemmTask<std::remove_cv_t<std::remove_pointer_t<decltype(typed)>>>(slice, tiles).run();

@@ -25,10 +25,13 @@ void convert(const Convert& op, Workers& workers);
 void gated_activation(const GatedActivation& op, Workers& workers);
 // head_dim ≤ 256.
 void rotate(const Rotate& op, Workers& workers);
-// The weight is packed by pack_matrix. `in` may have any type; `out` must not overlap it.
+// The weight is in panels by pack_matrix, or packed codes. `in` may have any type; `out` must not
+// overlap it.
 void gemm(const Gemm& op, Workers& workers);
 // head_dim ≤ 256. `out` must not overlap `in`.
 void quantize_kv(const QuantizeKv& op, Workers& workers);
+// `out` is as pack_matrix leaves it.
+void unpack(const Unpack& op, Workers& workers);
 // Rows that are read must not be rows that are written.
 void scatter_rows(const ScatterRows& op, Workers& workers);
 // head_dim ≤ 256. Of a sequence's last block only the rows of tokens that exist are read.

@@ -34,8 +34,8 @@ struct GemmSlice {
   std::int64_t next_panel;           // where this thread probably continues, for prefetching
   float* packed;                     // scratch (kGemmPackedFloats): the rows' inputs, see pack_rows
   float* sums;                       // scratch (kGemmSumsFloats)
-  float* wide;                       // scratch (kGemmWideFloats): 16-bit panels made float32
-  bool is_packed;                    // `packed` holds these rows already, from the slice before
+  float* wide;     // scratch (kGemmWideFloats): 16-bit or packed panels made float32
+  bool is_packed;  // `packed` holds these rows already, from the slice before
 };
 
 // Some queries of one sequence against one key-value head, or against several that are computed
@@ -87,6 +87,8 @@ struct LaneKernels {
   // dst, src: starts of the whole matrix; panel: 16 rows of it.
   void (*pack_panel)(void* dst, const void* src, std::int64_t rows, std::int64_t cols, DType dtype,
                      std::int64_t panel);
+  // Panel `panel` of the matrix, and of op.out.
+  void (*unpack_panel)(const Unpack& op, std::int64_t panel);
   LogitScan (*scan_logits)(const float* logits, std::int32_t count);
   // out[g] = the largest of logits [64·g, 64·g + 64), fewer in the last group.
   void (*group_maxima)(float* out, const float* logits, std::int32_t count);

@@ -101,6 +101,32 @@ struct Lanes {
     std::memcpy(to, copy, sizeof(T) * static_cast<std::size_t>(count < 16 ? count : 16));
   }
 
+  Lanes rounded(const float*) const { return *this; }
+  template <typename T>
+  Lanes rounded(const T* type) const {
+    return {widen(narrow(lo, static_cast<T*>(nullptr)), type),
+            widen(narrow(hi, static_cast<T*>(nullptr)), type)};
+  }
+
+  static __m128i sixteen_bytes(const void* from) {
+    return _mm_loadu_si128(static_cast<const __m128i*>(from));
+  }
+  static Lanes int8s(const std::int8_t* from) {
+    const __m128i bytes = sixteen_bytes(from);
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+  }
+  // Bytes whose low halves count.
+  static Lanes int4s(__m128i bytes) {
+    const __m128i codes = _mm_sub_epi8(_mm_and_si128(bytes, _mm_set1_epi8(15)), _mm_set1_epi8(8));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8)))};
+  }
+  static Lanes low_int4s(const std::uint8_t* from) { return int4s(sixteen_bytes(from)); }
+  static Lanes high_int4s(const std::uint8_t* from) {
+    return int4s(_mm_srli_epi16(sixteen_bytes(from), 4));
+  }
+
   static Lanes fma(Lanes a, Lanes b, Lanes c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
   }

@@ -80,6 +80,38 @@ struct Lanes {
     _mm256_mask_storeu_epi16(to, first_mask(count), narrow(to));
   }
 
+  Lanes rounded(const float*) const { return *this; }
+  Lanes rounded(const Half*) const {
+    return {widen(narrow(static_cast<Half*>(nullptr)), static_cast<const Half*>(nullptr))};
+  }
+  // The bits of narrow's BFloat16, left where they are.
+  Lanes rounded(const BFloat16*) const {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    const __m512i kept = _mm512_mask_or_epi32(sum, nan, bits, _mm512_set1_epi32(0x400000));
+    return {_mm512_castsi512_ps(_mm512_and_si512(kept, _mm512_set1_epi32(-0x10000)))};
+  }
+
+  static __m128i sixteen_bytes(const void* from) {
+    return _mm_loadu_si128(static_cast<const __m128i*>(from));
+  }
+  static Lanes int8s(const std::int8_t* from) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteen_bytes(from)))};
+  }
+  // A lookup reads the low four bits of each index alone.
+  static Lanes int4s(__m512i indices) {
+    const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    return {_mm512_permutexvar_ps(indices, values)};
+  }
+  static Lanes low_int4s(const std::uint8_t* from) {
+    return int4s(_mm512_cvtepu8_epi32(sixteen_bytes(from)));
+  }
+  static Lanes high_int4s(const std::uint8_t* from) {
+    return int4s(_mm512_srli_epi32(_mm512_cvtepu8_epi32(sixteen_bytes(from)), 4));
+  }
+
   static Lanes fma(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
   static Lanes max(Lanes a, Lanes b) { return {_mm512_max_ps(a.v, b.v)}; }
   static Lanes abs(Lanes a) { return {_mm512_abs_ps(a.v)}; }

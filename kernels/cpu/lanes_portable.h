@@ -73,6 +73,23 @@ struct Lanes {
     store_first(to, kCount);
   }
 
+  // Rounded to the type of the pointer, and float32 again.
+  template <typename T>
+  Lanes rounded(const T*) const {
+    return of([this](int i) { return to_float(narrow(at[i], static_cast<T*>(nullptr))); });
+  }
+
+  // Sixteen signed bytes; the low and the high halves of sixteen bytes, each less 8.
+  static Lanes int8s(const std::int8_t* from) {
+    return of([from](int i) { return static_cast<float>(from[i]); });
+  }
+  static Lanes low_int4s(const std::uint8_t* from) {
+    return of([from](int i) { return static_cast<float>((from[i] & 15) - 8); });
+  }
+  static Lanes high_int4s(const std::uint8_t* from) {
+    return of([from](int i) { return static_cast<float>((from[i] >> 4) - 8); });
+  }
+
   // a · b + c, rounded once.
   static Lanes fma(Lanes a, Lanes b, Lanes c) {
     return of([&](int i) { return std::fma(a.at[i], b.at[i], c.at[i]); });

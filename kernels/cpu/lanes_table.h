@@ -20,6 +20,7 @@ constexpr LaneKernels table_of(Isa isa) {
           .embed_row = embed_row,
           .add_position_row = add_position_row,
           .pack_panel = pack_panel,
+          .unpack_panel = unpack_panel,
           .scan_logits = scan_logits,
           .group_maxima = group_maxima,
           .weigh_at_least = weigh_at_least,

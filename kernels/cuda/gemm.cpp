@@ -141,6 +141,7 @@ Gemms::Key Gemms::key_of(const Gemm& op) {
 }
 
 void Gemms::run(const Gemm& op, cudaStream_t stream) {
+  require(!op.weight.packed.is_packed(), "packed weights are unpacked before they are multiplied");
   if (op.rows > 0) {
     const Key key = key_of(op);
     Plan& plan = plan_for(key);

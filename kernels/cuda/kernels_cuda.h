@@ -31,6 +31,9 @@ void gated_activation(const GatedActivation& op, cudaStream_t stream);
 void rotate(const Rotate& op, cudaStream_t stream);
 // head_dim ≤ 256. The bits are the CPU's.
 void quantize_kv(const QuantizeKv& op, cudaStream_t stream);
+// Bound by memory: codes are read once, numbers written once. The bits are the CPU's, the payload of what
+// is not a number excepted.
+void unpack(const Unpack& op, cudaStream_t stream);
 // Rows that are read must not be rows that are written.
 void scatter_rows(const ScatterRows& op, cudaStream_t stream);
 // One copy of a batch, within device memory. Destinations overlap neither each other nor a source.

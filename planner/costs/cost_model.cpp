@@ -293,8 +293,12 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype,
     return Line{.b = seconds(sizes.row(kind), machine.back)};
   };
   // Few rows cost the time of reading the weights from the device's memory, many rows that of their
-  // operations.
-  const Line forward{.a = seconds(layout.layer.bytes, machine.memory), .b = 2 * weights / flops};
+  // operations. A packed matrix is read, written as numbers, and those are read.
+  Bytes read = layout.layer.bytes;
+  for (const WeightEntry& entry : layout.layer.entries) {
+    read += entry.packed ? size_of(dtype) * 2 * entry.rows * entry.cols : Bytes{};
+  }
+  const Line forward{.a = seconds(read, machine.memory), .b = 2 * weights / flops};
   const double qkv_share = first / weights;
   return {.name = machine.name,
           .kind = machine.kind,

@@ -72,6 +72,8 @@ nlohmann::ordered_json plan_run(const PlanOptions& options) {
           {"measured", !made.profile.measured.empty()},
           {"dtype", std::string(name_of(made.dtype))},
           {"kv_cache_dtype", std::string(name_of(made.batch.kv_format))},
+          {"weights", made.shape.packed.is_packed() ? std::string(name_of(made.shape.packed.codes))
+                                                    : std::string(name_of(made.dtype))},
           {"policy", made.policy_name},
           {"requests", sizes.requests.size()},
           {"refused_lines", sizes.refused},

@@ -90,8 +90,8 @@ std::optional<std::string> note_on_act(const SetUp& made, const Allocation& plac
 SetUp set_up(const PlanOptions& options, const ModelConfig& model,
              std::span<const RequestSize> requests) {
   SetUp made;
-  made.shape = model.shape;
   made.dtype = dtype_of(options, model);
+  made.shape = quantized(model.shape, options.quantization, made.dtype);
   made.profile = costs_for(options, made.shape, made.dtype);
   const bool device_is_host = made.profile.kind == DeviceKind::cpu;
   made.policy_name = policy_or_default(options.policy, device_is_host,
@@ -176,8 +176,9 @@ void check_named(const PlanOptions& options, const ModelConfig& model) {
   options.placement.add_to(placement, model.shape.num_hidden_layers,
                            options.device != DeviceKind::cpu || options.gpu_memory.has_value());
   if (options.dtype || model.declared) {
-    named_costs({options.machine, options.profile}, model.shape, dtype_of(options, model),
-                options.batch.kv_format);
+    const DType dtype = dtype_of(options, model);
+    named_costs({options.machine, options.profile},
+                quantized(model.shape, options.quantization, dtype), dtype, options.batch.kv_format);
   } else if (options.profile) {  // the tensors decide in what they are kept
     read_profile(*options.profile);
   }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "common/families/quantization.h"
 #include "common/model_config.h"
 #include "planner/costs/cost_model.h"
 #include "planner/costs/costs.h"
@@ -23,6 +24,7 @@ namespace poise {
 struct PlanOptions {
   InputOptions input;
   std::optional<DType> dtype;  // nothing: as the model says
+  Quantization quantization = Quantization::automatic;
   std::optional<std::string> policy, machine;
   std::optional<std::filesystem::path> profile;
   std::filesystem::path profile_dir;

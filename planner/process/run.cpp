@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "common/families/quantization.h"
 #include "common/trouble.h"
 #include "common/words.h"
 #include "planner/links/clock.h"
@@ -19,7 +20,8 @@ Run::Run(RunOptions asked)
       input(read_run_input(options.input)),
       input_lines(input.requests.line_numbers()),
       status_file(options.run_dir) {
-  if (control->shape != input.model.shape) {
+  // How its weights are packed is the loader's to say.
+  if (unpacked(control->shape) != unpacked(input.model.shape)) {
     fail(Exit::foreign, "the loader holds another model than {}", options.input.model.string());
   }
   spdlog::info("{} and {} that {} none in {}", counted(input.requests.requests.size(), "request"),

@@ -180,7 +180,7 @@ TEST(ModelConfig, WhatCannotBeIsRefusedInOneSentenceThatNamesTheField) {
       {R"("eos_token_id": "2")", "\"eos_token_id\" must be"},
       {R"("eos_token_id": [2, "3"])", "a list with \"3\""},
       {R"("bos_token_id": 1.5)", "\"bos_token_id\" must be"},
-      {R"("quantization_config": {"bits": 4})", "quantised checkpoints are not supported"},
+      {R"("quantization_config": {"bits": 4})", "supported are gptq, awq"},
       {R"("architectures": ["LlamaForCausalLM"])",
        "\"architectures\" is LlamaForCausalLM, but \"model_type\" is opt, not llama"},
       {R"("architectures": ["OPTForSequenceClassification"])", "OPTForSequenceClassification"},

@@ -53,7 +53,7 @@ def equals_huggingface(model):
         requests = workspace.write_requests("requests.jsonl", golden_requests(golden["cases"]))
         for number, options in enumerate(WAYS):
             output = workspace / f"{number}.out"
-            words = ("--skip-tokenizer-init", *options)
+            words = ("--skip-tokenizer-init", *golden.get("options", ()), *options)
             workspace.run(requests, output, *words, model=model).expect(0)
             check_against(golden, read_results(output))
             expect_equal(comparable(output), comparable(workspace / "0.out"), " ".join(options))

@@ -184,6 +184,51 @@ def special(name, place):
     return make
 
 
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 8, "desc_act": True, "sym": False}
+
+
+def gptq_tensors():
+    """The matrices as GPTQ packs them, eight inputs of four bits in a word; all codes are 0."""
+    made = {}
+    for name, (dtype, shape, data) in sound_tensors().items():
+        if len(shape) == 1 or "embed" in name:
+            made[name] = (dtype, shape, data)
+            continue
+        (rows, cols), module = shape, name.removesuffix(".weight")
+        made[module + ".qweight"] = ("I32", [cols // 8, rows], bytes(cols // 8 * rows * 4))
+        made[module + ".qzeros"] = ("I32", [cols // 8, rows // 8], bytes(cols // 8 * (rows // 8) * 4))
+        made[module + ".scales"] = ("F16", [cols // 8, rows], bytes(cols // 8 * rows * 2))
+        made[module + ".g_idx"] = ("I32", [cols], struct.pack(f"<{cols}i", *(k // 8 for k in range(cols))))
+    return made
+
+
+def gptq(change=lambda made: None, **changes):
+    """`change` may alter the packed tensors; the other arguments change the config's "quantization_config"."""
+
+    def make(directory):
+        made = gptq_tensors()
+        change(made)
+        write_sound(directory, {**CONFIG, "quantization_config": {**GPTQ, **changes}}, made)
+
+    return make
+
+
+def without(part):
+    return lambda made: made.pop(f"model.decoder.layers.1.fc1.{part}")
+
+
+def group_of_an_input(group):
+    def change(made):
+        name = "model.decoder.layers.1.fc1.g_idx"
+        made[name] = ("I32", [HIDDEN], struct.pack(f"<{HIDDEN}i", *[0] * (HIDDEN - 1), group))
+
+    return change
+
+
+def wrong_words(made):
+    made["model.decoder.layers.1.fc1.qweight"] = ("I32", [4, FFN], bytes(4 * FFN * 4))
+
+
 REMOVED = object()
 SOME = "model.decoder.layers.1.fc1.weight"
 SINKS = "model.decoder.layers.1.self_attn.sinks"
@@ -284,7 +329,18 @@ HOSTILE = [
     ("config: unknown activation", config(activation_function="swiglu"), 'is "swiglu"; supported are relu'),
     ("config: a switch as number", config(do_layer_norm_before=1), "must be true or false, not 1"),
     ("config: unknown dtype", config(torch_dtype="int4"), 'not "int4"'),
-    ("config: quantised", config(quantization_config={"bits": 4}), "quantised checkpoints are not supported"),
+    ("config: quantised by a method without a name", config(quantization_config={"bits": 4}), "supported are gptq, awq"),
+    ("quantised: by bitsandbytes", config(quantization_config={"quant_method": "bitsandbytes"}), 'is "bitsandbytes": supported'),
+    ("quantised: 3 bits", gptq(bits=3), "is 3: 4 and 8 bits are supported"),
+    ("quantised: codes that contradict the bits", gptq(bits=8), "has shape [2, 16], but config.json asks for [4, 16]"),
+    ("quantised: another group size", gptq(group_size=16), "scales has shape [2, 16], but config.json asks for [1, 16]"),
+    ("quantised: group size 3", gptq(group_size=3), "must be -1 or 8 to"),
+    ("quantised: scales missing", gptq(without("scales")), "fc1.scales is missing"),
+    ("quantised: zero points missing", gptq(without("qzeros")), "fc1.qzeros is missing"),
+    ("quantised: a group beyond the last", gptq(group_of_an_input(2)), "names group 2 for input 15: there are 2"),
+    ("quantised: a negative group", gptq(group_of_an_input(-1)), "names group -1 for input 15"),
+    ("quantised: act-order that the config does not know", gptq(group_of_an_input(0), desc_act=False), '"desc_act" is not true'),
+    ("quantised: words for more inputs", gptq(wrong_words), "has shape [4, 24], but config.json asks for [2, 24]"),
     ("config: eos negative", config(eos_token_id=-1), '"eos_token_id" must be'),
     ("config: eos of words", config(eos_token_id=["</s>"]), '"eos_token_id" must be'),
     ("config: more layers than weights", config(num_hidden_layers=3), "layers.2.self_attn.k_proj.weight is missing"),
@@ -402,6 +458,7 @@ SOUND = [
     ("sound: eos in generation_config.json", with_generation_config),
     ("sound: links as in the hub's cache", hub_cache),
     ("sound: without the model. prefix", tensors(lambda t: [t.update({n[6:]: t.pop(n)}) for n in list(t)])),
+    ("sound: packed by GPTQ", gptq()),
     ("sound: the tied head repeated", tensors(lambda t: t.update({"lm_head.weight": t[FIRST]}))),
 ]
 

@@ -177,9 +177,25 @@ TEST(Pipeline, GivesQuantisedContextTheSameBitsWhateverThePlan) {
   }
 }
 
+TEST(Pipeline, ComputesAModelWithPackedMatrices) {
+  const TinyModel model(packed_shape(), DType::float32, 12);
+  for (const bool unpacks_first : {false, true}) {
+    for (const auto& kind : {all_kv, all_act}) {
+      Plan plan = some_plan(model.shape);
+      plan.kind = kind;
+      Setting setting;
+      setting.device.unpacks_first = unpacks_first;
+      expect_as_plain(model, plan, run_pipeline(model, plan, setting), 2e-4);
+    }
+  }
+}
+
 TEST(Pipeline, ComputesTheSameWhereMatricesCrossInManyPieces) {
-  for (const DType dtype : {DType::float32, DType::float16}) {
-    const TinyModel whole(tiny_shape(), dtype, 5), cut(tiny_shape(), dtype, 5, Bytes{700});
+  const std::pair<ModelShape, DType> kinds[] = {{tiny_shape(), DType::float32},
+                                                {tiny_shape(), DType::float16},
+                                                {packed_shape(), DType::bfloat16}};
+  for (const auto& [shape, dtype] : kinds) {
+    const TinyModel whole(shape, dtype, 5), cut(shape, dtype, 5, Bytes{700});
     ASSERT_EQ(whole.layout.layer.pieces.size(), 4u);
     ASSERT_GT(cut.layout.layer.pieces.size(), 8u);
     Plan plan = some_plan(whole.shape);
@@ -397,13 +413,16 @@ class SameBits : public testing::TestWithParam<KindOfModel> {
     EXPECT_EQ(expected_.size(), 37u + 21 + 1 + 50 + 16 + 33);
   }
 
-  void expect_same(const Plan& plan, const Setting& setting = {}) {
+  // Packed matrices are unpacked before they are multiplied in every other run.
+  void expect_same(const Plan& plan, Setting setting = {}) {
+    setting.device.unpacks_first = runs_++ % 2 == 0;
     EXPECT_TRUE(run_pipeline(model_, plan, setting).rows == expected_);
   }
 
   const TinyModel model_;
   const Plan plan_;
   decltype(Outcome::rows) expected_;
+  int runs_ = 0;
 };
 
 TEST_P(SameBits, WhateverTheBlocksHold) {
@@ -526,7 +545,8 @@ INSTANTIATE_TEST_SUITE_P(Pipeline, SameBits,
                          testing::Values(KindOfModel{tiny_shape, DType::float32, "float32"},
                                          KindOfModel{tiny_shape, DType::float16, "float16"},
                                          KindOfModel{tiny_shape, DType::bfloat16, "bfloat16"},
-                                         KindOfModel{rotary_shape, DType::float16, "rotary"}),
+                                         KindOfModel{rotary_shape, DType::float16, "rotary"},
+                                         KindOfModel{packed_shape, DType::bfloat16, "packed"}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -91,6 +91,7 @@ class RecordingDevice : public Device {
   void launch(const Rotate&) override { add(Stream::compute); }
   void launch(const Gemm&) override { add(Stream::compute); }
   void launch(const QuantizeKv&) override { add(Stream::compute); }
+  void launch(const Unpack&) override { add(Stream::compute); }
   void launch(const ScatterRows&) override { add(Stream::compute); }
   void launch(const Attention&) override { add(Stream::compute); }
   void launch(const SampleTokens&) override { add(Stream::compute); }

@@ -15,6 +15,7 @@
 #include "common/model_shape.h"
 #include "common/weight_layout.h"
 #include "tests/kernels/kv_reference.h"
+#include "tests/support/packed_numbers.h"
 
 namespace poise::test {
 
@@ -79,6 +80,20 @@ inline ModelShape rotary_shape() {
   return shape;
 }
 
+// The same with matrices of 4 bits, zero points, and groups that are not of neighbours.
+inline ModelShape packed_shape() {
+  ModelShape shape = rotary_shape();
+  shape.hidden_size = shape.word_embed_proj_dim = 32;
+  shape.ffn_dim = 48;
+  shape.packed = {.codes = Codes::int4,
+                  .scale_dtype = DType::float16,
+                  .group = 16,
+                  .zero_points = 1,
+                  .input_groups = 1};
+  shape.packed_weights = packable_weights(shape);
+  return shape;
+}
+
 inline float read_number(const std::byte* from, DType dtype) {
   if (dtype == DType::float32) {
     float value;
@@ -130,6 +145,10 @@ class TinyModel {
     }
     const std::uint64_t start =
         (layer < 0 ? 0 : layout.layer_offset({static_cast<std::uint32_t>(layer)})) + entry->offset;
+    if (entry->packed) {
+      return unpacked_numbers(shape.packed, dtype, entry->rows, entry->cols, bytes.data() + start,
+                              groups_in(slab, start - entry->offset, which));
+    }
     std::vector<float> values;
     for (std::int64_t i = 0; i < entry->bytes.n; i += size_of(dtype).n) {
       values.push_back(read_number(bytes.data() + start + i, dtype));
@@ -143,8 +162,39 @@ class TinyModel {
   std::vector<std::byte> bytes;
 
  private:
+  std::vector<std::uint16_t> groups_in(const Slab& slab, std::uint64_t start, Weight matrix) const {
+    const WeightEntry* entry = slab.find(groups_of(matrix));
+    std::vector<std::uint16_t> groups;
+    if (entry != nullptr) {
+      groups.resize(static_cast<std::size_t>(entry->cols));
+      std::memcpy(groups.data(), bytes.data() + start + entry->offset, groups.size() * 2);
+    }
+    return groups;
+  }
+
+  // Whether the entry is a packed matrix, or a table of its inputs' groups, and filled now.
+  bool fill_packed(const WeightEntry& entry, std::byte* at, std::mt19937& random) {
+    if (entry.packed) {
+      fill_with_panels(shape.packed, entry.cols, 0.06F, random,
+                       {at, static_cast<std::size_t>(entry.bytes.n)});
+      return true;
+    }
+    for (const Weight matrix : kLayerMatrices) {
+      if (entry.weight == groups_of(matrix)) {
+        const std::int32_t parts = parts_of(shape, matrix);
+        const auto groups = some_input_groups(shape.packed, parts, entry.cols / parts, random);
+        std::memcpy(at, groups.data(), groups.size() * 2);
+        return true;
+      }
+    }
+    return false;
+  }
+
   void fill(const Slab& slab, std::uint64_t start, std::mt19937& random) {
     for (const WeightEntry& entry : slab.entries) {
+      if (fill_packed(entry, bytes.data() + start + entry.offset, random)) {
+        continue;
+      }
       const bool gain = entry.weight == Weight::attention_norm_weight ||
                         entry.weight == Weight::mlp_norm_weight ||
                         entry.weight == Weight::final_norm_weight ||

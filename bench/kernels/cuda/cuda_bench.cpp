@@ -275,6 +275,30 @@ void bench_rows(const Model& model) {
   }
 }
 
+// The matrix of a Llama's gate and up, unpacked to bfloat16.
+void bench_unpack(const Model& model) {
+  const auto rows = static_cast<std::int32_t>(2 * model.ffn);
+  const auto cols = static_cast<std::int32_t>(model.hidden);
+  const double numbers = static_cast<double>(rows) * cols;
+  const Memory out(2 * static_cast<std::int64_t>(numbers));
+  for (const Codes codes : {Codes::int4, Codes::int8, Codes::float8}) {
+    const PackedFormat format{.codes = codes, .scale_dtype = DType::bfloat16, .group = 128};
+    const Bytes packed = packed_bytes(format, rows, cols);
+    const Memory panels(packed.n);
+    print_bytes(fmt::format("{} unpack {} x {} of {}", model.name, rows, cols, name_of(codes)),
+                seconds_of([&] {
+                  cuda::unpack({.out = out.get(),
+                                .weight = {.data = panels.get(),
+                                           .rows = rows,
+                                           .cols = cols,
+                                           .dtype = DType::bfloat16,
+                                           .packed = format}},
+                               nullptr);
+                }),
+                static_cast<double>(packed.n) + 2 * numbers);
+  }
+}
+
 // What a Llama's rows pass through, as bfloat16.
 void bench_llama_rows(const Model& model) {
   const std::int64_t h = model.hidden;
@@ -413,6 +437,7 @@ void run(const std::vector<std::string>& names) {
   if (wanted("llama-rows")) {
     for (const Model& model : kLlamas) {
       bench_llama_rows(model);
+      bench_unpack(model);
     }
   }
   if (wanted("sample")) {

@@ -120,7 +120,7 @@ def _model(findings, given):
 
 
 def _needs(findings, given):
-    dtype, weights, kv, act = model_needs.needs(given.model, given.dtype, given.load_format)
+    dtype, weights, kv, act = model_needs.needs(given.model, given.dtype, given.load_format, given.quantization)
     room = min(machine.available_memory(), given.host_memory or 1 << 62)
     findings.note("model", f"{bytes_text(weights)} of weights as {dtype}")
     findings.note("context", f"{bytes_text(kv)} a token as KV, {bytes_text(act)} as ACT")

@@ -38,10 +38,11 @@ def text(found):
     costs = "measured" if found["measured"] else "by a machine's constants"
     about = " (prompts' tokens estimated)" if found["estimated"] else ""
     blocks, memory = found["blocks"], found["memory"]
+    weights = "" if found["weights"] == found["dtype"] else f" with {found['weights']} weights"
     kept = "" if found["kv_cache_dtype"] == "auto" else f", keys and values {found['kv_cache_dtype']}"
     lines = [
         f"{counted(found['requests'], 'request')}, {found['prompt_tokens']} prompt and up to {found['answer_tokens']} new tokens{about}",
-        f"on {found['machine']}, costs {costs}; {found['dtype']}{kept}, policy {found['policy']}",
+        f"on {found['machine']}, costs {costs}; {found['dtype']}{weights}{kept}, policy {found['policy']}",
     ]
     if found["refused_lines"]:
         become = "becomes an error" if found["refused_lines"] == 1 else "become errors"

@@ -58,6 +58,7 @@ def folder_of_config(path):
 
 def _identity(given):
     identity = {"model": os.path.realpath(given.model), "dtype": given.dtype, "load_format": given.load_format}
+    identity["quantization"] = given.quantization
     if given.load_format == "dummy":
         identity["seed"] = given.seed
     return identity

@@ -17,7 +17,7 @@ from .run_summary import progress_text
 
 def what_answers_hang_on(given):
     """Everything that could change a run's answers, as far as it can be known without reading the weights."""
-    facts = {name: getattr(given, name) for name in ("dtype", "kv_cache_dtype", "load_format", "seed", "max_model_len")}
+    facts = {name: getattr(given, name) for name in ("dtype", "kv_cache_dtype", "load_format", "quantization", "seed", "max_model_len")}
     facts |= {"served_model_name": given.served_model_name or given.model, "skip": given.skip_tokenizer_init}
     return facts | {"files": loaders.model_files(given.model, given.load_format, tokenizer=True)}
 

@@ -10,6 +10,7 @@ import struct
 from .decoder_shape import decoder_shape
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_PACKED = {"int8": 1, "int4": 0.5}
 _STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -40,7 +41,7 @@ def elements_of_shape(shape):
     return shape.layers * shape.layer_entries() + shape.head_entries() + shape.positions * shape.hidden
 
 
-def needs(model, dtype, load_format):
+def needs(model, dtype, load_format, quantization):
     """(dtype, bytes of weights, bytes of KV a token, bytes of ACT a token)."""
     with open(os.path.join(model, "config.json"), "rb") as file:
         config = json.load(file)
@@ -52,4 +53,7 @@ def needs(model, dtype, load_format):
         elements, stored = stored_elements(model)
     kept = stored if dtype == "auto" else dtype
     width = _BYTES.get(kept, 4)
-    return kept, elements * width, 2 * shape.layers * shape.kv_dim * width, shape.layers * shape.hidden * width
+    weights = elements * width
+    if quantization in _PACKED:  # a scale for each group of 128
+        weights -= round(shape.layers * shape.layer_entries() * (width - _PACKED[quantization] - width / 128))
+    return kept, weights, 2 * shape.layers * shape.kv_dim * width, shape.layers * shape.hidden * width

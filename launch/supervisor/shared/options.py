@@ -15,6 +15,7 @@ _OF_THE_PLANNER = (
 )
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = ("auto", "int8", "int4")
+QUANTIZATIONS = ("auto", "none", "int8", "int4")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -79,6 +80,9 @@ def add_model(to, required=True):
 
 def add_loading(to):
     to.add_argument("--dtype", choices=DTYPES, default="auto", help="how weights and context are kept (auto: as stored)")
+    to.add_argument(
+        "--quantization", choices=QUANTIZATIONS, default="auto", help="int8 or int4: pack the layers' matrices while loading (auto: as the checkpoint has them)"
+    )
     to.add_argument(
         "--load-format", choices=("auto", "dummy"), default="auto", help="dummy: seeded random weights, only config.json"
     )
@@ -189,7 +193,7 @@ def planner_arguments(given):
 
 def loader_arguments(given):
     words = ["--model", given.model, "--dtype", given.dtype, "--load-format", given.load_format]
-    words += ["--seed", str(given.seed)]
+    words += ["--seed", str(given.seed), "--quantization", given.quantization]
     if given.host_memory is not None:
         words += ["--host-memory", str(given.host_memory)]
     return words

@@ -1,0 +1,32 @@
+#pragma once
+// How a user wants a model's weights kept (`--quantization`), and what that makes of a shape. Pure.
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "common/dtype.h"
+#include "common/model_shape.h"
+
+namespace poise {
+
+enum class Quantization : std::uint8_t { automatic, none, int8, int4 };
+
+inline constexpr std::int32_t kRoundedGroup = 128;  // inputs that share a scale
+
+std::optional<Quantization> quantization_from(std::string_view name);
+std::string_view name_of(Quantization quantization);  // "auto", "none", "int8", "int4"
+
+// Whether plain weights become codes as they are loaded.
+constexpr bool rounds(Quantization asked) {
+  return asked == Quantization::int8 || asked == Quantization::int4;
+}
+// The shape of a plain model under what was asked for: `int8` and `int4` pack the layers' matrices
+// whose rows fill whole panels, in groups of 128 inputs without zero points, scales in `dtype`.
+// Embeddings, head, norms and biases stay plain.
+ModelShape quantized(const ModelShape& plain, Quantization asked, DType dtype);
+
+// The same model with nothing packed.
+ModelShape unpacked(ModelShape shape);
+
+}  // namespace poise

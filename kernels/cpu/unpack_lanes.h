@@ -1,0 +1,156 @@
+#pragma once
+// The numbers of packed matrices (common/packed_weights.h) over sixteen lanes: one input of the 16 rows
+// of a panel at a time. Included after one of lanes_*.h, math_lanes.h and rows_lanes.h.
+
+#include <array>
+#include <cstdint>
+#include <type_traits>
+
+#include "common/packed_weights.h"
+#include "kernels/cpu/lane_kernels.h"
+
+namespace poise::cpu {
+namespace {
+
+struct Int4Codes {
+  const std::uint8_t* data;
+  Lanes even(std::int64_t k) const { return Lanes::low_int4s(data + k / 2 * 16); }
+  Lanes odd(std::int64_t k) const { return Lanes::high_int4s(data + k / 2 * 16); }
+};
+struct Int8Codes {
+  const std::int8_t* data;
+  Lanes even(std::int64_t k) const { return Lanes::int8s(data + k * 16); }
+  Lanes odd(std::int64_t k) const { return even(k); }
+};
+struct Float8Codes {
+  static constexpr std::array<float, 256> kValues = [] {
+    std::array<float, 256> values{};
+    for (int i = 0; i < 256; ++i) {
+      values[static_cast<std::size_t>(i)] = float8_to_float(static_cast<std::uint8_t>(i));
+    }
+    return values;
+  }();
+  const std::uint8_t* data;
+
+  Lanes even(std::int64_t k) const {
+    alignas(64) float values[16];
+    for (int i = 0; i < 16; ++i) {
+      values[i] = kValues[data[k * 16 + i]];
+    }
+    return Lanes::load(values);
+  }
+  Lanes odd(std::int64_t k) const { return even(k); }
+};
+
+// One panel, its codes and dtype known.
+template <typename Codes, typename T>
+class PanelReader {
+ public:
+  PanelReader(const Matrix& matrix, std::int64_t panel)
+      : matrix_(matrix),
+        map_(packed_panel(matrix.packed, matrix.cols)),
+        data_(static_cast<const std::uint8_t*>(matrix.data) + panel * map_.bytes.n),
+        codes_{reinterpret_cast<decltype(Codes::data)>(data_)} {
+    if (matrix.packed.input_groups != 0) {
+      const std::int64_t part = panel * kPackedRows / (matrix.rows / matrix.parts);
+      input_groups_ = matrix.input_groups + part * matrix.cols;
+    }
+  }
+
+  // put(k, weights) for each input in [k, end), in order.
+  template <typename Put>
+  void read(std::int64_t k, std::int64_t end, Put put) const {
+    if (input_groups_ != nullptr) {
+      for (; k < end; ++k) {
+        const Group group = group_at(input_groups_[k]);
+        put(k, weights(k % 2 == 0 ? codes_.even(k) : codes_.odd(k), group));
+      }
+      return;
+    }
+    const std::int64_t width = matrix_.packed.group == 0 ? matrix_.cols : matrix_.packed.group;
+    while (k < end) {
+      const std::int64_t number = k / width;
+      const std::int64_t next = (number + 1) * width;
+      read_group(k, next < end ? next : end, group_at(number), put);
+      k = next < end ? next : end;
+    }
+  }
+
+ private:
+  struct Group {
+    Lanes scale, zero;
+  };
+
+  Group group_at(std::int64_t number) const {
+    Group group{Lanes::zero(), Lanes::zero()};
+    with_type(matrix_.packed.scale_dtype, data_ + map_.scales,
+              [&](const auto* scales) { group.scale = Lanes::load(scales + number * 16); });
+    if (matrix_.packed.zero_points != 0) {
+      group.zero =
+          Lanes::int8s(reinterpret_cast<const std::int8_t*>(data_ + map_.zeros) + number * 16);
+    }
+    return group;
+  }
+
+  Lanes weights(Lanes codes, const Group& group) const {
+    return ((codes - group.zero) * group.scale).rounded(static_cast<const T*>(nullptr));
+  }
+
+  template <typename Put>
+  void read_group(std::int64_t k, std::int64_t end, const Group& group, Put put) const {
+    if (k % 2 != 0 && k < end) {
+      put(k, weights(codes_.odd(k), group));
+      ++k;
+    }
+    for (; k + 1 < end; k += 2) {
+      put(k, weights(codes_.even(k), group));
+      put(k + 1, weights(codes_.odd(k + 1), group));
+    }
+    if (k < end) {
+      put(k, weights(codes_.even(k), group));
+    }
+  }
+
+  const Matrix& matrix_;
+  const PackedPanel map_;
+  const std::uint8_t* data_;
+  const Codes codes_;
+  const std::uint16_t* input_groups_ = nullptr;
+};
+
+// put(k, weights) for the inputs [first, end) of a panel's 16 rows.
+template <typename T, typename Put>
+inline void read_panel(const Matrix& matrix, std::int64_t panel, std::int64_t first,
+                       std::int64_t end, Put put) {
+  switch (matrix.packed.codes) {
+    case Codes::int4:
+      return PanelReader<Int4Codes, T>(matrix, panel).read(first, end, put);
+    case Codes::float8:
+      return PanelReader<Float8Codes, T>(matrix, panel).read(first, end, put);
+    default:
+      return PanelReader<Int8Codes, T>(matrix, panel).read(first, end, put);
+  }
+}
+
+// out[(k - first) · 16 + i]: row 16 · panel + i, input k in [first, end), as float32.
+inline void unpack_columns(const Matrix& matrix, std::int64_t panel, std::int64_t first,
+                           std::int64_t end, float* out) {
+  with_type(matrix.dtype, matrix.data, [&](const auto* typed) {
+    using T = std::remove_cv_t<std::remove_pointer_t<decltype(typed)>>;
+    read_panel<T>(matrix, panel, first, end,
+                  [&](std::int64_t k, Lanes weights) { weights.store(out + (k - first) * 16); });
+  });
+}
+
+inline void unpack_panel(const Unpack& op, std::int64_t panel) {
+  const std::int64_t cols = op.weight.cols;
+  with_type(op.weight.dtype, op.out, [&](auto* out) {
+    using T = std::remove_pointer_t<decltype(out)>;
+    read_panel<T>(op.weight, panel, 0, cols, [&](std::int64_t k, Lanes weights) {
+      weights.store(out + (panel * cols + k) * 16);
+    });
+  });
+}
+
+}  // namespace
+}  // namespace poise::cpu

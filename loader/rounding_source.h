@@ -1,0 +1,37 @@
+#pragma once
+// Weights that are packed as they are loaded (`--quantization int8`, `int4`): those of a plain source, a
+// checkpoint or dummies, made codes by the rule in common/packed_weights.h. What is rounded are the
+// numbers that the plain source gives, in the type that a plain run would keep.
+
+#include <memory>
+#include <vector>
+
+#include "common/packed_weights.h"
+#include "loader/weight_source.h"
+
+namespace poise {
+
+class RoundingSource final : public WeightSource {
+ public:
+  // `tensors`: of the packed layout, in the order of the plain source's.
+  RoundingSource(std::unique_ptr<WeightSource> plain, std::vector<WeightTensor> tensors,
+                 const PackedFormat& format, DType dtype);
+
+  const std::vector<WeightTensor>& tensors() const override { return tensors_; }
+  void fill(std::size_t tensor, std::int64_t first, std::span<std::byte> out) const override;
+  void check_after(std::span<const std::byte> segment) const override {
+    plain_->check_after(segment);
+  }
+
+ private:
+  std::unique_ptr<WeightSource> plain_;
+  std::vector<WeightTensor> tensors_;
+  PackedFormat format_;
+  DType dtype_;
+};
+
+// One panel of codes from 16 rows of `cols` numbers.
+void round_panel(const PackedFormat& format, std::span<const float> rows,
+                 std::span<std::byte> panel);
+
+}  // namespace poise

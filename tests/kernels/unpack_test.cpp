@@ -1,0 +1,87 @@
+// Packed matrices: their numbers, and products with them, have the bits of the definition in
+// common/packed_weights.h under every instruction set.
+
+#include <gtest/gtest.h>
+
+#include "tests/kernels/packed_operands.h"
+
+namespace poise::test {
+namespace {
+
+TEST(Unpack, GivesTheNumbersOfTheDefinitionUnderEveryInstructionSet) {
+  cpu::Workers workers(2);
+  for (const PackedCase& c : packed_cases()) {
+    const PackedOperand operand(c);
+    const PackedWeight expected(Stored(c.dtype, operand.numbers), c.rows, c.cols);
+    for (const cpu::Isa isa : cpu::available_isas()) {
+      under(isa, [&] {
+        std::vector<std::byte> out(static_cast<std::size_t>(c.rows) *
+                                   static_cast<std::size_t>(c.cols * size_of(c.dtype).n));
+        cpu::unpack({.out = out.data(), .weight = operand.matrix()}, workers);
+        EXPECT_EQ(std::memcmp(out.data(), expected.matrix().data, out.size()), 0) << name_of(c);
+      });
+    }
+  }
+}
+
+TEST(Unpack, AProductWithPackedWeightsHasTheBitsOfTheProductWithTheirNumbers) {
+  cpu::Workers workers(2);
+  for (const PackedCase& c : packed_cases()) {
+    const PackedOperand operand(c);
+    const PackedWeight plain(Stored(c.dtype, operand.numbers), c.rows, c.cols);
+    for (const std::int64_t rows : {1, 7, 30}) {
+      const std::vector<float> in = normal_values(7, static_cast<std::size_t>(rows * c.cols));
+      const Stored bias(c.dtype, normal_values(8, static_cast<std::size_t>(c.rows)));
+      const auto product = [&](const Matrix& weight) {
+        std::vector<float> out(static_cast<std::size_t>(rows * c.rows));
+        cpu::gemm({.out = {out.data(), DType::float32, c.rows},
+                   .in = {const_cast<float*>(in.data()), DType::float32, c.cols},
+                   .weight = weight,
+                   .bias = bias.data(),
+                   .residual = nullptr,
+                   .rows = rows,
+                   .epilogue = Epilogue::silu},
+                  workers);
+        return out;
+      };
+      const std::vector<float> expected = product(plain.matrix());
+      for (const cpu::Isa isa : cpu::available_isas()) {
+        under(isa, [&] {
+          EXPECT_TRUE(same_bits(product(operand.matrix()), expected)) << name_of(c) << ", " << rows;
+        });
+      }
+    }
+  }
+}
+
+TEST(Unpack, ScalesThatAreNotFiniteAndSubnormalNumbersAreRoundedAsAnyOther) {
+  cpu::Workers workers(1);
+  for (const DType dtype : kAllTypes) {
+    PackedOperand operand({{Codes::int8, DType::float32, 8}, dtype, 16, 64});
+    const float scales[] = {1e-8F,  3e38F, std::numeric_limits<float>::infinity(),  1e-40F,
+                            -0.25F, 0.0F,  std::numeric_limits<float>::quiet_NaN(), 5e-6F};
+    for (std::size_t group = 0; group < 8; ++group) {
+      for (std::size_t row = 0; row < 16; ++row) {
+        std::memcpy(operand.panels.data() + 64 * 16 + (group * 16 + row) * 4, &scales[group], 4);
+      }
+    }
+    const Stored expected(
+        dtype, unpacked_numbers(operand.test.format, dtype, 16, 64, operand.panels.data()));
+    const PackedWeight panels(expected, 16, 64);
+    for (const cpu::Isa isa : cpu::available_isas()) {
+      under(isa, [&] {
+        Stored out(dtype, std::size_t{16} * 64);
+        cpu::unpack({.out = out.data(), .weight = operand.matrix()}, workers);
+        for (std::size_t k = 0; k < 64; ++k) {
+          for (std::size_t row = 0; row < 16; ++row) {
+            const float want = expected[row * 64 + k], got = out[k * 16 + row];
+            EXPECT_TRUE(std::isnan(want) ? std::isnan(got) : want == got) << k << " " << row;
+          }
+        }
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace poise::test
