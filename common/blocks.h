@@ -1,7 +1,7 @@
 #pragma once
 // Context lies in blocks of 16 tokens (common/README section 1). A KV block of a layer holds, token by
 // token, its key and value: (block_tokens, 2, kv_heads, head_dim), plain or quantised
-// (common/kv_format.h). An ACT block holds the attention input of each token: (block_tokens,
+// (common/formats/kv_format.h). An ACT block holds the attention input of each token: (block_tokens,
 // hidden_size). One token's row is contiguous in both, so a new row is one store, a part of a block is
 // one load, and the product A·[W_K W_V]ᵀ already has the layout of a plain KV block.
 //
@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-#include "common/kv_format.h"
+#include "common/formats/kv_format.h"
 #include "common/model_shape.h"
 #include "common/units.h"
 

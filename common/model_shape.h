@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "common/dtype.h"
-#include "common/packed_weights.h"
+#include "common/formats/packed_weights.h"
 #include "common/units.h"
 
 namespace poise {

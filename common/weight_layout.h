@@ -14,7 +14,7 @@
 // link in several pieces, so that a mini-batch's blocks never wait long behind weights. Matrices are
 // stored as in most checkpoints, (out, in) row-major, in `dtype`; W_K and W_V are one matrix of 2·kv_dim
 // rows. So are W_gate and W_up: one product gives both, and a second launch makes the gated rows from them.
-// Matrices that the shape says are packed lie as panels of 16 rows (common/packed_weights.h). Weights that
+// Matrices that the shape says are packed lie as panels of 16 rows (common/formats/packed_weights.h). Weights that
 // the model does not have (biases, for example) have no entry.
 
 #include <cstdint>

@@ -18,15 +18,15 @@
 
 #include "common/blocks.h"
 #include "common/dtype.h"
-#include "common/kv_format.h"
+#include "common/formats/kv_format.h"
 #include "common/model_shape.h"
-#include "common/packed_weights.h"
+#include "common/formats/packed_weights.h"
 
 namespace poise {
 
 // A weight matrix in its device's own layout. Device::upload makes it from (rows, cols) row-major. Or a
 // packed one: panels of codes, the same on every device, that stand for numbers of `dtype`
-// (common/packed_weights.h).
+// (common/formats/packed_weights.h).
 struct Matrix {
   const void* data = nullptr;
   std::int32_t rows = 0;  // outputs
@@ -38,7 +38,7 @@ struct Matrix {
 };
 
 // out = the numbers of a packed matrix, as a plain one in the device's own layout. Each is the number
-// that common/packed_weights.h says, so a product with `out` is the product with the packed matrix.
+// that common/formats/packed_weights.h says, so a product with `out` is the product with the packed matrix.
 struct Unpack {
   void* out;      // (weight.rows, weight.cols) of weight.dtype
   Matrix weight;  // packed
@@ -156,7 +156,7 @@ struct Rotate {
 };
 inline constexpr std::int32_t kMaxRotaryPosition = (1 << 20) - 1;
 
-// Keys and values to rows of quantised KV blocks, by the definition in common/kv_format.h; every byte of
+// Keys and values to rows of quantised KV blocks, by the definition in common/formats/kv_format.h; every byte of
 // a row is written. New rows pass through it before they are stored or read, and so do those of KV Gen:
 // a key has the same codes loaded or made again.
 struct QuantizeKv {

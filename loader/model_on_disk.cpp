@@ -6,10 +6,10 @@
 
 #include "common/files/regular_file.h"
 #include "common/trouble.h"
-#include "loader/checkpoint_source.h"
-#include "loader/dummy_source.h"
-#include "loader/packed_checkpoint_source.h"
-#include "loader/rounding_source.h"
+#include "loader/sources/checkpoint_source.h"
+#include "loader/sources/dummy_source.h"
+#include "loader/sources/packed_checkpoint_source.h"
+#include "loader/sources/rounding_source.h"
 #include "loader/tensor_list.h"
 
 namespace poise {

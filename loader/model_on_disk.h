@@ -15,7 +15,7 @@
 #include "common/files/sha256.h"
 #include "common/model_config.h"
 #include "common/weight_layout.h"
-#include "loader/weight_source.h"
+#include "loader/sources/weight_source.h"
 
 namespace poise {
 

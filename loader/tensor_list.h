@@ -9,7 +9,7 @@
 #include "common/families/family.h"
 #include "common/weight_layout.h"
 #include "loader/checkpoint.h"
-#include "loader/weight_source.h"
+#include "loader/sources/weight_source.h"
 
 namespace poise {
 

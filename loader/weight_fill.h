@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "common/files/sha256.h"
-#include "loader/weight_source.h"
+#include "loader/sources/weight_source.h"
 
 namespace poise {
 

@@ -1,12 +1,12 @@
 #pragma once
-// The numbers of packed matrices (common/packed_weights.h) over sixteen lanes: one input of the 16 rows
+// The numbers of packed matrices (common/formats/packed_weights.h) over sixteen lanes: one input of the 16 rows
 // of a panel at a time. Included after one of lanes_*.h, math_lanes.h and rows_lanes.h.
 
 #include <array>
 #include <cstdint>
 #include <type_traits>
 
-#include "common/packed_weights.h"
+#include "common/formats/packed_weights.h"
 #include "kernels/cpu/lane_kernels.h"
 
 namespace poise::cpu {

@@ -3,7 +3,7 @@
 // bytes a thread. All loads and stores of a warp fill whole sectors; no shared memory is needed.
 #include <type_traits>
 
-#include "common/packed_weights.h"
+#include "common/formats/packed_weights.h"
 #include "kernels/cuda/kernels_cuda.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/numbers.cuh"
@@ -18,7 +18,7 @@ constexpr std::int32_t kInputsEach = kThreads / (kPackedRows / kRowsEach) * kEig
 template <typename T>
 struct PanelsToUnpack {
   T* out;                             // (rows, cols)
-  const std::uint8_t* panels;         // as common/packed_weights.h draws them
+  const std::uint8_t* panels;         // as common/formats/packed_weights.h draws them
   const std::uint16_t* input_groups;  // (parts, cols), or null
   std::int64_t panel_bytes, scales, zeros;
   std::int32_t panels_of_a_part, cols, group;

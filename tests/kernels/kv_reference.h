@@ -1,5 +1,5 @@
 #pragma once
-// The definition of quantised keys and values (common/kv_format.h) once more, number by number and with
+// The definition of quantised keys and values (common/formats/kv_format.h) once more, number by number and with
 // float64 in between: what float64 makes of two float32 and rounds to float32 is the float32 operation.
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "common/kv_format.h"
+#include "common/formats/kv_format.h"
 #include "tests/kernels/tensors.h"
 
 namespace poise::test {

@@ -1,5 +1,5 @@
 // Packed matrices: their numbers, and products with them, have the bits of the definition in
-// common/packed_weights.h under every instruction set.
+// common/formats/packed_weights.h under every instruction set.
 
 #include <gtest/gtest.h>
 

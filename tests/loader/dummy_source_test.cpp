@@ -1,4 +1,4 @@
-#include "loader/dummy_source.h"
+#include "loader/sources/dummy_source.h"
 
 #include <gtest/gtest.h>
 

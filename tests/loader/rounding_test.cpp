@@ -1,4 +1,4 @@
-// Weights that become codes as they are loaded: the rule in common/packed_weights.h, number by number.
+// Weights that become codes as they are loaded: the rule in common/formats/packed_weights.h, number by number.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 #include "common/device_memory.h"
 #include "loader/model_on_disk.h"
-#include "loader/rounding_source.h"
+#include "loader/sources/rounding_source.h"
 #include "loader/weight_fill.h"
 #include "tests/support/complaint.h"
 #include "tests/support/model_files.h"

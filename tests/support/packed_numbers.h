@@ -1,5 +1,5 @@
 #pragma once
-// What packed matrices mean, read one number at a time by the words of common/packed_weights.h, and
+// What packed matrices mean, read one number at a time by the words of common/formats/packed_weights.h, and
 // random ones. The oracle of everything that packs or unpacks.
 
 #include <cmath>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "common/dtype.h"
-#include "common/packed_weights.h"
+#include "common/formats/packed_weights.h"
 
 namespace poise::test {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "common/kv_format.h"
+#include "common/formats/kv_format.h"
 #include "common/units.h"
 #include "kernels/cpu/lane_kernels.h"
 

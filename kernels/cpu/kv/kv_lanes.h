@@ -1,5 +1,5 @@
 #pragma once
-// Quantised keys and values (common/kv_format.h) over sixteen lanes: rows to codes, and codes to the
+// Quantised keys and values (common/formats/kv_format.h) over sixteen lanes: rows to codes, and codes to the
 // numbers they stand for. Included after rows_lanes.h. A minimum, a maximum and the steps behind them are
 // the same in any order of a group's numbers, so lanes change no bit.
 
@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "common/kv_format.h"
+#include "common/formats/kv_format.h"
 #include "common/units.h"
 #include "kernels/cpu/lane_kernels.h"
 

@@ -1,10 +1,10 @@
 #pragma once
-// The numbers that the codes of quantised keys and values stand for, bit by bit as common/kv_format.h
+// The numbers that the codes of quantised keys and values stand for, bit by bit as common/formats/kv_format.h
 // defines them.
 
 #include <cstdint>
 
-#include "common/kv_format.h"
+#include "common/formats/kv_format.h"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/numbers.cuh"
 #include "kernels/kernels.h"

@@ -1,9 +1,9 @@
 // Keys and values to codes: a warp to a head of a row, two neighbouring numbers of a group to a lane. Every
-// operation is the one that common/kv_format.h names, so the bits are the CPU's.
+// operation is the one that common/formats/kv_format.h names, so the bits are the CPU's.
 
 #include <limits>
 
-#include "common/kv_format.h"
+#include "common/formats/kv_format.h"
 #include "kernels/cuda/kernels_cuda.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/numbers.cuh"

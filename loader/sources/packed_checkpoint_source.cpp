@@ -1,4 +1,4 @@
-#include "loader/packed_checkpoint_source.h"
+#include "loader/sources/packed_checkpoint_source.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "loader/checkpoint_source.h"
+#include "loader/sources/checkpoint_source.h"
 
 #include <algorithm>
 #include <cstring>

@@ -13,7 +13,7 @@
 
 #include "common/model_config.h"
 #include "loader/checkpoint.h"
-#include "loader/weight_source.h"
+#include "loader/sources/weight_source.h"
 
 namespace poise {
 

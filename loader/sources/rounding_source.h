@@ -1,13 +1,13 @@
 #pragma once
 // Weights that are packed as they are loaded (`--quantization int8`, `int4`): those of a plain source, a
-// checkpoint or dummies, made codes by the rule in common/packed_weights.h. What is rounded are the
+// checkpoint or dummies, made codes by the rule in common/formats/packed_weights.h. What is rounded are the
 // numbers that the plain source gives, in the type that a plain run would keep.
 
 #include <memory>
 #include <vector>
 
-#include "common/packed_weights.h"
-#include "loader/weight_source.h"
+#include "common/formats/packed_weights.h"
+#include "loader/sources/weight_source.h"
 
 namespace poise {
 

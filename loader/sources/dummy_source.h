@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "common/families/family.h"
-#include "loader/weight_source.h"
+#include "loader/sources/weight_source.h"
 
 namespace poise {
 

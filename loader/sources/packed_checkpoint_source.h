@@ -1,6 +1,6 @@
 #pragma once
 // Weights of a quantised checkpoint (common/families/checkpoint_format.h). Its matrices become panels of codes
-// (common/packed_weights.h) bit by bit, without any rounding: codes and zero points lose their offset,
+// (common/formats/packed_weights.h) bit by bit, without any rounding: codes and zero points lose their offset,
 // scales of a tensor or a block are repeated for each row. A matrix that the shape keeps plain, the head
 // for example, becomes the numbers that its codes mean. Plain tensors come from a CheckpointSource.
 
@@ -14,8 +14,8 @@
 #include "common/families/checkpoint_format.h"
 #include "common/model_config.h"
 #include "loader/checkpoint.h"
-#include "loader/checkpoint_source.h"
-#include "loader/weight_source.h"
+#include "loader/sources/checkpoint_source.h"
+#include "loader/sources/weight_source.h"
 
 namespace poise {
 

@@ -1,4 +1,4 @@
-#include "loader/rounding_source.h"
+#include "loader/sources/rounding_source.h"
 
 #include <algorithm>
 #include <array>
