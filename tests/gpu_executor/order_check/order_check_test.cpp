@@ -691,7 +691,10 @@ TEST_F(OrderCheckTest, APoolThatDoesNotFitItsSegmentIsRefused) {
 
 TEST_F(OrderCheckTest, APoolOfAnotherKvFormatThanTheBuffersIsRefused) {
   pool_.kv_format = KvFormat::int8;
-  expect_refused("whose KV format is int8, the buffers' is auto");
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }),
+              HasSubstr("whose KV format is int8, the buffers' is auto"));
+  pool_.kv_format = KvFormat::plain;
+  accept(decode_.tables);
   messages::ConfigureT configure;
   configure.kv_format = messages::KvFormat::Int4;
   EXPECT_EQ(limits_of(*Packed<messages::Configure>(configure)).kv_format, KvFormat::int4);
