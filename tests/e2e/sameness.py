@@ -117,7 +117,7 @@ def they_are_in_bfloat16(workspace):
 
 def rotated_heads(name, rounds, kept="auto"):
     """A tiny checkpoint whose keys are rotated: by KV Gen as they were when they were stored, wherever a prompt was cut. `kept`: how
-    keys and values are; quantised ones are replayed too."""
+    keys and values are; codes of them and of weights are replayed too."""
 
     def same_for_rotated_heads(workspace):
         random = workspace.random
@@ -134,7 +134,7 @@ def rotated_heads(name, rounds, kept="auto"):
             options += ["--kv-cache-dtype", kept]
             workspace.run(requests, output, "--skip-tokenizer-init", *options, model=model).expect(0)
             workspace.poise("inspect", "--check", f"{output}.poise").expect(0)
-            if kept != "auto" and round_number == 2:
+            if (kept != "auto" or name.startswith("packed")) and round_number == 2:
                 workspace.replay(f"{output}.poise")
             results = comparable(output)
             oracle = oracle or results
@@ -149,6 +149,8 @@ def rotated_heads(name, rounds, kept="auto"):
 # Grouped queries; frequencies by the prompt's length; a window shorter than most prompts.
 for golden in ("llama_grouped2", "llama_dynamic", "mistral_window"):
     rotated_heads(golden, 6)
+# Codes in place of weights, with groups in the order of activations; codes in place of keys and values.
+rotated_heads("packed_gptq_order", 4)
 rotated_heads("llama_grouped2", 5, "int8")
 rotated_heads("mistral_window", 5, "int4")
 
