@@ -26,7 +26,7 @@ def the_pipeline_runs_clean_with_each_policy(workspace):
 
 @test
 def kills_and_a_resume_run_clean(workspace):
-    lines = [request(f"long{i}", "Rosa lives in", max_tokens=60, ignore_eos=True) for i in range(30)]
+    lines = [request(f"long{i}", "Rosa lives in", max_tokens=30, ignore_eos=True) for i in range(24)]
     requests = workspace.write_requests("requests.jsonl", lines)
     workspace.run(requests, workspace / "oracle", timeout=280).expect(0)
     output, run = workspace / "out", workspace / "out.poise"

@@ -87,7 +87,8 @@ def _config():
         if content is not None:
             yield name, content if generation is None else content + b"\0" + generation
     for path in sorted((TESTS / "golden" / "models").glob("*/config.json")):
-        yield path.parent.name, path.read_bytes() + b"\0" + path.with_name("generation_config.json").read_bytes()
+        generation = _content(path.with_name("generation_config.json"))
+        yield path.parent.name, path.read_bytes() if generation is None else path.read_bytes() + b"\0" + generation
     for path in sorted((TESTS.parent / "bench" / "models").glob("*.json")):
         yield path.stem, path.read_bytes()
 
