@@ -10,7 +10,7 @@ from mixed_requests import BAD_LINES, good_request
 
 
 def work(workspace):
-    lines = [good_request(workspace.random, i, longest=10) for i in range(30)]
+    lines = [good_request(workspace.random, i, longest=10) for i in range(16)]
     lines += [make(workspace.random, f"bad{i}") for i, (make, _) in enumerate(BAD_LINES)]
     return workspace.write_requests("requests.jsonl", lines)
 
