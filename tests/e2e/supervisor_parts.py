@@ -318,6 +318,15 @@ def a_run_that_begins_while_others_are_reaped_is_left_alone(workspace):
 
 
 @test
+def segments_between_two_loaders_are_left_alone(workspace):
+    with in_a_folder_of_its_own(workspace):
+        control = make_control("between")
+        with segments.held("between"):
+            expect_equal(segments.reap()[0], [], "reaped")
+        expect_equal(segments.reap()[0], [control.name], "reaped once no one takes over")
+
+
+@test
 def a_segment_loses_its_name_only_while_nobody_can_attach_to_it(workspace):
     with in_a_folder_of_its_own(workspace):
         make_control("dead")

@@ -180,18 +180,19 @@ class Home:
         old, run_id = self.living(), self.run_id
         if old is None:
             return None
-        old.signal(signal.SIGUSR1)
-        remains = processes.wait_gone([old.descriptor], _LEAVE)
-        old.close()
-        if remains:
-            return None
-        control = segments.ControlView(run_id)
-        epoch, until = control.loader_epoch, time.monotonic() + _LEAVE
-        new = self.start(given, run_id, adopts=True)
-        while control.loader_epoch == epoch and new.returncode() is None and time.monotonic() < until:
-            time.sleep(0.01)
-        done = control.loader_epoch > epoch
-        control.close()
+        with segments.held(run_id):  # nobody else does, once the old one has left
+            old.signal(signal.SIGUSR1)
+            remains = processes.wait_gone([old.descriptor], _LEAVE)
+            old.close()
+            if remains:
+                return None
+            control = segments.ControlView(run_id)
+            epoch, until = control.loader_epoch, time.monotonic() + _LEAVE
+            new = self.start(given, run_id, adopts=True)
+            while control.loader_epoch == epoch and new.returncode() is None and time.monotonic() < until:
+                time.sleep(0.01)
+            done = control.loader_epoch > epoch
+            control.close()
         if not done:
             new.close()
         return new if done else None

@@ -71,6 +71,22 @@ def _is_ours_alone(name, locks):
     return os.fstat(descriptor).st_nlink > 0
 
 
+@contextlib.contextmanager
+def held(run_id):
+    """Within it no one reaps the segments of `run_id`, though no process of that id lives: one has gone, and its successor has
+    not begun yet."""
+    with contextlib.ExitStack() as locks:
+        for name in names_of(run_id):
+            try:
+                descriptor = os.open(FOLDER / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except OSError:
+                continue
+            locks.callback(os.close, descriptor)
+            with contextlib.suppress(OSError):  # who reaps holds it: the segment is about to go
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+
+
 def reap():
     """Unlinks the segments of dead runs; returns (names, bytes).
 
