@@ -88,8 +88,12 @@ class Disturbed:
     def ask(self, command, *words):
         """Runs `poise COMMAND WORDS RUN` within this process, which is fast, and returns its output."""
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            expect_equal(command([*words, self.run]), 0, f"the end of {command.__name__} {' '.join(words)}")
+        try:
+            with contextlib.redirect_stdout(printed):
+                expect_equal(command([*words, self.run]), 0, f"the end of {command.__name__} {' '.join(words)}")
+        except Refusal as refusal:
+            said = "" if self.lives() else self.workspace.finish(self.process).err
+            raise harness.Failed(f"{command.__name__} {' '.join(words)}: {refusal.sentence}\n{said}") from None
         return printed.getvalue()
 
     def refused(self, command, *words):
