@@ -94,17 +94,6 @@ inline ModelShape packed_shape() {
   return shape;
 }
 
-inline float read_number(const std::byte* from, DType dtype) {
-  if (dtype == DType::float32) {
-    float value;
-    std::memcpy(&value, from, sizeof value);
-    return value;
-  }
-  std::uint16_t bits;
-  std::memcpy(&bits, from, sizeof bits);
-  return dtype == DType::float16 ? to_float(Half{bits}) : to_float(BFloat16{bits});
-}
-
 inline void write_number(std::byte* to, DType dtype, float value) {
   if (dtype == DType::float32) {
     std::memcpy(to, &value, sizeof value);
@@ -118,7 +107,7 @@ inline void write_number(std::byte* to, DType dtype, float value) {
 inline float rounded(float value, DType dtype) {
   std::byte bytes[4];
   write_number(bytes, dtype, value);
-  return read_number(bytes, dtype);
+  return stored_number(bytes, dtype);
 }
 
 class TinyModel {
@@ -151,7 +140,7 @@ class TinyModel {
     }
     std::vector<float> values;
     for (std::int64_t i = 0; i < entry->bytes.n; i += size_of(dtype).n) {
-      values.push_back(read_number(bytes.data() + start + i, dtype));
+      values.push_back(stored_number(bytes.data() + start + i, dtype));
     }
     return values;
   }

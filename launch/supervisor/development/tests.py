@@ -149,8 +149,8 @@ class _Builds:
                     raise Refusal("interrupted")
                 setup.build(preset, targets)  # what was built is built; what failed fails again, and is shown
                 self._ended[preset].set_result(None)
-            except Refusal as refusal:
-                self._ended[preset].set_exception(refusal)
+            except Exception as problem:  # pylint: disable=broad-except
+                self._ended[preset].set_exception(problem)  # whoever waits for this build raises it
 
     def _build_quietly(self, preset, targets):
         for command in setup.build_commands(preset, targets):
@@ -319,7 +319,7 @@ def _script(command, name, count, extra=None):
     alarm.cancel()
     _scripts.discard(process)
     if totals is None:
-        count.add(process.returncode == 0, process.returncode != 0, name)
+        count.add(int(process.returncode == 0), int(process.returncode != 0), name)
     else:
         passed, failed = int(totals.group(1)), int(totals.group(2))
         count.add(passed, max(failed, int(process.returncode != 0)), name)
