@@ -18,9 +18,9 @@ def others(path, deadly):
     return [line for line in comparable(path) if json.loads(line)["custom_id"] not in deadly]
 
 
-def of_deaths(workspace, prompts, count=24):
-    """Requests, their undisturbed answers, and a token that is an input in some of them, in `prompts` or in answers alone: each of these
-    requests runs it at another time. (requests, token, ids of those that die)"""
+def of_deaths(workspace, prompts, count=24, most=2):
+    """Requests, their undisturbed answers, and a token that is an input in 1 to `most` of them, in `prompts` or in answers alone: each
+    of these requests runs it at another time. (requests, token, ids of those that die)"""
     random = workspace.random
     lines = [
         request(i, [random.randrange(4, VOCABULARY) for _ in range(random.randrange(2, 60))], max_tokens=random.randrange(4, 40),
@@ -36,7 +36,7 @@ def of_deaths(workspace, prompts, count=24):
             inputs.setdefault(token, []).append((name, token in prompt))
     token, found = next(
         (token, found) for token, found in sorted(inputs.items())
-        if 1 <= len(found) <= 2 and all(in_prompt == prompts for _, in_prompt in found)
+        if 1 <= len(found) <= most and all(in_prompt == prompts for _, in_prompt in found)
     )
     return requests, token, {name for name, _ in found}
 
@@ -66,7 +66,8 @@ def a_request_that_kills_its_executor_becomes_an_error_line(workspace):
 
 @test
 def a_request_that_hangs_its_executor_becomes_an_error_line(workspace):
-    requests, token, deadly = of_deaths(workspace, True, count=6)
+    # One of three: a hang takes the patience of the watchdog, which is longer the slower the machine is.
+    requests, token, deadly = of_deaths(workspace, True, count=3, most=1)
     output = workspace / "out.jsonl"
     words = ("--stall-timeout", "2", "--restarts", str(2 * len(deadly)))
     ended = workspace.run(requests, output, *words, env=fatal("hangs_of", token))
@@ -76,7 +77,7 @@ def a_request_that_hangs_its_executor_becomes_an_error_line(workspace):
 
 @test
 def a_hung_executor_ends_a_run_that_replaces_none(workspace):
-    requests, token, _ = of_deaths(workspace, True, count=6)
+    requests, token, _ = of_deaths(workspace, True, count=3)
     ended = workspace.run(requests, workspace / "out.jsonl", "--stall-timeout", "2", env=fatal("hangs_of", token))
     ended.expect(75, "without getting anywhere (a defect of poise)", "--resume")
     expect(ended.seconds < 15, f"took {ended.seconds:.0f} s")
