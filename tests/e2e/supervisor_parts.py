@@ -9,6 +9,7 @@ import json
 import os
 import select
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -268,6 +269,24 @@ def make_control(run_id):
     path = segments.FOLDER / f"{segments.prefix()}{run_id}-control"
     path.write_bytes(bytes(768))
     return path
+
+
+@test
+def a_loader_built_from_other_sources_is_refused_with_the_remedy(workspace):
+    with in_a_folder_of_its_own(workspace):
+        path = make_control("abi")
+        control = segments.ControlView("abi")
+        control.check_layout()  # not made yet
+        path.write_bytes(struct.pack("<QII", segments._MAGIC, segments._ABI_VERSION, segments._SIZE))
+        control.check_layout()
+        path.write_bytes(struct.pack("<QII", segments._MAGIC, segments._ABI_VERSION - 1, segments._SIZE))
+        try:
+            control.check_layout()
+            expect(False, "another layout was accepted")
+        except Refusal as refusal:
+            expect("setup" in refusal.sentence, refusal.sentence)
+        finally:
+            control.close()
 
 
 @test

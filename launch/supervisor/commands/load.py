@@ -62,6 +62,7 @@ def _load(home, given):
                 line.clear()
                 say("interrupted; nothing is kept")
                 return INTERRUPTED
+            control.check_layout()
             _relay(loader, line)
             if line.due():
                 line.show(rate.text(control.loaded_bytes, *segments.reserved(home.run_id, "weights")))

@@ -9,6 +9,8 @@ import os
 import struct
 from pathlib import Path
 
+from ..shared.paths import command_line, is_bundle
+from ..shared.trouble import Refusal
 from . import processes
 
 FOLDER = Path("/dev/shm")
@@ -130,6 +132,20 @@ class ControlView:
             return False
         magic, version, size = struct.unpack("<QII", head)
         return (magic, version, size) == (_MAGIC, _ABI_VERSION, _SIZE)
+
+    def check_layout(self):
+        """Refuses if the loader writes another layout than ours: it was built from other sources."""
+        self.ready()
+        head = os.pread(self._descriptor, 16, 0) if self._descriptor >= 0 else b""
+        magic, version, size = struct.unpack("<QII", head.ljust(16, b"\0"))
+        if not magic:
+            return  # the loader has not made it yet; it writes the magic last
+        if (magic, version, size) != (_MAGIC, _ABI_VERSION, _SIZE):
+            remedy = "make the bundle again" if is_bundle() else f"run `{command_line('setup')}`"
+            raise Refusal(
+                f"the programs were built from other sources than this command (shared memory of version {version}, "
+                f"expected {_ABI_VERSION}): {remedy}"
+            )
 
     def _word(self, offset, kind="<Q"):
         raw = os.pread(self._descriptor, struct.calcsize(kind), offset)

@@ -182,6 +182,7 @@ class Supervision:
         return self._child(LOADER, self._arguments.loader_arguments(adopts))
 
     def _loader_is_ready(self):
+        self._control.check_layout()
         return self._control.loader_state in (segments.LOADING, segments.SEALED) and self._arguments.loader_answers()
 
     def _relay(self):
