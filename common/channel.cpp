@@ -28,6 +28,19 @@ bool precedes(std::uint32_t epoch, std::uint32_t known) {
   return epoch != 0 && known != 0 && static_cast<std::int32_t>(epoch - known) < 0;
 }
 
+bool wait_for(zmq::pollitem_t* items, std::size_t count, Seconds timeout) {
+  try {
+    return zmq::poll(
+               items, count,
+               std::chrono::milliseconds(static_cast<std::int64_t>(timeout.n * 1e3 + 0.5))) > 0;
+  } catch (const zmq::error_t& error) {
+    if (error.num() == EINTR) {
+      return false;
+    }
+    throw;
+  }
+}
+
 // What both kinds of channel share: packing and checking messages.
 class CommonChannel : public Channel {
  public:
@@ -119,19 +132,6 @@ class CommonChannel : public Channel {
     received_ = message.seq();
   }
 
-  bool wait(zmq::pollitem_t* items, std::size_t count, Seconds timeout) const {
-    try {
-      return zmq::poll(
-                 items, count,
-                 std::chrono::milliseconds(static_cast<std::int64_t>(timeout.n * 1e3 + 0.5))) > 0;
-    } catch (const zmq::error_t& error) {
-      if (error.num() == EINTR) {
-        return false;
-      }
-      throw;
-    }
-  }
-
   zmq::context_t context_{1};
   zmq::socket_t socket_;
   std::string path_;
@@ -171,7 +171,7 @@ class ServerChannel final : public CommonChannel {
 
   std::optional<Received> receive(Seconds timeout) override {
     zmq::pollitem_t item{socket_.handle(), 0, ZMQ_POLLIN, 0};
-    if (!wait(&item, 1, timeout)) {
+    if (!wait_for(&item, 1, timeout)) {
       return std::nullopt;
     }
     zmq::message_t sender, frame;
@@ -322,7 +322,7 @@ class ClientChannel final : public CommonChannel {
   std::optional<Received> receive(Seconds timeout) override {
     zmq::pollitem_t items[2] = {{socket_.handle(), 0, ZMQ_POLLIN, 0},
                                 {monitor_.handle(), 0, ZMQ_POLLIN, 0}};
-    if (!wait(items, 2, timeout)) {
+    if (!wait_for(items, 2, timeout)) {
       return std::nullopt;
     }
     zmq::message_t frame;
@@ -373,6 +373,57 @@ class ClientChannel final : public CommonChannel {
   std::uint64_t connections_ = 0;
 };
 
+class DealerFrames final : public FrameChannel {
+ public:
+  explicit DealerFrames(const std::string& path) : socket_(context_, zmq::socket_type::dealer) {
+    socket_.set(zmq::sockopt::linger, 0);
+    socket_.set(zmq::sockopt::maxmsgsize, kMaxMessage.n);
+    socket_.set(zmq::sockopt::sndhwm, kQueueLimit);
+    socket_.set(zmq::sockopt::rcvhwm, kQueueLimit);
+    socket_.set(zmq::sockopt::immediate, 1);
+    socket_.set(zmq::sockopt::reconnect_ivl, 20);
+    socket_.set(zmq::sockopt::reconnect_ivl_max, 500);
+    try {
+      socket_.connect("ipc://" + path);
+    } catch (const zmq::error_t& error) {
+      fail("socket {} cannot be connected to: {} (a path has at most 107 bytes)", path,
+           error.what());
+    }
+  }
+
+  bool send(std::span<const std::string> frames) override {
+    for (std::size_t i = 0; i < frames.size(); ++i) {
+      const auto more = i + 1 < frames.size() ? zmq::send_flags::sndmore : zmq::send_flags::none;
+      // The queue takes a message whole: only its first frame may be refused.
+      const auto flags = i == 0 ? more | zmq::send_flags::dontwait : more;
+      if (!socket_.send(zmq::buffer(frames[i]), flags)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  std::vector<std::string> receive(Seconds timeout) override {
+    std::vector<std::string> frames;
+    zmq::pollitem_t item{socket_.handle(), 0, ZMQ_POLLIN, 0};
+    if (!wait_for(&item, 1, timeout)) {
+      return frames;
+    }
+    zmq::message_t frame;
+    do {
+      if (!socket_.recv(frame, zmq::recv_flags::dontwait)) {
+        break;
+      }
+      frames.push_back(frame.to_string());
+    } while (frame.more());
+    return frames;
+  }
+
+ private:
+  zmq::context_t context_{1};
+  zmq::socket_t socket_;
+};
+
 }  // namespace
 
 const messages::Message* message_in(std::span<const std::byte> bytes) {
@@ -394,6 +445,10 @@ std::unique_ptr<Channel> serve(const std::string& path, const Identity& identity
 
 std::unique_ptr<Channel> connect(const std::string& path, const Identity& identity) {
   return std::make_unique<ClientChannel>(path, identity);
+}
+
+std::unique_ptr<FrameChannel> connect_frames(const std::string& path) {
+  return std::make_unique<DealerFrames>(path);
 }
 
 }  // namespace poise

@@ -86,4 +86,17 @@ struct Identity {
 std::unique_ptr<Channel> serve(const std::string& path, const Identity& identity);
 std::unique_ptr<Channel> connect(const std::string& path, const Identity& identity);
 
+// Messages to and from a program that is none of poise's three, such as the front of `poise serve`: each
+// is one or more frames of bytes, and what they mean is the two ends' own affair. ZeroMQ DEALER to a
+// socket that the other program binds. Nothing is queued while it is absent. One thread.
+class FrameChannel {
+ public:
+  virtual ~FrameChannel() = default;
+  // False if the peer is absent or its queue is full: nothing was sent then. REQUIRES: there is a frame.
+  virtual bool send(std::span<const std::string> frames) = 0;
+  // The next message; empty if none arrives within `timeout`.
+  virtual std::vector<std::string> receive(Seconds timeout) = 0;
+};
+std::unique_ptr<FrameChannel> connect_frames(const std::string& path);
+
 }  // namespace poise

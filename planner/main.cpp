@@ -91,15 +91,33 @@ void print(const ValidateOptions& options) {
              input.requests.errors.size() == 1 ? "is" : "are");
 }
 
+// {"text", "add_special_tokens"} to ids, {"ids"} to a text, or {"error"}: for a caller that goes on after one.
+nlohmann::json converted(const Tokenizer& tokenizer, const nlohmann::json& line) {
+  try {
+    if (const auto ids = line.find("ids"); ids != line.end()) {
+      return tokenizer.decode(ids->get<std::vector<TokenId>>(), /*skip_special_tokens=*/false);
+    }
+    return tokenizer.encode(line.at("text").get<std::string>(),
+                            line.value("add_special_tokens", true));
+  } catch (const Failure& failure) {
+    return {{"error", failure.what()}};
+  } catch (const nlohmann::json::exception& wrong) {
+    return {{"error", wrong.what()}};
+  }
+}
+
 void print(const EncodeOptions& options) {
   const ModelConfig model = read_model_config(options.model);
   const Tokenizer tokenizer = Tokenizer::load(options.model, model.shape.vocab_size);
   for (std::string line; std::getline(std::cin, line);) {
-    const nlohmann::json text = parse_json(line, "a line of input");
-    if (!text.is_string()) {
-      fail("a line of input is no JSON string");
+    const nlohmann::json text = parse_json(line, "a line of input", {kMiB * 64, 8});
+    if (!text.is_string() && !text.is_object()) {
+      fail("a line of input is no JSON string or object");
     }
-    fmt::print("{}\n", nlohmann::json(tokenizer.encode(text.get<std::string>())).dump());
+    const nlohmann::json answer = text.is_object()
+                                      ? converted(tokenizer, text)
+                                      : nlohmann::json(tokenizer.encode(text.get<std::string>()));
+    fmt::print("{}\n", answer.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     flush_stdout();  // the caller may wait for it
   }
 }

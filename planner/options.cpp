@@ -71,10 +71,13 @@ void add_input(cxxopts::Options& options) {
       "h,help", "this text");
 }
 
-InputOptions input_of(const cxxopts::ParseResult& given) {
+// `open`: requests come while the run goes on, so there is no file.
+InputOptions input_of(const cxxopts::ParseResult& given, bool open = false) {
   InputOptions input;
   input.model = required_argument(given, "model");
-  input.input = required_argument(given, "input-file");
+  if (!open) {
+    input.input = required_argument(given, "input-file");
+  }
   if (given.count("max-model-len") != 0) {
     input.max_model_len = static_cast<std::int32_t>(number(given, "max-model-len", 1, kMaxOf));
   }
@@ -183,6 +186,16 @@ void take_orders_log(const cxxopts::ParseResult& given, RunOptions& into) {
   }
 }
 
+// What a run without files cannot have.
+void refuse_files(const cxxopts::ParseResult& given) {
+  for (const char* name : {"input-file", "output-file", "chat-prompts", "resume", "overwrite",
+                           "verify", "trace"}) {
+    if (given.count(name) != 0) {
+      fail("--{} is for requests in a file: leave it or --front-socket out", name);
+    }
+  }
+}
+
 PlannerCommand run_command(const std::vector<std::string>& words) {
   cxxopts::Options options(
       "poise-planner",
@@ -190,7 +203,9 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
       "Also: poise-planner policies | simulate NAME | inspect LOG | replay | validate | encode");
   add_input(options);
   const auto text = [] { return cxxopts::value<std::string>(); };
-  options.add_options()("o,output-file", "results", text())("run-dir", "state of the run", text())(
+  options.add_options()("o,output-file", "results", text())(
+      "front-socket", "to connect to: requests and answers pass over it, and there is no file",
+      text())("run-dir", "state of the run", text())(
       "run-id", "of the control segment, hex", text())("loader-socket", "to connect to", text())(
       "executor-socket", "to bind", text())("policy", "one of `poise-planner policies`", text())(
       "act-share", "share of ACT blocks, for hybrid and kvpr", text())(
@@ -218,8 +233,14 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
     return HelpOptions{options.help()};
   }
   RunOptions run;
-  run.input = input_of(given);
-  run.output = required_argument(given, "output-file");
+  const bool open = given.count("front-socket") != 0;
+  run.input = input_of(given, open);
+  if (open) {
+    run.front_socket = required_argument(given, "front-socket");
+    refuse_files(given);
+  } else {
+    run.output = required_argument(given, "output-file");
+  }
   run.run_dir = required_argument(given, "run-dir");
   run.run_id = required_argument(given, "run-id");
   run.loader_socket = required_argument(given, "loader-socket");

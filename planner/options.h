@@ -21,7 +21,7 @@ struct ValidateOptions {
   InputOptions input;
 };
 
-// JSON strings to JSON arrays of token ids, one a line, from stdin to stdout.
+// JSON strings to JSON arrays of token ids, one a line, from stdin to stdout. Lines that are objects go both ways.
 struct EncodeOptions {
   std::filesystem::path model;
 };

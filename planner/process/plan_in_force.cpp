@@ -86,7 +86,7 @@ std::optional<RunPlan> kept_plan(const Run& run, const PolicyWish& wish, std::ui
       return std::nullopt;
     }
     RunPlan plan{.batch = run.options.batch,
-                 .demand = demand_of(run.to_do, json.at("requests_at_a_time").get<std::int32_t>()),
+                 .demand = demand_of(run.sizes(run.to_do), json.at("requests_at_a_time").get<std::int32_t>()),
                  .host = from_json(json.at("blocks"), kBlocks),
                  .device = from_json(json.at("device"), kLimits),
                  .overhead = {json.at("overhead").get<std::int64_t>()}};
@@ -130,7 +130,7 @@ PlanningProblem planning_problem(const Run& run, const std::vector<const Request
   PlanningProblem problem{
       .shape = run.shape(),
       .dtype = run.dtype(),
-      .requests = sizes_of(requests),
+      .requests = run.sizes(requests),
       .batch = run.options.batch,
       .budget = {.weights = Bytes{static_cast<std::int64_t>(run.control->weights_bytes)} - gone,
                  .available = available_host_memory() + given_back,

@@ -24,7 +24,8 @@ constexpr Seconds kLastWordsStep{0.01};
 // What can be refused without reading the model or the requests.
 RunOptions checked(RunOptions options) {
   check_run_directory(options.run_dir, options.resume);
-  if (run_state(options.run_dir) != RunState::finished || !options.resume) {
+  const bool is_written = run_state(options.run_dir) == RunState::finished && options.resume;
+  if (options.front_socket.empty() && !is_written) {
     check_output(options.output, options.input.input, options.overwrite);
   }
   return options;
@@ -147,18 +148,27 @@ bool Planner::run() {
     if (!between_iterations()) {
       return phase_ != Phase::running;  // to wait for the loader is no progress
     }
+    if (run_.front && !loop_->receive_requests(kWait)) {
+      run_.step_executor(Seconds{0});
+      report();
+      return true;  // to wait for a request is no standstill
+    }
     loop_->begin_iteration();
     moved = true;
   }
   moved = run_.step_executor(kWait) || moved;
   if (loop_->take_results()) {
     moved = true;
-    if (loop_->idle()) {
+    if (run_.front) {
+      run_.front->flush(monotonic_now());
+    } else if (loop_->idle()) {
       finish();
       return true;
     }
   }
-  run_.results->tick(monotonic_now());
+  if (run_.results) {
+    run_.results->tick(monotonic_now());
+  }
   report();
   return moved;
 }
@@ -196,7 +206,7 @@ void Planner::recover_executor() {
   if (loop_) {
     loop_->executor_was_lost();
     report(true);  // before another death: the supervisor reads whether a culprit is looked for
-    if (loop_->idle()) {
+    if (loop_->idle() && !run_.front) {
       finish();
       return;
     }
@@ -227,12 +237,15 @@ void Planner::prepare_again() {
   report(true);
 }
 
-// Loader and executor stay; so do the pool and all that lies in it.
+// Loader and executor stay; so do the pool and all that lies in it. A front sends its requests again, so
+// there is nothing to leave.
 void Planner::hand_over() {
-  if (loop_) {
+  if (run_.results) {
     run_.results->sync();
   }
-  hand_over_.write(loop_ ? &*loop_ : nullptr);
+  if (!run_.front) {
+    hand_over_.write(loop_ ? &*loop_ : nullptr);
+  }
   if (loop_) {
     report(true);
     spdlog::info("handed over before iteration {}", loop_->next_iteration());
@@ -324,7 +337,7 @@ void Planner::report(bool always) {
     return;
   }
   RunStatus& status = run_.status;
-  if (run_.results) {
+  if (run_.results) {  // of a front's requests the run counts them
     status.done = run_.results->counts().lines();
     status.errors = run_.results->counts().errors;
   }

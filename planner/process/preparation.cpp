@@ -111,6 +111,13 @@ bool Preparation::load() {
 
 void Preparation::take_stock() {
   const RunOptions& options = run_.options;
+  if (run_.front) {
+    if (!options.takes_over) {
+      remove_log(options.run_dir / "orders.log");
+    }
+    begin_greeting();
+    return;
+  }
   const bool goes_on = run_state(options.run_dir) == RunState::unfinished;
   run_.results = open_results(options.run_dir, options.resume, manifest_of(run_), run_.input_lines);
   if (!run_.results) {

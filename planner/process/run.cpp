@@ -24,9 +24,15 @@ Run::Run(RunOptions asked)
   if (unpacked(control->shape) != unpacked(input.model.shape)) {
     fail(Exit::foreign, "the loader holds another model than {}", options.input.model.string());
   }
-  spdlog::info("{} and {} that {} none in {}", counted(input.requests.requests.size(), "request"),
-               counted(input.requests.errors.size(), "line"),
-               input.requests.errors.size() == 1 ? "is" : "are", options.input.input.string());
+  if (!options.front_socket.empty()) {
+    front = std::make_unique<FrontLink>(connect_frames(options.front_socket),
+                                        rules_of(options.input, input));
+    spdlog::info("requests come over {}", options.front_socket.string());
+  } else {
+    spdlog::info("{} and {} that {} none in {}", counted(input.requests.requests.size(), "request"),
+                 counted(input.requests.errors.size(), "line"),
+                 input.requests.errors.size() == 1 ? "is" : "are", options.input.input.string());
+  }
   status.run_id = options.run_id;
   status.state = "loading";
   status.planner_pid = getpid();
@@ -42,8 +48,26 @@ std::int32_t Run::released_layers() const {
   return static_cast<std::int32_t>(control->released_layers.load(std::memory_order_acquire));
 }
 
+std::vector<RequestSize> Run::sizes(const std::vector<const Request*>& requests) const {
+  if (!front) {
+    return sizes_of(requests);
+  }
+  // Half of the context is the prompt's, as good a guess as any; buffers suffice for every other share.
+  const std::int32_t context = rules_of(options.input, input).context;
+  const std::int32_t prompt = std::max(context / 2, 1);
+  return std::vector<RequestSize>(static_cast<std::size_t>(options.batch.max_num_seqs),
+                                  {.id = {1}, .prompt = prompt, .answer = context - prompt + 1});
+}
+
 void Run::write(const std::vector<ResultLine>& lines) {
   for (const ResultLine& line : lines) {
+    if (front) {
+      front->finish(line);
+      std::erase_if(to_do, [&](const Request* one) { return one->id == line.request; });
+      ++status.done;
+      status.errors += line.error ? 1 : 0;
+      continue;
+    }
     results->append(line.request, line.error, line.text, monotonic_now());
   }
 }

@@ -11,6 +11,7 @@
 #include "common/order_log.h"
 #include "common/shared_memory.h"
 #include "planner/links/executor_link.h"
+#include "planner/links/front_link.h"
 #include "planner/links/loader_link.h"
 #include "planner/links/status.h"
 #include "planner/process/run_options.h"
@@ -33,8 +34,10 @@ struct Run {
   RunStatus status;
   StatusFile status_file;
   // ----
-  std::optional<ResultsFile> results;  // once the weights' fingerprint is known
-  std::vector<const Request*> to_do;   // requests without a result when this process began
+  std::optional<ResultsFile> results;  // once the weights' fingerprint is known; never with a front
+  // Requests without a result: of a file when this process began, of a front now.
+  std::vector<const Request*> to_do;
+  std::unique_ptr<FrontLink> front;  // only if requests come while the run goes on
   std::unique_ptr<OrderLog> order_log;
   std::unique_ptr<LoaderLink> loader;
   std::unique_ptr<ExecutorLink> executor;
@@ -47,6 +50,8 @@ struct Run {
   // REQUIRES: the executor has greeted.
   bool device_is_host() const { return executor->greeting()->kind == DeviceKind::cpu; }
   Bytes device_cap() const;
+  // What memory is planned for: `requests`, or with a front as many of the longest as may run at a time.
+  std::vector<RequestSize> sizes(const std::vector<const Request*>& requests) const;
   // Layers whose weights the executor's device holds and the host does not.
   std::int32_t released_layers() const;
 

@@ -153,12 +153,39 @@ std::vector<RequestPart> RunLoop::parts() const {
   return parts;
 }
 
+bool RunLoop::receive_requests(Seconds wait) {
+  FrontLink& front = *run_.front;
+  const bool sent = front.flush(monotonic_now());
+  front.step(idle() || !sent ? wait : Seconds{0});
+  for (const Request* cancelled : front.take_cancelled()) {
+    remove(*cancelled);
+  }
+  for (const Request* arrived : front.take_arrived()) {
+    run_.to_do.push_back(arrived);
+    scheduler_->add(*arrived);
+    ++run_.status.requests;
+    run_.status.tokens_left += arrived->sampling.max_tokens;
+  }
+  return front.flush(monotonic_now()) && !idle();
+}
+
+void RunLoop::remove(const Request& request) {
+  std::erase(run_.to_do, &request);
+  --run_.status.requests;
+  const Answer* const answer = answers_->find(request.id);
+  run_.status.tokens_left -= request.sampling.max_tokens - (answer != nullptr ? answer->size() : 0);
+  scheduler_->remove(request.id);
+  answers_->remove(request.id);
+}
+
 void RunLoop::give_up(RequestId culprit) {
   const auto request = std::ranges::find(run_.to_do, culprit, &Request::id);
   check(request != run_.to_do.end(), "a culprit is a request under way");
   scheduler_->remove(culprit);
   write(answers_->give_up(**request));
-  run_.results->sync();  // it cost several executors
+  if (run_.results) {
+    run_.results->sync();  // it cost several executors
+  }
   announce(
       fmt::format("the gpu_executor dies each time it runs line {}: that line gets an error, and "
                   "the others go on",
@@ -198,11 +225,29 @@ bool RunLoop::take_results() {
   write(progress);
   const Seconds middle = monotonic_now();
   search_.survived(parts());
+  const std::vector<const RunningRequest*> streams = streaming();
   scheduler_->complete(progress.outcomes);
   chunks_.clear();
+  for (const RunningRequest* one : streams) {
+    const RequestId id = one->request->id;
+    run_.front->progress(id, *answers_->find(id), one->answer);
+  }
   run_.status.answer_time += middle - begin;
   run_.status.planning_time += monotonic_now() - middle;
   return true;
+}
+
+std::vector<const RunningRequest*> RunLoop::streaming() const {
+  std::vector<const RunningRequest*> all;
+  if (run_.front) {
+    for (const ScheduledChunk& chunk : chunks_) {
+      const RequestId id = chunk.request->request->id;
+      if (run_.front->streams(id) && answers_->find(id) != nullptr) {
+        all.push_back(chunk.request);
+      }
+    }
+  }
+  return all;
 }
 
 void RunLoop::write(const AnswerBook::Progress& progress) {
@@ -226,6 +271,9 @@ FixedResources RunLoop::fixed_resources() const {
 }
 
 std::vector<const Request*> RunLoop::unanswered() const {
+  if (run_.front) {
+    return run_.to_do;
+  }
   std::vector<const Request*> all;
   std::ranges::copy_if(run_.to_do, std::back_inserter(all),
                        [&](const Request* one) { return !run_.results->is_done(one->id); });

@@ -35,6 +35,11 @@ class RunLoop {
   // error line (culprit_search.h), after which the loop may be idle.
   void executor_was_lost();
 
+  // With a front: takes the requests that have come, and drops those that were cancelled. Waits at most `wait`
+  // if there is nothing to do. False if no iteration can be begun: there is no request, or the front must take
+  // what was answered first. REQUIRES: no iteration is under way.
+  bool receive_requests(Seconds wait);
+
   bool idle() const { return scheduler_->idle(); }
   // Plans the next iteration and sends it. REQUIRES: none is under way, and the executor is ready.
   void begin_iteration();
@@ -57,8 +62,11 @@ class RunLoop {
   void begin_anew();
   bool restore(const Journal& journal);
   std::vector<RequestPart> parts() const;
+  // Of the iteration that has just ended, those that go on and whose text is sent as it comes.
+  std::vector<const RunningRequest*> streaming() const;
   void write(const AnswerBook::Progress& progress);
   void give_up(RequestId culprit);
+  void remove(const Request& request);
 
   Run& run_;
   const PlanInForce& in_force_;

@@ -17,6 +17,7 @@ namespace poise {
 struct RunOptions {
   InputOptions input;
   std::filesystem::path output;
+  std::filesystem::path front_socket;  // where requests come from if there is no input; else empty
   std::filesystem::path run_dir;
   std::string run_id;
   std::filesystem::path loader_socket;

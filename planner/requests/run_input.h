@@ -14,7 +14,7 @@ namespace poise {
 // Where a run's answers come from; also all that `validate` needs.
 struct InputOptions {
   std::filesystem::path model;
-  std::filesystem::path input;
+  std::filesystem::path input;  // empty: requests come while the run goes on
   std::optional<std::int32_t> max_model_len;  // tokens of prompt and answer together
   std::string served_model_name;              // empty: the user gave the model no name
   std::uint64_t seed = 0;
@@ -30,5 +30,7 @@ struct RunInput {
 };
 
 RunInput read_run_input(const InputOptions& options);
+// What requests are checked against. `input` outlives the rules.
+RequestRules rules_of(const InputOptions& options, const RunInput& input);
 
 }  // namespace poise

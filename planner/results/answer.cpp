@@ -137,6 +137,33 @@ bool Answer::cut_at_stop_string(std::size_t searched) {
   return true;
 }
 
+std::string_view Answer::settled_text() const {
+  const std::string_view text = text_;
+  std::size_t settled = text.size();
+  for (const std::string& stop : request_->sampling.stop) {
+    for (std::size_t part = std::min(stop.size() - 1, text.size()); part > 0; --part) {
+      if (text.ends_with(std::string_view(stop).substr(0, part))) {
+        settled = std::min(settled, text.size() - part);
+        break;
+      }
+    }
+  }
+  return text.substr(0, settled);
+}
+
+void Answer::append_logprobs_from(std::string& out, std::span<const TokenId> tokens,
+                                  std::size_t first) const {
+  check(request_->sampling.logprobs >= 0 && !request_->sampling.echo,
+        "these logprobs are wanted, and are the answer's alone");
+  const auto values = std::span(values_).subspan(first);
+  const auto chosen = tokens.subspan(first);
+  if (request_->chat) {
+    append_chat_logprobs(out, *request_, tokenizer_, chosen, values);
+  } else {
+    append_logprobs(out, *request_, tokenizer_, {}, chosen, values);
+  }
+}
+
 void Answer::finish(FinishReason reason) {
   reason_ = reason;
   detokenizer_.reset();

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "planner/requests/request.h"
@@ -39,6 +40,11 @@ class Answer {
   FinishReason reason() const { return *reason_; }
   // Tokens pushed so far.
   std::int32_t size() const { return size_; }
+  // The text that no later token changes: without what may yet become a stop string. It only grows.
+  std::string_view settled_text() const;
+  // Appends the logprobs of its tokens from `first` on, as `result_line` has them. `tokens`: all that were pushed.
+  // REQUIRES: the request wants logprobs, and does not echo its prompt.
+  void append_logprobs_from(std::string& out, std::span<const TokenId> tokens, std::size_t first) const;
   // The logprobs of those tokens, if the request wants them: another answer that is given the same becomes equal.
   const std::vector<TokenLogprobs>& values() const { return values_; }
   const std::vector<TokenLogprobs>& prompt_values() const { return prompt_values_; }

@@ -73,6 +73,11 @@ AnswerBook::Progress AnswerBook::apply(std::span<const ScheduledChunk> chunks,
   return progress;
 }
 
+const Answer* AnswerBook::find(RequestId request) const {
+  const auto found = answers_.find(request.n);
+  return found == answers_.end() ? nullptr : &found->second.answer;
+}
+
 AnswerBook::Progress AnswerBook::give_up(const Request& request) {
   const auto running = answers_.extract(request.id.n);
   const std::int32_t answered = running.empty() ? 0 : running.mapped().answer.size();

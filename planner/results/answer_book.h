@@ -42,6 +42,11 @@ class AnswerBook {
   Progress apply(std::span<const ScheduledChunk> chunks, const messages::IterationDone& results,
                  std::int64_t created);
 
+  // The answer under way; null if there is none. Valid until the next call that is not const.
+  const Answer* find(RequestId request) const;
+  // Forgets a request that nobody waits for any more.
+  void remove(RequestId request) { answers_.erase(request.n); }
+
   // Ends a request that no executor survives: `lines` is its error line.
   Progress give_up(const Request& request);
 

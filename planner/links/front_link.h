@@ -1,0 +1,78 @@
+#pragma once
+// The planner's side of the connection to a front: a program that sends requests while the run goes on, and
+// takes their answers (launch/server/README.md). A message is a JSON object, and frames of bytes behind it.
+//
+//   from the front                                    frames behind it
+//   {"front": ID}                                     a front that starts, or that was asked who it is
+//   {"submit": [{"id", "line", "stream", "chat"} …]}  of each: its batch line; with "chat" its rendered prompt
+//   {"cancel": [id …]}
+//   to the front
+//   {"planner": ID, "context", …}                     once a second: a planner that starts asks for everything
+//   {"events": [{"id", "at", "text", …} …,            a stream's text, from byte `at` of it on
+//               {"id", "frame"} …]}                   a result line, in that frame (from 1)
+//
+// Ids are the front's, each used once. A request under another front's ID is dropped: that front has died. The
+// planner keeps what it could not send and begins no iteration meanwhile, so a slow front slows the run, and
+// memory is bounded by the requests that are open. One thread; no call blocks longer than its timeout.
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "common/channel.h"
+#include "planner/requests/request_line.h"
+#include "planner/results/answer_book.h"
+
+namespace poise {
+
+class FrontLink {
+ public:
+  // `rules` refers to a tokenizer that outlives this.
+  FrontLink(std::unique_ptr<FrameChannel> channel, RequestRules rules);
+
+  // Handles what has arrived; waits at most `timeout` if nothing has. True if a message came. Requests that
+  // ended before this call are forgotten by it. REQUIRES: no iteration is under way.
+  bool step(Seconds timeout);
+  // Valid until the step after they ended.
+  std::vector<const Request*> take_arrived() { return std::exchange(arrived_, {}); }
+  // Requests that were taken as arrived, and for which nobody waits any more.
+  std::vector<const Request*> take_cancelled() { return std::exchange(cancelled_, {}); }
+
+  bool streams(RequestId request) const;
+  // Of a stream that goes on: what is new in its text. `tokens`: all of the answer's.
+  void progress(RequestId request, const Answer& answer, std::span<const TokenId> tokens);
+  void finish(const ResultLine& line);
+  // Sends what there is to send; false if some of it must wait.
+  bool flush(Seconds now);
+
+ private:
+  struct OpenRequest {
+    std::unique_ptr<const Request> request;
+    bool streams = false;
+    std::size_t sent_text = 0;    // bytes
+    std::size_t sent_tokens = 0;  // whose ids or logprobs were sent
+  };
+
+  void take(std::span<const std::string> frames);
+  std::size_t open(const nlohmann::json& entry, std::span<const std::string> frames);
+  void drop(RequestId request);
+  void end(RequestId request);
+  void add_event(const std::string& event);
+
+  std::unique_ptr<FrameChannel> channel_;
+  RequestRules rules_;
+  std::string id_, front_;  // whom it was last heard of
+  std::unordered_map<std::uint32_t, OpenRequest> open_;
+  std::vector<std::unique_ptr<const Request>> ended_;
+  std::vector<const Request*> arrived_, cancelled_;
+  std::string events_;                // of the message that is being made
+  std::vector<std::string> results_;  // its frames
+  Seconds said_hello_{-1};
+};
+
+}  // namespace poise

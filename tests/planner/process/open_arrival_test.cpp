@@ -1,0 +1,256 @@
+// The planner with a front instead of a file, between its peers.
+
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <zmq.hpp>
+
+#include "planner/process/planner.h"
+#include "tests/planner/links/fake_peers.h"
+
+namespace poise {
+namespace {
+
+using nlohmann::json;
+using testing_support::FakeExecutor;
+using testing_support::FakeLoader;
+using testing_support::kModelContext;
+using testing_support::new_run_id;
+using testing_support::SealedModel;
+using testing_support::test_shape;
+
+struct Asked {
+  std::vector<TokenId> prompt;
+  int max_tokens;
+  std::uint64_t seed;
+};
+
+// A front that is stepped by hand.
+class HandFront {
+ public:
+  explicit HandFront(const std::string& path, std::string id = "a front") : id_(std::move(id)) {
+    socket_.set(zmq::sockopt::linger, 0);
+    socket_.bind("ipc://" + path);
+  }
+
+  void submit(std::uint32_t id, const Asked& asked) {
+    const json body{{"prompt", asked.prompt}, {"max_tokens", asked.max_tokens},
+                    {"seed", asked.seed},     {"temperature", 1},
+                    {"ignore_eos", true},     {"return_token_ids", true}};
+    const json line{{"custom_id", "c"}, {"method", "POST"}, {"url", "/v1/completions"},
+                    {"body", body}};
+    const json head{{"submit", {{{"id", id}, {"line", id}, {"stream", id % 2 == 0}}}}};
+    send({head.dump(), line.dump()});
+  }
+  void cancel(std::uint32_t id) { send({json{{"cancel", {id}}}.dump()}); }
+
+  void step() {
+    zmq::message_t frame;
+    while (socket_.recv(frame, zmq::recv_flags::dontwait)) {
+      peer_ = frame.to_string();
+      std::vector<std::string> frames;
+      while (frame.more()) {
+        static_cast<void>(socket_.recv(frame));
+        frames.push_back(frame.to_string());
+      }
+      take(frames);
+    }
+  }
+
+  int planners = 0;
+  std::map<std::uint32_t, json> results;
+  std::map<std::uint32_t, std::vector<TokenId>> streamed;
+
+ private:
+  void send(const std::vector<std::string>& frames) {
+    socket_.send(zmq::buffer(peer_), zmq::send_flags::sndmore);
+    for (std::size_t i = 0; i < frames.size(); ++i) {
+      socket_.send(zmq::buffer(frames[i]), i + 1 < frames.size() ? zmq::send_flags::sndmore
+                                                                 : zmq::send_flags::none);
+    }
+  }
+
+  void take(const std::vector<std::string>& frames) {
+    const json message = json::parse(frames[0]);
+    if (message.contains("planner") && message["planner"] != planner_) {
+      planner_ = message["planner"];
+      ++planners;
+      send({json{{"front", id_}}.dump()});
+    }
+    for (const json& event : message.value("events", json::array())) {
+      const std::uint32_t id = event["id"];
+      if (event.contains("frame")) {
+        results[id] = json::parse(frames[event["frame"]]);
+      } else {
+        const auto ids = event["token_ids"].get<std::vector<TokenId>>();
+        EXPECT_EQ(event["first"], streamed[id].size());
+        streamed[id].insert(streamed[id].end(), ids.begin(), ids.end());
+      }
+    }
+  }
+
+  zmq::context_t context_{1};
+  zmq::socket_t socket_{context_, zmq::socket_type::router};
+  std::string id_, peer_, planner_;
+};
+
+class OpenArrival : public testing::Test {
+ protected:
+  OpenArrival() {
+    std::filesystem::create_directory(at("model"));
+    std::filesystem::create_directory(at("run"));
+    testing_support::write_file(at("model") / "config.json",
+                                testing_support::config_json(test_shape(), "float32"));
+    loader_.start();
+    executor_.start();
+  }
+
+  std::filesystem::path at(const std::string& name) const { return folder_.path() / name; }
+
+  RunOptions options() {
+    RunOptions run;
+    run.input = {.model = at("model"), .input = {}, .max_model_len = {}, .skip_tokenizer_init = true};
+    run.front_socket = at("front.sock");
+    run.run_dir = at("run");
+    run.run_id = model_.control().run_id();
+    run.loader_socket = at("loader.sock");
+    run.executor_socket = at("executor.sock");
+    run.served_model_name = "tiny";
+    run.batch.max_num_seqs = 6;
+    return run;
+  }
+
+  Asked any_request(int longest_answer = 30) {
+    Asked asked{.prompt = std::vector<TokenId>(1 + random_() % 90),
+                .max_tokens = 1 + static_cast<int>(random_() % static_cast<unsigned>(longest_answer)),
+                .seed = random_()};
+    for (TokenId& token : asked.prompt) {
+      token = static_cast<TokenId>(random_() % kVocabulary);
+    }
+    return asked;
+  }
+
+  void ask(HandFront& front, std::uint32_t id, const Asked& asked) {
+    asked_[id] = asked;
+    front.submit(id, asked);
+  }
+
+  void step_until(Planner& planner, HandFront& front, const std::function<bool()>& done) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!done()) {
+      ASSERT_TRUE(planner.step());
+      front.step();
+      ASSERT_LT(std::chrono::steady_clock::now(), end);
+    }
+  }
+
+  void expect_predicted(const HandFront& front) const {
+    for (const auto& [id, result] : front.results) {
+      const Asked& asked = asked_.at(id);
+      std::vector<TokenId> text = asked.prompt, answer;
+      for (int step = 0; step < asked.max_tokens; ++step) {
+        answer.push_back(symbolic_token(text, asked.seed ^ static_cast<std::uint64_t>(step)));
+        text.push_back(answer.back());
+      }
+      EXPECT_EQ(result["response"]["body"]["choices"][0]["token_ids"], answer) << id;
+      if (const auto streamed = front.streamed.find(id); streamed != front.streamed.end()) {
+        answer.pop_back();  // the last token comes with the result
+        EXPECT_EQ(streamed->second, answer) << id;
+      }
+    }
+  }
+
+  testing_support::TempDirectory folder_;
+  std::mt19937 random_{18};
+  std::map<std::uint32_t, Asked> asked_;
+  SealedModel model_{new_run_id()};
+  FakeLoader loader_{at("loader.sock"), model_.identity()};
+  FakeExecutor executor_{at("executor.sock"), model_.identity(), loader_};
+};
+
+TEST_F(OpenArrival, RequestsAreAnsweredWhileOthersCome) {
+  HandFront front(at("front.sock"));
+  Planner planner(options());
+  step_until(planner, front, [&] { return front.planners > 0; });
+  for (std::uint32_t id = 1; id <= 10; ++id) {
+    ask(front, id, any_request());
+  }
+  step_until(planner, front, [&] { return front.results.size() >= 3; });
+  for (std::uint32_t id = 11; id <= 20; ++id) {
+    ask(front, id, any_request());
+  }
+  step_until(planner, front, [&] { return front.results.size() == 20; });
+  // Between two requests the planner waits, and then goes on.
+  ask(front, 21, any_request());
+  step_until(planner, front, [&] { return front.results.size() == 21; });
+  expect_predicted(front);
+  const json status = json::parse(testing_support::read_file(at("run") / "status.json"));
+  EXPECT_EQ(status["state"], "running");
+}
+
+TEST_F(OpenArrival, TheLongestRequestsHaveRoom) {
+  HandFront front(at("front.sock"));
+  RunOptions run = options();
+  run.batch.max_num_seqs = 1;
+  Planner planner(run);
+  step_until(planner, front, [&] { return front.planners > 0; });
+  for (const int prompt : {1, kModelContext / 2, kModelContext - 1}) {
+    Asked asked = any_request();
+    asked.prompt.assign(static_cast<std::size_t>(prompt), TokenId{3});
+    asked.max_tokens = kModelContext - prompt;
+    ask(front, static_cast<std::uint32_t>(prompt), asked);
+  }
+  step_until(planner, front, [&] { return front.results.size() == 3; });
+  expect_predicted(front);
+}
+
+TEST_F(OpenArrival, ACancelledRequestGivesItsBlocksBack) {
+  HandFront front(at("front.sock"));
+  Planner planner(options());
+  step_until(planner, front, [&] { return front.planners > 0; });
+  Asked endless = any_request();
+  endless.prompt.resize(4);
+  endless.max_tokens = kModelContext - 4;
+  for (std::uint32_t id = 2; id <= 8; id += 2) {
+    ask(front, id, endless);
+  }
+  step_until(planner, front, [&] { return front.streamed.size() == 4; });
+  for (std::uint32_t id = 4; id <= 8; id += 2) {
+    front.cancel(id);
+  }
+  step_until(planner, front, [&] { return !front.results.empty(); });
+  EXPECT_EQ(front.results.size(), 1u);
+  expect_predicted(front);
+  EXPECT_LT(front.streamed[8].size(), front.streamed[2].size());
+  ask(front, 9, any_request());
+  step_until(planner, front, [&] { return front.results.contains(9); });
+  for (int i = 0; i < 12; ++i) {  // the status is written twice a second
+    planner.step();
+  }
+  const json status = json::parse(testing_support::read_file(at("run") / "status.json"));
+  EXPECT_EQ(status["running"], 0);
+  EXPECT_EQ(status["blocks"]["free"],
+            status["blocks"]["act"].get<int>() + status["blocks"]["kv"].get<int>());
+}
+
+TEST_F(OpenArrival, AnExecutorThatDiesCostsNoAnswer) {
+  executor_.dies_of = 3;
+  HandFront front(at("front.sock"));
+  RunOptions run = options();
+  run.death_descriptor = 0;  // a supervisor replaces executors
+  Planner planner(run);
+  step_until(planner, front, [&] { return front.planners > 0; });
+  for (std::uint32_t id = 1; id <= 6; ++id) {
+    ask(front, id, any_request());
+  }
+  step_until(planner, front, [&] { return front.results.size() == 6; });
+  EXPECT_EQ(front.results[3]["response"]["body"]["error"]["code"], "worker_crash");
+  front.results.erase(3);
+  expect_predicted(front);
+}
+
+}  // namespace
+}  // namespace poise
