@@ -15,6 +15,7 @@ COMMANDS = {
     "test": ("development.tests", "test", "sets up, builds, runs every test"),
     "setup": ("development.setup", "setup", "installs what is missing and builds"),
     "run": ("commands.run", "run", "answers every line of a file of requests"),
+    "serve": ("commands.serve", "serve", "answers requests over HTTP, as OpenAI's servers do"),
     "bench": ("commands.bench", "bench", "makes requests, runs them, and reports the speed beside the link's limit"),
     "plan": ("commands.plan_command", "plan", "what a run would do and how fast: memory, speed, bytes; no GPU, no weights"),
     "profile": ("commands.profile", "profile", "measures what loading, computing and storing cost on this machine, and keeps it"),

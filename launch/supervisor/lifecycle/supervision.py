@@ -58,6 +58,7 @@ class Supervision:
         self._death_pipe = DeathPipe()
         self._kept = loader
         self._children = []
+        self._beside = []  # processes that a run of another kind has besides
         self._control = segments.ControlView(arguments.run_id)
         self._watchdog = Watchdog(arguments.stall_timeout)
         self._restarts = Restarts(arguments.directory, arguments.restarts)
@@ -91,7 +92,7 @@ class Supervision:
             self._sleep(self._line.wait() if len(self._children) > 1 else _LOOK)
             if len(self._children) == 3:
                 failpoint("supervisor.steady")
-            outcome = self._obey_interrupts()
+            outcome = self._obey_interrupts() or self._attend()
             if outcome:
                 return outcome
             ended = self._ended()
@@ -110,6 +111,10 @@ class Supervision:
             stillness = self._watchdog.look(self._words(), self._children)
             if stillness and not self._end_hung(stillness):
                 return Outcome(INTERRUPTED, stillness.sentence)
+
+    def _attend(self):
+        """What else a run of another kind looks after; an Outcome ends it."""
+        return None
 
     def _start(self, name, arguments):
         self._children.append(self._child(name, arguments))
@@ -198,7 +203,7 @@ class Supervision:
     def _sleep(self, seconds):
         poll = select.poll()
         poll.register(self._interrupts.descriptor, select.POLLIN)
-        for child in self._children:
+        for child in [*self._children, *self._beside]:
             if child.returncode() is None:
                 poll.register(child.descriptor, select.POLLIN)
         poll.poll(seconds * 1000)

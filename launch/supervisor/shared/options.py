@@ -151,11 +151,31 @@ def run_parser():
     return made
 
 
-def add_running(to):
+def serve_parser():
+    made = parser(
+        "serve",
+        "Answers requests over HTTP until it is interrupted: OpenAI's completions and chat completions, whole or as streams.\n"
+        "Its state lies in RUN; started again with the same one, it goes on with what it had accepted.",
+    )
+    add_model(made)
+    made.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="where it listens (default: 127.0.0.1, this machine alone)")
+    made.add_argument("--port", type=lambda text: quantities.count(text, 0, 65535), default=8000, metavar="N", help="default: 8000; 0: any that is free")
+    made.add_argument("--api-key", metavar="KEY", help="clients must send it (default: POISE_API_KEY of the environment, or none)")
+    made.add_argument("--run-dir", default="serve.poise", metavar="DIR", help="state and logs (default: serve.poise)")
+    made.add_argument("--max-open-requests", type=quantities.count, default=4096, metavar="N", help="accepted at a time; more get 429 (default: 4096)")
+    made.add_argument("--max-body", type=quantities.size, default=32 << 20, metavar="SIZE", help="of a request (default: 32MiB); larger ones get 413")
+    made.add_argument("--drain-timeout", type=quantities.positive, default=30.0, metavar="SECONDS", help="for open requests when it is asked to end (default: 30)")
+    add_planning(made)
+    add_loading(made)
+    add_running(made, restarts=1000, orders_log="off")
+    return made
+
+
+def add_running(to, restarts=0, orders_log=None):
     to.add_argument(
         "--restarts",
         type=quantities.count,
-        default=0,
+        default=restarts,
         metavar="N",
         help="processes replaced if they die; from 2 on a request that kills the gpu_executor becomes an error line",
     )
@@ -163,8 +183,11 @@ def add_running(to):
     to.add_argument(
         "--stall-timeout", type=quantities.positive, default=30.0, metavar="SECONDS", help="without progress: give up"
     )
-    to.add_argument("--orders-log", choices=("off", "tables", "full"), help="what the log of orders keeps (default: full, which replays)")
+    default = "full, which replays" if orders_log is None else orders_log
+    to.add_argument("--orders-log", choices=("off", "tables", "full"), default=orders_log, help=f"what the log of orders keeps (default: {default})")
     to.add_argument("--orders-log-size", type=quantities.size, metavar="SIZE", help="limit of that log: the oldest orders are removed")
+    if orders_log is not None:
+        return
     to.add_argument(
         "--trace", nargs="?", const="", metavar="FILE", help="a timeline for ui.perfetto.dev (default: trace.json in RUN)"
     )

@@ -1,0 +1,338 @@
+#!/usr/bin/env python3
+"""`poise serve` as clients see it: the `openai` package from PyPI, and plain sockets for what no client would send.
+
+The package comes into an environment of its own, build/clients-venv, the first time; the script goes on with its interpreter.
+"""
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import harness
+from harness import DEMO_MODEL, ROOT, expect, expect_equal, request, test, wait_until
+
+_CLIENTS = ROOT / "build" / "clients-venv"
+_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+KEY = "a-key"
+
+
+def with_clients():
+    """Starts this script again with an interpreter that has the clients."""
+    python = _CLIENTS / "bin" / "python"
+    if Path(sys.prefix) == _CLIENTS:
+        return
+    mark = _CLIENTS / "installed"
+    if not mark.exists():
+        for words in (
+            [sys.executable, "-m", "venv", "--clear", "--system-site-packages", _CLIENTS],
+            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "openai>=1.60"],
+        ):
+            made = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+            if made.returncode:
+                raise SystemExit(f"{made.stdout}{made.stderr}the clients cannot be installed")
+        mark.touch()
+    os.execv(python, [python, *sys.argv])
+
+
+class Server:
+    """A server of its own port, its client, and its end."""
+
+    def __init__(self, workspace, *options, model=DEMO_MODEL, key=KEY, run="server"):
+        import openai
+
+        self.run = workspace / run
+        environment = {"POISE_API_KEY": key or ""}
+        if "POISE_SERVE_VENV" not in os.environ:
+            environment["POISE_SERVE_VENV"] = str(ROOT / "build" / "serve-venv")
+        words = ["serve", "--model", model, "--port", "0", "--run-dir", self.run, "--device", "cpu", *options]
+        self._workspace = workspace
+        self.process = workspace.start(*words, env=environment)
+        self.url = wait_until(self._url, "the server to listen", 240)
+        self.key = key
+        self.client = openai.OpenAI(api_key=key or "none", base_url=self.url + "/v1", max_retries=0, timeout=60)
+        wait_until(self.healthy, "the server to be ready", 60)
+
+    def _url(self):
+        expect(self.process.poll() is None, harness.said(self.process))
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads((self.run / "run.json").read_text()).get("url")
+
+    def healthy(self):
+        with contextlib.suppress(OSError):
+            return urllib.request.urlopen(self.url + "/health", timeout=5).status == 200
+
+    def get(self, path, body=None, headers=None, key=KEY):
+        """(status, headers, body) of a plain request."""
+        asked = urllib.request.Request(self.url + path, body, {"Authorization": f"Bearer {key}", **(headers or {})})
+        try:
+            with urllib.request.urlopen(asked, timeout=30) as answer:
+                return answer.status, answer.headers, answer.read()
+        except urllib.error.HTTPError as answer:
+            return answer.code, answer.headers, answer.read()
+
+    def child(self, name):
+        return self._workspace.children(self.run).get(name)
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        return self._workspace.finish(self.process, 60)
+
+
+@contextlib.contextmanager
+def serving(workspace, *options, **more):
+    server = Server(workspace, *options, **more)
+    yield server
+    server.end().expect(0, "the server has ended")
+
+
+def chat_model(workspace):
+    folder = workspace / "chatting"
+    shutil.copytree(DEMO_MODEL, folder)
+    (folder / "chat_template.jinja").write_text(_TEMPLATE)
+    return folder
+
+
+def answers_of_run(workspace, model, lines):
+    """What `poise run` makes of these lines, by custom_id: bodies without what differs each time."""
+    workspace.run(workspace.write_requests("in.jsonl", lines), workspace / "out.jsonl", model=model).expect(0)
+    return {name: comparable(line["response"]["body"]) for name, line in harness.read_results(workspace / "out.jsonl").items()}
+
+
+def comparable(body):
+    body = body if isinstance(body, dict) else body.model_dump(exclude_unset=True)
+    return {name: value for name, value in body.items() if name not in ("id", "created", "model", "_request_id")}
+
+
+def refused(kind, ask, status, code=None):
+    import openai
+
+    try:
+        ask()
+    except getattr(openai, kind) as problem:
+        expect_equal(problem.status_code, status, f"status of {problem}")
+        expect(code is None or problem.code == code, f"code {problem.code!r} instead of {code!r}: {problem}")
+        return problem
+    raise harness.Failed(f"{kind} was expected")
+
+
+LINES = [
+    request("greedy", "where is Jana?"),
+    request("sampled", "who lives in Lorun?", temperature=0.8, seed=5, max_tokens=40, top_p=0.9),
+    request("logprobs", "Paris is", logprobs=3, max_tokens=6),
+    request("echo", "Paris is", logprobs=1, echo=True, max_tokens=1),
+    request("scored", [5, 6, 7, 8], logprobs=0, echo=True, max_tokens=0),
+    request("stopped", "who lives in Lorun?", stop=["."], max_tokens=30),
+    {"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions",
+     "body": {"messages": [{"role": "user", "content": "where is Jana?"}], "temperature": 0, "max_tokens": 12}},
+    {"custom_id": "chat-logprobs", "method": "POST", "url": "/v1/chat/completions",
+     "body": {"messages": [{"role": "user", "content": "who?"}], "temperature": 0, "max_tokens": 5, "logprobs": True, "top_logprobs": 2}},
+]  # fmt: skip
+
+
+def endpoint(client, line):
+    return client.chat.completions if "chat" in line["url"] else client.completions
+
+
+def ask(client, line, **more):
+    own = ("ignore_eos", "top_k", "return_token_ids")
+    body = {"model": client.served, **line["body"]}
+    extra = {name: body.pop(name) for name in own if name in body}
+    return endpoint(client, line).create(**body, **more, extra_body=extra or None)
+
+
+def joined(chunks, chat):
+    """(text, logprobs, finish_reason, usage) of a stream."""
+    text, values, reason, usage = "", [], None, None
+    for chunk in chunks:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            text += (choice.delta.content if chat else choice.text) or ""
+            if choice.logprobs:
+                values += [one.logprob for one in choice.logprobs.content] if chat else choice.logprobs.token_logprobs
+            reason = choice.finish_reason or reason
+    return text, values, reason, usage
+
+
+@test
+def answers_are_those_of_a_run_whole_and_as_streams(workspace):
+    model = chat_model(workspace)
+    wanted = answers_of_run(workspace, model, LINES)
+    with serving(workspace, model=model) as server:
+        client = server.client
+        client.served = str(model)
+        for line in LINES:
+            body = wanted[line["custom_id"]]
+            expect_equal(comparable(ask(client, line)), body, f"the answer to {line['custom_id']}")
+            chat = "chat" in line["url"]
+            text, values, reason, usage = joined(ask(client, line, stream=True, stream_options={"include_usage": True}), chat)
+            choice = body["choices"][0]
+            expect_equal(text, choice["message"]["content"] if chat else choice["text"], f"text of the stream {line['custom_id']}")
+            kept = choice["logprobs"] or {"content": [], "token_logprobs": []}
+            kept = [one["logprob"] for one in kept["content"]] if chat else kept["token_logprobs"]
+            expect_equal((values, reason), (kept, choice["finish_reason"]), f"end of the stream {line['custom_id']}")
+            expect_equal(usage.model_dump(exclude_unset=True), body["usage"], f"usage of the stream {line['custom_id']}")
+        many = client.completions.create(model=model.name, prompt=["where is Jana?", "Paris is"], temperature=0, max_tokens=8, n=1)
+        expect_equal([choice.index for choice in many.choices], [0, 1], "indices")
+        expect_equal(many.choices[0].text, wanted["greedy"]["choices"][0]["text"], "the first of two prompts")
+        _the_model_is_described(server, model)
+        _what_is_wrong_is_told(server)
+        _many_at_once(server, client)
+
+
+def _the_model_is_described(server, model):
+    expect_equal([one.id for one in server.client.models.list()], [str(model)], "models")
+    expect_equal(server.client.models.retrieve(model.name).id, model.name, "a model")
+    status, _, tokens = server.get("/tokenize", b'{"prompt": "where is Jana?"}')
+    tokens = json.loads(tokens)
+    expect_equal((status, tokens["count"]), (200, len(tokens["tokens"])), "tokenize")
+    _, _, text = server.get("/detokenize", json.dumps({"tokens": tokens["tokens"][1:]}).encode())
+    expect_equal(json.loads(text), {"prompt": "where is Jana?"}, "detokenize")
+    _, _, chat = server.get("/tokenize", b'{"messages": [{"role": "user", "content": "a"}]}')
+    expect(json.loads(chat)["count"] > 3, f"a chat has tokens: {chat}")
+    expect("eos_token" in json.loads(server.get("/tokenizer_info")[2]), "tokenizer_info")
+
+
+def _what_is_wrong_is_told(server):
+    import openai
+
+    client = server.client
+    refused("NotFoundError", lambda: client.completions.create(model="another", prompt="x"), 404, "model_not_found")
+    refused("NotFoundError", lambda: client.models.retrieve("another"), 404, "model_not_found")
+    refused("BadRequestError", lambda: client.completions.create(model=client.served, prompt="x", max_tokens=-1), 400, "invalid_value")
+    refused("BadRequestError", lambda: client.completions.create(model=client.served, prompt="x", max_tokens=-1, stream=True), 400)
+    refused("BadRequestError", lambda: client.chat.completions.create(model=client.served, messages=[]), 400)
+    refused("BadRequestError", lambda: client.completions.create(model=client.served, prompt="x " * 2000), 400, "context_length_exceeded")
+    stranger = openai.OpenAI(api_key="wrong", base_url=server.url + "/v1", max_retries=0)
+    refused("AuthenticationError", lambda: stranger.models.list(), 401, "invalid_api_key")
+    for path, body, status in (
+        ("/nothing", None, 404),
+        ("/v1/completions", None, 405),
+        ("/v1/completions", b"{", 400),
+        ("/v1/completions", b"[1]", 400),
+        ("/v1/completions", b'{"prompt": "\xff"}', 400),
+        ("/v1/completions", b'{"prompt": NaN}', 400),
+        ("/v1/completions", b'{"prompt":' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400),
+        ("/v1/completions", b'{"prompt": ["a", 5]}', 400),
+        ("/v1/completions", b'{"prompt": "a", "stream": 1}', 400),
+        ("/v1/completions", b'{"prompt": "a", "stream_options": {}}', 200),
+        ("/detokenize", b'{"tokens": [-1]}', 400),
+        ("/tokenize", b'{"prompt": 5}', 400),
+    ):
+        got, _, told = server.get(path, body)
+        expect_equal(got, status, f"status of {path} {(body or b'')[:40]}: {told[:200]}")
+        expect(status == 200 or {"message", "type", "param", "code"} <= set(json.loads(told)["error"]), f"no error: {told[:200]}")
+
+
+def _many_at_once(server, client):
+    """Every stream of 40 has its own answer."""
+    prompts = [f"where is {name}?" for name in ("Jana", "Petr", "Eva", "Ivan", "Lena")] * 8
+
+    def stream(prompt):
+        return joined(client.completions.create(model=client.served, prompt=prompt, max_tokens=16, temperature=0, stream=True), False)[0]
+
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+        texts = dict.fromkeys(prompts)
+        for prompt, text in zip(prompts, pool.map(stream, prompts)):
+            expect(texts[prompt] in (None, text), f"{prompt}: {text!r} and {texts[prompt]!r}")
+            texts[prompt] = text
+
+
+@test
+def a_server_goes_on_when_its_processes_die(workspace):
+    line = request("long", "who lives in Lorun?", max_tokens=400, temperature=0.9, seed=7)
+    line["body"]["ignore_eos"] = True
+    with serving(workspace, *workspace.paced(2), "--max-open-requests", "4", "--max-body", "64KiB", key=None) as server:
+        client = server.client
+        client.served = DEMO_MODEL.name
+        whole = ask(client, line).choices[0].text
+        for name in ("planner", "gpu_executor"):
+            stream = iter(ask(client, line, stream=True))
+            chunks = [next(stream), next(stream)]
+            os.kill(server.child(name), signal.SIGKILL)
+            expect_equal(joined([*chunks, *stream], False)[0], whole, f"the stream over the death of the {name}")
+        _a_client_that_leaves_is_cancelled(server, client, line)
+        _bounds_hold(server, client, line)
+        _a_front_that_dies_is_replaced(server, client, line, whole)
+    said = harness.said(server.process)
+    expect("Lorun" not in said, "a prompt was printed")
+    for log in server.run.rglob("*"):
+        expect(not log.is_file() or b"Lorun" not in log.read_bytes(), f"a prompt stands in {log.name}")
+
+
+def _status(server):
+    return json.loads((server.run / "status.json").read_text())
+
+
+def _a_client_that_leaves_is_cancelled(server, client, line):
+    stream = ask(client, line, stream=True)
+    next(iter(stream))
+    stream.close()
+    wait_until(lambda: _status(server)["running"] == 0, "the request to be cancelled", 10)
+    with contextlib.suppress(Exception):
+        patient = client.with_options(timeout=0.3)
+        patient.completions.create(model=client.served, prompt="x", max_tokens=400, extra_body={"ignore_eos": True})
+    wait_until(lambda: _status(server)["running"] == 0, "the request to be cancelled", 10)
+
+
+def _bounds_hold(server, client, line):
+    streams = [ask(client, line, stream=True) for _ in range(4)]
+    problem = refused("RateLimitError", lambda: ask(client, line), 429, "too_many_requests")
+    expect(int(problem.response.headers["retry-after"]) >= 1, "when to come again")
+    refused("BadRequestError", lambda: client.completions.create(model=client.served, prompt=["a"] * 5), 400)
+    for stream in streams:
+        stream.close()
+    wait_until(lambda: _status(server)["running"] == 0, "the requests to be cancelled", 10)
+    status, _, told = server.get("/v1/completions", json.dumps({"prompt": "x" * 70000}).encode())
+    expect_equal((status, json.loads(told)["error"]["code"]), (413, "request_too_large"), "a large body")
+
+
+def _a_front_that_dies_is_replaced(server, client, line, whole):
+    stream = ask(client, line, stream=True)
+    next(iter(stream))
+    front = [pid for pid in _children_of(server.process.pid) if "server/start.py" in _words_of(pid)]
+    expect_equal(len(front), 1, "fronts")
+    os.kill(front[0], signal.SIGKILL)
+    with contextlib.suppress(Exception):
+        for _ in stream:
+            pass
+    wait_until(server.healthy, "another front", 20)
+    expect_equal(ask(client, line).choices[0].text, whole, "the answer of the next front")
+    wait_until(lambda: _status(server)["running"] == 0, "the lost request to be dropped", 10)
+
+
+def _words_of(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return ""
+
+
+def _children_of(pid):
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@test
+def what_cannot_be_served_is_refused_in_a_sentence(workspace):
+    import socket
+
+    workspace.poise("serve", "--model", "nowhere").expect(2, "nowhere")
+    workspace.poise("serve", "--model", DEMO_MODEL, "--port", "70000").expect(2, "--port")
+    workspace.poise("serve", "--model", DEMO_MODEL, "--host", "300.0.0.1").expect(2, "--host")
+    workspace.poise("serve", "--model", DEMO_MODEL, "--port", "0", "--api-key", "two words").expect(2, "--api-key")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        workspace.poise("serve", "--model", DEMO_MODEL, "--port", port).expect(2, str(port), "already in use")
+
+
+if __name__ == "__main__":
+    with_clients()
+    raise SystemExit(harness.main())
