@@ -14,18 +14,24 @@ from starlette.routing import Route
 from .bodies import read_object
 from .completions import CHAT, COMPLETIONS, Completions, batch_line
 from .errors import Refused
-from .metrics import Metrics
+from .files import Files
 
 _OPEN_PATHS = ("/health",)
 
 
-def application(settings, planner, chat, tokens):
-    metrics = Metrics(settings, planner)
+def application(settings, planner, chat, tokens, metrics, files, batches):
     completions = Completions(settings, planner, chat, metrics)
+    paths = Files(settings, files, batches.is_needed)
     model = _Model(settings, planner, chat, tokens, completions)
     routes = [
         Route(COMPLETIONS, completions.completions, methods=["POST"]),
         Route(CHAT, completions.chat_completions, methods=["POST"]),
+        Route("/v1/files", paths.files, methods=["GET", "POST"]),
+        Route("/v1/files/{name}", paths.file, methods=["GET", "DELETE"]),
+        Route("/v1/files/{name}/content", paths.content),
+        Route("/v1/batches", batches.batches, methods=["GET", "POST"]),
+        Route("/v1/batches/{name}", batches.batch),
+        Route("/v1/batches/{name}/cancel", batches.cancel, methods=["POST"]),
         Route("/v1/models", model.models),
         Route("/v1/models/{name:path}", model.model),
         Route("/health", model.health),

@@ -6,13 +6,17 @@ import os
 import resource
 import signal
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import uvicorn
 import uvloop
 
 from .application import application
+from .batches import Batches
 from .chat import ChatRenderer
+from .files import FileStore
+from .metrics import Metrics
 from .planner_link import PlannerLink
 from .protocol import BoundedProtocol
 from .tokens import TokenProcess
@@ -43,7 +47,10 @@ async def _serve(settings):
     planner = PlannerLink(settings.front_socket, settings.max_open_requests)
     chat = ChatRenderer(settings.model)
     tokens = TokenProcess(settings.planner_program, settings.model)
-    app = application(settings, planner, chat, tokens)
+    metrics = Metrics(settings, planner)
+    files = FileStore(Path(settings.run_dir) / "files")
+    batches = Batches(settings, planner, chat, metrics, files)
+    app = application(settings, planner, chat, tokens, metrics, files, batches)
     server = _Server(
         uvicorn.Config(
             app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
@@ -54,6 +61,7 @@ async def _serve(settings):
 
     def end():
         planner.closing = True
+        batches.stop()
         server.should_exit = True
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -61,9 +69,11 @@ async def _serve(settings):
     loop.add_reader(settings.death_fd, lambda: os._exit(75))  # the supervisor has ended
     reader = asyncio.create_task(planner.run())
     reader.add_done_callback(lambda task: None if task.cancelled() else end())
+    batches.resume()
     try:
         await server.serve(sockets=[socket.socket(fileno=settings.listen_fd)])
     finally:
+        await batches.close()
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
         chat.close()

@@ -193,6 +193,4 @@ class PlannerLink:
             request.put(event)
 
     def close(self):
-        self._socket.disable_monitor()
-        self._socket.close()
-        self._context.term()
+        self._context.destroy(linger=0)

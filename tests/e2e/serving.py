@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -54,6 +55,7 @@ class Server:
             environment["POISE_SERVE_VENV"] = str(ROOT / "build" / "serve-venv")
         words = ["serve", "--model", model, "--port", "0", "--run-dir", self.run, "--device", "cpu", *options]
         self._workspace = workspace
+        self._before = self._record().get("run_id")  # of a server that was killed
         self.process = workspace.start(*words, env=environment)
         self.url = wait_until(self._url, "the server to listen", 240)
         self.key = key
@@ -62,8 +64,13 @@ class Server:
 
     def _url(self):
         expect(self.process.poll() is None, harness.said(self.process))
+        record = self._record()
+        return record.get("url") if record.get("run_id") != self._before else None
+
+    def _record(self):
         with contextlib.suppress(OSError, ValueError):
-            return json.loads((self.run / "run.json").read_text()).get("url")
+            return json.loads((self.run / "run.json").read_text())
+        return {}
 
     def healthy(self):
         with contextlib.suppress(OSError):
@@ -90,7 +97,9 @@ class Server:
 def serving(workspace, *options, **more):
     server = Server(workspace, *options, **more)
     yield server
+    began = time.monotonic()
     server.end().expect(0, "the server has ended")
+    expect(time.monotonic() - began < 20, "nothing was open, and the server took as long to end as if something were")
 
 
 def chat_model(workspace):
@@ -247,9 +256,9 @@ def _many_at_once(server, client):
 
 @test
 def a_server_goes_on_when_its_processes_die(workspace):
-    line = request("long", "who lives in Lorun?", max_tokens=400, temperature=0.9, seed=7)
+    line = request("long", "who lives in Lorun?", max_tokens=150, temperature=0.9, seed=7)
     line["body"]["ignore_eos"] = True
-    with serving(workspace, *workspace.paced(2), "--max-open-requests", "4", "--max-body", "64KiB", key=None) as server:
+    with serving(workspace, *workspace.paced(1), "--max-open-requests", "4", "--max-body", "64KiB", key=None) as server:
         client = server.client
         client.served = DEMO_MODEL.name
         whole = ask(client, line).choices[0].text
@@ -316,6 +325,122 @@ def _words_of(pid):
 
 def _children_of(pid):
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def upload(client, lines):
+    return client.files.create(file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
+
+
+def order(client, file, endpoint="/v1/completions", window="24h", **more):
+    return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window=window, **more)
+
+
+def ended(client, batch, seconds=60):
+    over = ("completed", "failed", "expired", "cancelled")
+    return wait_for(client, batch, lambda now: now.status in over, seconds)
+
+
+def wait_for(client, batch, condition, seconds=60):
+    """The batch once `condition` holds of it; asks ten times a second."""
+    until = time.monotonic() + seconds
+    while not condition(now := client.batches.retrieve(batch.id)):
+        expect(time.monotonic() < until, f"waited {seconds} s in vain for {now}")
+        time.sleep(0.1)
+    return now
+
+
+def lines_of(client, *files):
+    """Result lines of these files, by custom_id, without times."""
+    found = {}
+    for file in files:
+        for text in client.files.content(file).text.splitlines() if file else ():
+            line = json.loads(text)
+            expect(line["custom_id"] not in found, f"two lines for {line['custom_id']}")
+            found[line["custom_id"]] = line
+            (line["response"] or {"body": {}})["body"].pop("created", None)
+    return found
+
+
+def lines_of_run(workspace, lines, *options):
+    workspace.run(workspace.write_requests("batch.jsonl", lines), workspace / "of_run.jsonl", *options).expect(0)
+    found = harness.read_results(workspace / "of_run.jsonl")
+    for line in found.values():
+        line["response"]["body"].pop("created", None)
+    return found
+
+
+@test
+def a_batch_is_a_run_also_after_everything_was_killed(workspace):
+    lines = [request(f"r{n}", f"where is Jana? {n}", temperature=1, max_tokens=60) for n in range(200)]
+    for bad in (3, 150):
+        lines[bad]["body"]["max_tokens"] = -1
+    wanted = lines_of_run(workspace, lines, "--served-model-name", "m")
+    options = (*workspace.paced(2), "--served-model-name", "m", "--max-num-seqs", "16")
+    server = Server(workspace, *options)
+    batch = order(server.client, upload(server.client, lines), metadata={"for": "a test"})
+    counted = 0
+    for _ in range(2):
+        least = counted + 5
+        counted = wait_for(server.client, batch, lambda now: now.request_counts.completed > least).request_counts.completed
+        children = [server.process.pid, *_children_of(server.process.pid)]
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        server.process.wait()
+        server = Server(workspace, *options)
+        expect(server.client.batches.retrieve(batch.id).request_counts.completed >= counted - 1, "answers were lost")
+    batch = ended(server.client, batch, 120)
+    expect_equal((batch.status, batch.metadata), ("completed", {"for": "a test"}), "the end")
+    expect_equal(batch.request_counts.model_dump(), {"total": 200, "completed": 198, "failed": 2}, "counts")
+    got = lines_of(server.client, batch.output_file_id, batch.error_file_id)
+    expect_equal(len(lines_of(server.client, batch.error_file_id)), 2, "lines of the error file")
+    expect_equal(list(lines_of(server.client, batch.output_file_id))[:4], ["r0", "r1", "r2", "r4"], "the order of answers")
+    differ = [name for name in wanted if got.get(name) != wanted[name]]
+    expect(not differ and len(got) == 200, f"{differ[:5]} differ: {[(got.get(n), wanted[n]) for n in differ[:1]]}")
+    _batches_end_in_each_way(server, server.client)
+    _what_is_wrong_with_batches_is_told(server, server.client, batch)
+    server.end().expect(0)
+
+
+def _batches_end_in_each_way(server, client):
+    slow = [request(f"s{n}", "who?", max_tokens=400) for n in range(60)]
+    for line in slow:
+        line["body"]["ignore_eos"] = True
+    file = upload(client, slow)
+    one, other = order(client, file), order(client, file)  # side by side: both get on
+    for batch in (one, other):
+        wait_for(client, batch, lambda now: now.status == "in_progress")
+    problem = refused("ConflictError", lambda: client.files.delete(file.id), 409, "file_in_use")
+    expect(file.id in str(problem), str(problem))
+    expect(client.batches.cancel(one.id).status in ("cancelling", "cancelled"), "the batch is cancelled")
+    expect_equal(ended(client, one).status, "cancelled", "a cancelled batch")
+    client.batches.cancel(other.id)
+    ended(client, other)
+    late = ended(client, order(client, file, window="1s"))
+    expect_equal(late.status, "expired", "a batch whose window is over")
+    errors = lines_of(client, late.error_file_id)
+    expect(errors and all(line["error"]["code"] == "batch_expired" for line in errors.values()), str(errors)[:300])
+    expect_equal(late.request_counts.completed + late.request_counts.failed, 60, "every line is counted")
+    empty = ended(client, order(client, client.files.create(file=("e", b"\n\n"), purpose="batch")))
+    expect_equal((empty.status, empty.errors.data[0].code), ("failed", "empty_file"), "a batch of nothing")
+    client.files.delete(file.id)
+    refused("NotFoundError", lambda: client.files.retrieve(file.id), 404, "file_not_found")
+
+
+def _what_is_wrong_with_batches_is_told(server, client, batch):
+    file = upload(client, [request("a", "x"), {**request("b", "x"), "url": "/v1/chat/completions"}, "no line"])
+    refused("BadRequestError", lambda: order(client, file, "/v1/embeddings"), 400, "invalid_value")
+    refused("BadRequestError", lambda: order(client, file, window="soon"), 400, "invalid_value")
+    refused("NotFoundError", lambda: client.batches.retrieve("batch_0"), 404, "batch_not_found")
+    refused("NotFoundError", lambda: client.files.content("../run.json"), 404)
+    refused("ConflictError", lambda: client.batches.cancel(batch.id), 409, "batch_not_cancellable")
+    refused("BadRequestError", lambda: client.files.create(file=("a", b"x"), purpose="other"), 400, "invalid_value")
+    mixed = ended(client, order(client, file))
+    expect_equal(mixed.request_counts.model_dump(), {"total": 3, "completed": 1, "failed": 2}, "counts of a mixed file")
+    errors = [json.loads(text) for text in client.files.content(mixed.error_file_id).text.splitlines()]
+    expect_equal([(one["id"], one["response"]["body"]["error"]["param"]) for one in errors], [("poise-2", "url"), ("poise-3", None)], "errors")
+    names = [one.id for one in client.batches.list(limit=2)]
+    expect(names[0] == mixed.id and len(set(names)) == len(names) > 4, f"a list in pages: {names}")
+    expect_equal(len(client.files.list(purpose="batch").data), 3, "files of inputs")
 
 
 @test

@@ -21,6 +21,8 @@ from . import processes
 SERVER = ROOT / "launch" / "server"
 _NEEDS = SERVER / "requirements.txt"
 _MOST_STDERR = 1 << 20
+# Lines of batches that the planner has at a time: twice as many as may run, so that none is missing while others are sent.
+_MOST_AT_A_TIME, _LEAST_WINDOW = 256, 64
 
 
 def environment_folder():
@@ -125,6 +127,8 @@ def settings_of(given, arguments, listener, death_fd, version):
         "death_fd": death_fd,
         "max_open_requests": given.max_open_requests,
         "max_body": given.max_body,
+        "max_file": given.max_file,
+        "batch_window": max(2 * (given.max_num_seqs or _MOST_AT_A_TIME), _LEAST_WINDOW),
         "drain_seconds": int(given.drain_timeout),
         "version": version,
     }

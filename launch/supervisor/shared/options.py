@@ -164,6 +164,7 @@ def serve_parser():
     made.add_argument("--run-dir", default="serve.poise", metavar="DIR", help="state and logs (default: serve.poise)")
     made.add_argument("--max-open-requests", type=quantities.count, default=4096, metavar="N", help="accepted at a time; more get 429 (default: 4096)")
     made.add_argument("--max-body", type=quantities.size, default=32 << 20, metavar="SIZE", help="of a request (default: 32MiB); larger ones get 413")
+    made.add_argument("--max-file", type=quantities.size, default=512 << 20, metavar="SIZE", help="of an upload (default: 512MiB); larger ones get 413")
     made.add_argument("--drain-timeout", type=quantities.positive, default=30.0, metavar="SECONDS", help="for open requests when it is asked to end (default: 30)")
     add_planning(made)
     add_loading(made)
