@@ -3,7 +3,8 @@
 
     score.py RESULTS.jsonl [--answers answers.json] [--at-least 95]
 
-Each line of RESULTS is an OpenAI batch result; a missing or failed one counts as wrong.
+Each line of RESULTS is an OpenAI batch result, of completions or of chat (--answers
+chat_answers.json); a missing or failed one counts as wrong.
 """
 
 import argparse
@@ -20,7 +21,8 @@ def answer_texts(path):
             result = json.loads(line)
             body = (result.get("response") or {}).get("body") or {}
             choices = body.get("choices") or [{}]
-            texts[result.get("custom_id")] = choices[0].get("text")
+            message = choices[0].get("message") or {}
+            texts[result.get("custom_id")] = choices[0].get("text", message.get("content"))
     return texts
 
 

@@ -11,7 +11,7 @@ from .shared.trouble import CANNOT_START, DONE, INTERNAL, INTERRUPTED, Refusal, 
 
 # Command: (module, function, what it does). A module is imported only when its command is called, so that `run` starts fast.
 COMMANDS = {
-    "demo": ("commands.demo", "demo", "sets up, builds, answers prompts with the bundled tiny model"),
+    "demo": ("commands.demo", "demo", "sets up, builds, answers prompts and chats with bundled tiny models"),
     "test": ("development.tests", "test", "sets up, builds, runs every test"),
     "setup": ("development.setup", "setup", "installs what is missing and builds"),
     "run": ("commands.run", "run", "answers every line of a file of requests"),

@@ -22,6 +22,19 @@ def the_demo_model_answers_its_questions(workspace):
     expect("0 errors" in ended.err, f"no summary: {ended.err}")
 
 
+@test
+def the_chat_model_answers_its_questions(workspace):
+    """Held-out last turns of conversations, at least 95 % right: plain, and with packed weights and context."""
+    for name, options in (("plain", ()), ("packed", ("--quantization", "int4", "--kv-cache-dtype", "int8"))):
+        output = workspace / f"{name}.jsonl"
+        workspace.run(DEMO / "chat_questions.jsonl", output, *options, model=DEMO / "chat_model").expect(0)
+        score = subprocess.run(
+            [sys.executable, str(DEMO / "score.py"), str(output), "--answers", str(DEMO / "chat_answers.json")],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        expect(score.returncode == 0, f"{name}: {score.stdout}{score.stderr}")
+
+
 def logprobs(answer):
     """Of all tokens but the first, which nothing foretells."""
     return answer["logprobs"]["token_logprobs"][1:]
@@ -59,6 +72,9 @@ def demo_prints_prompts_and_answers(workspace):
         prompt = json.loads(line)["body"]["prompt"].splitlines()[0]
         expect(prompt in ended.out, f"{prompt!r} is not shown:\n{ended.out}")
     expect("A: 85" in ended.out, f"47 + 38 is not 85:\n{ended.out}")
+    for line in ("user: What do I like?", "assistant: You like figs."):
+        expect(line in ended.out, f"{line!r} is not shown:\n{ended.out}")
+    expect("8 prompts answered" in ended.err and "4 chats answered" in ended.err, ended.err)
 
 
 @test

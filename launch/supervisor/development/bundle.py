@@ -1,4 +1,4 @@
-"""`poise bundle`: a directory of programs, their libraries, launcher and demo model, for a machine where nothing can be
+"""`poise bundle`: a directory of programs, their libraries, launcher and demo models, for a machine where nothing can be
 installed: any Linux of x86-64 with a C library as new as ours and Python 3.11.
 
     bundle.json   version, commit   bin/     programs, stripped     lib/   their libraries, found through the programs' RPATH
@@ -31,7 +31,7 @@ _OF_THE_MACHINE = re.compile(
     r"|lib(cuda|nvidia-.*|nvcuvid)\.so.*"
 )
 _KEPT = {
-    "launch": ("poise", "start.py", "supervisor/*.py", "supervisor/*/*.py", "demo/model/*", "demo/*.jsonl", "demo/answers.json", "demo/score.py"),
+    "launch": ("poise", "start.py", "supervisor/*.py", "supervisor/*/*.py", "demo/*model/*", "demo/*.jsonl", "demo/*answers.json", "demo/score.py"),
     "bench": ("*.sh", "*.py", "works.json", "README.md", "models/*", "peers/*.py"),
     "tests": (
         *("golden/models/*", "golden/models/*/*", "golden/tokenizer/*", "golden/tokenizer/*/*"),
