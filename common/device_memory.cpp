@@ -39,6 +39,7 @@ void check_limits(const ModelShape& shape, const DeviceLimits& limits) {
   check_count("gpu_kv_blocks", limits.gpu_kv_blocks, 0);
   check_count("logits_rows", limits.logits_rows, 1);
   check_count("max_context", limits.max_context, 1);
+  check_count("logit_edits", limits.logit_edits, 0);
   if (limits.max_entries() == 0) {
     fail("act_slots and kv_slots are both 0: attention needs at least one slot");
   }
@@ -146,6 +147,7 @@ DeviceSizes device_sizes(const ModelShape& shape, DType dtype, const DeviceLimit
                             : Bytes{0},
       .logits = aligned(logits_rows * shape.vocab_size * kFloat),
       .sampled = aligned(2 * logits_rows * kSampledRowBytes),
+      .logit_edits = aligned(std::int64_t{limits.logit_edits} * kLogitEditBytes),
       .batch_tables = batch_table_bytes(shape, limits),
       .iteration_tables = iteration_table_bytes(shape, limits),
   };
@@ -164,11 +166,11 @@ Bytes device_memory(const ModelShape& shape, DType dtype, const DeviceLimits& li
   check_limits(shape, limits);
   const DeviceSizes sizes = device_sizes(shape, dtype, limits);
   return sizes.outer_slab + sizes.layer_slab * limits.resident_layers + sizes.unpacked +
-         sizes.regenerated + sizes.context_blocks + sizes.plain_kv + sizes.rotary + sizes.hidden + sizes.q +
-         sizes.attended + sizes.normed + sizes.mlp + sizes.head_rows + sizes.head_normed +
+         sizes.regenerated + sizes.context_blocks + sizes.plain_kv + sizes.rotary + sizes.hidden +
+         sizes.q + sizes.attended + sizes.normed + sizes.mlp + sizes.head_rows + sizes.head_normed +
          sizes.head_projected + sizes.logits + overhead +
          (sizes.layer_buffer + sizes.act_buffer + sizes.kv_buffer + sizes.new_act + sizes.new_kv +
-          sizes.sampled + sizes.batch_tables + sizes.iteration_tables) *
+          sizes.sampled + sizes.logit_edits + sizes.batch_tables + sizes.iteration_tables) *
              2;
 }
 
@@ -202,6 +204,7 @@ DeviceMemoryPlan plan_device_memory(const ModelShape& shape, DType dtype,
       "logits",
       sizes.head_rows + sizes.head_normed + sizes.head_projected + sizes.logits + sizes.sampled * 2,
       fmt::format("{} of {}", counted(limits.logits_rows, "row"), shape.vocab_size));
+  table.add("edits of logits", sizes.logit_edits * 2, "2 × " + counted(limits.logit_edits, "edit"));
   table.add("tables", (sizes.batch_tables + sizes.iteration_tables) * 2,
             fmt::format("2 × {}, {}", counted(limits.max_entries(), "entry"),
                         counted(limits.max_rows, "row")));

@@ -28,6 +28,7 @@ struct DeviceLimits {
   std::int32_t max_context = 0;
   std::int32_t gpu_act_blocks = 0;  // ACT blocks that stay on the device, in every layer
   std::int32_t gpu_kv_blocks = 0;   // KV blocks likewise
+  std::int32_t logit_edits = 0;  // of the samples of logits_rows rows together; of one in any case
   KvFormat kv_format = KvFormat::plain;
 
   // Attention entries in a mini-batch: one for each slot.
@@ -65,7 +66,8 @@ bool is_panelled(const WeightEntry& entry);
 inline constexpr std::int64_t kRowMoveBytes = 16;
 inline constexpr std::int64_t kContextBlockBytes = 8;
 inline constexpr std::int64_t kAttentionSequenceBytes = 16;
-inline constexpr std::int64_t kSampleRowBytes = 40;
+inline constexpr std::int64_t kSampleRowBytes = 56;
+inline constexpr std::int64_t kLogitEditBytes = 16;
 inline constexpr std::int64_t kSampledRowBytes = 172;
 inline constexpr std::int64_t kRotaryPlaceBytes = 8;
 
@@ -92,6 +94,7 @@ struct DeviceSizes {
   Bytes head_projected;    // (logits_rows, word_embed_proj_dim), models that project
   Bytes logits;            // (logits_rows, vocab_size)
   Bytes sampled;           // of each of two: (2 · logits_rows) records
+  Bytes logit_edits;       // of each of two: (logit_edits)
   Bytes batch_tables;      // of each of two: what one mini-batch needs in a layer
   Bytes iteration_tables;  // of each of two: what an iteration's embedding and head need
 };

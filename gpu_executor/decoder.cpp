@@ -315,6 +315,7 @@ void Decoder::head(const OuterWeights& weights, const HeadInput& input) {
   device_.launch(SampleTokens{.out = input.sampled,
                               .rows = input.sample_rows,
                               .logits = floats(logits_),
+                              .edits = input.edits,
                               .count = input.sample_count,
                               .vocab_size = shape_.vocab_size});
 }

@@ -73,6 +73,7 @@ struct HeadInput {
   const RowMove* moves;          // (rows) wanted rows, to 0, 1, …
   const SampleRow* sample_rows;  // (sample_count); `row` counts wanted rows
   SampledRow* sampled;           // (sample_count); written
+  LogitEdit* edits;              // of all sample rows; changed
   std::int32_t rows, sample_count;
 };
 

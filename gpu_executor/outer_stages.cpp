@@ -1,5 +1,7 @@
 #include "gpu_executor/outer_stages.h"
 
+#include <algorithm>
+
 namespace poise {
 
 OuterStages::OuterStages(const StageParts& parts, const DeviceSizes& sizes) : parts_(parts) {
@@ -11,8 +13,10 @@ OuterStages::OuterStages(const StageParts& parts, const DeviceSizes& sizes) : pa
   }
   for (SampleSide& side : sample_sides_) {
     side = {.sampled = device.allocate(sizes.sampled, "samples"),
+            .edits = device.allocate(sizes.logit_edits, "edits of logits"),
             .made = device.make_signal(),
-            .taken = device.make_signal()};
+            .taken = device.make_signal(),
+            .edits_there = device.make_signal()};
   }
 }
 
@@ -62,20 +66,45 @@ void OuterStages::read_by_layer(const IterationWork& work) {
 
 void OuterStages::run_head(RunningOrder& order, const LayerOrderWork& work) {
   IterationSide& side = sides_[order.work->side];
+  const std::vector<HeadChunk>& chunks = order.work->head;
+  const auto side_of = [&](std::size_t i) -> SampleSide& {
+    return sample_sides_[i % sample_sides_.size()];
+  };
+  // Before the weights, which nothing here waits for.
+  for (std::size_t i = 0; i < std::min(chunks.size(), sample_sides_.size()); ++i) {
+    bring_edits(*order.work, chunks[i], side_of(i));
+  }
   for (const std::uint32_t id : work.mini_batches) {
     order.link.weights += parts_.weights.fetch_behind(id, work.fetch);
   }
   std::int64_t result = 0;
-  for (std::size_t i = 0; i < order.work->head.size(); ++i) {
-    const HeadChunk& chunk = order.work->head[i];
-    compute_head(*order.work, chunk, sample_sides_[i % sample_sides_.size()], side.tables.data(),
-                 result);
-    result += chunk.samples;
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    compute_head(*order.work, chunks[i], side_of(i), side.tables.data(), result);
+    result += chunks[i].samples;
+    if (i + sample_sides_.size() < chunks.size()) {
+      bring_edits(*order.work, chunks[i + sample_sides_.size()], side_of(i));
+    }
   }
   for (std::size_t i = 0; i < work.mini_batches.size(); ++i) {
     parts_.orders.mark(order, WaitsFor::rows, true);
   }
   parts_.device.record(*side.computed, Stream::compute);
+}
+
+void OuterStages::bring_edits(const IterationWork& work, const HeadChunk& chunk, SampleSide& side) {
+  if (chunk.edits.bytes.n == 0) {
+    return;
+  }
+  Device& device = parts_.device;
+  device.wait(Stream::copy_in, *side.made);  // the chunk before read its own there
+  const Copy copy{.to = side.edits.data(),
+                  .from = work.tables.data() + chunk.edits.offset,
+                  .bytes = chunk.edits.bytes};
+  parts_.tracer.begin({.kind = messages::SpanKind::Tables, .stream = Stream::copy_in});
+  device.copy(Stream::copy_in, {&copy, 1});
+  parts_.tracer.end(copy.bytes);
+  device.record(*side.edits_there, Stream::copy_in);
+  device.wait(Stream::compute, *side.edits_there);
 }
 
 void OuterStages::compute_head(const IterationWork& work, const HeadChunk& chunk, SampleSide& side,
@@ -88,6 +117,7 @@ void OuterStages::compute_head(const IterationWork& work, const HeadChunk& chunk
                                  .moves = at<RowMove>(table, chunk.moves),
                                  .sample_rows = at<SampleRow>(table, chunk.sample_rows),
                                  .sampled = sampled,
+                                 .edits = reinterpret_cast<LogitEdit*>(side.edits.data()),
                                  .rows = chunk.rows,
                                  .sample_count = chunk.samples});
   tracer.end();

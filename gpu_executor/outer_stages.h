@@ -35,10 +35,12 @@ class OuterStages {
   };
   // Half of the samples of the head's chunks.
   struct SampleSide {
-    Buffer sampled;
+    Buffer sampled, edits;
     std::unique_ptr<Event> made, taken;  // compute, copy_out
+    std::unique_ptr<Event> edits_there;  // copy_in
   };
 
+  void bring_edits(const IterationWork& work, const HeadChunk& chunk, SampleSide& side);
   void compute_head(const IterationWork& work, const HeadChunk& chunk, SampleSide& side,
                     const std::byte* table, std::int64_t first_result);
 

@@ -15,6 +15,7 @@ namespace {
 static_assert(sizeof(RowMove) == kRowMoveBytes && sizeof(ContextBlock) == kContextBlockBytes);
 static_assert(sizeof(RotaryPlace) == kRotaryPlaceBytes);
 static_assert(sizeof(AttentionSequence) == kAttentionSequenceBytes);
+static_assert(sizeof(LogitEdit) == kLogitEditBytes);
 static_assert(sizeof(SampleRow) == kSampleRowBytes && sizeof(SampledRow) == kSampledRowBytes);
 
 constexpr std::int64_t kSpanAlignment = 256;
@@ -188,9 +189,11 @@ class HeadBuilder {
       if (target < 0 && !generate) {
         continue;
       }
-      const std::int32_t row = add_row(work.first_row + sequence.first_row() + i);
+      const std::uint32_t edits =
+          generate && sample.edits() != nullptr ? sample.edits()->size() : 0;
+      const std::int32_t row = add_row(work.first_row + sequence.first_row() + i, edits);
       if (target >= 0) {
-        add_sample({.row = row, .logprobs = sample.logprobs(), .target = target});
+        add_sample({.row = row, .logprobs = prompt_top(sample), .target = target});
         work.results.push_back({.sample = index, .prompt = true});
       }
       if (generate) {
@@ -201,7 +204,18 @@ class HeadBuilder {
                     .seed = sample.seed(),
                     .step = sample.step(),
                     .logprobs = sample.logprobs(),
-                    .target = -1});
+                    .target = -1,
+                    .min_p = sample.min_p(),
+                    .only_edited = sample.only_edited() ? 1 : 0,
+                    .first_edit = static_cast<std::int32_t>(chunks_.back().edits.size()),
+                    .edits = to_int(edits)});
+        for (std::uint32_t e = 0; e < edits; ++e) {
+          const messages::LogitEdit& edit = *sample.edits()->Get(e);
+          chunks_.back().edits.push_back({.token = edit.token(),
+                                          .bias = edit.bias(),
+                                          .factor = edit.factor(),
+                                          .minus = edit.minus()});
+        }
         work.results.push_back({.sample = index, .prompt = false});
       }
     }
@@ -218,15 +232,32 @@ class HeadBuilder {
     return chunks;
   }
 
+  // Each chunk's edits, in a span of their own.
+  void finish_edits(TableWriter& writer, std::vector<HeadChunk>& chunks) const {
+    for (std::size_t i = 0; i < chunks.size(); ++i) {
+      if (!chunks_[i].edits.empty()) {
+        writer.begin_span();
+        writer.add(chunks_[i].edits);
+        chunks[i].edits = writer.end_span();
+      }
+    }
+  }
+
  private:
   struct Chunk {
     std::vector<RowMove> moves;
     std::vector<SampleRow> samples;
+    std::vector<LogitEdit> edits;
   };
 
-  std::int32_t add_row(std::int64_t from) {
+  static std::int32_t prompt_top(const messages::Sample& sample) {
+    return sample.prompt_top() >= 0 ? sample.prompt_top() : sample.logprobs();
+  }
+
+  std::int32_t add_row(std::int64_t from, std::uint32_t edits) {
     if (chunks_.empty() ||
-        chunks_.back().moves.size() == static_cast<std::size_t>(limits_.logits_rows)) {
+        chunks_.back().moves.size() == static_cast<std::size_t>(limits_.logits_rows) ||
+        chunks_.back().edits.size() + edits > static_cast<std::size_t>(limits_.logit_edits)) {
       chunks_.emplace_back();
     }
     auto& moves = chunks_.back().moves;
@@ -359,6 +390,7 @@ IterationWork make_work(const messages::Iteration& iteration,
   }
   work.head = head.finish(writer);
   work.table.span = writer.end_span();
+  head.finish_edits(writer, work.head);
   for (const messages::MiniBatch* batch : *iteration.mini_batches()) {
     MiniBatchWork& one = work.mini_batches[batch->id()];
     one.after = std::move(after[batch->id()]);
@@ -401,11 +433,12 @@ messages::IterationDoneT results_of(const IterationWork& work) {
                   sizeof row);
       const ResultRow& of = batch.results[i];
       messages::SampleResultT& result = results[of.sample];
-      result.finite = result.finite && row.token >= 0;
+      result.finite = result.finite && row.token != kNotFinite;
       if (of.prompt) {
         result.prompt.push_back(std::make_unique<messages::LogprobRowT>(logprob_row(row)));
       } else {
-        result.token = row.token;
+        result.token = std::max(row.token, -1);
+        result.barred = row.token == kAllBarred;
         if (batch.samples[of.sample].logprobs) {
           result.chosen = std::make_unique<messages::LogprobRowT>(logprob_row(row));
         }

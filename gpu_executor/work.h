@@ -58,11 +58,12 @@ struct LayerTable {
   std::int64_t act_places = 0;
 };
 
-// At most logits_rows rows of the head, of whatever mini-batches.
+// At most logits_rows rows of the head, of whatever mini-batches, and at most logit_edits edits.
 struct HeadChunk {
   std::int64_t moves = 0;        // (rows)
   std::int64_t sample_rows = 0;  // (samples)
   std::int32_t rows = 0, samples = 0;
+  TableSpan edits;  // of logits, which come with the chunk
 };
 struct BlockLoad {  // neighbouring blocks into neighbouring slots
   BlockKind kind;

@@ -224,21 +224,34 @@ struct SampleRow {
   std::uint64_t seed, step;
   std::int32_t logprobs;  // best k to report; -1: none at all
   std::int32_t target;    // >= 0: report this token instead of sampling one
+  float min_p = 0;        // tokens of less than this share of the best one's weight are left out
+  std::int32_t only_edited = 0;            // 1: only tokens with an edit may be sampled
+  std::int32_t first_edit = 0, edits = 0;  // of SampleTokens::edits, by token, each once
 };
+// One token's logit before the draw: x + bias; then x / factor where that is above 0, else x · factor;
+// then x - minus, at most ±kLargestLogit. A bias of minus infinity bars the token.
+struct LogitEdit {
+  std::int32_t token;
+  float bias, factor, minus;
+};
+inline constexpr float kLargestLogit = 3.0e38f;
 inline constexpr int kMaxLogprobs = 20;
+inline constexpr std::int32_t kNotFinite = -1, kAllBarred = -2;  // instead of a token
 struct SampledRow {
-  std::int32_t token;  // sampled, or the target; -1 where the logits are not finite
-  float logprob;       // of that token, natural log, before temperature and cuts
+  std::int32_t token;  // sampled, or the target; or one of the two above
+  float logprob;       // of that token, natural log, before edits, temperature and cuts
   std::int32_t top_count;
   std::int32_t top_token[kMaxLogprobs];  // best first; ties: the lower id first
   float top_logprob[kMaxLogprobs];
 };
 // Greedy takes the lowest id among equal maxima. A random number is a function of (seed, step)
-// alone.
+// alone. Of what min_p, top_k and top_p leave out, each speaks of what the ones before it kept.
+// REQUIRES: a row of logits with edits belongs to one sample alone.
 struct SampleTokens {
   SampledRow* out;        // (count)
   const SampleRow* rows;  // (count)
-  const float* logits;    // (max row + 1, vocab_size)
+  float* logits;          // (max row + 1, vocab_size); a row with edits is changed
+  LogitEdit* edits;       // of all rows; changed
   std::int32_t count, vocab_size;
 };
 

@@ -38,7 +38,8 @@ void bench_sample_tokens(cpu::Workers& workers, const Ceilings& ceilings) {
     }
     std::vector<SampledRow> out(rows.size());
     const double seconds = best_seconds([&] {
-      cpu::sample_tokens({out.data(), rows.data(), logits.data(), kRows, kVocabulary}, workers);
+      cpu::sample_tokens({out.data(), rows.data(), logits.data(), nullptr, kRows, kVocabulary},
+                         workers);
     });
     print_bytes(fmt::format("sample {} x {} {}", kRows, kVocabulary, s.name), seconds,
                 static_cast<double>(logits.size()) * 4, ceilings.read_bytes);

@@ -27,6 +27,7 @@ DeviceLimits limits_of(const messages::Configure& configure) {
           .max_context = configure.max_context(),
           .gpu_act_blocks = configure.gpu_act_blocks(),
           .gpu_kv_blocks = configure.gpu_kv_blocks(),
+          .logit_edits = configure.logit_edits(),
           .kv_format = static_cast<KvFormat>(configure.kv_format())};
 }
 

@@ -67,6 +67,7 @@ class RowCheck {
   void check_store_target(std::uint32_t i, const messages::Store& store) const;
   void check_samples() const;
   void check_targets(std::uint32_t i, const messages::Sample& sample) const;
+  void check_edits(std::uint32_t i, const messages::Sample& sample) const;
 
   const CheckedBatch& batch_;
   std::vector<std::uint32_t> sequence_of_row_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "common/families/rotary.h"
 #include "gpu_executor/order_check/order_check_batch.h"
@@ -181,7 +182,48 @@ void RowCheck::check_samples() const {
       batch_.refuse("sample {} wants {} logprobs, not -1 to {}", i, sample.logprobs(),
                     kMaxLogprobs);
     }
+    if (sample.prompt_top() < -1 || sample.prompt_top() > kMaxLogprobs) {
+      batch_.refuse("sample {} wants {} logprobs of its prompt, not -1 to {}", i,
+                    sample.prompt_top(), kMaxLogprobs);
+    }
+    if (!(sample.min_p() >= 0 && sample.min_p() <= 1)) {
+      batch_.refuse("sample {} has min_p {}", i, sample.min_p());
+    }
     check_targets(i, sample);
+    check_edits(i, sample);
+  }
+}
+
+void RowCheck::check_edits(std::uint32_t i, const messages::Sample& sample) const {
+  const std::uint32_t edits = size_of_vector(sample.edits());
+  if (edits == 0 && !sample.only_edited()) {
+    return;
+  }
+  if (edits > static_cast<std::uint32_t>(batch_.limits.logit_edits)) {
+    batch_.refuse("sample {} has {} edits of logits; logit_edits allows {}", i, edits,
+                  batch_.limits.logit_edits);
+  }
+  if (!sample.generate()) {
+    batch_.refuse("sample {} has edits of logits and generates nothing", i);
+  }
+  if (sample.prompt_logprobs() &&
+      sample.prompt_targets()->Get(sample.prompt_targets()->size() - 1) >= 0) {
+    batch_.refuse("sample {} edits the logits of a row that has a prompt target", i);
+  }
+  std::int32_t least = 0;
+  for (std::uint32_t e = 0; e < edits; ++e) {
+    const messages::LogitEdit& edit = *sample.edits()->Get(e);
+    if (edit.token() < least || edit.token() >= batch_.shape.vocab_size) {
+      batch_.refuse("edit {} of sample {} is of token {}: edits are in the order of tokens, of {}",
+                    e, i, edit.token(), batch_.shape.vocab_size);
+    }
+    least = edit.token() + 1;
+    const bool bars = edit.bias() == -std::numeric_limits<float>::infinity();
+    if (!(bars || std::isfinite(edit.bias())) ||
+        !(std::isfinite(edit.factor()) && edit.factor() > 0) || !std::isfinite(edit.minus())) {
+      batch_.refuse("edit {} of sample {} has bias {}, factor {}, minus {}", e, i, edit.bias(),
+                    edit.factor(), edit.minus());
+    }
   }
 }
 

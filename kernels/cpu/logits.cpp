@@ -109,6 +109,17 @@ double Logits::weight(float value) const {
   return static_cast<double>(weight);
 }
 
+Kept keep_likely(const Logits& logits, float share) {
+  // Weights rise with logits: all below a value weigh too little.
+  const float below = largest_value(kLowestLogit, logits.maximum, [&](float x) {
+    return x == kLowestLogit || logits.weight(x) < static_cast<double>(share);
+  });
+  Kept kept;
+  kept.value = below < logits.maximum ? next_above(below) : logits.maximum;
+  kept.ties = logits.count_at_least(kept.value) - logits.count_at_least(next_above(kept.value));
+  return kept;
+}
+
 Kept keep_best(Logits* logits, std::int64_t k, const GatheredLogits& room) {
   const float bound = bound_of_best(*logits, k, room);
   if (bound != kLowestLogit) {

@@ -41,6 +41,8 @@ struct Kept {
   std::int64_t ties = 0;
 };
 
+// Those of at least `share` of the best one's weight.
+Kept keep_likely(const Logits& logits, float share);
 // The k best, of equals the lower ids. REQUIRES: 1 ≤ k ≤ logits->count.
 Kept keep_best(Logits* logits, std::int64_t k, const GatheredLogits& room);
 // The smallest set of the best of `kept` that has a share of at least top_p < 1 of its mass.

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "kernels/cpu/kernels_cpu.h"
 #include "kernels/cpu/logits.h"
@@ -13,7 +14,11 @@ constexpr float kGreedyBelow = 1e-5f;  // vLLM's
 std::int32_t draw_token(const SampleRow& row, Logits logits, const GatheredLogits& room) {
   logits.scale = 1.0f / row.temperature;
   Kept kept;
-  if (row.top_k > 0 && row.top_k < logits.count) {
+  if (row.min_p > 0) {
+    kept = keep_likely(logits, row.min_p);
+  }
+  if (row.top_k > 0 && row.top_k < logits.count &&
+      (kept.value == kLowestLogit || logits.count_at_least(kept.value) > row.top_k)) {
     kept = keep_best(&logits, row.top_k, room);
   }
   if (row.top_p < 1.0f) {
@@ -22,34 +27,81 @@ std::int32_t draw_token(const SampleRow& row, Logits logits, const GatheredLogit
   return draw(logits, kept, uniform(row.seed, row.step));
 }
 
-void sample_row(const SampleRow& row, const float* data, std::int32_t count,
+float edited(float logit, const LogitEdit& edit) {
+  if (edit.bias == kLowestLogit) {
+    return kLowestLogit;
+  }
+  const float biased = logit + edit.bias;
+  const float scaled = biased > 0 ? biased / edit.factor : biased * edit.factor;
+  return std::clamp(scaled - edit.minus, -kLargestLogit, kLargestLogit);
+}
+
+// The edits of one row; `bias` becomes the logit before.
+void apply_edits(const SampleRow& row, float* data, std::int32_t count,
+                 std::span<LogitEdit> edits) {
+  for (LogitEdit& edit : edits) {
+    const float before = data[edit.token];
+    data[edit.token] = edited(before, edit);
+    edit.minus = data[edit.token];
+    edit.bias = before;
+  }
+  if (row.only_edited != 0) {
+    std::fill(data, data + count, kLowestLogit);
+    for (const LogitEdit& edit : edits) {
+      data[edit.token] = edit.minus;
+    }
+  }
+}
+
+// With the logits as they are now, some of which may be barred.
+std::int32_t choose_token(const SampleRow& row, const Logits& logits, const GatheredLogits& room) {
+  if (logits.maximum == kLowestLogit) {
+    return kAllBarred;
+  }
+  if (row.temperature < kGreedyBelow) {
+    const float* best = std::find(logits.values, logits.values + logits.count, logits.maximum);
+    return static_cast<std::int32_t>(best - logits.values);
+  }
+  return draw_token(row, logits, room);
+}
+
+void sample_row(const SampleRow& row, float* data, std::int32_t count, std::span<LogitEdit> edits,
                 const GatheredLogits& room, SampledRow* out) {
   const LaneKernels& kernels = active_kernels();
   *out = {};
   const LogitScan scan = kernels.scan_logits(data, count);
   if (!scan.finite) {
-    out->token = -1;
+    out->token = kNotFinite;
     return;
   }
-  const Logits logits{kernels, data, nullptr, count, scan.maximum, 1.0f};
+  Logits logits{kernels, data, nullptr, count, scan.maximum, 1.0f};
+  double log_mass = 0;
+  const auto logprob = [&](float logit) {
+    return static_cast<float>(static_cast<double>(logit - scan.maximum) - log_mass);
+  };
+  const bool reports = row.logprobs >= 0 || row.target >= 0;
+  if (reports) {  // of the logits before any edit
+    log_mass = std::log(logits.mass_at_least(kLowestLogit));
+    if (row.logprobs > 0) {
+      out->top_count = best_ids(logits, std::min(row.logprobs, kMaxLogprobs), out->top_token);
+      std::transform(out->top_token, out->top_token + out->top_count, out->top_logprob,
+                     [&](std::int32_t id) { return logprob(data[id]); });
+    }
+  }
+  const bool edits_any = !edits.empty() || row.only_edited != 0;
   if (row.target >= 0) {
     out->token = row.target;
-  } else if (row.temperature < kGreedyBelow) {
-    out->token = scan.argmax;
+  } else if (edits_any) {
+    apply_edits(row, data, count, edits);
+    logits.maximum = kernels.scan_logits(data, count).maximum;
+    out->token = choose_token(row, logits, room);
   } else {
-    out->token = draw_token(row, logits, room);
+    out->token = row.temperature < kGreedyBelow ? scan.argmax : draw_token(row, logits, room);
   }
-  if (row.logprobs < 0 && row.target < 0) {
-    return;
-  }
-  const double log_mass = std::log(logits.mass_at_least(kLowestLogit));
-  const auto logprob = [&](std::int32_t id) {
-    return static_cast<float>(static_cast<double>(data[id] - scan.maximum) - log_mass);
-  };
-  out->logprob = logprob(out->token);
-  if (row.logprobs > 0) {
-    out->top_count = best_ids(logits, std::min(row.logprobs, kMaxLogprobs), out->top_token);
-    std::transform(out->top_token, out->top_token + out->top_count, out->top_logprob, logprob);
+  if (reports && out->token >= 0) {
+    const auto edit = std::ranges::lower_bound(edits, out->token, {}, &LogitEdit::token);
+    const bool was_edited = row.target < 0 && edit != edits.end() && edit->token == out->token;
+    out->logprob = logprob(was_edited ? edit->bias : data[out->token]);
   }
 }
 
@@ -64,7 +116,7 @@ void sample_tokens(const SampleTokens& op, Workers& workers) {
         reinterpret_cast<float*>(scratch),
         reinterpret_cast<std::int32_t*>(scratch + 4 * GatheredLogits::kCapacity)};
     sample_row(row, op.logits + static_cast<std::int64_t>(row.row) * op.vocab_size, op.vocab_size,
-               room, &op.out[i]);
+               {op.edits + row.first_edit, static_cast<std::size_t>(row.edits)}, room, &op.out[i]);
   });
 }
 

@@ -40,6 +40,15 @@ __device__ __noinline__ Mass weight_of(float logit, float maximum, float scale) 
   return __float2ull_rn(expf((logit - maximum) * scale) * 0x1p40f);
 }
 
+__device__ float edited(float logit, const LogitEdit& edit) {
+  if (edit.bias == -INFINITY) {
+    return -INFINITY;
+  }
+  const float biased = __fadd_rn(logit, edit.bias);
+  const float scaled = biased > 0 ? __fdiv_rn(biased, edit.factor) : __fmul_rn(biased, edit.factor);
+  return fminf(fmaxf(__fsub_rn(scaled, edit.minus), -kLargestLogit), kLargestLogit);
+}
+
 struct Shared {
   Key keys[kWarps];
   double sums[kWarps];
@@ -49,7 +58,7 @@ struct Shared {
 
 class Row {
  public:
-  __device__ Row(const float* logits, std::int32_t count, Shared& shared)
+  __device__ Row(float* logits, std::int32_t count, Shared& shared)
       : logits_(logits), count_(count), shared_(shared) {}
 
   // Whether all are finite; then what follows may be asked. All threads call all of these.
@@ -67,20 +76,60 @@ class Row {
     return over_block<kThreads>(broken, Key{0}, Larger(), shared_.keys) == 0;
   }
   __device__ std::int32_t best() const { return best_; }
-
-  __device__ float logprob(std::int32_t id) {
+  // Of the logits before `edit`.
+  __device__ float logprob(std::int32_t id) { return logprob_of(logits_[id]); }
+  // All threads ask for the first time together, before `edit`.
+  __device__ float logprob_of(float logit) {
     if (log_mass_ < 0) {
       double mass = 0;
-      each([&](std::int32_t, float logit) { mass += expf(logit - maximum_); });
+      each([&](std::int32_t, float other) { mass += expf(other - maximum_); });
       log_mass_ = log(over_block<kThreads>(mass, 0.0, Add(), shared_.sums));
+      top_logit_ = maximum_;
     }
-    return static_cast<float>(static_cast<double>(logits_[id] - maximum_) - log_mass_);
+    return static_cast<float>(static_cast<double>(logit - top_logit_) - log_mass_);
+  }
+
+  // Changes the row; the bias of each edit becomes the logit before. False if every token is barred.
+  __device__ bool edit(const SampleRow& row, LogitEdit* edits) {
+    for (std::int32_t i = threadIdx.x; i < row.edits; i += kThreads) {
+      const float before = logits_[edits[i].token];
+      const float after = edited(before, edits[i]);
+      edits[i].bias = before;
+      edits[i].minus = after;
+      if (row.only_edited == 0) {
+        logits_[edits[i].token] = after;
+      }
+    }
+    if (row.only_edited != 0) {
+      __syncthreads();
+      for (std::int32_t id = threadIdx.x; id < count_; id += kThreads) {
+        logits_[id] = -INFINITY;
+      }
+      __syncthreads();
+      for (std::int32_t i = threadIdx.x; i < row.edits; i += kThreads) {
+        logits_[edits[i].token] = edits[i].minus;
+      }
+    }
+    __syncthreads();
+    scan();
+    return maximum_ > -INFINITY;
+  }
+  // The logit of a token before `edit`.
+  __device__ float before(std::int32_t id, const SampleRow& row, const LogitEdit* edits) const {
+    std::int32_t first = 0;
+    std::int32_t end = row.edits;
+    while (first < end) {
+      const std::int32_t middle = first + (end - first) / 2;
+      (edits[middle].token < id ? first : end) = edits[middle].token < id ? middle + 1 : middle;
+    }
+    return first < row.edits && edits[first].token == id ? edits[first].bias : logits_[id];
   }
 
   __device__ std::int32_t draw(const SampleRow& row) {
     scale_ = 1.0f / row.temperature;
-    Key kept = 0;
-    if (row.top_k > 0 && row.top_k < count_) {
+    Key kept = row.min_p > 0 ? keep_likely(row.min_p) : 0;
+    if (row.top_k > 0 && row.top_k < count_ &&
+        (kept == 0 || at_least<One>(kept) > static_cast<Mass>(row.top_k))) {
       kept = keep<One>(0, static_cast<Mass>(row.top_k));
     }
     if (row.top_p < 1.0f) {
@@ -159,6 +208,21 @@ class Row {
       }
     });
     return over_block<kThreads>(sum, Mass{0}, Add(), shared_.keys);
+  }
+
+  // Above all keys of tokens of less than `share` of the best one's weight. Weights rise with ranks.
+  __device__ Key keep_likely(float share) const {
+    Key holds = key_of(maximum_, 0) >> 32;
+    Key fails = 0x007fffff;  // of minus infinity, which weighs nothing
+    while (holds > fails + 1) {
+      const Key middle = fails + (holds - fails) / 2;
+      const auto rank = static_cast<std::uint32_t>(middle);
+      const float logit = __uint_as_float((rank >> 31) != 0 ? rank & 0x7fffffffu : ~rank);
+      const bool likely = static_cast<double>(weight_of(logit, maximum_, scale_)) >=
+                          static_cast<double>(share) * 0x1p40;
+      (likely ? holds : fails) = middle;
+    }
+    return holds << 32;
   }
 
   // The largest key k with at_least(k) ≥ wanted. REQUIRES: it holds for `low`, wanted ≥ 1.
@@ -244,13 +308,14 @@ class Row {
     return chosen;
   }
 
-  const float* const logits_;  // (count)
+  float* const logits_;  // (count)
   const std::int32_t count_;
   Shared& shared_;
   std::int32_t best_ = 0;
   float maximum_ = 0;
   float scale_ = 1;       // 1 / temperature
-  double log_mass_ = -1;  // of exp(logit - maximum); negative: not known yet
+  double log_mass_ = -1;  // of exp(logit - top_logit); negative: not known yet
+  float top_logit_ = 0;   // the maximum before `edit`
 };
 
 __global__ void __launch_bounds__(kThreads, 1) sample_kernel(const SampleTokens op) {
@@ -262,19 +327,33 @@ __global__ void __launch_bounds__(kThreads, 1) sample_kernel(const SampleTokens 
   if (threadIdx.x < sizeof(SampledRow) / 4) {
     words[threadIdx.x] = 0;
   }
-  std::int32_t token = -1;
+  LogitEdit* edits = op.edits + row.first_edit;
+  std::int32_t token = kNotFinite;
   float logprob = 0;
   std::int32_t top_count = 0;
   if (logits.scan()) {
-    token = row.target >= 0                  ? row.target
-            : row.temperature < kGreedyBelow ? logits.best()
-                                             : logits.draw(row);
-    if (row.logprobs >= 0 || row.target >= 0) {
-      logprob = logits.logprob(token);
+    const bool reports = row.logprobs >= 0 || row.target >= 0;
+    if (reports) {  // of the logits before any edit
+      logits.logprob(0);
       if (row.logprobs > 0) {
         top_count =
             logits.report_best(row.logprobs < kMaxLogprobs ? row.logprobs : kMaxLogprobs, out);
       }
+    }
+    const bool edits_any = row.target < 0 && (row.edits > 0 || row.only_edited != 0);
+    if (edits_any) {
+      __syncthreads();  // what was reported has been read
+    }
+    if (edits_any && !logits.edit(row, edits)) {
+      token = kAllBarred;
+    } else {
+      token = row.target >= 0                  ? row.target
+              : row.temperature < kGreedyBelow ? logits.best()
+                                               : logits.draw(row);
+    }
+    if (reports && token >= 0) {
+      logprob =
+          edits_any ? logits.logprob_of(logits.before(token, row, edits)) : logits.logprob(token);
     }
   }
   if (threadIdx.x == 0) {

@@ -67,6 +67,7 @@ void ExecutorLink::configure(const DeviceLimits& limits, Bytes gpu_memory,
   configure.gpu_act_blocks = limits.gpu_act_blocks;
   configure.gpu_kv_blocks = limits.gpu_kv_blocks;
   configure.kv_format = static_cast<messages::KvFormat>(limits.kv_format);
+  configure.logit_edits = limits.logit_edits;
   configure.trace = trace;
   weights_.emplace(layout, limits);
   this->configure(std::move(configure));

@@ -15,6 +15,8 @@ namespace {
 
 constexpr std::int32_t kMiniBatchRows = 2048;  // where the products have reached their speed
 constexpr std::int32_t kLogitsRows = 256;
+// 4 MiB; a chunk of the head ends where more would come.
+constexpr std::int32_t kLogitEdits = 1 << 18;
 constexpr Bytes kHostReserve =
     kMiB * 64;  // for messages, tables, results, the processes themselves
 
@@ -69,6 +71,9 @@ DeviceLimits limits_after(int halvings, const Demand& demand, const Allocation& 
   limits.act_slots = slots_of(act, act + kv, slots, demand.largest_request);
   limits.kv_slots = slots_of(kv, act + kv, slots, demand.largest_request);
   limits.logits_rows = smaller(std::min(limits.max_rows, kLogitsRows), halvings, 1);
+  limits.logit_edits = static_cast<std::int32_t>(std::max<std::int64_t>(
+      demand.most_edits,
+      std::min<std::int64_t>(std::int64_t{demand.most_edits} * limits.logits_rows, kLogitEdits)));
   limits.max_context = demand.longest_context;
   limits.kv_format = options.kv_format;
   if (blocks.placed) {
@@ -144,6 +149,7 @@ Demand demand_of(std::span<const RequestSize> requests, std::int32_t max_num_seq
   for (const RequestSize& request : requests) {
     blocks.push_back(blocks_for(request.most_context()));
     prompts.push_back(request.prompt);
+    demand.most_edits = std::max(demand.most_edits, request.edits);
     demand.longest_context = std::max(demand.longest_context, request.most_context());
     if (blocks.back() > demand.largest_request) {
       demand.largest_request = blocks.back();

@@ -55,6 +55,7 @@ struct Demand {
   RequestId largest;                  // the request with that many
   std::int64_t most_blocks = 0;       // of the largest `sequences` together
   std::int64_t most_prompt_rows = 0;  // of the longest `sequences` prompts together
+  std::int32_t most_edits = 0;        // of logits, of one request's sample
 };
 Demand demand_of(std::span<const RequestSize> requests, std::int32_t max_num_seqs);
 Demand demand_of(std::span<const Request* const> requests, std::int32_t max_num_seqs);

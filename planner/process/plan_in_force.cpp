@@ -36,7 +36,8 @@ constexpr Field<DeviceLimits, std::int32_t> kLimits[] = {
     {"logits_rows", &DeviceLimits::logits_rows},
     {"max_context", &DeviceLimits::max_context},
     {"gpu_act_blocks", &DeviceLimits::gpu_act_blocks},
-    {"gpu_kv_blocks", &DeviceLimits::gpu_kv_blocks}};
+    {"gpu_kv_blocks", &DeviceLimits::gpu_kv_blocks},
+    {"logit_edits", &DeviceLimits::logit_edits}};
 // And kv_format, which is the run's.
 static_assert(sizeof(DeviceLimits) == (std::size(kLimits) + 1) * sizeof(std::int32_t));
 constexpr Field<Allocation, std::uint32_t> kBlocks[] = {

@@ -56,7 +56,10 @@ std::vector<RequestSize> Run::sizes(const std::vector<const Request*>& requests)
   const std::int32_t context = rules_of(options.input, input).context;
   const std::int32_t prompt = std::max(context / 2, 1);
   return std::vector<RequestSize>(static_cast<std::size_t>(options.batch.max_num_seqs),
-                                  {.id = {1}, .prompt = prompt, .answer = context - prompt + 1});
+                                  {.id = {1},
+                                   .prompt = prompt,
+                                   .answer = context - prompt + 1,
+                                   .edits = shape().vocab_size});
 }
 
 void Run::write(const std::vector<ResultLine>& lines) {

@@ -172,6 +172,7 @@ std::string configure_json(const messages::ConfigureT& configure, double time) {
                   {"act_slots", configure.act_slots},
                   {"kv_slots", configure.kv_slots},
                   {"logits_rows", configure.logits_rows},
+                  {"logit_edits", configure.logit_edits},
                   {"max_context", configure.max_context},
                   {"kv_cache_dtype", name_of(static_cast<KvFormat>(configure.kv_format))},
                   {"trace", configure.trace}};

@@ -21,6 +21,7 @@ void AnswersCompared::take(const Place& place, const messages::SampleResultT& re
                            const messages::SampleResultT& replayed) {
   take_shape(place, "request", recorded.request, replayed.request);
   take_shape(place, "finite", recorded.finite, replayed.finite);
+  take_shape(place, "barred", recorded.barred, replayed.barred);
   if (recorded.token >= 0 || recorded.token != replayed.token) {
     take_token(place, "token", recorded.token, replayed.token);
   }

@@ -3,6 +3,7 @@
 // line; immutable from then on. What has been answered of it: tokens in planner/schedule/schedule.h, text in planner/results/answer.h.
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,19 +13,40 @@
 
 namespace poise {
 
+// What happens to the logits before a token is drawn, beside temperature and cuts: vLLM's fields of these names, in tokens.
+struct LogitWishes {
+  float repetition_penalty = 1;  // of tokens of the prompt and the answer
+  float presence_penalty = 0;    // of the answer's, once
+  float frequency_penalty = 0;   // … each time
+  std::vector<std::pair<TokenId, float>> bias;
+  std::vector<std::vector<TokenId>>
+      bad_words;                         // the last token of each is barred behind the others
+  std::vector<TokenId> allowed;          // sorted; empty: all
+  std::vector<TokenId> barred_at_first;  // until min_tokens are answered: EOS and stop ids
+  std::vector<TokenId> prompt_tokens;    // with repetition_penalty: the prompt's, sorted, each once
+
+  // Edits of logits of this request's samples at most.
+  std::int32_t most_edits(std::int32_t max_tokens) const;
+};
+
 struct SamplingParams {
   float temperature = 1;   // 0: greedy
   float top_p = 1;         // (0, 1]
   std::int32_t top_k = 0;  // 0: all
   std::uint64_t seed = 0;  // always set: the user's, or of the run's seed and the line's number
   std::int32_t max_tokens = 16;  // already cut to what the context leaves
+  float min_p = 0;               // [0, 1]
+  std::int32_t min_tokens = 0;   // at least, at most max_tokens
   std::int32_t logprobs = -1;    // -1: none; 0..20: best k beside the chosen one
   bool echo = false;             // text and logprobs begin with the prompt's
   bool ignore_eos = false;
   bool return_token_ids = false;
   bool tokens_as_ids = false;  // logprobs name a token "token_id:N"; always so without a tokenizer
+  bool include_stop = false;   // the text ends with the stop string or stop token, not before it
+  bool keep_special = false;   // special tokens are text
   std::vector<std::string> stop;
   std::vector<TokenId> stop_token_ids;
+  std::shared_ptr<const LogitWishes> wishes;  // null: none, as of nearly all requests
 
   bool prompt_logprobs() const { return echo && logprobs >= 0; }
 };

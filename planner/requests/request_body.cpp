@@ -96,12 +96,43 @@ std::vector<TokenId> tokens_of(const RequestFields& body, const char* name, std:
   return tokens;
 }
 
-void read_prompt(const RequestFields& body, const RequestRules& rules, Request& request) {
+// "truncate_prompt_tokens": the prompt's last tokens alone are kept, behind what the tokenizer puts
+// before every text. Returns whether any was left out. `asked`: tokens of answer to leave room for.
+bool truncate_prompt(const RequestFields& body, const RequestRules& rules, std::int64_t asked,
+                     std::int64_t special, std::vector<TokenId>& prompt) {
+  const auto wanted = body.integer("truncate_prompt_tokens", -1, rules.context);
+  if (!wanted) {
+    return false;
+  }
+  if (*wanted == 0) {
+    body.refuse("truncate_prompt_tokens", "must be at least 1, or -1 for what the context leaves");
+  }
+  const std::int64_t room =
+      *wanted > 0 ? *wanted : std::max<std::int64_t>(rules.context - asked, 1);
+  const std::int64_t left_out = std::ssize(prompt) - room;
+  if (left_out <= 0) {
+    return false;
+  }
+  const auto first = prompt.begin() + std::min(special, room);
+  prompt.erase(first, first + left_out);
+  return true;
+}
+
+// How many tokens the tokenizer puts before `text`.
+std::int64_t special_before(const RequestRules& rules, std::string_view text,
+                            const std::vector<TokenId>& tokens) {
+  const std::vector<TokenId> alone = rules.tokenizer->encode(text, false);
+  const auto found = std::ranges::search(tokens, alone);
+  return found.begin() - tokens.begin();
+}
+
+void read_prompt(const RequestFields& body, const RequestRules& rules, std::int64_t asked,
+                 Request& request) {
   const nlohmann::json& prompt = only_prompt(body);
-  const auto add_special =
-      body.find("add_special_tokens") == nullptr || body.flag("add_special_tokens");
+  const bool add_special = body.flag("add_special_tokens", true);
   if (!prompt.is_string()) {
     request.prompt = ids_of(body, prompt, rules);
+    truncate_prompt(body, rules, asked, 0, request.prompt);
     if (request.sampling.echo && rules.tokenizer != nullptr) {
       request.prompt_text = rules.tokenizer->decode(request.prompt);
     }
@@ -112,8 +143,11 @@ void read_prompt(const RequestFields& body, const RequestRules& rules, Request& 
   }
   const auto& text = prompt.get_ref<const std::string&>();
   request.prompt = tokens_of(body, "prompt", text, add_special, rules);
+  const bool may_be_cut = body.find("truncate_prompt_tokens") != nullptr && add_special;
+  const std::int64_t special = may_be_cut ? special_before(rules, text, request.prompt) : 0;
+  const bool cut = truncate_prompt(body, rules, asked, special, request.prompt);
   if (request.sampling.echo) {
-    request.prompt_text = text;
+    request.prompt_text = cut ? rules.tokenizer->decode(request.prompt) : text;
   }
 }
 
@@ -193,6 +227,8 @@ SamplingParams read_sampling(const RequestFields& body, const RequestRules& rule
   sampling.seed = static_cast<std::uint64_t>(
       body.integer("seed", std::numeric_limits<std::int64_t>::min()).value_or(0));
 
+  sampling.include_stop = body.flag("include_stop_str_in_output");
+  sampling.keep_special = !body.flag("skip_special_tokens", true);
   sampling.ignore_eos = body.flag("ignore_eos");
   sampling.return_token_ids = body.flag("return_token_ids");
   sampling.tokens_as_ids = body.flag("return_tokens_as_token_ids");
@@ -280,8 +316,8 @@ std::optional<double> RequestFields::number(std::string_view name, double min, d
   return named(name, [&] { return object_.number(name, {min, max}); });
 }
 
-bool RequestFields::flag(std::string_view name) const {
-  return named(name, [&] { return object_.boolean(name); }).value_or(false);
+bool RequestFields::flag(std::string_view name, bool absent) const {
+  return named(name, [&] { return object_.boolean(name); }).value_or(absent);
 }
 
 std::optional<std::string> RequestFields::string(std::string_view name) const {
@@ -304,8 +340,9 @@ Request read_body(const RequestFields& body, const RequestRules& rules) {
     body.refuse("max_tokens",
                 "must be at least 1; 0 only scores a prompt and needs \"echo\": true");
   }
-  read_prompt(body, rules, request);
+  read_prompt(body, rules, asked, request);
   request.sampling.max_tokens = granted_tokens(asked, request.prompt.size(), rules, "prompt");
+  read_wishes(body, rules, asked, request);
   return request;
 }
 
@@ -324,8 +361,11 @@ Request read_chat_body(const RequestFields& body, std::string_view entry,
   }
   // The template writes BOS and the like itself.
   request.prompt = tokens_of(body, "messages", rendered_prompt(entry), false, rules);
-  request.sampling.max_tokens = granted_tokens(asked ? *asked : most.value_or(rules.context),
-                                               request.prompt.size(), rules, "messages");
+  const std::optional<std::int64_t> limit = asked ? asked : most;
+  truncate_prompt(body, rules, limit.value_or(0), 0, request.prompt);
+  request.sampling.max_tokens =
+      granted_tokens(limit.value_or(rules.context), request.prompt.size(), rules, "messages");
+  read_wishes(body, rules, limit.value_or(rules.context), request);
   return request;
 }
 

@@ -38,7 +38,7 @@ class RequestFields {
       std::string_view name, std::int64_t min,
       std::int64_t max = std::numeric_limits<std::int64_t>::max()) const;
   std::optional<double> number(std::string_view name, double min, double max) const;
-  bool flag(std::string_view name) const;  // false if absent
+  bool flag(std::string_view name, bool absent = false) const;  // `absent` if absent
   std::optional<std::string> string(std::string_view name) const;
   [[noreturn]] void refuse(std::string_view name, const std::string& rule,
                            const char* code = kInvalid) const;
@@ -54,6 +54,11 @@ Request read_body(const RequestFields& body, const RequestRules& rules);
 // `entry`, a JSON object of planner/requests/chat_prompts.h.
 Request read_chat_body(const RequestFields& body, std::string_view entry,
                        const RequestRules& rules);
+
+// min_p, min_tokens and what becomes SamplingParams::wishes; null if nothing does. `prompt` and
+// `sampling`, the rest of it, are final; `asked`: max_tokens, before the context cut it.
+void read_wishes(const RequestFields& body, const RequestRules& rules, std::int64_t asked,
+                 Request& request);
 
 // Refuses fields that would change the answer and that poise does not follow.
 void refuse_unsupported(const RequestFields& body);

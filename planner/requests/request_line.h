@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -33,6 +34,7 @@ struct RequestRules {
   std::int32_t vocab_size = 0;           // rows of the model's embedding: ids lie below
   const Tokenizer* tokenizer = nullptr;  // null with --skip-tokenizer-init
   std::uint64_t run_seed = 0;
+  std::span<const TokenId> eos = {};  // barred until min_tokens are answered
   std::string model = "";  // its served name; empty: any name is accepted
 };
 

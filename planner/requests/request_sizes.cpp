@@ -1,6 +1,7 @@
 #include "planner/requests/request_sizes.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <optional>
 #include <string_view>
@@ -15,6 +16,14 @@ namespace {
 
 constexpr std::int64_t kReadInFull = 512;  // lines
 constexpr std::string_view kBlank = " \t";
+// Fields that change the sizes of a request, beside its prompt and max_tokens.
+constexpr std::array<std::string_view, 7> kNotPlain{"\"echo\"",
+                                                    "_penalty\"",
+                                                    "\"logit_bias\"",
+                                                    "\"bad_words\"",
+                                                    "\"min_tokens\"",
+                                                    "\"allowed_token_ids\"",
+                                                    "\"truncate_prompt_tokens\""};
 
 // What follows a name that stands once in the line, behind its colon; nothing otherwise.
 std::optional<std::string_view> value_of(std::string_view line, std::string_view name) {
@@ -53,7 +62,9 @@ std::optional<Plain> plain_sizes(std::string_view line, bool chat) {
   const auto prompt = value_of(line, "\"prompt\"");
   const auto limit = value_of(line, "\"max_tokens\"");
   const auto max_tokens = limit ? whole_number(*limit) : std::nullopt;
-  if (chat || !prompt || !max_tokens || line.find("\"echo\"") != line.npos) {
+  const bool other = std::ranges::any_of(
+      kNotPlain, [&](std::string_view name) { return line.find(name) != line.npos; });
+  if (chat || !prompt || !max_tokens || other) {
     return std::nullopt;
   }
   Plain plain{.max_tokens = *max_tokens};
@@ -103,11 +114,10 @@ RequestSizes read_request_sizes(const std::filesystem::path& path, const Request
         }
         continue;
       }
-      const auto prompt = static_cast<std::int32_t>(request->prompt.size());
-      sizes.requests.push_back({line->number, prompt, request->sampling.max_tokens});
+      sizes.requests.push_back(size_of(*request));
       if (plain && plain->ids == 0) {
         text_bytes += static_cast<double>(plain->text_bytes);
-        text_tokens += prompt;
+        text_tokens += sizes.requests.back().prompt;
       }
       continue;
     }
@@ -123,8 +133,9 @@ RequestSizes read_request_sizes(const std::filesystem::path& path, const Request
       continue;
     }
     sizes.requests.push_back(
-        {line->number, static_cast<std::int32_t>(prompt),
-         static_cast<std::int32_t>(std::min<std::int64_t>(room, plain->max_tokens))});
+        {.id = line->number,
+         .prompt = static_cast<std::int32_t>(prompt),
+         .answer = static_cast<std::int32_t>(std::min<std::int64_t>(room, plain->max_tokens))});
   }
   return sizes;
 }

@@ -15,10 +15,8 @@ namespace {
 // The values that leave the answer as it is, beside null.
 enum class Harmless {
   none,
-  zero,           // the number 0
   one,            // the number 1
   no,             // false
-  yes,            // true
   nothing_in_it,  // an empty list or object
   text_format,    // {"type": "text"}
 };
@@ -32,20 +30,9 @@ constexpr std::array kUnsupportedFields{
     Unsupported{"stream", Harmless::no},
     Unsupported{"best_of", Harmless::one},
     Unsupported{"suffix", Harmless::none},
-    Unsupported{"logit_bias", Harmless::nothing_in_it},
-    Unsupported{"presence_penalty", Harmless::zero},
-    Unsupported{"frequency_penalty", Harmless::zero},
-    Unsupported{"repetition_penalty", Harmless::one},
     Unsupported{"repetition_detection", Harmless::none},
-    Unsupported{"min_p", Harmless::zero},
-    Unsupported{"min_tokens", Harmless::zero},
     Unsupported{"use_beam_search", Harmless::no},
     Unsupported{"watermarking", Harmless::no},
-    Unsupported{"include_stop_str_in_output", Harmless::no},
-    Unsupported{"skip_special_tokens", Harmless::yes},
-    Unsupported{"truncate_prompt_tokens", Harmless::none},
-    Unsupported{"allowed_token_ids", Harmless::none},
-    Unsupported{"bad_words", Harmless::nothing_in_it},
     Unsupported{"logits_processors", Harmless::nothing_in_it},
     Unsupported{"prompt_logprobs", Harmless::none},
     Unsupported{"logprob_token_ids", Harmless::none},
@@ -77,14 +64,10 @@ bool leaves_the_answer(const nlohmann::json& value, Harmless harmless) {
   switch (harmless) {
     case Harmless::none:
       return false;
-    case Harmless::zero:
-      return value.is_number() && value.get<double>() == 0;
     case Harmless::one:
       return value.is_number() && value.get<double>() == 1;
     case Harmless::no:
       return value.is_boolean() && !value.get<bool>();
-    case Harmless::yes:
-      return value.is_boolean() && value.get<bool>();
     case Harmless::nothing_in_it:
       return (value.is_array() || value.is_object()) && value.empty();
     case Harmless::text_format:

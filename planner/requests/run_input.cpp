@@ -26,6 +26,7 @@ RequestRules rules_of(const InputOptions& options, const RunInput& input) {
           .vocab_size = shape.vocab_size,
           .tokenizer = input.tokenizer.get(),
           .run_seed = options.seed,
+          .eos = input.model.eos,
           .model = options.served_model_name};
 }
 

@@ -47,8 +47,10 @@ bool holds(const std::vector<TokenId>& ids, TokenId id) {
 Answer::Answer(const Request& request, const Tokenizer* tokenizer, const std::vector<TokenId>& eos)
     : request_(&request), tokenizer_(tokenizer), eos_(&eos) {
   if (tokenizer_ != nullptr) {
-    detokenizer_ = std::make_unique<Detokenizer>(*tokenizer_, /*skip_special_tokens=*/true,
-                                                 /*continues=*/request.sampling.echo);
+    detokenizer_ =
+        std::make_unique<Detokenizer>(*tokenizer_,
+                                      /*skip_special_tokens=*/!request.sampling.keep_special,
+                                      /*continues=*/request.sampling.echo);
   }
   check(tokenizer_ != nullptr || request.sampling.stop.empty(),
         "stop strings without a tokenizer were refused");
@@ -83,7 +85,7 @@ void Answer::push(TokenId token, TokenLogprobs logprobs) {
     values_.push_back(std::move(logprobs));
   }
 
-  // As in vLLM: ids are asked before lengths, and the id that stops leaves no text.
+  // As in vLLM: ids are asked before lengths, and the id that stops leaves no text unless it is wanted.
   const bool is_eos = !sampling.ignore_eos && holds(*eos_, token);
   const bool is_stop_id = !is_eos && holds(sampling.stop_token_ids, token);
   const bool stops = is_eos || is_stop_id;
@@ -94,7 +96,7 @@ void Answer::push(TokenId token, TokenLogprobs logprobs) {
 
   const std::size_t searched = text_.size();
   if (detokenizer_) {
-    if (!stops) {
+    if (!stops || sampling.include_stop) {
       text_ += detokenizer_->push(token);
     }
     if (stops || is_last) {
@@ -103,10 +105,12 @@ void Answer::push(TokenId token, TokenLogprobs logprobs) {
   }
   // What is held back may yet change, but it is the text if the answer ends now.
   const std::size_t certain = text_.size();
-  if (detokenizer_ && !request_->sampling.stop.empty()) {
+  // Among the first min_tokens no stop string is looked for.
+  const bool may_stop = !sampling.stop.empty() && size_ > sampling.min_tokens;
+  if (detokenizer_ && may_stop) {
     text_ += detokenizer_->held_back();
   }
-  const bool stopped = cut_at_stop_string(searched);
+  const bool stopped = may_stop && cut_at_stop_string(searched);
   if (!stopped) {
     text_.resize(certain);
   }
@@ -132,7 +136,7 @@ bool Answer::cut_at_stop_string(std::size_t searched) {
   if (first == std::string::npos) {
     return false;
   }
-  text_.resize(first);
+  text_.resize(first + (request_->sampling.include_stop ? stop_string_->size() : 0));
   stop_id_.reset();
   return true;
 }
@@ -169,8 +173,9 @@ void Answer::finish(FinishReason reason) {
   detokenizer_.reset();
 }
 
-void Answer::break_off() {
+void Answer::break_off(bool barred) {
   check(!finished(), "an answer that is finished cannot be broken off");
+  barred_ = barred;
   finish(FinishReason::error);
 }
 
@@ -238,6 +243,14 @@ void Answer::append_text(std::string& out, std::span<const TokenId> tokens) cons
 std::string Answer::result_line(std::span<const TokenId> tokens, const std::string& model_name,
                                 std::int64_t created) const {
   check(finished(), "a result line is of a finished answer");
+  if (*reason_ == FinishReason::error && barred_) {
+    return error_line(
+        {request_->id, request_->custom_id,
+         fmt::format("no token is left for place {} of the answer: allowed_token_ids, "
+                     "bad_words and min_tokens together bar all of them",
+                     size_ + 1),
+         "", "no_token_allowed", 400});
+  }
   if (*reason_ == FinishReason::error) {
     return error_line({request_->id, request_->custom_id,
                        "the model's output is not finite for this request, no token follows from "

@@ -31,8 +31,8 @@ class Answer {
   void set_prompt_values(std::vector<TokenLogprobs> values);
   // One more sampled token. REQUIRES: not finished. `logprobs` is ignored if the request wants none.
   void push(TokenId token, TokenLogprobs logprobs);
-  // Ends the request with an error line: the logits were not finite.
-  void break_off();
+  // Ends the request with an error line: the logits were not finite, or every token was barred.
+  void break_off(bool barred = false);
   // A request that only scores its prompt (max_tokens 0) is finished as soon as its prompt was run.
   void finish_scoring();
 
@@ -70,6 +70,7 @@ class Answer {
   std::unique_ptr<Detokenizer> detokenizer_;
   std::string text_;  // of the answer; ends before a stop string once one was found
   std::optional<FinishReason> reason_;
+  bool barred_ = false;                       // an error because of that
   const std::string* stop_string_ = nullptr;  // what ended it, if it was one of the request's
   std::optional<TokenId> stop_id_;
 };

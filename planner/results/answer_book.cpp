@@ -138,8 +138,8 @@ std::optional<TokenId> AnswerBook::add(const ScheduledChunk& chunk,
   if (chunk.generates() && result == nullptr) {
     fail(Exit::interrupted, "the gpu_executor has no result for line {}", request.id.n);
   }
-  if (result != nullptr && !result->finite()) {
-    answer.break_off();
+  if (result != nullptr && (!result->finite() || result->barred())) {
+    answer.break_off(result->barred());
     progress.outcomes.push_back({.request = request.id, .token = std::nullopt});
     return std::nullopt;
   }

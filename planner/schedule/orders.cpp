@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "common/trouble.h"
+#include "planner/schedule/logit_edits.h"
 
 namespace poise {
 namespace {
@@ -174,6 +175,11 @@ class MiniBatchBuilder {
     sample->logprobs = sampling.logprobs;
     sample->prompt_logprobs = !targets.empty();
     sample->prompt_targets = std::move(targets);
+    sample->min_p = sampling.min_p;
+    if (chunk.generates() && sampling.wishes) {
+      sample->only_edited = !sampling.wishes->allowed.empty();
+      sample->edits = logit_edits(sampling, chunk.request->answer);
+    }
     tables_->samples.push_back(std::move(sample));
   }
 

@@ -63,6 +63,30 @@ def equals_huggingface(model):
     return harness.test(run)
 
 
+@harness.test
+def fields_that_change_logits_give_the_tokens_of_huggingfaces_processors(workspace):
+    golden = json.loads((MODELS.parent / "sampling.json").read_text())
+    lines = [request(i, case["prompt"], return_token_ids=True, logprobs=1, **case["body"]) for i, case in enumerate(golden["cases"])]
+    draws = 40
+    for number, cut in enumerate(golden["cuts"]):
+        body = {"max_tokens": 1, "return_token_ids": True, **cut["body"]}
+        lines += [request(f"cut{number}.{seed}", cut["prompt"], seed=seed, **body) for seed in range(draws)]
+    lines.append(request("barred", "Rosa", allowed_token_ids=[7], min_tokens=2, stop_token_ids=[7]))
+    requests = workspace.write_requests("requests.jsonl", lines)
+    for options in ((), ("--policy", "hybrid", "--act-share", "0.5", "--max-num-seqs", "7")):
+        output = workspace / f"{len(options)}.out"
+        workspace.run(requests, output, "--dtype", "float32", *options).expect(0)
+        results = read_results(output)
+        expect_equal(results["barred"]["response"]["body"]["error"]["code"], "no_token_allowed", "a line with no token left")
+        for number, case in enumerate(golden["cases"]):
+            expect_equal(choice(results[str(number)])["token_ids"], case["tokens"], f"tokens of {case['prompt']!r} with {case['body']}")
+        for number, cut in enumerate(golden["cuts"]):
+            drawn = [str(choice(results[f"cut{number}.{seed}"])["token_ids"][0]) for seed in range(draws)]
+            expect(set(drawn) <= set(cut["kept"]), f"with {cut['body']} only {cut['kept']} are left, not all of {set(drawn)}")
+            for token, share in cut["kept"].items():  # fixed seeds: a number, no chance
+                expect(abs(drawn.count(token) - share * draws) <= 12, f"{token} was drawn {drawn.count(token)} times of {draws}: {share}")
+
+
 if __name__ == "__main__":
     for folder in sorted(MODELS.iterdir()):
         if folder.is_dir():

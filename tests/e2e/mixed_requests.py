@@ -9,6 +9,19 @@ from harness import request
 
 _SUBJECTS = ("the owl", "the swan", "a lamp", "Rosa", "Milo", "the harbour", "seven figs", "Nora")
 _OPENINGS = ("Q: 47 + 38 = ?\nA:", "Q: What does the owl say?\nA:", "Once there was", "Rosa lives in Kelden.", "Q: Repeat:")
+# Of the logits, and how an answer ends.
+_WISHES = (
+    {"presence_penalty": 1.5, "frequency_penalty": 0.3},
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.8, "frequency_penalty": 2},
+    {"logit_bias": {"10": 3.5, "300": -100, "40": 1}},
+    {"bad_words": ["the", "is", "."]},
+    {"allowed_token_ids": list(range(20, 420, 7))},
+    {"temperature": 1.2, "min_p": 0.1},
+    {"stop": ["a", "e"], "include_stop_str_in_output": True},
+    {"skip_special_tokens": False, "ignore_eos": True},
+    {"truncate_prompt_tokens": 5},
+)
 
 
 def good_request(random, name, longest=40):
@@ -35,6 +48,8 @@ def good_request(random, name, longest=40):
         body["ignore_eos"] = True
     if random.random() < 0.3:
         body["return_token_ids"] = True
+    if random.random() < 0.25:
+        body |= random.choice(_WISHES)
     if random.random() < 0.05:
         body |= {"max_tokens": 0, "echo": True, "logprobs": 1}
     return request(name, prompt, **body)
@@ -72,8 +87,8 @@ BAD_LINES = [
     (_set(top_p=1.01), "top_p"),
     (_set(logprobs=21), "logprobs"),
     (_set(n=2), "n"),
-    (_set(logit_bias={"5": 1}), "logit_bias"),
-    (_set(presence_penalty=0.5), "presence_penalty"),
+    (_set(logit_bias={"five": 1}), "logit_bias"),
+    (_set(presence_penalty=2.5), "presence_penalty"),
     (_set(prompt=[]), "prompt"),
     (_set(prompt=[10**9]), "prompt"),
     (_set(prompt=[-1]), "prompt"),

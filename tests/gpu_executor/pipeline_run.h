@@ -53,7 +53,8 @@ struct Setting {
                       .act_slots = 24,
                       .kv_slots = 24,
                       .logits_rows = 5,
-                      .max_context = 128};
+                      .max_context = 128,
+                      .logit_edits = 4};
   CpuDeviceOptions device{.threads = 1, .memory = kMiB * 64, .poison = true};
   std::uint32_t act_blocks = 64, kv_blocks = 64;
   bool hold = false;   // the streams begin when all orders are queued

@@ -267,6 +267,27 @@ TEST(Pipeline, SaysHowLongTheDeviceRestedBeforeAnIteration) {
 }
 
 // So short an iteration that the next but one is queued while its head still waits.
+// More edits than there is room for at a time: the head runs in more chunks, and brings each chunk's own.
+TEST(Pipeline, SamplesFromLogitsThatAreEdited) {
+  const TinyModel model(tiny_shape(), DType::float32, 11);
+  for (const std::int32_t room : {3, 4, 7, 100}) {
+    for (const bool hold : {false, true}) {
+      Plan plan{.sequences = random_sequences(model.shape, {20, 20, 3, 20, 20, 20, 20}, 3),
+                .kind = mixed,
+                .per_batch = 3,
+                .edits = true};
+      Setting setting;
+      setting.limits.logit_edits = room;
+      setting.hold = hold;
+      const Outcome outcome = run_pipeline(model, plan, setting);
+      for (std::uint32_t request = 0; request < plan.sequences.size(); ++request) {
+        const auto& bits = outcome.rows.at({request, plan.sequences[request].size()});
+        EXPECT_TRUE(bits[0] == request || bits[0] == request + 3) << request << ": " << bits[0];
+      }
+    }
+  }
+}
+
 TEST(Pipeline, RunsAModelOfOneLayerAheadOfItself) {
   ModelShape shape = tiny_shape();
   shape.num_hidden_layers = 1;
@@ -403,6 +424,7 @@ struct KindOfModel {
 class SameBits : public testing::TestWithParam<KindOfModel> {
  protected:
   SameBits() : model_(GetParam().shape(), GetParam().dtype, 11), plan_(some_plan(model_.shape)) {
+    plan_.edits = true;
     Plan plan = plan_;
     plan.per_batch = 1;
     plan.seed = 0;
@@ -420,7 +442,7 @@ class SameBits : public testing::TestWithParam<KindOfModel> {
   }
 
   const TinyModel model_;
-  const Plan plan_;
+  Plan plan_;
   decltype(Outcome::rows) expected_;
   int runs_ = 0;
 };

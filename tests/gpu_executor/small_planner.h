@@ -28,6 +28,7 @@ struct Plan {
   std::int32_t chunks_at_once = 1;  // chunks of one prompt in one iteration, each its own batch
   std::int32_t per_batch = 2;       // sequences in a mini-batch
   std::int32_t logprobs = 3;
+  bool edits = false;         // of the logits behind each sequence: three of them
   bool late_weights = false;  // all but the first piece arrive while their layer computes
   bool reversed = false;      // mini-batches computed from the last to the first
   std::uint32_t seed = 1;     // of slots' and blocks' numbers; 0: in order
@@ -183,6 +184,11 @@ class SmallPlanner {
       sample->prompt_logprobs = true;
       for (std::uint32_t at = part.context; at < end; ++at) {
         sample->prompt_targets.push_back(at + 1 < tokens.size() ? tokens[at + 1] : -1);
+      }
+      if (plan_.edits && sample->prompt_targets.back() < 0) {
+        const auto request = static_cast<std::int32_t>(part.request);
+        sample->edits = {{request, 50, 1, 0}, {request + 1, 0, 2, 1}, {request + 3, 50, 1, 0.5f}};
+        sample->only_edited = request % 2 == 0;
       }
       batch->samples.push_back(std::move(sample));
     }

@@ -5,6 +5,7 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <tuple>
 
 #include "kernels/philox.h"
 #include "tests/kernels/tensors.h"
@@ -12,12 +13,15 @@
 namespace poise::test {
 namespace {
 
-SampledRow sample(const std::vector<float>& logits, SampleRow row) {
+// `logits` and `edits` are copies: both are changed.
+SampledRow sample(std::vector<float> logits, SampleRow row, std::vector<LogitEdit> edits = {}) {
   static cpu::Workers workers(1);
   SampledRow out;
   row.row = 0;
-  cpu::sample_tokens({&out, &row, logits.data(), 1, static_cast<std::int32_t>(logits.size())},
-                     workers);
+  row.edits = static_cast<std::int32_t>(edits.size());
+  cpu::sample_tokens(
+      {&out, &row, logits.data(), edits.data(), 1, static_cast<std::int32_t>(logits.size())},
+      workers);
   return out;
 }
 
@@ -130,6 +134,9 @@ std::map<std::int32_t, double> distribution(const std::vector<float>& logits,
                     static_cast<double>(row.temperature));
   };
   std::size_t kept = ids.size();
+  while (kept > 1 && weight(ids[kept - 1]) < static_cast<double>(row.min_p)) {
+    --kept;
+  }
   if (row.top_k > 0) {
     kept = std::min(kept, static_cast<std::size_t>(row.top_k));
   }
@@ -158,20 +165,25 @@ TEST(SampleTokens, DrawsFromTheCutDistributionAsOftenAsItSays) {
     float temperature;
     std::int32_t top_k;
     float top_p;
+    float min_p = 0;
   };
   for (const Setting& s :
        {Setting{5, 1, 0, 1}, Setting{40, 0.7f, 0, 1}, Setting{40, 1.5f, 7, 1},
         Setting{40, 1, 0, 0.8f}, Setting{600, 1, 30, 0.5f}, Setting{600, 2, 0, 0.999f},
-        Setting{40, 1, 1, 1}, Setting{40, 1, 0, 1e-6f}, Setting{40, 1, 400, 1}}) {
-    SCOPED_TRACE(testing::Message() << s.vocabulary << " tokens, temperature " << s.temperature
-                                    << ", top_k " << s.top_k << ", top_p " << s.top_p);
-    const std::vector<float> logits = normal_values(4, s.vocabulary, 2);
+        Setting{40, 1, 1, 1}, Setting{40, 1, 0, 1e-6f}, Setting{40, 1, 400, 1},
+        Setting{40, 1, 0, 1, 0.05f}, Setting{600, 0.7f, 5, 1, 0.1f}, Setting{600, 2, 400, 1, 0.2f},
+        Setting{600, 2, 0, 0.7f, 0.1f}, Setting{40, 1, 0, 1, 1}}) {
+    SCOPED_TRACE(testing::Message()
+                 << s.vocabulary << " tokens, temperature " << s.temperature << ", top_k "
+                 << s.top_k << ", top_p " << s.top_p << ", min_p " << s.min_p);
+    std::vector<float> logits = normal_values(4, s.vocabulary, 2);
     SampleRow row{.temperature = s.temperature,
                   .top_p = s.top_p,
                   .top_k = s.top_k,
                   .seed = 7,
                   .logprobs = -1,
-                  .target = -1};
+                  .target = -1,
+                  .min_p = s.min_p};
     const std::map<std::int32_t, double> expected = distribution(logits, row);
     constexpr int kDraws = 4000;
     std::map<std::int32_t, int> drawn;
@@ -181,9 +193,9 @@ TEST(SampleTokens, DrawsFromTheCutDistributionAsOftenAsItSays) {
     }
     std::vector<SampledRow> out(kDraws);
     cpu::Workers workers(2);
-    cpu::sample_tokens(
-        {out.data(), rows.data(), logits.data(), kDraws, static_cast<std::int32_t>(s.vocabulary)},
-        workers);
+    cpu::sample_tokens({out.data(), rows.data(), logits.data(), nullptr, kDraws,
+                        static_cast<std::int32_t>(s.vocabulary)},
+                       workers);
     for (const SampledRow& one : out) {
       ASSERT_TRUE(expected.count(one.token) == 1) << one.token;
       ++drawn[one.token];
@@ -217,7 +229,7 @@ TEST(SampleTokens, KeepsTheLowerIdsAmongEqualsAtACut) {
 TEST(SampleTokens, IsAFunctionOfItsRowSeedAndStepAlone) {
   constexpr std::int32_t kVocabulary = 3001;
   constexpr std::int32_t kRows = 24;
-  const std::vector<float> logits = normal_values(5, kRows * kVocabulary, 2);
+  std::vector<float> logits = normal_values(5, kRows * kVocabulary, 2);
   std::vector<SampleRow> rows;
   for (std::int32_t r = 0; r < kRows; ++r) {
     rows.push_back({.row = kRows - 1 - r,
@@ -231,8 +243,8 @@ TEST(SampleTokens, IsAFunctionOfItsRowSeedAndStepAlone) {
   }
   const auto run = [&](cpu::Workers& workers, std::int32_t first, std::int32_t count) {
     std::vector<SampledRow> out(static_cast<std::size_t>(count));
-    cpu::sample_tokens({out.data(), rows.data() + first, logits.data(), count, kVocabulary},
-                       workers);
+    cpu::sample_tokens(
+        {out.data(), rows.data() + first, logits.data(), nullptr, count, kVocabulary}, workers);
     return out;
   };
   cpu::Workers one(1);
@@ -248,6 +260,110 @@ TEST(SampleTokens, IsAFunctionOfItsRowSeedAndStepAlone) {
       }
     });
   }
+}
+
+// ---- edits
+
+constexpr float kBars = -std::numeric_limits<float>::infinity();
+
+// The definition, in double.
+std::vector<float> edited(std::vector<float> logits, const std::vector<LogitEdit>& edits,
+                          bool only_edited) {
+  const std::vector<float> before = logits;
+  if (only_edited) {
+    std::ranges::fill(logits, kBars);
+  }
+  for (const LogitEdit& edit : edits) {
+    const auto at = static_cast<std::size_t>(edit.token);
+    const double biased = static_cast<double>(before[at]) + static_cast<double>(edit.bias);
+    const auto factor = static_cast<double>(edit.factor);
+    logits[at] = static_cast<float>((biased > 0 ? biased / factor : biased * factor) -
+                                    static_cast<double>(edit.minus));
+  }
+  return logits;
+}
+
+TEST(SampleTokens, EditsChangeWhatIsChosenAndNotWhatIsReported) {
+  const std::vector<float> logits = {1, 4, 3, -1, 2};
+  SampleRow row = kGreedy;
+  row.logprobs = 3;
+  const SampledRow plain = sample(logits, row);
+  const auto chosen = [&](const std::vector<LogitEdit>& edits) {
+    const SampledRow out = sample(logits, row, edits);
+    EXPECT_EQ(out.top_token[0], 1);
+    EXPECT_EQ(std::memcmp(out.top_logprob, plain.top_logprob, sizeof out.top_logprob), 0);
+    EXPECT_NEAR(out.logprob,
+                static_cast<double>(logits[static_cast<std::size_t>(out.token)]) - log_mass(logits),
+                1e-6);
+    return out.token;
+  };
+  EXPECT_EQ(chosen({}), 1);
+  EXPECT_EQ(chosen({{1, kBars, 1, 0}}), 2);
+  EXPECT_EQ(chosen({{1, 0, 1, 1.5f}}), 2);
+  EXPECT_EQ(chosen({{1, 0, 2, 0}, {2, 0, 1, 0}}), 2);
+  EXPECT_EQ(chosen({{3, 5.5f, 1, 0}}), 3);
+  EXPECT_EQ(chosen({{3, 5.5f, 1.2f, 0}}), 1);
+  EXPECT_EQ(chosen({{0, 3, 1, 0}}), 0);  // equals: the lower id
+  row.only_edited = 1;
+  EXPECT_EQ(chosen({{0, 0, 1, 0}, {3, 0, 1, 0}, {4, 0, 1, 0}}), 4);
+  EXPECT_EQ(chosen({{3, 0, 1, 0}}), 3);
+}
+
+TEST(SampleTokens, TemperatureAndCutsSeeTheEditedLogits) {
+  constexpr std::int32_t kVocabulary = 700;
+  const std::vector<float> logits = normal_values(6, kVocabulary, 3);
+  std::vector<LogitEdit> edits;
+  for (std::int32_t token = 0; token < kVocabulary; token += 1 + token % 3) {
+    edits.push_back({token, token % 7 == 0 ? kBars : static_cast<float>(token % 5) - 2,
+                     0.5f + static_cast<float>(token % 4), static_cast<float>(token % 3) - 1});
+  }
+  for (const bool only_edited : {false, true}) {
+    const std::vector<float> after = edited(logits, edits, only_edited);
+    for (const auto& [top_k, top_p, min_p] : {std::tuple{0, 1.0f, 0.0f},
+                                              {20, 1.0f, 0.0f},
+                                              {0, 0.8f, 0.0f},
+                                              {0, 1.0f, 0.05f},
+                                              {690, 0.9f, 0.01f}}) {
+      SampleRow row{.temperature = 0.9f,
+                    .top_p = top_p,
+                    .top_k = top_k,
+                    .seed = 3,
+                    .logprobs = -1,
+                    .target = -1,
+                    .min_p = min_p,
+                    .only_edited = only_edited ? 1 : 0};
+      for (row.step = 0; row.step < 200; ++row.step) {
+        SampleRow plain = row;
+        plain.only_edited = 0;
+        // Barred tokens are no finite logits; far below all others they are as impossible.
+        std::vector<float> finite = after;
+        std::ranges::replace(finite, kBars, -1e30f);
+        ASSERT_EQ(sample(logits, row, edits).token, sample(finite, plain).token)
+            << top_k << ' ' << top_p << ' ' << min_p << " step " << row.step;
+      }
+    }
+  }
+}
+
+TEST(SampleTokens, SaysWhereEveryTokenIsBarred) {
+  SampleRow row = kGreedy;
+  for (const float temperature : {0.0f, 1.0f}) {
+    row.temperature = temperature;
+    EXPECT_EQ(sample({1, 2}, row, {{0, kBars, 1, 0}, {1, kBars, 1, 0}}).token, kAllBarred);
+    row.only_edited = 1;
+    EXPECT_EQ(sample({1, 2}, row, {{1, kBars, 1, 0}}).token, kAllBarred);
+    EXPECT_EQ(sample({1, 2}, row).token, kAllBarred);
+    EXPECT_EQ(sample({1, std::nanf("")}, row, {{1, kBars, 1, 0}}).token, kNotFinite);
+    row.only_edited = 0;
+  }
+}
+
+TEST(SampleTokens, EditsBeyondFloatsRangeStayNumbers) {
+  SampleRow row = kGreedy;
+  EXPECT_EQ(sample({1, 2, 3}, row, {{1, 0, 1e-38f, 0}, {2, 0, 1, 0}}).token, 1);
+  row.temperature = 1;
+  row.top_p = 0.9f;
+  EXPECT_EQ(sample({1, 2, 3}, row, {{1, 0, 1e-38f, -2e38f}}).token, 1);
 }
 
 // From the known-answer file that the authors of Random123 publish.

@@ -256,7 +256,7 @@ TEST_P(WholeModel, ComputesWhatHuggingFaceDoes) {
     SCOPED_TRACE(testing::Message() << "prompt of " << prompt.size());
     std::vector<std::int32_t> all = prompt;
     all.insert(all.end(), tokens.begin(), tokens.end() - 1);
-    const std::vector<float> logits = forward.logits(all);
+    std::vector<float> logits = forward.logits(all);
     const auto off = [&](std::size_t row, std::int32_t id, const Json& expected) {
       const double error =
           static_cast<double>(logits[row * vocabulary + static_cast<std::size_t>(id)]) -
@@ -273,8 +273,8 @@ TEST_P(WholeModel, ComputesWhatHuggingFaceDoes) {
     }
     std::vector<SampledRow> sampled(rows.size());
     cpu::sample_tokens(
-        {sampled.data(), rows.data(), logits.data(), static_cast<std::int32_t>(rows.size()),
-         static_cast<std::int32_t>(vocabulary)},
+        {sampled.data(), rows.data(), logits.data(), nullptr,
+         static_cast<std::int32_t>(rows.size()), static_cast<std::int32_t>(vocabulary)},
         workers);
     for (std::size_t i = 0; i + 1 < prompt.size(); ++i) {
       ASSERT_NEAR(static_cast<double>(sampled[i].logprob), one["prompt_logprobs"][i].get<double>(),

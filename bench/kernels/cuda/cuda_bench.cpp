@@ -396,7 +396,7 @@ void bench_sample(const char* name, const SampleRow& how) {
   const Memory out(kSampled * static_cast<std::int64_t>(sizeof(SampledRow)));
   print_bytes(fmt::format("sample 128 x {} {}", kVocabulary, name), seconds_of([&] {
                 cuda::sample_tokens({out.get<SampledRow>(), rows_there.get<SampleRow>(),
-                                     logits_there.get<float>(), kSampled, kVocabulary},
+                                     logits_there.get<float>(), nullptr, kSampled, kVocabulary},
                                     nullptr);
               }),
               4.0 * kSampled * kVocabulary);

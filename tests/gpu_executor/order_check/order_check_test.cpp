@@ -550,6 +550,44 @@ TEST_F(OrderCheckTest, ImpossibleSamplesAreRefused) {
   refused([](auto& sample) { sample.prompt_logprobs = false; }, "1 prompt targets for 0 rows");
   refused([](auto& sample) { sample.prompt_targets[0] = 37; }, "prompt target 37");
   refused([](auto& sample) { sample.prompt_targets[0] = -2; }, "prompt target -2");
+  refused([&](auto& sample) { sample.min_p = nan; }, "min_p nan");
+  refused([](auto& sample) { sample.min_p = 1.5f; }, "min_p 1.5");
+  refused([](auto& sample) { sample.prompt_top = 21; }, "wants 21 logprobs of its prompt");
+}
+
+TEST_F(OrderCheckTest, ImpossibleEditsOfLogitsAreRefused) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  const auto with = [&](
+                        std::vector<messages::LogitEdit> edits,
+                        const std::function<void(messages::SampleT&)>& change = [](auto&) {}) {
+    decode_ = again();
+    messages::SampleT& sample = *batch().samples[0];
+    sample.prompt_logprobs = false;
+    sample.prompt_targets.clear();
+    sample.edits = std::move(edits);
+    change(sample);
+    return refusal([&] { accept(decode_.tables); });
+  };
+  EXPECT_THAT(with({{3, 0, 1, 0}, {3, 0, 1, 0}}), HasSubstr("edit 1 of sample 0 is of token 3"));
+  EXPECT_THAT(with({{-1, 0, 1, 0}}), HasSubstr("is of token -1"));
+  EXPECT_THAT(with({{37, 0, 1, 0}}), HasSubstr("is of token 37"));
+  EXPECT_THAT(with({{3, nan, 1, 0}}), HasSubstr("bias nan"));
+  EXPECT_THAT(with({{3, infinity, 1, 0}}), HasSubstr("bias inf"));
+  EXPECT_THAT(with({{3, 0, 0, 0}}), HasSubstr("factor 0"));
+  EXPECT_THAT(with({{3, 0, infinity, 0}}), HasSubstr("factor inf"));
+  EXPECT_THAT(with({{3, 0, 1, -infinity}}), HasSubstr("minus -inf"));
+  EXPECT_THAT(with({{1, 0, 1, 0}, {2, 0, 1, 0}, {3, 0, 1, 0}, {4, 0, 1, 0}, {5, 0, 1, 0}}),
+              HasSubstr("has 5 edits of logits; logit_edits allows 4"));
+  EXPECT_THAT(with({{3, 0, 1, 0}}, [](auto& sample) { sample.generate = false; }),
+              HasSubstr("generates nothing"));
+  EXPECT_THAT(with({{3, 0, 1, 0}},
+                   [](auto& sample) {
+                     sample.prompt_logprobs = true;
+                     sample.prompt_targets = {1};
+                   }),
+              HasSubstr("a row that has a prompt target"));
+  EXPECT_EQ(with({{3, -infinity, 1, 0}, {36, 100, 0.5f, -2}}), "");
 }
 
 // ---- layer orders

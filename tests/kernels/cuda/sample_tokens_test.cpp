@@ -12,11 +12,13 @@ namespace {
 class CudaSampleTokens : public CudaTest {};
 
 std::vector<SampledRow> sample(const std::vector<float>& logits, std::int32_t vocabulary,
-                               const std::vector<SampleRow>& rows) {
+                               const std::vector<SampleRow>& rows,
+                               const std::vector<LogitEdit>& edits = {}) {
   const OnDevice<float> logits_there(logits);
   const OnDevice<SampleRow> rows_there(rows);
+  const OnDevice<LogitEdit> edits_there(edits.empty() ? std::vector<LogitEdit>(1) : edits);
   const OnDevice<SampledRow> out(rows.size());
-  cuda::sample_tokens({out.get(), rows_there.get(), logits_there.get(),
+  cuda::sample_tokens({out.get(), rows_there.get(), logits_there.get(), edits_there.get(),
                        static_cast<std::int32_t>(rows.size()), vocabulary},
                       nullptr);
   return out.read();
@@ -25,13 +27,15 @@ SampledRow sample(const std::vector<float>& logits, SampleRow row) {
   row.row = 0;
   return sample(logits, static_cast<std::int32_t>(logits.size()), {row})[0];
 }
-std::vector<SampledRow> sample_on_cpu(const std::vector<float>& logits, std::int32_t vocabulary,
-                                      const std::vector<SampleRow>& rows) {
+// `logits` and `edits` are copies: both are changed.
+std::vector<SampledRow> sample_on_cpu(std::vector<float> logits, std::int32_t vocabulary,
+                                      const std::vector<SampleRow>& rows,
+                                      std::vector<LogitEdit> edits = {}) {
   cpu::Workers workers(2);
   std::vector<SampledRow> out(rows.size());
-  cpu::sample_tokens(
-      {out.data(), rows.data(), logits.data(), static_cast<std::int32_t>(rows.size()), vocabulary},
-      workers);
+  cpu::sample_tokens({out.data(), rows.data(), logits.data(), edits.data(),
+                      static_cast<std::int32_t>(rows.size()), vocabulary},
+                     workers);
   return out;
 }
 
@@ -116,21 +120,26 @@ TEST_F(CudaSampleTokens, DrawsTheCpusTokens) {
     float temperature;
     std::int32_t top_k;
     float top_p;
+    float min_p = 0;
   };
   for (const Setting& s :
        {Setting{5, 1, 0, 1}, Setting{40, 0.7f, 0, 1}, Setting{40, 1.5f, 7, 1},
         Setting{40, 1, 0, 0.8f}, Setting{600, 1, 30, 0.5f}, Setting{600, 2, 0, 0.999f},
         Setting{40, 1, 1, 1}, Setting{40, 1, 0, 1e-6f}, Setting{40, 1, 400, 1},
-        Setting{1, 1, 0, 0.5f}, Setting{5001, 1, 50, 0.9f}, Setting{5001, 5, 0, 0.95f}}) {
-    SCOPED_TRACE(testing::Message() << s.vocabulary << " tokens, temperature " << s.temperature
-                                    << ", top_k " << s.top_k << ", top_p " << s.top_p);
+        Setting{1, 1, 0, 0.5f}, Setting{5001, 1, 50, 0.9f}, Setting{5001, 5, 0, 0.95f},
+        Setting{40, 1, 0, 1, 0.05f}, Setting{600, 0.7f, 5, 1, 0.1f}, Setting{600, 2, 400, 1, 0.2f},
+        Setting{5001, 2, 0, 0.7f, 0.1f}, Setting{40, 1, 0, 1, 1}}) {
+    SCOPED_TRACE(testing::Message()
+                 << s.vocabulary << " tokens, temperature " << s.temperature << ", top_k "
+                 << s.top_k << ", top_p " << s.top_p << ", min_p " << s.min_p);
     const std::vector<float> logits = normal_values(4, s.vocabulary, 2);
     std::vector<SampleRow> rows(1000, {.temperature = s.temperature,
                                        .top_p = s.top_p,
                                        .top_k = s.top_k,
                                        .seed = 7,
                                        .logprobs = -1,
-                                       .target = -1});
+                                       .target = -1,
+                                       .min_p = s.min_p});
     for (std::size_t i = 0; i < rows.size(); ++i) {
       rows[i].step = i;
     }
@@ -145,6 +154,55 @@ TEST_F(CudaSampleTokens, DrawsTheCpusTokens) {
     // a draw fall on its other side.
     EXPECT_LE(others, 1 + static_cast<int>(s.vocabulary) / 500);
   }
+}
+
+// Each row of logits with edits of its own: of few tokens or many, some barred, some rows of them alone.
+TEST_F(CudaSampleTokens, EditsLogitsAsTheCpuDoes) {
+  constexpr float kBars = -std::numeric_limits<float>::infinity();
+  constexpr std::int32_t kVocabulary = 5003;
+  constexpr std::int32_t kRows = 96;
+  const std::vector<float> logits = normal_values(8, std::size_t{kRows} * kVocabulary, 3);
+  std::vector<SampleRow> rows;
+  std::vector<LogitEdit> edits;
+  for (std::int32_t r = 0; r < kRows; ++r) {
+    const auto first = static_cast<std::int32_t>(edits.size());
+    for (std::int32_t token = r % 11; token < kVocabulary; token += 1 + r * 17 % 900) {
+      edits.push_back({token,
+                       (token + r) % 7 == 0 || r == 5 ? kBars : static_cast<float>(token % 5) - 2,
+                       0.5f + static_cast<float>(token % 4), static_cast<float>(token % 3) - 1});
+    }
+    rows.push_back({.row = r,
+                    .temperature = 0.3f * static_cast<float>(r % 4),
+                    .top_p = r % 5 == 0 ? 0.9f : 1.0f,
+                    .top_k = r % 3 == 0 ? 50 : 0,
+                    .seed = 40,
+                    .step = static_cast<std::uint64_t>(r),
+                    .logprobs = r % 6 - 1,
+                    .target = -1,
+                    .min_p = r % 7 == 0 ? 0.02f : 0.0f,
+                    .only_edited = r % 5 == 0 ? 1 : 0,
+                    .first_edit = first,
+                    .edits = static_cast<std::int32_t>(edits.size()) - first});
+  }
+  const std::vector<SampledRow> got = sample(logits, kVocabulary, rows, edits);
+  const std::vector<SampledRow> want = sample_on_cpu(logits, kVocabulary, rows, edits);
+  EXPECT_EQ(want[5].token, kAllBarred);  // only edited tokens, all of them barred
+  int others = 0;
+  for (std::size_t r = 0; r < kRows; ++r) {
+    others += got[r].token != want[r].token ? 1 : 0;
+    if (rows[r].temperature == 0) {
+      EXPECT_EQ(got[r].token, want[r].token) << r;
+    }
+    ASSERT_EQ(got[r].top_count, want[r].top_count) << r;
+    if (got[r].token == want[r].token) {
+      EXPECT_NEAR(got[r].logprob, want[r].logprob, 1e-5) << r;
+    }
+    for (std::int32_t i = 0; i < got[r].top_count; ++i) {
+      EXPECT_EQ(got[r].top_token[i], want[r].top_token[i]) << r;
+      EXPECT_NEAR(got[r].top_logprob[i], want[r].top_logprob[i], 1e-5) << r;
+    }
+  }
+  EXPECT_LE(others, 2);  // masses are rounded differently (above)
 }
 
 TEST_F(CudaSampleTokens, KeepsTheLowerIdsAmongEqualsAtACut) {

@@ -311,6 +311,112 @@ TEST_F(RequestLine, WhereTheModelHasANameARequestForAnotherIsAnError) {
             "\"model\" must be \"facebook/opt-125m\", the name this run serves, not \"another\"");
 }
 
+TEST_F(RequestLine, WishesOfLogitsAreRead) {
+  RequestRules with = rules();
+  const std::vector<TokenId> eos{kEos};
+  with.eos = eos;
+  const auto wishes = [&](const char* fields) {
+    return *request(fmt::format(R"({{"prompt":"xyx",{}}})", fields), with).sampling.wishes;
+  };
+  EXPECT_EQ(request(R"({"prompt":"x","presence_penalty":0,"logit_bias":{}})", with).sampling.wishes,
+            nullptr);
+  EXPECT_EQ(wishes(R"("presence_penalty":-2)").presence_penalty, -2);
+  EXPECT_EQ(wishes(R"("frequency_penalty":0.5)").frequency_penalty, 0.5f);
+  const LogitWishes repetition = wishes(R"("repetition_penalty":1.5)");
+  EXPECT_EQ(repetition.repetition_penalty, 1.5f);
+  EXPECT_THAT(repetition.prompt_tokens, ElementsAre(kEos, byte_id('x'), byte_id('y')));
+  EXPECT_EQ(repetition.most_edits(10), 13);
+  EXPECT_THAT(wishes(R"("logit_bias":{"5":1.5,"7":-1000,"0":200})").bias,
+              testing::UnorderedElementsAre(std::pair(5, 1.5f), std::pair(7, -100.0f),
+                                            std::pair(0, 100.0f)));
+  EXPECT_THAT(wishes(R"("allowed_token_ids":[9,4,9])").allowed, ElementsAre(4, 9));
+  const SamplingParams least =
+      request(R"({"prompt":"x","min_tokens":3,"stop_token_ids":[8],"min_p":0.25})", with).sampling;
+  EXPECT_EQ(least.min_tokens, 3);
+  EXPECT_EQ(least.min_p, 0.25f);
+  EXPECT_THAT(least.wishes->barred_at_first, ElementsAre(kEos, 8));
+  const SamplingParams text =
+      request(R"({"prompt":"x","include_stop_str_in_output":true,"skip_special_tokens":false})")
+          .sampling;
+  EXPECT_TRUE(text.include_stop);
+  EXPECT_TRUE(text.keep_special);
+}
+
+TEST_F(RequestLine, ABadWordIsBarredAtTheBeginningAndBehindASpace) {
+  const auto words = [&](const char* list) {
+    return request(fmt::format(R"({{"prompt":"x","bad_words":{}}})", list))
+        .sampling.wishes->bad_words;
+  };
+  // With a space it has one token more: not the same word with another first token.
+  EXPECT_THAT(words(R"(["cat"," \tq"])"),
+              ElementsAre(ElementsAre(byte_id('c'), byte_id('a'), byte_id('t')),
+                          ElementsAre(byte_id('q'))));
+}
+
+TEST_F(RequestLine, WishesOfLogitsOutOfRangeAreErrors) {
+  for (const auto& [field, value] : {std::pair{"presence_penalty", "2.1"},
+                                     {"presence_penalty", "\"1\""},
+                                     {"frequency_penalty", "-3"},
+                                     {"repetition_penalty", "0"},
+                                     {"repetition_penalty", "-1"},
+                                     {"repetition_penalty", "1e-42"},
+                                     {"min_p", "1.1"},
+                                     {"min_p", "-0.1"},
+                                     {"min_tokens", "17"},
+                                     {"min_tokens", "-1"},
+                                     {"min_tokens", "1.5"},
+                                     {"logit_bias", "[]"},
+                                     {"logit_bias", "{\"x\":1}"},
+                                     {"logit_bias", "{\"\":1}"},
+                                     {"logit_bias", "{\"-1\":1}"},
+                                     {"logit_bias", "{\"100000\":1}"},
+                                     {"logit_bias", "{\"5\":\"1\"}"},
+                                     {"logit_bias", "{\"5\":null}"},
+                                     {"allowed_token_ids", "[]"},
+                                     {"allowed_token_ids", "5"},
+                                     {"allowed_token_ids", "[100000]"},
+                                     {"allowed_token_ids", "[\"5\"]"},
+                                     {"bad_words", "\"x\""},
+                                     {"bad_words", "[5]"},
+                                     {"bad_words", "[\"\"]"},
+                                     {"bad_words", "[\" \"]"},
+                                     {"truncate_prompt_tokens", "0"},
+                                     {"truncate_prompt_tokens", "-2"},
+                                     {"truncate_prompt_tokens", "100000"},
+                                     {"include_stop_str_in_output", "1"},
+                                     {"skip_special_tokens", "\"no\""}}) {
+    const RequestError refused = error(fmt::format(R"({{"prompt":"x","{}":{}}})", field, value));
+    EXPECT_EQ(refused.param, field) << value;
+    EXPECT_EQ(refused.code, "invalid_value") << field << ' ' << value;
+    EXPECT_THAT(refused.message, HasSubstr(field)) << value;
+  }
+  RequestRules bare = rules();
+  bare.tokenizer = nullptr;
+  EXPECT_THAT(error(R"({"prompt":[5],"bad_words":["x"]})", bare).message, HasSubstr("tokenizer"));
+}
+
+TEST_F(RequestLine, ATruncatedPromptIsItsLastTokensBehindBos) {
+  const auto prompt = [&](const char* fields) {
+    return request(fmt::format(R"({{{}}})", fields)).prompt;
+  };
+  EXPECT_THAT(prompt(R"("prompt":"xyz","truncate_prompt_tokens":3)"),
+              ElementsAre(kEos, byte_id('y'), byte_id('z')));
+  EXPECT_THAT(prompt(R"("prompt":"xyz","truncate_prompt_tokens":1)"), ElementsAre(kEos));
+  EXPECT_EQ(prompt(R"("prompt":"xyz","truncate_prompt_tokens":4)").size(), 4u);
+  EXPECT_THAT(prompt(R"("prompt":"xyz","truncate_prompt_tokens":2,"add_special_tokens":false)"),
+              ElementsAre(byte_id('y'), byte_id('z')));
+  EXPECT_THAT(prompt(R"("prompt":[5,6,7,8],"truncate_prompt_tokens":2)"), ElementsAre(7, 8));
+  // -1: what the context leaves beside the answer.
+  const std::string longer(2 * kContext, 'x');
+  const Request cut = request(fmt::format(
+      R"({{"prompt":"{}","truncate_prompt_tokens":-1,"max_tokens":5,"echo":true}})", longer));
+  EXPECT_EQ(cut.prompt.size(), static_cast<std::size_t>(kContext) - 5);
+  EXPECT_EQ(cut.prompt_text, std::string(static_cast<std::size_t>(kContext) - 6, 'x'));
+  EXPECT_EQ(cut.sampling.max_tokens, 5);
+  const Request of_chat = std::get<Request>(chat(R"({"truncate_prompt_tokens":1})", rules()));
+  EXPECT_THAT(of_chat.prompt, ElementsAre(byte_id('y')));
+}
+
 TEST_F(RequestLine, UnsupportedFieldsMayHoldTheValueThatChangesNothing) {
   for (const char* field :
        {R"("stream":false)", R"("best_of":1)", R"("logit_bias":{})", R"("presence_penalty":0)",
@@ -327,21 +433,9 @@ TEST_F(RequestLine, WhatWouldChangeTheAnswerAndIsNotDoneIsAnError) {
                             R"("best_of":2)",
                             R"("suffix":"x")",
                             R"("suffix":"")",
-                            R"("logit_bias":{"5":1})",
-                            R"("presence_penalty":0.5)",
-                            R"("frequency_penalty":-1)",
-                            R"("repetition_penalty":1.1)",
                             R"("repetition_detection":{})",
-                            R"("min_p":0.1)",
-                            R"("min_tokens":1)",
                             R"("use_beam_search":true)",
                             R"("watermarking":true)",
-                            R"("include_stop_str_in_output":true)",
-                            R"("skip_special_tokens":false)",
-                            R"("truncate_prompt_tokens":5)",
-                            R"("allowed_token_ids":[1])",
-                            R"("allowed_token_ids":[])",
-                            R"("bad_words":["x"])",
                             R"("logits_processors":["x"])",
                             R"("prompt_logprobs":1)",
                             R"("logprob_token_ids":[1])",

@@ -143,6 +143,52 @@ TEST_F(AnswerTest, AStopStringBeatsLengthAndStopIds) {
   EXPECT_EQ(choice(asked, bytes("xy"))["stop_reason"], byte_id('y'));
 }
 
+TEST_F(AnswerTest, WhatStopsIsTextWhereItIsWanted) {
+  Request asked = request();
+  asked.sampling.include_stop = true;
+  asked.sampling.stop = {"yz", "q"};
+  asked.sampling.stop_token_ids = {byte_id('s')};
+  EXPECT_EQ(choice(asked, bytes("xyz"))["text"], "xyz");
+  EXPECT_EQ(choice(asked, bytes("xyz"))["stop_reason"], "yz");
+  EXPECT_EQ(choice(asked, bytes("xs"))["text"], "xs");
+  // EOS is a special token: text only where those are.
+  EXPECT_EQ(choice(asked, {byte_id('x'), kEos})["text"], "x");
+  asked.sampling.keep_special = true;
+  EXPECT_EQ(choice(asked, {byte_id('x'), kEos})["text"], "x" + tokenizer_->token_text(kEos));
+  asked.sampling.include_stop = false;
+  EXPECT_EQ(choice(asked, {byte_id('x'), kEos})["text"], "x");
+}
+
+TEST_F(AnswerTest, SpecialTokensAreTextWhereTheyAreKept) {
+  Request asked = request(3);
+  asked.sampling.ignore_eos = true;
+  const std::vector<TokenId> tokens{byte_id('x'), kEos, byte_id('y')};
+  EXPECT_EQ(choice(asked, tokens)["text"], "xy");
+  asked.sampling.keep_special = true;
+  EXPECT_EQ(choice(asked, tokens)["text"], "x" + tokenizer_->token_text(kEos) + "y");
+}
+
+TEST_F(AnswerTest, AmongTheFirstMinTokensNoStringStops) {
+  Request asked = request();
+  asked.sampling.stop = {"ab"};
+  asked.sampling.min_tokens = 3;
+  EXPECT_EQ(choice(asked, bytes("abxyab"))["text"], "abxy");
+  // One that ends behind them stops.
+  EXPECT_EQ(choice(asked, bytes("xxab"))["text"], "xx");
+}
+
+TEST_F(AnswerTest, WhereEveryTokenIsBarredTheLineSaysSo) {
+  const Request asked = request();
+  KeptAnswer answer(asked, tokenizer_, kEosList);
+  answer.push(byte_id('x'), {});
+  answer.break_off(true);
+  const json line = json::parse(answer.result_line("m"));
+  EXPECT_EQ(line["response"]["status_code"], 400);
+  EXPECT_EQ(line["response"]["body"]["error"]["code"], "no_token_allowed");
+  EXPECT_THAT(line["response"]["body"]["error"]["message"].get<std::string>(),
+              HasSubstr("place 2 of the answer"));
+}
+
 TEST_F(AnswerTest, PartsOfAStopStringStayInTheText) {
   Request asked = request(3);
   asked.sampling.stop = {"xyz!"};
