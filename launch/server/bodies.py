@@ -6,7 +6,12 @@ import json
 from .errors import Refused
 
 _SLOWEST = 64 << 10  # bytes/s; below that a client keeps a connection without using it
-_LEAST_SECONDS = 20.0
+
+
+class Patience:
+    """How long a body may take before it must come at _SLOWEST; set once, when the front starts."""
+
+    seconds = 20.0
 
 
 async def read_body(request, most):
@@ -32,7 +37,7 @@ def bounded_receive(request, most):
 
     async def bounded():
         nonlocal size
-        left = began + _LEAST_SECONDS + size / _SLOWEST - loop.time()
+        left = began + Patience.seconds + size / _SLOWEST - loop.time()
         try:
             async with asyncio.timeout(max(left, 0.01)):
                 message = await receive()

@@ -1,7 +1,6 @@
 """The front's process: one event loop, which serves HTTP, talks to the planner, and ends in order on SIGTERM."""
 
 import asyncio
-import contextlib
 import os
 import resource
 import signal
@@ -14,12 +13,15 @@ import uvloop
 
 from .application import application
 from .batches import Batches
+from .bodies import Patience
 from .chat import ChatRenderer
 from .files import FileStore
 from .metrics import Metrics
 from .planner_link import PlannerLink
 from .protocol import BoundedProtocol
 from .tokens import TokenProcess
+from .unsignalled import UnsignalledServer
+from .watch import watch
 
 _FILES = 1 << 14  # connections, and a few more
 
@@ -32,18 +34,11 @@ def main(settings):
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # prompts do not get into core files
     uvloop.install()
-    return asyncio.run(_serve(settings))
-
-
-class _Server(uvicorn.Server):
-    """Signals are ours: uvicorn would raise them again after it has ended."""
-
-    @contextlib.contextmanager
-    def capture_signals(self):
-        yield
+    return asyncio.run(_serve(settings) if settings.kind == "server" else watch(settings))
 
 
 async def _serve(settings):
+    Patience.seconds = BoundedProtocol.head_seconds = settings.client_timeout
     planner = PlannerLink(settings.front_socket, settings.max_open_requests)
     chat = ChatRenderer(settings.model)
     tokens = TokenProcess(settings.planner_program, settings.model)
@@ -51,7 +46,7 @@ async def _serve(settings):
     files = FileStore(Path(settings.run_dir) / "files")
     batches = Batches(settings, planner, chat, metrics, files)
     app = application(settings, planner, chat, tokens, metrics, files, batches)
-    server = _Server(
+    server = UnsignalledServer(
         uvicorn.Config(
             app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
             timeout_keep_alive=30, backlog=2048, timeout_graceful_shutdown=settings.drain_seconds,

@@ -33,7 +33,7 @@ class OpenRequest:
         self.received = 0  # bytes of its text
         self.tokens = 0  # whose ids or logprobs came
         self.began = time.monotonic()
-        self.first_token = self.last_token = None
+        self.times = None  # seconds: waited, prompt, answer; once it is finished
 
     def put(self, event):
         self._events.append(event)
@@ -78,6 +78,11 @@ class PlannerLink:
 
     def __len__(self):
         return len(self._open)
+
+    @property
+    def counted(self):
+        """How many of the open requests count."""
+        return self._counted
 
     def room(self):
         """How many requests may be opened."""
@@ -173,12 +178,10 @@ class PlannerLink:
             return
         if "frame" in event:
             self._forget(event["id"])
+            if "waited" in event:
+                request.times = event["waited"], event["prefill"], event["decode"]
             request.put(frames[event["frame"] - 1])
             return
-        now = time.monotonic()
-        if request.first_token is None:
-            request.first_token = now
-        request.last_token = now
         text = event["text"]
         if event["at"] < request.received:  # a planner that began it again: the client has that part
             text = text.encode()[request.received - event["at"] :].decode()

@@ -5,7 +5,6 @@ import asyncio
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _HEAD_BYTES = 64 << 10
-_HEAD_SECONDS = 20.0
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
 )
@@ -14,6 +13,8 @@ _WORDS = b'{"error":{"message":"the head of the request is too large","type":"in
 
 class BoundedProtocol(HttpToolsProtocol):
     """Between the end of one request's message and the end of the next one's head, bytes and seconds are counted."""
+
+    head_seconds = 20.0  # set once, when the front starts
 
     def connection_made(self, transport):
         super().connection_made(transport)
@@ -46,7 +47,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head = 0
 
     def _await_head(self):
-        self._late = asyncio.get_running_loop().call_later(_HEAD_SECONDS, self._close)
+        self._late = asyncio.get_running_loop().call_later(self.head_seconds, self._close)
 
     def _forget(self):
         if self._late is not None:

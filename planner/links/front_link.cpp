@@ -8,6 +8,7 @@
 
 #include "common/files/json_file.h"
 #include "common/trouble.h"
+#include "planner/links/clock.h"
 #include "planner/results/result_json.h"
 #include "planner/results/result_line.h"
 
@@ -103,7 +104,9 @@ std::size_t FrontLink::open(const json& entry, std::span<const std::string> fram
   request->id = id;
   const bool streams = entry.value("stream", false) && !request->sampling.prompt_logprobs();
   arrived_.push_back(request.get());
-  open_.emplace(id.n, OpenRequest{.request = std::move(request), .streams = streams});
+  open_.emplace(id.n, OpenRequest{.request = std::move(request),
+                                  .streams = streams,
+                                  .arrived = monotonic_now()});
   return own;
 }
 
@@ -127,6 +130,27 @@ void FrontLink::end(RequestId request) {
     ended_.push_back(std::move(found->second.request));
     open_.erase(found);
   }
+}
+
+void FrontLink::ran(RequestId request, bool generated, Seconds began, Seconds now,
+                    Histogram& between) {
+  const auto found = open_.find(request.n);
+  if (found == open_.end()) {
+    return;
+  }
+  OpenRequest& open = found->second;
+  if (open.began.n < 0) {
+    open.began = began;
+  }
+  if (!generated) {
+    return;
+  }
+  if (open.first_token.n < 0) {
+    open.first_token = now;
+  } else {
+    between.observe((now - open.last_token).n);
+  }
+  open.last_token = now;
 }
 
 bool FrontLink::streams(RequestId request) const {
@@ -164,7 +188,16 @@ void FrontLink::progress(RequestId request, const Answer& answer,
 
 void FrontLink::finish(const ResultLine& line) {
   results_.push_back(line.text);
-  add_event(fmt::format("{{\"id\":{},\"frame\":{}}}", line.request.n, results_.size()));
+  std::string event =
+      fmt::format("{{\"id\":{},\"frame\":{}", line.request.n, results_.size());
+  if (const auto found = open_.find(line.request.n);
+      found != open_.end() && found->second.first_token.n >= 0) {
+    const OpenRequest& open = found->second;
+    event += fmt::format(",\"waited\":{:.6f},\"prefill\":{:.6f},\"decode\":{:.6f}",
+                         (open.began - open.arrived).n, (open.first_token - open.began).n,
+                         (open.last_token - open.first_token).n);
+  }
+  add_event(event + "}");
   end(line.request);
 }
 

@@ -9,7 +9,7 @@
 //   to the front
 //   {"planner": ID, "context", …}                     once a second: a planner that starts asks for everything
 //   {"events": [{"id", "at", "text", …} …,            a stream's text, from byte `at` of it on
-//               {"id", "frame"} …]}                   a result line, in that frame (from 1)
+//               {"id", "frame", "waited", …} …]}      a result line, in that frame (from 1); times in seconds
 //
 // Ids are the front's, each used once. A request under another front's ID is dropped: that front has died. The
 // planner keeps what it could not send and begins no iteration meanwhile, so a slow front slows the run, and
@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "common/channel.h"
+#include "planner/links/histogram.h"
 #include "planner/requests/request_line.h"
 #include "planner/results/answer_book.h"
 
@@ -43,6 +44,9 @@ class FrontLink {
   // Requests that were taken as arrived, and for which nobody waits any more.
   std::vector<const Request*> take_cancelled() { return std::exchange(cancelled_, {}); }
 
+  // A request was in the iteration from `began` to `now`; `generated`: a token came of it. The time since its
+  // token before goes to `between`.
+  void ran(RequestId request, bool generated, Seconds began, Seconds now, Histogram& between);
   bool streams(RequestId request) const;
   // Of a stream that goes on: what is new in its text. `tokens`: all of the answer's.
   void progress(RequestId request, const Answer& answer, std::span<const TokenId> tokens);
@@ -56,6 +60,7 @@ class FrontLink {
     bool streams = false;
     std::size_t sent_text = 0;    // bytes
     std::size_t sent_tokens = 0;  // whose ids or logprobs were sent
+    Seconds arrived{}, began{-1}, first_token{-1}, last_token{-1};
   };
 
   void take(std::span<const std::string> frames);

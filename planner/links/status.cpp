@@ -19,6 +19,8 @@ double to_four_places(double value) { return std::round(value * 1e4) / 1e4; }
 
 double share(double part, double whole) { return whole > 0 ? to_four_places(part / whole) : 0; }
 
+double seconds_of(std::uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
+
 double busy(std::uint64_t ns, Seconds elapsed) {
   return share(static_cast<double>(ns) * 1e-9, elapsed.n);
 }
@@ -64,6 +66,9 @@ std::string to_json(const RunStatus& status) {
       {"device", status.device},
       {"blocks",
        {{"act", status.act_blocks}, {"kv", status.kv_blocks}, {"free", status.free_blocks}}},
+      {"pools", nlohmann::ordered_json::array()},
+      {"iteration_tokens", status.iteration_tokens.json()},
+      {"token_seconds", status.token_seconds.json()},
       {"layers", status.layers},
       {"resident_layers", status.resident_layers},
       {"host_pool_bytes", status.host_pool.n},
@@ -77,11 +82,21 @@ std::string to_json(const RunStatus& status) {
        {{"copy_in", busy(status.executor.copy_in_busy_ns, status.elapsed)},
         {"compute", busy(status.executor.compute_busy_ns, status.elapsed)},
         {"copy_out", busy(status.executor.copy_out_busy_ns, status.elapsed)}}},
+      {"busy_seconds",
+       {{"copy_in", seconds_of(status.executor.copy_in_busy_ns)},
+        {"compute", seconds_of(status.executor.compute_busy_ns)},
+        {"copy_out", seconds_of(status.executor.copy_out_busy_ns)}}},
       {"planner",
        {{"planning_share", share(status.planning_time.n, seconds)},
         {"messages_share", share(status.message_time.n, seconds)},
         {"answers_share", share(status.answer_time.n, seconds)}}},
   };
+  for (const BlocksOf& pool : status.pools) {
+    json["pools"].push_back({{"kind", pool.kind},
+                             {"place", pool.place},
+                             {"total", pool.total},
+                             {"taken", pool.taken}});
+  }
   for (const PolicyAnswer& answer : status.policy_answers) {
     json["policy_answers"].push_back({{"serial", answer.serial},
                                       {"policy", answer.policy},

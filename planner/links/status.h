@@ -12,10 +12,17 @@
 
 #include "common/units.h"
 #include "planner/links/executor_link.h"
+#include "planner/links/histogram.h"
 #include "planner/record/balance.h"
 #include "planner/virtual_time/prediction.h"
 
 namespace poise {
+
+// The blocks of one kind in one place.
+struct BlocksOf {
+  std::string kind, place;
+  std::int64_t total = 0, taken = 0;
+};
 
 // What became of a wish for another policy (planner/memory/policy_swap.h).
 struct PolicyAnswer {
@@ -46,6 +53,9 @@ struct RunStatus {
   std::vector<PolicyAnswer> policy_answers;  // the last ones: several may ask at a time
   std::uint32_t act_blocks = 0, kv_blocks = 0;
   std::int64_t free_blocks = 0;
+  std::vector<BlocksOf> pools;
+  Histogram iteration_tokens = tokens_of_iterations();    // rows of each iteration
+  Histogram token_seconds = seconds_between_tokens();     // of answers, with a front
   std::int32_t layers = 0, resident_layers = 0;
   Bytes host_pool, device_memory;
   Seconds elapsed{};             // since the first iteration began

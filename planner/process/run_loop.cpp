@@ -193,7 +193,7 @@ void RunLoop::give_up(RequestId culprit) {
 }
 
 void RunLoop::begin_iteration() {
-  const Seconds begin = monotonic_now();
+  const Seconds begin = iteration_began_ = monotonic_now();
   auto chunks = scheduler_->next(search_.probe());
   if (chunks.empty()) {  // the suspects have no room beside the others
     search_.end();
@@ -222,6 +222,7 @@ bool RunLoop::take_results() {
   }
   const AnswerBook::Progress progress =
       answers_->apply(chunks_, *(*results)->body_as_IterationDone(), std::time(nullptr));
+  note_iteration(begin);
   write(progress);
   const Seconds middle = monotonic_now();
   search_.survived(parts());
@@ -235,6 +236,19 @@ bool RunLoop::take_results() {
   run_.status.answer_time += middle - begin;
   run_.status.planning_time += monotonic_now() - middle;
   return true;
+}
+
+// What metrics say of the iteration that ended at `now`.
+void RunLoop::note_iteration(Seconds now) {
+  std::int64_t rows = 0;
+  for (const ScheduledChunk& chunk : chunks_) {
+    rows += chunk.new_tokens;
+    if (run_.front) {
+      run_.front->ran(chunk.request->request->id, chunk.generates(), iteration_began_, now,
+                      run_.status.token_seconds);
+    }
+  }
+  run_.status.iteration_tokens.observe(static_cast<double>(rows));
 }
 
 std::vector<const RunningRequest*> RunLoop::streaming() const {
@@ -302,6 +316,16 @@ void RunLoop::report() {
   status.waiting = scheduler_->waiting();
   status.preemptions = preemptions_before_ + scheduler_->preemptions();
   status.free_blocks = scheduler_->blocks().free();
+  status.pools.clear();
+  for (const BlockKind kind : {BlockKind::act, BlockKind::kv}) {
+    for (const Place place : {Place::host, Place::gpu}) {
+      const BlockPool& pool = scheduler_->blocks().pool(kind, place);
+      status.pools.push_back({.kind = kind == BlockKind::act ? "act" : "kv",
+                              .place = place == Place::host ? "host" : "device",
+                              .total = pool.limit(),
+                              .taken = pool.taken()});
+    }
+  }
   if (prediction_) {
     status.prediction = prediction_->figures();
   }

@@ -64,6 +64,7 @@ class RunLoop {
   std::vector<RequestPart> parts() const;
   // Of the iteration that has just ended, those that go on and whose text is sent as it comes.
   std::vector<const RunningRequest*> streaming() const;
+  void note_iteration(Seconds now);
   void write(const AnswerBook::Progress& progress);
   void give_up(RequestId culprit);
   void remove(const Request& request);
@@ -76,6 +77,7 @@ class RunLoop {
   std::vector<ScheduledChunk> chunks_;  // of the iteration under way
   CulpritSearch search_;
   std::uint64_t iteration_ = 0;
+  Seconds iteration_began_{};
   std::optional<Prediction> prediction_;  // where costs are known
   Prediction::Figures predicted_before_;  // by a planner before this one
   Seconds since_;                         // of this attempt, without the time between planners

@@ -8,8 +8,10 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -194,6 +196,7 @@ def answers_are_those_of_a_run_whole_and_as_streams(workspace):
         _the_model_is_described(server, model)
         _what_is_wrong_is_told(server)
         _many_at_once(server, client)
+        _metrics_add_up(server, client)
 
 
 def _the_model_is_described(server, model):
@@ -252,6 +255,97 @@ def _many_at_once(server, client):
         for prompt, text in zip(prompts, pool.map(stream, prompts)):
             expect(texts[prompt] in (None, text), f"{prompt}: {text!r} and {texts[prompt]!r}")
             texts[prompt] = text
+
+
+def metrics_of(url, key=None):
+    """{(name, labels as text): value} of a page of metrics, every one of which has HELP and TYPE."""
+    asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
+    page = urllib.request.urlopen(asked, timeout=10).read().decode()
+    values, told = {}, {}
+    for line in page.splitlines():
+        if line.startswith("# "):
+            told.setdefault(line.split()[2], set()).add(line.split()[1])
+            continue
+        name, _, value = line.rpartition(" ")
+        name, _, labels = name.partition("{")
+        values[name, labels.rstrip("}")] = float(value)
+        family = next((one for one in (name, re.sub("_(bucket|sum|count)$", "", name)) if one in told), None)
+        expect(family and told[family] == {"HELP", "TYPE"}, f"{name} has {told.get(family)}")
+    _lint(page)
+    return values
+
+
+def _lint(page):
+    """Debian's promtool, where it is installed: what vLLM's own names force on it, and nothing else."""
+    promtool = shutil.which("promtool")
+    if promtool:
+        found = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, text=True, check=False)
+        lines = [line for line in (found.stdout + found.stderr).splitlines() if line.strip()]
+        forced = ("should not contain ':'", 'vllm:iteration_tokens_total non-counter metrics should not have "_total" suffix')
+        wrong = [line for line in lines if not any(words in line for words in forced)]
+        expect(not wrong, f"promtool: {wrong[:5]}")
+
+
+def summed(values, name):
+    return sum(value for (one, _), value in values.items() if one == name)
+
+
+def named_in_the_dashboard():
+    text = (ROOT / "launch" / "server" / "grafana.json").read_text()
+    queries = [target["expr"] for panel in json.loads(text)["panels"] for target in panel["targets"]]
+    return {name for query in queries for name in re.findall(r"(?:vllm|poise):\w+", query)}
+
+
+USAGE = {"vllm:prompt_tokens_total": "prompt_tokens", "vllm:generation_tokens_total": "completion_tokens"}
+
+
+def _metrics_add_up(server, client):
+    expect_equal(server.get("/metrics", key="wrong")[0], 401, "metrics without the key")
+    before = metrics_of(server.url + "/metrics", KEY)
+    used = [ask(client, line).usage for line in LINES]
+    used.append(joined(ask(client, LINES[1], stream=True, stream_options={"include_usage": True}), False)[3])
+    batch = ended(client, order(client, upload(client, LINES[:6])))
+    used += [json.loads(text)["response"]["body"]["usage"] for text in client.files.content(batch.output_file_id).text.splitlines()]
+    used = [one if isinstance(one, dict) else one.model_dump() for one in used]
+    time.sleep(0.6)  # the planner writes its status twice a second
+    after = metrics_of(server.url + "/metrics", KEY)
+    for name, field in USAGE.items():
+        expect_equal(summed(after, name) - summed(before, name), sum(one[field] for one in used), name)
+    name = "vllm:request_success_total"
+    expect_equal(summed(after, name) - summed(before, name), len(used), name)
+    for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "poise:open_requests", "poise:open_lines"):
+        expect_equal(summed(after, name), 0, name)
+    expect(summed(after, "vllm:time_to_first_token_seconds_count") > len(LINES), "first tokens were timed")
+    own = {"poise:requests", "poise:requests_done", "poise:requests_failed"}  # of runs with a file
+    lacking = named_in_the_dashboard() - own - {name for name, _ in after}
+    expect(not lacking, f"the dashboard asks for {lacking}")
+
+
+@test
+def the_metrics_of_a_run_are_its_results_usage(workspace):
+    lines = [request(f"r{n}", f"where is Jana? {n}", max_tokens=10 + n) for n in range(30)]
+    lines[7]["body"]["max_tokens"] = -1
+    requests = workspace.write_requests("in.jsonl", lines)
+    words = workspace.run_words(requests, workspace / "out.jsonl", "--metrics-port", "0", "--metrics-linger", "20", *workspace.paced(1))
+    environment = {} if "POISE_SERVE_VENV" in os.environ else {"POISE_SERVE_VENV": str(ROOT / "build" / "serve-venv")}
+    process = workspace.start(*words, env=environment)
+    url = wait_until(lambda: re.search(r"metrics at (\S+)", harness.said(process)), "the metrics", 240)[1]
+    seen, last = [], {}
+    while process.poll() is None:
+        with contextlib.suppress(OSError):  # before its beginning and after its end
+            last = metrics_of(url)
+            seen.append(summed(last, "vllm:generation_tokens_total"))
+        time.sleep(0.2)
+    workspace.finish(process).expect(0)
+    expect(seen == sorted(seen) and len(set(seen)) > 1, f"the counts do not rise: {seen}")
+    used = [line["response"]["body"].get("usage", {}) for line in harness.read_results(workspace / "out.jsonl").values()]
+    for name, field in USAGE.items():
+        expect_equal(summed(last, name), sum(one.get(field, 0) for one in used), name)
+    expect_equal([summed(last, f"poise:{name}") for name in ("requests", "requests_done", "requests_failed")], [30, 30, 1], "lines")
+    own = {name for name in named_in_the_dashboard() if "request_" in name or "_latency" in name or "first_token" in name or "open_" in name}
+    lacking = named_in_the_dashboard() - own - {name for name, _ in last}
+    expect(not lacking, f"the dashboard asks for {lacking}")
+    workspace.run(requests, workspace / "out.jsonl", "--metrics-linger", "20").expect(2, "--metrics-port")
 
 
 @test
@@ -443,10 +537,68 @@ def _what_is_wrong_with_batches_is_told(server, client, batch):
     expect_equal(len(client.files.list(purpose="batch").data), 3, "files of inputs")
 
 
+@contextlib.contextmanager
+def connected(server, data=b""):
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as made:
+        with contextlib.suppress(OSError):  # it may be closed meanwhile
+            made.sendall(data)
+        yield made
+
+
+def answer_of(connection):
+    """What comes until the other side closes."""
+    data = b""
+    with contextlib.suppress(OSError):
+        while piece := connection.recv(1 << 16):
+            data += piece
+    return data
+
+
+def post(length, *lines, key=KEY):
+    head = [b"POST /v1/completions HTTP/1.1", b"host: x", b"authorization: Bearer " + key.encode(), *lines]
+    return b"\r\n".join(head + ([b"content-length: %d" % length] if length is not None else [])) + b"\r\n\r\n"
+
+
+def status_of(answer):
+    return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.1 ") else None
+
+
+@test
+def clients_that_mean_no_good_disturb_nobody(workspace):
+    with serving(workspace, "--client-timeout", "1.5", "--max-body", "256KiB") as server:
+        server.client.served = DEMO_MODEL.name
+        line = LINES[0]
+        good = ask(server.client, line).choices[0].text
+        slow = post(1000)
+        with contextlib.ExitStack() as kept:
+            halves = [kept.enter_context(connected(server, data)) for data in (b"", b"POST /v1/comp", slow[:60], slow, slow + b'{"prompt"')]
+            for data, wanted in (
+                (post(0, *[b"x-%d: y" % n for n in range(200_000)]), (431, None)),
+                (post(0, b"x: " + b"y" * (1 << 20)), (431, None)),
+                (post(1 << 30), (413,)),
+                (post(None, b"transfer-encoding: chunked") + b"10000\r\n%b\r\n" % (b" " * 65536) * 40, (413,)),
+                (post(2, b"connection: close") + b"\xff\xfe", (400,)),
+                (b"\x16\x03\x01\x02\x00" + bytes(200), (400, None)),
+                (b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", (431, 400, None)),
+                (post(-5), (400, None)),
+            ):
+                with connected(server, data) as hostile:
+                    got = status_of(answer_of(hostile))
+                    expect(got in wanted, f"{data[:40]} … got {got} instead of {wanted}")
+            expect_equal(ask(server.client, line).choices[0].text, good, "an answer beside them")
+            for half in halves:  # each is closed in time, a request without a body with a status
+                half.settimeout(10)
+                expect(status_of(answer_of(half)) in (None, 408), "a half request was answered")
+        expect_equal(_status(server)["running"], 0, "requests that run")
+        front = next(pid for pid in _children_of(server.process.pid) if "server/start.py" in _words_of(pid))
+        peak = int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{front}/status").read_text())[1]) >> 10
+        expect(peak < 200, f"the front took {peak} MiB")
+        expect_equal(ask(server.client, line).choices[0].text, good, "an answer after them")
+
+
 @test
 def what_cannot_be_served_is_refused_in_a_sentence(workspace):
-    import socket
-
     workspace.poise("serve", "--model", "nowhere").expect(2, "nowhere")
     workspace.poise("serve", "--model", DEMO_MODEL, "--port", "70000").expect(2, "--port")
     workspace.poise("serve", "--model", DEMO_MODEL, "--host", "300.0.0.1").expect(2, "--host")

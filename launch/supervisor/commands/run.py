@@ -3,14 +3,13 @@
 import os
 from pathlib import Path
 
-from ..lifecycle import chat_prompts, inputs, leftovers, loaders
+from ..lifecycle import chat_prompts, inputs, leftovers, loaders, metrics_port
 from ..lifecycle.ask_planner import check_decisions
 from ..lifecycle.interrupts import Interrupts
 from ..lifecycle.locks import is_held
 from ..lifecycle.process_arguments import ProcessArguments, finished_as_it_stands, note_finished
 from ..lifecycle.run_directory import FINISHED, UNFINISHED, RunDirectory
 from ..lifecycle.run_summary import beside_predicted, safe_text, summary
-from ..lifecycle.supervision import Supervision
 from ..measure.record import read_record
 from ..measure.timeline import write_trace
 from ..shared.options import normalised, run_parser
@@ -27,6 +26,14 @@ def run(words):
     inputs.check_input(given.input)
     for name in PROGRAMS:
         program(name)
+    port = metrics_port.MetricsPort.of(given)
+    try:
+        return _run(given, words, port)
+    finally:
+        port.close()
+
+
+def _run(given, words, port):
     directory = RunDirectory(Path(os.path.abspath(given.run_dir or f"{given.output}.poise")))
     if given.trace:
         _check_trace(given, directory)
@@ -40,7 +47,7 @@ def run(words):
         raise of_system(problem) from None
     code = INTERRUPTED
     try:
-        code = _run_in(directory, given, words, interrupts)
+        code = _run_in(directory, given, words, interrupts, port)
     except Refusal as refusal:
         code = refusal.code
         raise
@@ -58,7 +65,7 @@ def _check_trace(given, directory):
         raise Refusal(f"--trace {shown(given.trace)}: the run keeps a file of that name there; name another")
 
 
-def _run_in(directory, given, words, interrupts):
+def _run_in(directory, given, words, interrupts, port):
     inputs.check_output(given, directory)
     inputs.check_run_directory(given, directory)
     leftovers.sweep()
@@ -77,7 +84,7 @@ def _run_in(directory, given, words, interrupts):
         kept = arguments.choose_loader()
         arguments.begin()
         say(f"run directory {brief(directory.path)}")
-        outcome = Supervision(arguments, interrupts, line, kept).run()
+        outcome = port.supervision(arguments, interrupts, line, kept).run()
     finally:
         line.clear()
         arguments.end()

@@ -57,8 +57,8 @@ def python():
     return folder / "bin" / "python"
 
 
-def listening(host, port):
-    """A socket that listens there."""
+def listening(host, port, option="--port"):
+    """A socket that listens there. `option`: which one named the port."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as problem:
@@ -71,7 +71,7 @@ def listening(host, port):
         made.listen(2048)
     except OSError as problem:
         made.close()
-        raise Refusal(f"--host {shown(host)} --port {port}: {problem.strerror}; name another") from None
+        raise Refusal(f"{option} {port} at {shown(host)}: {problem.strerror}; name another") from None
     return made
 
 
@@ -111,11 +111,13 @@ class Front:
         os.close(self._said)
 
 
-def settings_of(given, arguments, listener, death_fd, version):
+def settings_of(given, arguments, listener, death_fd, version, fronts_before):
+    """`fronts_before`: how many have died."""
     names = [given.served_model_name or given.model]
     if not given.served_model_name:
         names.append(Path(given.model).resolve().name)
     return {
+        "kind": "server",
         "model": os.path.abspath(given.model),
         "names": names,
         "api_key": given.api_key,
@@ -128,7 +130,9 @@ def settings_of(given, arguments, listener, death_fd, version):
         "max_open_requests": given.max_open_requests,
         "max_body": given.max_body,
         "max_file": given.max_file,
+        "client_timeout": given.client_timeout,
         "batch_window": max(2 * (given.max_num_seqs or _MOST_AT_A_TIME), _LEAST_WINDOW),
         "drain_seconds": int(given.drain_timeout),
         "version": version,
+        "fronts_before": fronts_before,
     }

@@ -65,7 +65,8 @@ class ServeSupervision(Supervision):
         self._listener = listener
         self._interpreter = interpreter
         self._version = version
-        self._fronts_died = []
+        self._fronts_died = 0
+        self._died_lately = []  # when
         self._draining_since = None
         self._told = False
 
@@ -76,7 +77,7 @@ class ServeSupervision(Supervision):
     def _start_front(self):
         arguments = self._arguments
         death = self._death_pipe.read_end
-        settings = front.settings_of(arguments.given, arguments, self._listener, death, self._version)
+        settings = front.settings_of(arguments.given, arguments, self._listener, death, self._version, self._fronts_died)
         inherited = [self._listener.fileno(), death, *arguments.inherited_locks()]
         self._beside = [front.Front(self._interpreter, settings, inherited)]
 
@@ -89,13 +90,14 @@ class ServeSupervision(Supervision):
         if own.returncode() is None or self._draining_since:
             return None
         now = time.monotonic()
-        self._fronts_died = [then for then in self._fronts_died if now - then < _WITHIN] + [now]
+        self._fronts_died += 1
+        self._died_lately = [then for then in self._died_lately if now - then < _WITHIN] + [now]
         sentence = _why(own)
         self._arguments.keep_words(own)
         own.close()
-        if len(self._fronts_died) > _MOST_FRONTS:
+        if len(self._died_lately) > _MOST_FRONTS:
             self._beside = []
-            return Outcome(INTERRUPTED, f"{sentence}, {len(self._fronts_died)} times within {_WITHIN:.0f} s")
+            return Outcome(INTERRUPTED, f"{sentence}, {len(self._died_lately)} times within {_WITHIN:.0f} s")
         self._line.clear()
         say(f"{sentence}; another one goes on")
         self._start_front()

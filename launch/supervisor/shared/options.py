@@ -148,6 +148,12 @@ def run_parser():
     add_planning(made)
     add_loading(made)
     add_running(made)
+    made.add_argument(
+        "--metrics-port", type=lambda text: quantities.count(text, 0, 65535), metavar="N", help="metrics for Prometheus at http://127.0.0.1:N/metrics; 0: any port that is free"
+    )
+    made.add_argument(
+        "--metrics-linger", type=quantities.positive, default=None, metavar="SECONDS", help="with --metrics-port: after the end wait as long for the last counts to be read"
+    )
     return made
 
 
@@ -165,6 +171,7 @@ def serve_parser():
     made.add_argument("--max-open-requests", type=quantities.count, default=4096, metavar="N", help="accepted at a time; more get 429 (default: 4096)")
     made.add_argument("--max-body", type=quantities.size, default=32 << 20, metavar="SIZE", help="of a request (default: 32MiB); larger ones get 413")
     made.add_argument("--max-file", type=quantities.size, default=512 << 20, metavar="SIZE", help="of an upload (default: 512MiB); larger ones get 413")
+    made.add_argument("--client-timeout", type=quantities.positive, default=20.0, metavar="SECONDS", help="for the head of a request, and until its body must come at 64 KiB/s (default: 20)")
     made.add_argument("--drain-timeout", type=quantities.positive, default=30.0, metavar="SECONDS", help="for open requests when it is asked to end (default: 30)")
     add_planning(made)
     add_loading(made)

@@ -7,6 +7,7 @@
 #include <deque>
 #include <nlohmann/json.hpp>
 
+#include "planner/links/clock.h"
 #include "tests/planner/tokenizer/byte_tokenizer.h"
 
 namespace poise {
@@ -167,6 +168,24 @@ TEST_F(FrontLinkTest, RequestsOfAFrontThatWasReplacedAreDropped) {
   EXPECT_EQ(link_->take_cancelled().size(), 1u);
   EXPECT_EQ(link_->take_arrived().size(), 1u);
   EXPECT_TRUE(events().empty());
+}
+
+TEST_F(FrontLinkTest, AResultSaysHowLongEachPartTook) {
+  submit(7, {{"prompt", "xy"}});
+  link_->step({0});
+  const double now = monotonic_now().n;
+  Histogram between({0.5, 1.5});
+  link_->ran({7}, false, {now + 1}, {now + 2}, between);
+  link_->ran({7}, true, {now + 2}, {now + 4}, between);
+  link_->ran({7}, true, {now + 4}, {now + 5}, between);
+  link_->ran({7}, true, {now + 5}, {now + 7}, between);
+  link_->finish({.request = {7}, .error = false, .text = "the line"});
+  const json event = events().at(0);
+  EXPECT_NEAR(event["waited"], 1, 0.1);
+  EXPECT_NEAR(event["prefill"], 3, 1e-4);
+  EXPECT_NEAR(event["decode"], 3, 1e-4);
+  EXPECT_EQ(between.json()["counts"], (json{0, 1, 1}));
+  EXPECT_NEAR(between.json()["sum"], 3, 1e-4);
 }
 
 TEST_F(FrontLinkTest, APlannerSaysWhoItIsOnceASecond) {
