@@ -30,6 +30,7 @@ struct DeviceLimits {
   std::int32_t gpu_kv_blocks = 0;   // KV blocks likewise
   std::int32_t logit_edits = 0;  // of the samples of logits_rows rows together; of one in any case
   KvFormat kv_format = KvFormat::plain;
+  bool host_attention = false;  // sequences may be attended on host cores
 
   // Attention entries in a mini-batch: one for each slot.
   std::int64_t max_entries() const { return std::int64_t{act_slots} + kv_slots; }

@@ -20,8 +20,7 @@ Bytes bytes_of(const BlockLoad& run, const BlockSizes& sizes) {
 }  // namespace
 
 BlockCopies::BlockCopies(Device& device, const ModelShape& shape, DType dtype,
-                         const DeviceLimits& limits, Tracer& tracer,
-                         std::shared_ptr<Buffer> kept)
+                         const DeviceLimits& limits, Tracer& tracer, std::shared_ptr<Buffer> kept)
     : device_(device),
       tracer_(tracer),
       limits_(limits),
@@ -29,9 +28,9 @@ BlockCopies::BlockCopies(Device& device, const ModelShape& shape, DType dtype,
       windows_(windows_of(shape)),
       pool_here_(device_pool(sizes_, limits)) {
   const DeviceSizes sizes = device_sizes(shape, dtype, limits);
-  context_blocks_ = kept ? std::move(kept)
-                         : std::make_shared<Buffer>(
-                               device.allocate(sizes.context_blocks, "context blocks"));
+  context_blocks_ =
+      kept ? std::move(kept)
+           : std::make_shared<Buffer>(device.allocate(sizes.context_blocks, "context blocks"));
   for (BatchSide& side : sides_) {
     side = {.act = device.allocate(sizes.act_buffer, "ACT buffer"),
             .kv = device.allocate(sizes.kv_buffer, "KV buffer"),
@@ -54,7 +53,7 @@ BlockCopies::BlockCopies(Device& device, const ModelShape& shape, DType dtype,
 
 void BlockCopies::load(const IterationWork& work, Visit& visit, LayerId layer, bool first,
                        LinkTraffic& link) {
-  device_.wait(Stream::copy_in, *visit.side.computed);
+  device_.wait(Stream::copy_in, *visit.side->computed);
   if (first || !visit.batch.after.empty()) {
     device_.wait(Stream::copy_in, *stored_[layer.n]);
   }
@@ -62,27 +61,27 @@ void BlockCopies::load(const IterationWork& work, Visit& visit, LayerId layer, b
   for (const BlockLoad& run : visit.batch.loads) {
     if (run.place == messages::Place::Host && loads(run, layer)) {
       const bool is_kv = run.kind == BlockKind::kv;
-      add_run(work.blocks, run, visit.side, layer, is_kv ? kv : act);
+      add_run(work.blocks, run, *visit.side, layer, is_kv ? kv : act);
       (is_kv ? link.kv : link.act) += bytes_of(run, sizes_);
     }
   }
   const TableSpan& table = visit.batch.layer.span;
   std::vector<Copy>& first_copies = act.empty() ? kv : act;
-  first_copies.insert(first_copies.begin(), {.to = visit.side.tables.data(),
+  first_copies.insert(first_copies.begin(), {.to = visit.side->tables.data(),
                                              .from = work.tables.data() + table.offset,
                                              .bytes = table.bytes});
-  visit.act_there = visit.side.loaded.get();
+  visit.act_there = visit.side->loaded.get();
   if (!act.empty()) {
     load_host(visit, act);
     if (!kv.empty()) {
-      device_.record(*visit.side.act_loaded, Stream::copy_in);
-      visit.act_there = visit.side.act_loaded.get();
+      device_.record(*visit.side->act_loaded, Stream::copy_in);
+      visit.act_there = visit.side->act_loaded.get();
     }
   }
   if (!kv.empty()) {
     load_host(visit, kv);
   }
-  device_.record(*visit.side.loaded, Stream::copy_in);
+  device_.record(*visit.side->loaded, Stream::copy_in);
   load_here(work, visit, layer);
 }
 
@@ -103,18 +102,18 @@ void BlockCopies::load_here(const IterationWork& work, const Visit& visit, Layer
   std::vector<Copy> copies;
   for (const BlockLoad& run : visit.batch.loads) {
     if (run.place == messages::Place::Gpu && loads(run, layer)) {
-      add_run(work.blocks, run, visit.side, layer, copies);
+      add_run(work.blocks, run, *visit.side, layer, copies);
     }
   }
   if (copies.empty()) {
     return;
   }
-  device_.wait(Stream::copy_out, *visit.side.computed);
+  device_.wait(Stream::copy_out, *visit.side->computed);
   tracer_.begin(
       {.kind = messages::SpanKind::Load, .stream = Stream::copy_out, .mini_batch = visit.id});
   device_.copy_here(Stream::copy_out, copies);
   tracer_.end(bytes_of(copies));
-  device_.record(*visit.side.loaded_here, Stream::copy_out);
+  device_.record(*visit.side->loaded_here, Stream::copy_out);
 }
 
 // A run of ACT blocks ascends in its pool and in the buffer; a run of KV blocks descends in both.

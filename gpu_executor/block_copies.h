@@ -50,7 +50,7 @@ struct RowsSide {
 struct Visit {
   std::uint32_t id;
   MiniBatchWork& batch;
-  BatchSide& side;
+  BatchSide* side;             // null: attended on host cores, nothing is loaded
   std::int64_t first_row = 0;  // within its group
   const Event* act_there =
       nullptr;  // once loads are queued: its ACT blocks of the host have arrived

@@ -166,23 +166,37 @@ void Decoder::attend(const LayerRows& rows, const LayerContext& context, const L
   scatter(context.kv, context.kv_moves, context.kv_move_count);
   scatter(context.regenerated, context.regenerated_moves, context.regenerated_move_count);
   scatter(context.here, context.here_moves, context.here_move_count);
-  const std::int64_t first = context.first_row * shape_.q_dim() * size_of(work_).n;
-  device_.launch(Attention{.out = attended_.data() + first,
-                           .q = q_.data() + first,
-                           .slots = {context.kv, context.regenerated, context.here},
-                           .dtype = dtype_,
-                           .format = kv_format_,
-                           .row_dtype = work_,
-                           .blocks = context.blocks,
-                           .sequences = context.sequences,
-                           .sequence_count = context.sequence_count,
-                           .heads = shape_.num_attention_heads,
-                           .kv_heads = shape_.num_key_value_heads,
-                           .head_dim = shape_.head_dim,
-                           .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
-                           .max_new_tokens = context.max_new_tokens,
-                           .max_context = context.max_context,
-                           .window = context.window});
+  Attention attention = attention_of({.window = context.window,
+                                      .blocks = context.blocks,
+                                      .sequences = context.sequences,
+                                      .sequence_count = context.sequence_count,
+                                      .max_new_tokens = context.max_new_tokens,
+                                      .max_context = context.max_context});
+  attention.out = attended(context.first_row);
+  attention.q = queries(context.first_row);
+  attention.slots[0] = context.kv;
+  attention.slots[1] = context.regenerated;
+  attention.slots[2] = context.here;
+  device_.launch(attention);
+}
+
+Attention Decoder::attention_of(const AttentionTables& tables) const {
+  return {.out = nullptr,
+          .q = nullptr,
+          .slots = {},
+          .dtype = dtype_,
+          .format = kv_format_,
+          .row_dtype = work_,
+          .blocks = tables.blocks,
+          .sequences = tables.sequences,
+          .sequence_count = tables.sequence_count,
+          .heads = shape_.num_attention_heads,
+          .kv_heads = shape_.num_key_value_heads,
+          .head_dim = shape_.head_dim,
+          .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
+          .max_new_tokens = tables.max_new_tokens,
+          .max_context = tables.max_context,
+          .window = tables.window};
 }
 
 // KV Gen (Eq. 1): rows of ACT blocks to rows of KV blocks in the same slots. Where they are quantised, as

@@ -59,6 +59,14 @@ struct LayerContext {
   std::int32_t max_context;     // … with its new tokens
 };
 
+// What attention of a mini-batch's sequences goes by.
+struct AttentionTables {
+  std::int32_t window;  // of the layer; 0: none
+  const ContextBlock* blocks;
+  const AttentionSequence* sequences;  // (sequence_count)
+  std::int32_t sequence_count, max_new_tokens, max_context;
+};
+
 // What the pipeline does while a layer is launched.
 struct LayerHooks {
   std::function<void(Weight)> need;                // before the first launch that reads a weight
@@ -95,6 +103,13 @@ class Decoder {
                   const LayerHooks& hooks);
   void attend(const LayerRows& rows, const LayerContext& context, const LayerHooks& hooks);
   void finish(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
+  // For sequences that are attended elsewhere: the queries of a group's rows, as `project_queries` made
+  // them, and where `finish` reads what attention gave, from `row` on.
+  std::int64_t q_row() const { return shape_.q_dim() * size_of(work_).n; }  // bytes
+  const std::byte* queries(std::int64_t row) const { return q_.data() + row * q_row(); }
+  std::byte* attended(std::int64_t row) const { return attended_.data() + row * q_row(); }
+  // Attention by these tables; `slots`, `q` and `out` are the caller's.
+  Attention attention_of(const AttentionTables& tables) const;
   void head(const OuterWeights& weights, const HeadInput& input);
 
  private:

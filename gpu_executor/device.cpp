@@ -26,6 +26,10 @@ Buffer Device::allocate(Bytes size, std::string_view what) {
   return {*this, data, size};
 }
 
+void Device::launch(const HostAttention&) {
+  check(false, "only a device with host threads attends on host cores");
+}
+
 HostBuffer Device::allocate_host(Bytes size) {
   if (size.n == 0) {
     return {};

@@ -1,5 +1,5 @@
 #pragma once
-// All the pipeline asks of a device: memory, three streams, events, batched copies, and one launch
+// All the pipeline asks of a device: memory, its streams, events, batched copies, and one launch
 // for each operation of kernels/kernels.h. Nothing of CUDA or of the CPU device shows here.
 //
 // A stream runs what it was given in order, by itself; streams wait for one another only through
@@ -21,14 +21,17 @@
 
 #include "common/device_kind.h"
 #include "common/units.h"
+#include "kernels/host/host_attention.h"
 #include "kernels/kernels.h"
 
 namespace poise {
 
-enum class Stream : std::uint8_t { copy_in = 0, compute = 1, copy_out = 2 };
-inline constexpr int kStreams = 3;
-inline constexpr Stream kAllStreams[kStreams] = {Stream::copy_in, Stream::compute,
-                                                 Stream::copy_out};
+// `host`: the host cores as a third resource beside link and device; only where host_threads() > 0.
+enum class Stream : std::uint8_t { copy_in = 0, compute = 1, copy_out = 2, host = 3 };
+inline constexpr int kStreams = 4;
+inline constexpr Stream kAllStreams[kStreams] = {Stream::copy_in, Stream::compute, Stream::copy_out,
+                                                 Stream::host};
+inline constexpr int kDeviceStreams = 3;  // those before `host`
 
 // One piece of a batched copy, in either direction.
 struct Copy {
@@ -111,6 +114,8 @@ class Device {
   virtual DType work_type(DType stored) const = 0;
   // Whether a Gemm reads packed weights; if not, the pipeline launches an Unpack before it.
   virtual bool reads_packed() const { return false; }
+  // Threads that attend on host cores, on a stream of their own; 0: there is no such stream.
+  virtual int host_threads() const { return 0; }
   // What the link carries from host to device at most, measured or set; 0: not known.
   virtual double link_bytes_per_s() const { return 0; }
   // When the device's clock (`time_of`) stood at 0.
@@ -169,6 +174,10 @@ class Device {
   virtual void launch(const ScatterRows& op) = 0;
   virtual void launch(const Attention& op) = 0;
   virtual void launch(const SampleTokens& op) = 0;
+
+  // On the host stream. What its tables and operands point to is host memory, and stays until the stream
+  // is past it. REQUIRES: host_threads() > 0.
+  virtual void launch(const HostAttention& op);
 
   // Names what is queued between the two, for a profiler that watches (NVTX). They nest.
   virtual void range_push(const char* /*name*/) {}

@@ -115,6 +115,7 @@ void Executor::greet() {
   hello.device_overhead = static_cast<std::uint64_t>(device_->overhead().n);
   hello.resident_layers = held_.weights ? held_.weights->layers() : -1;
   hello.after_death = options_.after_death;
+  hello.host_threads = static_cast<std::uint32_t>(device_->host_threads());
   if (send(*channel_, std::move(hello))) {
     greeted_ = channel_->connections();
     options_.after_death = false;
@@ -177,6 +178,10 @@ void Executor::configure(const messages::Configure& configure) {
   }
   const Model& model = memory_.model();
   const DeviceLimits limits = limits_of(configure);
+  if (limits.host_attention && device_->host_threads() == 0) {
+    fail("a Configure asks for attention on host cores, which the device {} does not do",
+         device_->name());
+  }
   const Bytes allowed = cap(configure.gpu_memory());
   report_all();
   // Before the planner waits for an answer: a large pool takes seconds to pin, and memory of the device.

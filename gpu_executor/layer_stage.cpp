@@ -5,12 +5,14 @@
 
 namespace poise {
 
-LayerStage::LayerStage(const StageParts& parts, BlockCopies& copies, const DeviceLimits& limits,
-                       const WeightLayout& layout, const DeviceSizes& sizes)
+LayerStage::LayerStage(const StageParts& parts, BlockCopies& copies, DType dtype,
+                       const DeviceLimits& limits, const WeightLayout& layout,
+                       const DeviceSizes& sizes)
     : parts_(parts),
       copies_(copies),
       limits_(limits),
       layout_(layout),
+      host_(parts, dtype, limits),
       regenerated_(parts.device.allocate(sizes.regenerated, "regenerated KV")) {}
 
 void LayerStage::run(RunningOrder& order, const LayerOrderWork& work, LayerId layer,
@@ -20,10 +22,14 @@ void LayerStage::run(RunningOrder& order, const LayerOrderWork& work, LayerId la
   const bool queries_wait = streamed && fetches(work.fetch, layout_, layer, Weight::w_q);
   std::vector<Visit> visits;
   for (const std::uint32_t id : work.mini_batches) {
-    visits.push_back({id, order.work->mini_batches[id], copies_.next_side()});
+    MiniBatchWork& batch = order.work->mini_batches[id];
+    visits.push_back({id, batch, batch.on_host ? nullptr : &copies_.next_side()});
   }
+  host_.wait_for_writes(layer);
   const auto load_next = [&](std::size_t i) {
-    copies_.load(*order.work, visits[i], layer, i == 0, order.link);
+    if (!visits[i].batch.on_host) {
+      copies_.load(*order.work, visits[i], layer, i == 0, order.link);
+    }
     order.link.weights += parts_.weights.fetch_behind(visits[i].id, work.fetch);
   };
   load_next(0);
@@ -32,7 +38,8 @@ void LayerStage::run(RunningOrder& order, const LayerOrderWork& work, LayerId la
     const RowsSide& side = copies_.next_rows_side();
     const LayerRows rows = rows_of(members.front(), group, side, places);
     const LayerHooks of_rows = hooks(members.front().id, side);
-    const bool regenerate_first = queries_wait && group.begin == 0;
+    const bool regenerate_first =
+        queries_wait && group.begin == 0 && !members.front().batch.on_host;
     parts_.device.wait(Stream::compute, *side.stored);
     parts_.decoder.project_kv(weights, rows, of_rows);
     copies_.store(*order.work, members, side, layer, order.link);
@@ -44,20 +51,26 @@ void LayerStage::run(RunningOrder& order, const LayerOrderWork& work, LayerId la
     parts_.decoder.project_queries(weights, rows, of_rows);
     parts_.tracer.end();
     parts_.orders.mark(order, group.begin == 0 ? WaitsFor::weights : WaitsFor::rows, false);
+    host_.send(order, members, side, layer);
     for (std::size_t i = group.begin; i < group.end; ++i) {
       if (i + 1 < visits.size()) {  // before this one computes, and behind the stores it may read
         load_next(i + 1);
       }
-      const LayerContext context = context_of(visits[i], layer);
-      if (!regenerate_first || i > group.begin) {
-        regenerate(visits[i], weights, context, side);
-      }
-      attend(visits[i], rows, context, side);
-      failpoint("executor.computing");
       const bool last = i + 1 == group.end;
-      if (!last || streamed) {
-        parts_.orders.mark(order, WaitsFor::blocks, !last);
+      if (visits[i].batch.on_host) {
+        host_.receive(order, visits[i]);
+        parts_.orders.mark(order, WaitsFor::host, !last);
+      } else {
+        const LayerContext context = context_of(visits[i], layer);
+        if (!regenerate_first || i > group.begin) {
+          regenerate(visits[i], weights, context, side);
+        }
+        attend(visits[i], rows, context, side);
+        if (!last || streamed) {
+          parts_.orders.mark(order, WaitsFor::blocks, !last);
+        }
       }
+      failpoint("executor.computing");
       if (last) {
         parts_.decoder.finish(weights, rows, hooks(visits[i].id, side));
         parts_.tracer.end();
@@ -108,12 +121,12 @@ LayerHooks LayerStage::hooks(std::uint32_t mini_batch, const RowsSide& side) {
 }
 
 LayerContext LayerStage::context_of(const Visit& visit, LayerId layer) const {
-  const std::byte* tables = visit.side.tables.data();
+  const std::byte* tables = visit.side->tables.data();
   const LayerTable& table = visit.batch.layer;
   const RowMove* moves = at<RowMove>(tables, table.moves);
   return {.first_row = visit.first_row,
-          .act = visit.side.act.data(),
-          .kv = visit.side.kv.data(),
+          .act = visit.side->act.data(),
+          .kv = visit.side->kv.data(),
           .regenerated = regenerated_.data(),
           .here = copies_.kv_here(layer),
           .regenerate = visit.batch.brought_into(parts_.shape.window(layer) > 0).regenerate,
@@ -135,17 +148,17 @@ LayerContext LayerStage::context_of(const Visit& visit, LayerId layer) const {
 void LayerStage::regenerate(const Visit& visit, const LayerWeights& weights,
                             const LayerContext& context, const RowsSide& side) {
   parts_.device.wait(Stream::compute, *visit.act_there);
-  parts_.device.wait(Stream::compute, *visit.side.loaded_here);
+  parts_.device.wait(Stream::compute, *visit.side->loaded_here);
   parts_.decoder.regenerate(weights, context, hooks(visit.id, side));
   parts_.tracer.end();
 }
 
 void LayerStage::attend(const Visit& visit, const LayerRows& rows, const LayerContext& context,
                         const RowsSide& side) {
-  parts_.device.wait(Stream::compute, *visit.side.loaded);
+  parts_.device.wait(Stream::compute, *visit.side->loaded);
   parts_.decoder.attend(rows, context, hooks(visit.id, side));
   parts_.tracer.end();
-  parts_.device.record(*visit.side.computed, Stream::compute);
+  parts_.device.record(*visit.side->computed, Stream::compute);
 }
 
 }  // namespace poise

@@ -10,7 +10,8 @@
 // blocks and W_K, W_V, attention also for its KV blocks, a product for the pieces its weight is in;
 // and for the stores of the rows that it overwrites. The order of launches is that in which the link
 // brings what they read: where W_Q comes behind the first mini-batch's blocks, KV Gen comes before the
-// queries (KVPR section 3.3). Belongs to the pipeline, and is used by its thread alone.
+// queries (KVPR section 3.3). Mini-batches that host cores attend come last of all
+// (host_attention/host_attention_stage.h). Belongs to the pipeline, and is used by its thread alone.
 
 #include <span>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "common/weight_layout.h"
 #include "gpu_executor/block_copies.h"
 #include "gpu_executor/decoder.h"
+#include "gpu_executor/host_attention/host_attention_stage.h"
 #include "gpu_executor/stage_parts.h"
 #include "gpu_executor/work.h"
 
@@ -26,7 +28,7 @@ namespace poise {
 
 class LayerStage {
  public:
-  LayerStage(const StageParts& parts, BlockCopies& copies, const DeviceLimits& limits,
+  LayerStage(const StageParts& parts, BlockCopies& copies, DType dtype, const DeviceLimits& limits,
              const WeightLayout& layout, const DeviceSizes& sizes);
 
   // `places`: of all rows of the iteration, on the device, in models that turn heads.
@@ -48,6 +50,7 @@ class LayerStage {
   BlockCopies& copies_;
   const DeviceLimits limits_;
   const WeightLayout layout_;
+  HostAttentionStage host_;
   Buffer regenerated_;  // one: written and read by the compute stream alone
 };
 

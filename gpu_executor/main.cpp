@@ -24,9 +24,13 @@ cxxopts::Options described_options() {
       ("link-gbps", "speed of the CPU device's link, 10^9 bytes a second",
        cxxopts::value<double>()->default_value("0"))  //
       ("compute-gflops", "speed of the CPU device's arithmetic",
-       cxxopts::value<double>()->default_value("0"))                         //
+       cxxopts::value<double>()->default_value("0"))  //
+      ("host-threads", "of the CPU device, that attend on host cores",
+       cxxopts::value<int>()->default_value("0"))  //
+      ("host-gbps", "speed at which these read, 10^9 bytes a second",
+       cxxopts::value<double>()->default_value("0"))  //
       ("after-death",
-       "the executor before this one died without having been asked to")         //
+       "the executor before this one died without having been asked to")     //
       ("log", "log file", cxxopts::value<std::string>()->default_value(""))  //
       ("death-fd", "pipe that ends with the supervisor",
        cxxopts::value<int>()->default_value("-1"))  //
@@ -55,7 +59,9 @@ Exit run(int argc, char** argv) {
   auto device = open_device({.device = given["device"].as<std::string>(),
                              .threads = given["threads"].as<int>(),
                              .link_gbps = given["link-gbps"].as<double>(),
-                             .compute_gflops = given["compute-gflops"].as<double>()});
+                             .compute_gflops = given["compute-gflops"].as<double>(),
+                             .host_threads = given["host-threads"].as<int>(),
+                             .host_gbps = given["host-gbps"].as<double>()});
   Executor executor({.run_id = required_argument(given, "run-id"),
                      .gpu_memory = gpu_memory,
                      .after_death = given.count("after-death") > 0},

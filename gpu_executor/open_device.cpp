@@ -50,8 +50,18 @@ std::unique_ptr<Device> open_device(const DeviceOptions& options) {
   }
   check_speed("link-gbps", options.link_gbps);
   check_speed("compute-gflops", options.compute_gflops);
+  if (options.host_threads < 0 || options.host_threads > kMaxThreads) {
+    fail("--host-threads is {}: it must be 1 to {}", options.host_threads, kMaxThreads);
+  }
+  check_speed("host-gbps", options.host_gbps);
   std::optional<std::string> why;
   if (options.device == "cuda" || (options.device == "auto" && !(why = missing_cuda()))) {
+    if (options.host_threads > 0 || options.host_gbps > 0) {
+      fail(
+          "--{}: only the CPU device attends on host cores so far; leave it out, or use --device "
+          "cpu",
+          options.host_threads > 0 ? "host-threads" : "host-gbps");
+    }
     std::unique_ptr<Device> device = open_cuda_device();
     spdlog::info("device: {}", device->name());
     return device;
@@ -59,7 +69,9 @@ std::unique_ptr<Device> open_device(const DeviceOptions& options) {
   std::unique_ptr<Device> device = open_cpu_device(
       {.threads = options.threads > 0 ? options.threads : std::min(usable_cores(), kMaxThreads),
        .link_bytes_per_s = options.link_gbps * 1e9,
-       .compute_flops = options.compute_gflops * 1e9});
+       .compute_flops = options.compute_gflops * 1e9,
+       .host_threads = options.host_threads,
+       .host_bytes_per_s = options.host_gbps * 1e9});
   spdlog::info("device: {}{}", device->name(), why ? fmt::format(" (auto: {})", *why) : "");
   return device;
 }

@@ -35,9 +35,11 @@ Pipeline::Pipeline(Device& device, const Model& model, const DeviceLimits& limit
       decoder_(device, model.shape, model.dtype, limits),
       hidden_(device.allocate(sizes_.hidden, "hidden states")),
       copies_(device, model.shape, model.dtype, limits, tracer_, std::move(kept)),
-      orders_(device, tracer_, host_buffers_, model.shape),
+      orders_(device, tracer_, host_buffers_, model.shape,
+              {kAllStreams,
+               static_cast<std::size_t>(limits.host_attention ? kStreams : kDeviceStreams)}),
       outer_(parts(), sizes_),
-      layer_(parts(), copies_, limits, model.layout, sizes_) {
+      layer_(parts(), copies_, model.dtype, limits, model.layout, sizes_) {
   const Bytes planned = device_memory(model.shape, model.dtype, limits, device.overhead());
   check(device.in_use() + device.overhead() == planned, "device memory is what was planned");
 }

@@ -13,9 +13,13 @@ std::uint64_t number(std::int64_t n) { return static_cast<std::uint64_t>(n); }
 }  // namespace
 
 RunningOrders::RunningOrders(Device& device, Tracer& tracer, HostBuffers& host_buffers,
-                             const ModelShape& shape)
-    : device_(device), tracer_(tracer), host_buffers_(host_buffers), shape_(shape) {
-  for (const Stream stream : kAllStreams) {
+                             const ModelShape& shape, std::span<const Stream> streams)
+    : device_(device),
+      tracer_(tracer),
+      host_buffers_(host_buffers),
+      shape_(shape),
+      streams_(streams) {
+  for (const Stream stream : streams_) {
     reported_[static_cast<std::size_t>(stream)] = device.make_event();
     device.record(*reported_[static_cast<std::size_t>(stream)], stream);
   }
@@ -32,7 +36,7 @@ void RunningOrders::mark(RunningOrder& order, WaitsFor waits, bool ends_mini_bat
 }
 
 void RunningOrders::add(RunningOrder order) {
-  for (const Stream stream : kAllStreams) {
+  for (const Stream stream : streams_) {
     auto& end = order.ends[static_cast<std::size_t>(stream)] = take_event();
     device_.record(*end, stream);
   }
@@ -70,8 +74,9 @@ std::unique_ptr<Event> RunningOrders::take_event() {
 }
 
 bool RunningOrders::ended(const RunningOrder& order, Seconds timeout) {
-  return std::ranges::all_of(order.ends,
-                             [&](const auto& end) { return device_.reached(*end, timeout); });
+  return std::ranges::all_of(streams_, [&](Stream stream) {
+    return device_.reached(*order.ends[static_cast<std::size_t>(stream)], timeout);
+  });
 }
 
 // REQUIRES: the order before is the last one reported.
@@ -80,8 +85,8 @@ std::int64_t RunningOrders::rest_before(const RunningOrder& order) {
     return 0;
   }
   std::int64_t done = 0;
-  for (const auto& end : reported_) {
-    done = std::max(done, device_.time_of(*end));
+  for (const Stream stream : streams_) {
+    done = std::max(done, device_.time_of(*reported_[static_cast<std::size_t>(stream)]));
   }
   return std::max<std::int64_t>(0, device_.time_of(*order.begin) - done);
 }
@@ -96,7 +101,7 @@ OrderDone RunningOrders::report(RunningOrder order) {
   report_compute(order, done.layer);
 
   std::array<std::unique_ptr<messages::StreamReport>, kStreams> streams;
-  for (std::size_t i = 0; i < kStreams; ++i) {
+  for (std::size_t i = 0; i < streams_.size(); ++i) {
     const StreamTotals from = device_.totals(*reported_[i]);
     const StreamTotals to = device_.totals(*order.ends[i]);
     streams[i] = std::make_unique<messages::StreamReport>(number(to.bytes - from.bytes),
@@ -110,6 +115,8 @@ OrderDone RunningOrders::report(RunningOrder order) {
   done.layer.copy_in = std::move(streams[0]);
   done.layer.compute = std::move(streams[1]);
   done.layer.copy_out = std::move(streams[2]);
+  done.layer.host = std::move(streams[3]);
+  done.layer.host_rows_bytes = number(order.host_rows.n);
   done.layer.link =
       std::make_unique<messages::LinkBytes>(number(order.link.weights.n), number(order.link.kv.n),
                                             number(order.link.act.n), number(order.link.stores.n));
@@ -127,7 +134,7 @@ OrderDone RunningOrders::report(RunningOrder order) {
 void RunningOrders::report_compute(RunningOrder& order, messages::LayerDoneT& done) {
   const auto compute = static_cast<std::size_t>(Stream::compute);
   StreamTotals batch_began = device_.totals(*reported_[compute]), before = batch_began;
-  std::array<std::int64_t, 3> waits{};  // by WaitsFor
+  std::array<std::int64_t, 4> waits{};  // by WaitsFor
   std::size_t batches = 0;
   for (OrderPoint& point : order.points) {  // as they were recorded
     const StreamTotals now = device_.totals(*point.event);
@@ -147,6 +154,7 @@ void RunningOrders::report_compute(RunningOrder& order, messages::LayerDoneT& do
   }
   done.waits = std::make_unique<messages::ComputeWaits>(number(waits[0]), number(waits[1]),
                                                         number(waits[2]));
+  done.host_wait_ns = number(waits[3]);
 }
 
 }  // namespace poise

@@ -8,6 +8,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "common/messages_generated.h"
@@ -30,7 +31,7 @@ struct LinkTraffic {
 };
 
 // A point of the compute stream within an order, and what the stream waited for since the last one.
-enum class WaitsFor : std::uint8_t { weights, blocks, rows };
+enum class WaitsFor : std::uint8_t { weights, blocks, rows, host };
 struct OrderPoint {
   std::unique_ptr<Event> event;
   WaitsFor waits;
@@ -44,6 +45,7 @@ struct RunningOrder {
   std::vector<std::uint32_t> mini_batches;
   std::shared_ptr<IterationWork> work;
   LinkTraffic link;
+  Bytes host_rows{};             // attention's output from host cores
   std::unique_ptr<Event> begin;  // on copy_in, of an iteration's first order
   std::array<std::unique_ptr<Event>, kStreams> ends;
   std::vector<OrderPoint> points;
@@ -52,8 +54,9 @@ struct RunningOrder {
 
 class RunningOrders {
  public:
-  // The first report counts from here on.
-  RunningOrders(Device& device, Tracer& tracer, HostBuffers& host_buffers, const ModelShape& shape);
+  // The first report counts from here on. `streams`: those that orders use, in order.
+  RunningOrders(Device& device, Tracer& tracer, HostBuffers& host_buffers, const ModelShape& shape,
+                std::span<const Stream> streams);
 
   // Queues the event at which an iteration begins.
   void begin(RunningOrder& order);
@@ -80,6 +83,7 @@ class RunningOrders {
   Tracer& tracer_;
   HostBuffers& host_buffers_;
   const ModelShape shape_;
+  const std::span<const Stream> streams_;
   std::deque<RunningOrder> running_;
   std::vector<std::unique_ptr<Event>> spare_events_;
   std::array<std::unique_ptr<Event>, kStreams> reported_;  // ends of the last order reported

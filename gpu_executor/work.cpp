@@ -113,9 +113,13 @@ void add_embedding(const messages::Iteration& iteration, const ModelShape& shape
 
 // Where attention finds a block. The KV buffer is laid out from its end, as the KV blocks are in a
 // pool, so that a run of blocks is contiguous on both sides.
-ContextBlock context_block(const messages::AttentionEntry& entry, const DeviceLimits& limits) {
+ContextBlock context_block(const messages::AttentionEntry& entry, const DeviceLimits& limits,
+                           const PoolPartition& pool) {
   if (entry.where() == messages::Where::RegeneratedKv) {
     return {.slot = entry.slot(), .buffer = 1, .unused = {}};
+  }
+  if (entry.where() == messages::Where::HostInPlace) {
+    return {.slot = pool.kv_blocks - 1 - entry.block(), .buffer = 0, .unused = {}};
   }
   const auto from_end = [](std::int32_t all, std::uint32_t n) {
     return static_cast<std::uint32_t>(all) - 1 - n;
@@ -129,10 +133,10 @@ ContextBlock context_block(const messages::AttentionEntry& entry, const DeviceLi
 }
 
 LayerTable layer_table(const messages::MiniBatch& batch, const ModelShape& shape,
-                       const DeviceLimits& limits, TableWriter& writer) {
+                       const DeviceLimits& limits, const PoolPartition& pool, TableWriter& writer) {
   std::vector<ContextBlock> blocks;
   for (const messages::AttentionEntry* entry : *batch.entries()) {
-    blocks.push_back(context_block(*entry, limits));
+    blocks.push_back(context_block(*entry, limits, pool));
   }
   std::vector<AttentionSequence> sequences;
   std::array<std::vector<RowMove>, 3> moves;  // by buffer
@@ -315,7 +319,7 @@ void add_copies(const messages::MiniBatch& batch, std::int32_t window, MiniBatch
       add_range(tables.regenerate[i], work.brought_in_window.regenerate);
     }
   }
-  if (batch.stores() != nullptr) {
+  if (batch.stores() != nullptr && !work.on_host) {
     for (const messages::Store* store : *batch.stores()) {
       if (lies_where_read(static_cast<BlockKind>(store->kind()), store->place())) {
         continue;
@@ -327,6 +331,25 @@ void add_copies(const messages::MiniBatch& batch, std::int32_t window, MiniBatch
                              .row = store->row(),
                              .count = store->count()});
     }
+  }
+}
+
+// Rows that a layer with this window reads; 0: without one.
+std::int64_t rows_read(const messages::MiniBatch& batch, std::int32_t window) {
+  std::int64_t rows = 0;
+  for (const messages::Sequence* sequence : *batch.sequences()) {
+    rows += std::int64_t{sequence->context()} + sequence->new_tokens() -
+            std::int64_t{unseen_blocks(to_int(sequence->context()), window)} * kBlockTokens;
+  }
+  return rows;
+}
+
+void add_host_attention(const messages::MiniBatch& batch, std::int32_t window,
+                        MiniBatchWork& work) {
+  work.on_host = batch.entries()->Get(0)->where() == messages::Where::HostInPlace;
+  if (work.on_host) {
+    work.host_rows = rows_read(batch, 0);
+    work.host_rows_in_window = rows_read(batch, window);
   }
 }
 
@@ -394,7 +417,8 @@ IterationWork make_work(const messages::Iteration& iteration,
   for (const messages::MiniBatch* batch : *iteration.mini_batches()) {
     MiniBatchWork& one = work.mini_batches[batch->id()];
     one.after = std::move(after[batch->id()]);
-    one.layer = layer_table(*batch, shape, limits, writer);
+    one.layer = layer_table(*batch, shape, limits, blocks.partition, writer);
+    add_host_attention(*batch, shape.sliding_window, one);
     add_copies(*batch, shape.sliding_window, one);
   }
   const std::size_t size = writer.bytes().size();

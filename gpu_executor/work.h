@@ -106,6 +106,9 @@ struct MiniBatchWork {
   std::vector<SampleWork> samples;
   std::vector<ResultRow> results;  // in the order of the head's sample rows
   std::int64_t first_result = 0;   // of the iteration's results
+  bool on_host = false;            // attended on host cores, which also write its new rows
+  // Rows of KV blocks that are read there, in a layer without a window and in one with it.
+  std::int64_t host_rows = 0, host_rows_in_window = 0;
 
   const BroughtBlocks& brought_into(bool window) const {
     return window ? brought_in_window : brought;

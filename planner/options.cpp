@@ -7,6 +7,7 @@
 #include "common/words.h"
 #include "planner/costs/machine_file.h"
 #include "planner/forecast/simulate_papers.h"
+#include "planner/memory/planning_problem.h"
 
 namespace poise {
 namespace {
@@ -115,6 +116,19 @@ void take_batch(const cxxopts::ParseResult& given, BatchOptions& batch) {
   batch.by_profile = given.count("mini-batch-tokens") == 0;
   take_number(given, "prefill-tokens", 1, kMaxOf, batch.prefill_tokens);
   take_kv_format(given, batch.kv_format);
+  if (given.count("host-attention") != 0) {
+    const std::string host = required_argument(given, "host-attention");
+    if (host != "auto" && host != "off") {
+      fail("--host-attention {}: one of auto and off is wanted", host);
+    }
+    batch.host_attention = host == "auto";
+  }
+}
+
+void refuse_host_attention(const std::optional<std::string>& policy, const BatchOptions& batch) {
+  if (policy && !batch.host_attention && policy_named(*policy).attends_on_host) {
+    fail_for_host_attention_off("the policy " + *policy);
+  }
 }
 
 void add_placing(cxxopts::Options& options) {
@@ -122,7 +136,8 @@ void add_placing(cxxopts::Options& options) {
   options.add_options()("schedule", "column-by-column, or row-by-row: one mini-batch", text())(
       "resident-layers", "whose weights stay on the device", text())(
       "percent", "FlexGen's: weights, context, activations, each on device and host", text())(
-      "gpu-blocks", "kinds of context that the device may keep: all, act or none", text());
+      "gpu-blocks", "kinds of context that the device may keep: all, act or none", text())(
+      "host-attention", "auto: as the policy says; off: host cores attend nothing", text());
 }
 
 // How the policy schedules, and where everything lies, of a run or a plan.
@@ -261,6 +276,7 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
     make_policy(run.policy.value_or("hybrid"), run.policy_options);  // refuses what cannot be
   }
   take_batch(given, run.batch);
+  refuse_host_attention(run.policy, run.batch);
   take_bytes(given, "gpu-memory", run.gpu_memory);
   take_bytes(given, "host-memory", run.host_memory);
   run.served_model_name =
@@ -349,6 +365,7 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
   take_placing(given, plan);
   make_policy(plan.policy.value_or("hybrid"), plan.policy_options);  // refuses what cannot be
   take_batch(given, plan.batch);
+  refuse_host_attention(plan.policy, plan.batch);
   take_bytes(given, "gpu-memory", plan.gpu_memory);
   take_bytes(given, "host-memory", plan.host_memory);
   take_device(given, plan);

@@ -34,7 +34,15 @@ namespace poise {
 
 // What a point knows beside kill, stop and abort.
 enum class PointKind : unsigned char {
-  process, call, write, memory, message, arrival, number, pause, token
+  process,
+  call,
+  write,
+  memory,
+  message,
+  arrival,
+  number,
+  pause,
+  token
 };
 
 struct PointEntry {
@@ -66,6 +74,7 @@ inline constexpr PointEntry kFailpoints[] = {
     {"executor.loading", PointKind::process, "E3 F1"},         // blocks on their way to the device
     {"executor.computing", PointKind::process, "E4 F1"},       // a layer half done
     {"executor.storing", PointKind::process, "E5 F1"},         // new rows on their way to the host
+    {"executor.attending", PointKind::process, "E8 F1"},       // host cores at work
     {"executor.result_ready", PointKind::process, "E6 F1"},    // not sent
     {"executor.result_sent", PointKind::process, "E7 F1"},     // not taken in
     {"results.mid_line", PointKind::process, "W1 F57"},        // behind a write that was short
@@ -90,11 +99,11 @@ inline constexpr PointEntry kFailpoints[] = {
     {"segment.map", PointKind::call, "F16"},       // mmap
     {"device.allocate", PointKind::memory, "F19"},
     {"device.allocate_host", PointKind::memory, "F16 F17"},
-    {"device.stream", PointKind::memory, "F20"},  // work on a stream of the CPU device fails
-    {"device.logits", PointKind::number, "F22"},  // of the CPU device
+    {"device.stream", PointKind::memory, "F20"},      // work on a stream of the CPU device fails
+    {"device.logits", PointKind::number, "F22"},      // of the CPU device
     {"executor.tokens", PointKind::token, "F9 F10"},  // of an iteration that is about to run
-    {"channel.send", PointKind::message, "F42"},  // and EAGAIN: the peer's queue is full
-    {"channel.receive", PointKind::arrival, "F42"},  // drop alone
+    {"channel.send", PointKind::message, "F42"},      // and EAGAIN: the peer's queue is full
+    {"channel.receive", PointKind::arrival, "F42"},   // drop alone
 };
 
 // The index of a point; does not compile for a name that is not in the table.
@@ -117,8 +126,20 @@ class Failpoint {
 
 struct Fault {
   enum class Kind : unsigned char {
-    none, kill, stop, abort, error, short_write, no_memory, drop, duplicate, reorder, nan, delay,
-    dies_of, hangs_of
+    none,
+    kill,
+    stop,
+    abort,
+    error,
+    short_write,
+    no_memory,
+    drop,
+    duplicate,
+    reorder,
+    nan,
+    delay,
+    dies_of,
+    hangs_of
   };
   Kind kind = Kind::none;
   int value = 0;  // behind the action's "="

@@ -12,8 +12,10 @@
 #include "common/shared_memory.h"
 #include "common/testing/failpoint.h"
 #include "common/trouble.h"
+#include "common/words.h"
 #include "gpu_executor/cpu/cpu_stream.h"
 #include "kernels/cpu/kernels_cpu.h"
+#include "kernels/host/host_attention.h"
 
 namespace poise {
 namespace {
@@ -61,21 +63,16 @@ class Opened final : public CpuDevice {
       : options_(options),
         memory_(options.memory.n > 0 ? options.memory : available_host_memory()),
         workers_(options.threads) {
-    static constexpr std::array<const char*, kStreams> kNames{"copy_in", "compute", "copy_out"};
-    for (int i = 0; i < kStreams; ++i) {
-      const auto seed =
-          options.jitter ? std::optional(*options.jitter * kStreams + static_cast<std::uint64_t>(i))
-                         : std::nullopt;
-      const double speed = static_cast<Stream>(i) == Stream::compute ? options.compute_flops
-                                                                     : options.link_bytes_per_s;
-      streams_[static_cast<std::size_t>(i)] = std::make_unique<CpuStream>(
-          kNames[static_cast<std::size_t>(i)], trouble_, speed > 0, seed);
+    for (int i = 0; i < kDeviceStreams; ++i) {
+      begin(static_cast<Stream>(i));
     }
   }
 
   ~Opened() override {
     for (auto& stream : streams_) {  // all of them first: they wait for one another
-      stream->end_soon();
+      if (stream) {
+        stream->end_soon();
+      }
     }
   }
 
@@ -89,6 +86,12 @@ class Opened final : public CpuDevice {
     if (options_.compute_flops > 0) {
       name += fmt::format(", {:g} GFLOP/s", options_.compute_flops * 1e-9);
     }
+    if (options_.host_threads > 0) {
+      name += fmt::format(", {} on host cores", counted(options_.host_threads, "thread"));
+    }
+    if (options_.host_bytes_per_s > 0) {
+      name += fmt::format(", host cores of {:g} GB/s", options_.host_bytes_per_s * 1e-9);
+    }
     return name;
   }
   DeviceKind kind() const override { return DeviceKind::cpu; }
@@ -96,6 +99,9 @@ class Opened final : public CpuDevice {
   Bytes overhead() const override { return {0}; }
   DType work_type(DType) const override { return DType::float32; }
   bool reads_packed() const override { return !options_.unpacks_first; }
+  int host_threads() const override {
+    return options_.host_threads > 0 ? options_.host_threads : options_.threads;
+  }
   double link_bytes_per_s() const override { return options_.link_bytes_per_s; }
 
   std::unique_ptr<Event> make_event() override { return std::make_unique<CpuEvent>(true); }
@@ -139,7 +145,9 @@ class Opened final : public CpuDevice {
   void finish() override {
     release_streams();  // a pipeline that ends by an exception may leave them held
     for (auto& stream : streams_) {
-      stream->finish();
+      if (stream) {
+        stream->finish();
+      }
     }
   }
 
@@ -180,6 +188,18 @@ class Opened final : public CpuDevice {
   void launch(const Unpack& op) override { compute(op, cpu::unpack); }
   void launch(const ScatterRows& op) override { compute(op, cpu::scatter_rows); }
   void launch(const Attention& op) override { compute(op, cpu::attention); }
+  void launch(const HostAttention& op) override {
+    stream_of(Stream::host)
+        .push(
+            [this, op] {
+              if (!host_workers_) {
+                host_workers_.emplace(host_threads());
+              }
+              host::host_attention(op, *host_workers_);
+            },
+            {op.bytes}, ns_for(static_cast<double>(op.bytes), options_.host_bytes_per_s));
+    settle(Stream::host);
+  }
   void launch(const SampleTokens& op) override {
     if (failpoint("device.logits").kind == Fault::Kind::nan) {
       stream_of(Stream::compute).push([op] { spoil(op); }, {0}, 0);
@@ -190,13 +210,19 @@ class Opened final : public CpuDevice {
   std::optional<std::string> failure() override { return trouble_.take_sentence(); }
 
   void hold() override {
+    held_ = true;
     for (auto& stream : streams_) {
-      stream->hold();
+      if (stream) {
+        stream->hold();
+      }
     }
   }
   void release_streams() override {
+    held_ = false;
     for (auto& stream : streams_) {
-      stream->release();
+      if (stream) {
+        stream->release();
+      }
     }
   }
 
@@ -229,7 +255,36 @@ class Opened final : public CpuDevice {
     return *asked.last;
   }
 
-  CpuStream& stream_of(Stream stream) { return *streams_[static_cast<std::size_t>(stream)]; }
+  double speed_of(Stream stream) const {
+    switch (stream) {
+      case Stream::compute:
+        return options_.compute_flops;
+      case Stream::host:
+        return options_.host_bytes_per_s;
+      default:
+        return options_.link_bytes_per_s;
+    }
+  }
+
+  void begin(Stream stream) {
+    static constexpr std::array<const char*, kStreams> kNames{"copy_in", "compute", "copy_out",
+                                                              "host"};
+    const auto i = static_cast<std::size_t>(stream);
+    const auto seed =
+        options_.jitter ? std::optional(*options_.jitter * kStreams + i) : std::nullopt;
+    streams_[i] = std::make_unique<CpuStream>(kNames[i], trouble_, speed_of(stream) > 0, seed);
+    if (held_) {
+      streams_[i]->hold();
+    }
+  }
+
+  CpuStream& stream_of(Stream stream) {
+    auto& there = streams_[static_cast<std::size_t>(stream)];
+    if (!there) {
+      begin(stream);
+    }
+    return *there;
+  }
 
   void settle(Stream stream) {
     if (options_.synchronous) {
@@ -253,7 +308,9 @@ class Opened final : public CpuDevice {
 
   const CpuDeviceOptions options_;
   const Bytes memory_;
-  cpu::Workers workers_;  // the compute stream's thread only
+  cpu::Workers workers_;                      // the compute stream's thread only
+  std::optional<cpu::Workers> host_workers_;  // the host stream's thread only
+  bool held_ = false;
   Trouble trouble_;
   std::array<std::unique_ptr<CpuStream>, kStreams> streams_;
 };
@@ -263,6 +320,9 @@ class Opened final : public CpuDevice {
 std::unique_ptr<CpuDevice> open_cpu_device(const CpuDeviceOptions& options) {
   if (options.threads < 1 || options.threads > 256) {
     fail("--threads is {}: it must be 1 to 256", options.threads);
+  }
+  if (options.host_threads < 0 || options.host_threads > 256) {
+    fail("--host-threads is {}: it must be 1 to 256", options.host_threads);
   }
   return std::make_unique<Opened>(options);
 }

@@ -1,8 +1,9 @@
 #pragma once
 // The CPU device: the definition of what a device does, and the one to use where there is no GPU.
 // "Device memory" is memory of this process, a stream is a thread, and a launch runs the kernels of
-// kernels/cpu. Speeds of link and arithmetic can be set, to rehearse overlap: a copy or launch then
-// takes at least its bytes or operations divided by the speed, by waiting.
+// kernels/cpu. Speeds of link, arithmetic and host cores can be set, to rehearse overlap: a copy or launch
+// then takes at least its bytes or operations divided by the speed, by waiting. The host stream and its
+// threads begin with the first work for them.
 
 #include <cstdint>
 #include <memory>
@@ -18,6 +19,8 @@ struct CpuDeviceOptions {
   Bytes memory{0};              // size of the device; 0: what the host has to spare
   double link_bytes_per_s = 0;  // in each direction; 0: as fast as it goes
   double compute_flops = 0;     // operations a second; 0: as fast as it goes
+  int host_threads = 0;         // that attend on host cores; 0: as many as compute
+  double host_bytes_per_s = 0;  // of KV rows that they read; 0: as fast as it goes
   bool synchronous = false;     // every call returns when its work is done: nothing overlaps
   bool poison = false;          // fresh memory holds NaNs, so that reading it shows
   bool unpacks_first =

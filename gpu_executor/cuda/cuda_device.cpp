@@ -158,8 +158,8 @@ class Opened final : public Device {
     stream_of(stream).wait(static_cast<const CudaEvent&>(event));
   }
   void resume() override {
-    for (const Stream stream : kAllStreams) {
-      stream_of(stream).resume();
+    for (auto& stream : streams_) {
+      stream->resume();
     }
   }
 
@@ -323,7 +323,7 @@ class Opened final : public Device {
 
   const std::string bus_;
   cudaDeviceProp properties_{};
-  std::array<std::unique_ptr<CudaStream>, kStreams> streams_;
+  std::array<std::unique_ptr<CudaStream>, kDeviceStreams> streams_;
   std::unique_ptr<CudaClock> clock_;
   std::unique_ptr<cuda::Gemms> gemms_;
   Bytes overhead_{}, memory_{};

@@ -39,6 +39,29 @@ std::vector<Stored> all_stores(const messages::Iteration& iteration) {
   return stores;
 }
 
+// The blocks of which a mini-batch reads rows that stand there already: loads, or in place on the host.
+std::vector<messages::BlockRun> reads_of(const messages::MiniBatch& batch) {
+  std::vector<messages::BlockRun> reads;
+  if (batch.loads() != nullptr) {
+    for (const messages::BlockRun* run : *batch.loads()) {
+      reads.push_back(*run);
+    }
+  }
+  if (!is_on_host(batch)) {
+    return reads;
+  }
+  for (const messages::Sequence* sequence : *batch.sequences()) {
+    for (std::uint32_t first = 0; first < sequence->context(); first += kBlockTokens) {
+      const messages::AttentionEntry& entry =
+          *batch.entries()->Get(sequence->first_entry() + first / kBlockTokens);
+      const auto tokens = static_cast<std::uint16_t>(
+          std::min<std::uint32_t>(sequence->context() - first, kBlockTokens));
+      reads.emplace_back(entry.kind(), entry.place(), tokens, 1, entry.block(), 0);
+    }
+  }
+  return reads;
+}
+
 void check_once(const std::vector<Stored>& stores) {
   std::uint32_t rows = 0;
   for (std::size_t i = 0; i < stores.size(); ++i) {
@@ -58,22 +81,19 @@ StoreDependencies check_block_hazards(const messages::Iteration& iteration) {
   check_once(stores);
   StoreDependencies after(iteration.mini_batches()->size());
   for (const messages::MiniBatch* batch : *iteration.mini_batches()) {
-    if (batch->loads() == nullptr) {
-      continue;
-    }
     std::vector<std::uint32_t>& before = after[batch->id()];
-    for (const messages::BlockRun* run : *batch->loads()) {
-      const std::uint64_t first = key(run->kind(), run->place(), run->first_block());
-      const std::uint64_t last = first + run->count() - 1;
+    for (const messages::BlockRun& run : reads_of(*batch)) {
+      const std::uint64_t first = key(run.kind(), run.place(), run.first_block());
+      const std::uint64_t last = first + run.count() - 1;
       for (auto stored = std::ranges::lower_bound(stores, first, {}, &Stored::block);
            stored != stores.end() && stored->block <= last; ++stored) {
-        const std::uint32_t tokens = stored->block == last ? run->tail_tokens() : kBlockTokens;
+        const std::uint32_t tokens = stored->block == last ? run.tail_tokens() : kBlockTokens;
         if ((stored->rows & ((1u << tokens) - 1)) == 0) {
           continue;
         }
         if (stored->mini_batch >= batch->id()) {
           fail("mini-batch {} loads rows of {} block {} that mini-batch {} only stores",
-               batch->id(), messages::EnumNameKind(run->kind()), stored->block & UINT32_MAX,
+               batch->id(), messages::EnumNameKind(run.kind()), stored->block & UINT32_MAX,
                stored->mini_batch);
         }
         before.push_back(stored->mini_batch);

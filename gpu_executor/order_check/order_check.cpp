@@ -28,7 +28,8 @@ DeviceLimits limits_of(const messages::Configure& configure) {
           .gpu_act_blocks = configure.gpu_act_blocks(),
           .gpu_kv_blocks = configure.gpu_kv_blocks(),
           .logit_edits = configure.logit_edits(),
-          .kv_format = static_cast<KvFormat>(configure.kv_format())};
+          .kv_format = static_cast<KvFormat>(configure.kv_format()),
+          .host_attention = configure.host_attention()};
 }
 
 void check_pool(const PoolPartition& pool, const BlockSizes& sizes, std::int32_t layers,
@@ -85,7 +86,11 @@ StoreDependencies OrderCheck::accept(const messages::Iteration& iteration, const
     }
   }
   StoreDependencies after = check_block_hazards(iteration);
-  begun_.emplace(iteration.iteration(), Begun{.mini_batches = batches->size(), .after = after});
+  Begun begun{.mini_batches = batches->size(), .after = after};
+  for (const messages::MiniBatch* batch : *batches) {
+    begun.on_host.push_back(is_on_host(*batch));
+  }
+  begun_.emplace(iteration.iteration(), std::move(begun));
   last_iteration_ = iteration.iteration();
   any_iteration_ = true;
   return after;
@@ -118,9 +123,10 @@ void OrderCheck::accept(const messages::LayerOrder& order) {
   }
 }
 
-// All of them, each once, and none before those whose stores it loads.
+// All of them, each once, none before those whose stores it loads, and those of host cores last.
 void OrderCheck::check_mini_batches(const messages::LayerOrder& order, const Begun& begun) const {
   std::vector<bool> seen(begun.mini_batches);
+  bool host_began = false;
   const std::uint32_t named = order.mini_batches() == nullptr ? 0 : order.mini_batches()->size();
   if (named != begun.mini_batches) {
     fail("an order of iteration {}, stage {} names {} of {} mini-batches", order.iteration(),
@@ -131,6 +137,13 @@ void OrderCheck::check_mini_batches(const messages::LayerOrder& order, const Beg
       fail("an order of iteration {}, stage {} names mini-batch {} {}", order.iteration(),
            order.stage(), id, id >= begun.mini_batches ? "that does not exist" : "twice");
     }
+    if (host_began && !begun.on_host[id]) {
+      fail(
+          "an order of iteration {}, stage {} names mini-batch {} behind one that host cores "
+          "attend: these come last",
+          order.iteration(), order.stage(), id);
+    }
+    host_began = begun.on_host[id];
     for (const std::uint32_t before : begun.after[id]) {
       if (!seen[before]) {
         fail(

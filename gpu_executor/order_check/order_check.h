@@ -44,6 +44,12 @@ void check_mini_batch(const messages::MiniBatch& batch, const ModelShape& shape,
 // Stores and loads of all mini-batches together (block_hazards.cpp).
 StoreDependencies check_block_hazards(const messages::Iteration& iteration);
 
+// Whether host cores attend a mini-batch's sequences. REQUIRES: it has an entry; where it was checked,
+// that stands for all of them.
+inline bool is_on_host(const messages::MiniBatch& batch) {
+  return batch.entries()->Get(0)->where() == messages::Where::HostInPlace;
+}
+
 class OrderCheck {
  public:
   OrderCheck(const ModelShape& shape, const WeightLayout& layout, const DeviceLimits& limits,
@@ -66,6 +72,7 @@ class OrderCheck {
     std::uint32_t mini_batches;
     StoreDependencies after;
     std::uint32_t next_stage = 0;
+    std::vector<bool> on_host = {};  // by mini-batch: host cores attend it
   };
 
   void check_mini_batches(const messages::LayerOrder& order, const Begun& begun) const;

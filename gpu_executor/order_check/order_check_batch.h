@@ -60,9 +60,10 @@ class RowCheck {
   // They cover the rows one behind the other.
   void check_sequences();
   void check_stores() const;
-  // New rows are written into the device's KV blocks even if no store names them. But check_block_hazards
-  // protects only rows that a store names. So stores must name every new row on the device.
-  void check_stored_on_device() const;
+  // New rows are written into the device's KV blocks, and into those that host cores attend, even if no store
+  // names them. But check_block_hazards protects only rows that a store names. So stores must name all of
+  // these rows.
+  void check_stored_in_place() const;
   // Rows of one sequence, to the tokens they are of, and to the block its entry names.
   void check_store_target(std::uint32_t i, const messages::Store& store) const;
   void check_samples() const;
@@ -119,5 +120,9 @@ class SlotCheck {
   const CheckedBatch& batch_;
   std::vector<Slot> kv_, act_;
 };
+
+// Instead of its slots, for a mini-batch that host cores attend: every entry is a KV block of the host, no
+// two sequences have one block, and nothing is loaded. REQUIRES: the batch's rows were checked.
+void check_host_batch(const CheckedBatch& batch);
 
 }  // namespace poise

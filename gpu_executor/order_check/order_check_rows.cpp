@@ -52,9 +52,12 @@ void RowCheck::check_sizes() const {
   if (prompts != sequences && (prompts > 0 || depends_on_prompt(batch_.shape))) {
     batch_.refuse("{} sequences, but the prompt's tokens of {}", sequences, prompts);
   }
-  if (batch_.entries() == 0 || batch_.entries() > batch_.limits.max_entries()) {
-    batch_.refuse("{} attention entries, not 1 to {}", batch_.entries(),
-                  batch_.limits.max_entries());
+  // Each entry has a slot, or a block of the pool if host cores attend it.
+  const std::int64_t most = batch_.entries() > 0 && is_on_host(batch_.tables)
+                                ? batch_.pool_blocks(messages::Kind::Kv, messages::Place::Host)
+                                : batch_.limits.max_entries();
+  if (batch_.entries() == 0 || batch_.entries() > most) {
+    batch_.refuse("{} attention entries, not 1 to {}", batch_.entries(), most);
   }
 }
 
@@ -117,14 +120,14 @@ void RowCheck::check_stores() const {
     }
     check_store_target(i, store);
   }
-  check_stored_on_device();
+  check_stored_in_place();
 }
 
-void RowCheck::check_stored_on_device() const {
+void RowCheck::check_stored_in_place() const {
   std::vector<bool> stored(batch_.rows());
   for (std::uint32_t i = 0; i < size_of_vector(batch_.tables.stores()); ++i) {
     const messages::Store& store = *batch_.tables.stores()->Get(i);
-    if (store.kind() == messages::Kind::Kv && store.place() == messages::Place::Gpu) {
+    if (store.kind() == messages::Kind::Kv) {
       std::fill_n(stored.begin() + store.row(), store.count(), true);
     }
   }
@@ -133,10 +136,11 @@ void RowCheck::check_stored_on_device() const {
     const std::uint32_t position = sequence.context() + row - sequence.first_row();
     const messages::AttentionEntry& entry =
         *batch_.tables.entries()->Get(sequence.first_entry() + position / kBlockTokens);
-    if (entry.kind() == messages::Kind::Kv && entry.place() == messages::Place::Gpu &&
-        !stored[row]) {
-      batch_.refuse("row {} goes to Kv block {} of the device, which nothing stores", row,
-                    entry.block());
+    const bool in_place =
+        entry.place() == messages::Place::Gpu || entry.where() == messages::Where::HostInPlace;
+    if (entry.kind() == messages::Kind::Kv && in_place && !stored[row]) {
+      batch_.refuse("row {} goes to Kv block {} of the {}, which nothing stores", row,
+                    entry.block(), entry.place() == messages::Place::Gpu ? "device" : "host");
     }
   }
 }
@@ -161,6 +165,10 @@ void RowCheck::check_store_target(std::uint32_t i, const messages::Store& store)
   if (!same_pool && store.kind() == messages::Kind::Kv && store.place() == messages::Place::Gpu) {
     batch_.refuse("store {} goes to Kv block {} of the device, which its sequence does not read", i,
                   store.block());
+  }
+  if (!same_pool && is_on_host(batch_.tables)) {
+    batch_.refuse("store {} goes to {} block {}, but host cores write Kv blocks of their own alone",
+                  i, messages::EnumNameKind(store.kind()), store.block());
   }
 }
 
@@ -249,7 +257,11 @@ void check_mini_batch(const messages::MiniBatch& batch, const ModelShape& shape,
   const CheckedBatch checked{.tables = batch, .shape = shape, .limits = limits, .pool = pool};
   RowCheck rows(checked);
   rows.check_rows();
-  SlotCheck(checked).run();
+  if (is_on_host(batch)) {
+    check_host_batch(checked);
+  } else {
+    SlotCheck(checked).run();
+  }
   rows.check_results();
 }
 

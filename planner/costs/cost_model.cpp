@@ -22,7 +22,7 @@ constexpr double kTera = 1e12;
 constexpr double kLeastRise = 1e-9;  // slope of a level line, relative to its height
 constexpr double kLeastTime = 1e-4;  // of the longest time; a shorter time has no larger weight
 
-constexpr std::array<ProfileLine, 15> kLines{{
+constexpr std::array<ProfileLine, 18> kLines{{
     {"load_w", "layers", &Profile::load_w},
     {"load_kv", "KV blocks", &Profile::load_kv},
     {"load_act", "ACT blocks", &Profile::load_act},
@@ -38,6 +38,9 @@ constexpr std::array<ProfileLine, 15> kLines{{
     {"store_act", "rows", &Profile::store_act},
     {"tables", "rows", &Profile::tables, false},
     {"results", "samples", &Profile::results, false},
+    {"host_attention", "KV blocks on the host", &Profile::host_attention, false},
+    {"host_down", "rows", &Profile::host_down, false},
+    {"host_up", "rows", &Profile::host_up, false},
 }};
 
 // What a fingerprint says of it; nothing of plain blocks, as before there were others.
@@ -298,6 +301,10 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype,
   for (const WeightEntry& entry : layout.layer.entries) {
     read += entry.packed ? size_of(dtype) * 2 * entry.rows * entry.cols : Bytes{};
   }
+  // Queries and attention's output, in the type between operations.
+  const Bytes q_row =
+      size_of(machine.kind == DeviceKind::cpu ? DType::float32 : dtype) * shape.q_dim();
+  const bool host = machine.host > 0;
   const Line forward{.a = seconds(read, machine.memory), .b = 2 * weights / flops};
   const double qkv_share = first / weights;
   return {.name = machine.name,
@@ -319,6 +326,9 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype,
                    .b = 2 * head / flops},
           .store_kv = per_row(BlockKind::kv),
           .store_act = per_row(BlockKind::act),
+          .host_attention = {.b = host ? seconds(sizes.block(BlockKind::kv), machine.host) : 0},
+          .host_down = {.b = host ? seconds(sizes.kv_row + q_row, machine.back) : 0},
+          .host_up = {.b = host ? seconds(q_row, machine.link) : 0},
           .gpu_memory = machine.gpu_memory,
           .gpu_overhead = machine.gpu_overhead,
           .host_memory = machine.host_memory};

@@ -93,15 +93,19 @@ struct Profile {
   // The same without copies within the GPU's memory, which make it half as fast (H200, OPT-6.7B).
   // Nothing if that was not measured.
   std::optional<Line> attention_undisturbed;
-  Line prefill;       // a prompt's attention: n counts pairs of a new row and a row that it sees
-  Line forward;       // a layer's other products, by rows
-  Line qkv;           // the part of `forward` before attention
-  Line embed;         // by rows
-  Line head;          // final norm, head and sampling, by rows
-  Line store_kv;      // by new rows, from device to host
-  Line store_act;     // likewise
-  Line tables;        // an iteration's tables to the device, by rows
-  Line results;       // by samples, from device to host
+  Line prefill;    // a prompt's attention: n counts pairs of a new row and a row that it sees
+  Line forward;    // a layer's other products, by rows
+  Line qkv;        // the part of `forward` before attention
+  Line embed;      // by rows
+  Line head;       // final norm, head and sampling, by rows
+  Line store_kv;   // by new rows, from device to host
+  Line store_act;  // likewise
+  Line tables;     // an iteration's tables to the device, by rows
+  Line results;    // by samples, from device to host
+  // Host cores: attention of single rows where their KV blocks lie (T_host, by blocks), and what crosses the
+  // link for it, by rows: queries and new rows to them, attention's output from them. Nothing where it is
+  // not known.
+  Line host_attention, host_down, host_up;
   Seconds between{};  // from the end of an iteration to the next one's first work
   // From the end of the work that another stream waits for to the begin of what waits.
   Seconds event_latency{};
@@ -115,6 +119,7 @@ struct Profile {
   double row_pairs = 0;
   std::vector<MeasuredLine> measured;  // empty: of constants
 
+  bool knows_host() const { return host_attention.b > 0; }
   const Line& attention_beside(bool copies_within_device) const {
     return copies_within_device || !attention_undisturbed ? attention : *attention_undisturbed;
   }
@@ -153,6 +158,7 @@ struct Machine {
   Bytes host_memory;
   DeviceKind kind = DeviceKind::cuda;
   Bytes gpu_overhead = kGiB;  // of gpu_memory, beside the buffers
+  double host = 0;            // GB/s of keys and values that its host cores attend; 0: not known
 
   friend bool operator==(const Machine&, const Machine&) = default;
 };

@@ -20,10 +20,10 @@ namespace {
 constexpr double kSlowest = 1e-6, kFastest = 1e6;
 constexpr double kGflopsInTflops = 1000;
 
-constexpr std::array<const char*, 13> kFields{
-    "name",        "like",       "device",      "link_gbps", "back_gbps", "compute_tflops",
-    "memory_gbps", "gpu_memory", "host_memory", "cores",     "measured",  "gflops_per_core",
-    "gpu_overhead"};
+constexpr std::array<const char*, 14> kFields{
+    "name",         "like",       "device",      "link_gbps", "back_gbps", "compute_tflops",
+    "memory_gbps",  "gpu_memory", "host_memory", "cores",     "measured",  "gflops_per_core",
+    "gpu_overhead", "host_gbps"};
 
 void refuse_unknown(const JsonObject& object) {
   for (const auto& [name, value] : object.json().items()) {
@@ -151,6 +151,10 @@ MachineDescription read_machine(const std::filesystem::path& path) {
   take_speed(object, "back_gbps", machine.back);
   take_speed(object, "memory_gbps", machine.memory);
   take_compute(object, machine);
+  if (object.has("host_gbps")) {
+    machine.host = 0;
+    take_speed(object, "host_gbps", machine.host);
+  }
   take_size(object, "gpu_memory", 1, machine.gpu_memory);
   take_size(object, "host_memory", 1, machine.host_memory);
   take_size(object, "gpu_overhead", 0, machine.gpu_overhead);
@@ -174,6 +178,9 @@ void write_machine(const std::filesystem::path& path, const MachineDescription& 
                               {"gpu_memory", machine.gpu_memory.n},
                               {"gpu_overhead", machine.gpu_overhead.n},
                               {"host_memory", machine.host_memory.n}};
+  if (machine.host > 0) {
+    json["host_gbps"] = machine.host;
+  }
   if (description.measured) {
     json["measured"] = json_of(*description.measured);
   }
@@ -206,7 +213,12 @@ MachineDescription machine_of(const Profile& measured, const ModelShape& shape, 
                       .gpu_memory = measured.gpu_memory,
                       .host_memory = measured.host_memory,
                       .kind = measured.kind,
-                      .gpu_overhead = measured.gpu_overhead},
+                      .gpu_overhead = measured.gpu_overhead,
+                      .host = measured.knows_host()
+                                  ? clamped(rate(measured.host_attention,
+                                                 bytes(sizes.block(BlockKind::kv)), true)
+                                                .value_or(kFastest))
+                                  : 0},
           .measured = measured};
 }
 

@@ -125,7 +125,8 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
       .device = {.cap = made.cap,
                  .overhead = made.profile.gpu_overhead,
                  .is_host = device_is_host,
-                 .holds_blocks = !device_is_host || options.gpu_memory.has_value()},
+                 .holds_blocks = !device_is_host || options.gpu_memory.has_value(),
+                 .attends_on_host = device_is_host || made.profile.knows_host()},
       .profile = policy_options.profile};
   options.placement.add_to(problem.fixed.placement, made.shape.num_hidden_layers,
                            problem.device.holds_blocks);
@@ -172,13 +173,18 @@ void export_machine(const PlanOptions& options, const std::filesystem::path& out
 }
 
 void check_named(const PlanOptions& options, const ModelConfig& model) {
+  if (options.policy && options.device == DeviceKind::cuda &&
+      policy_named(*options.policy).attends_on_host) {
+    fail_for_no_host_attention("the policy " + *options.policy);
+  }
   FixedPlacement placement;
   options.placement.add_to(placement, model.shape.num_hidden_layers,
                            options.device != DeviceKind::cpu || options.gpu_memory.has_value());
   if (options.dtype || model.declared) {
     const DType dtype = dtype_of(options, model);
     named_costs({options.machine, options.profile},
-                quantized(model.shape, options.quantization, dtype), dtype, options.batch.kv_format);
+                quantized(model.shape, options.quantization, dtype), dtype,
+                options.batch.kv_format);
   } else if (options.profile) {  // the tensors decide in what they are kept
     read_profile(*options.profile);
   }

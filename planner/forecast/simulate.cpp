@@ -27,7 +27,7 @@ std::vector<Request> requests_of(const SimulatedWork& work) {
 
 // What was done, and by when.
 struct Mark {
-  Seconds now, link, compute;
+  Seconds now, link, compute, host;
   LinkVolume volume;
   std::int64_t iterations = 0, tokens = 0;
 };
@@ -50,7 +50,9 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
                           .budget = {.weights = layout.total(),
                                      .available = profile.host_memory - layout.total(),
                                      .host_memory = {}},
-                          .device = {.cap = profile.gpu_memory, .overhead = kDeviceOverhead},
+                          .device = {.cap = profile.gpu_memory,
+                                     .overhead = kDeviceOverhead,
+                                     .attends_on_host = profile.knows_host()},
                           .profile = std::make_shared<const Profile>(profile)};
   problem.fixed.placement = work.placement;
   const RunPlan made = solve(*policy, problem);
@@ -96,6 +98,7 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
     end = {.now = executor.now(),
            .link = executor.link_busy(),
            .compute = executor.compute_busy(),
+           .host = executor.host_busy(),
            .volume = executor.volume(),
            .iterations = run.iterations,
            .tokens = end.tokens + std::ssize(outcomes)};
@@ -114,6 +117,7 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
                 .act = bytes(&LinkVolume::act, sizes.block(BlockKind::act))};
   run.link_busy = (end.link - begin.link).n / seconds;
   run.compute_busy = (end.compute - begin.compute).n / seconds;
+  run.host_busy = (end.host - begin.host).n / seconds;
   return run;
 }
 

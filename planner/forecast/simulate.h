@@ -42,6 +42,7 @@ struct SimulatedRun {
   double tokens_per_second = 0;
   double link_busy = 0;  // shares of that time
   double compute_busy = 0;
+  double host_busy = 0;
   LoadedBytes loaded;  // in that time
   std::vector<VirtualSpan> spans;
   double whole_tokens_per_second = 0;  // of all that was answered, from the first prompt to the end

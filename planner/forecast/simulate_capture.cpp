@@ -64,6 +64,8 @@ const char* kind_of(VirtualSpan::Kind kind) {
       return "head";
     case VirtualSpan::Kind::store:
       return "store";
+    case VirtualSpan::Kind::host:
+      return "host attention";
   }
   return "";
 }
@@ -85,7 +87,10 @@ Json timeline_of(const SimulatedRun& run, std::uint32_t layer) {
   Json spans = Json::array();
   for (const VirtualSpan& span : run.spans) {
     if (span.end > begin && span.begin < end && span.kind != VirtualSpan::Kind::store) {
-      spans.push_back({{"stream", on_link(span.kind) ? "PCIe" : "GPU"},
+      const bool host = span.kind == VirtualSpan::Kind::host;
+      spans.push_back({{"stream", on_link(span.kind) ? "PCIe"
+                                  : host             ? "host"
+                                                     : "GPU"},
                        {"kind", kind_of(span.kind)},
                        {"begin_ms", (std::max(span.begin, begin) - begin).n * 1e3},
                        {"end_ms", (std::min(span.end, end) - begin).n * 1e3}});

@@ -110,7 +110,7 @@ SimulatedRun simulate_system(PaperSystem system, const std::string& machine, Sim
 }
 
 std::span<const Simulation> simulations() {
-  static constexpr std::array<Simulation, 9> all{{
+  static constexpr std::array<Simulation, 10> all{{
       {"capture-table3",
        "CAPTURE's Table III: tokens/s while decoding, four models, three systems, RTX 4090",
        capture_table3},
@@ -127,6 +127,9 @@ std::span<const Simulation> simulations() {
        kvpr_figure8},
       {"ours-beyond", "CAPTURE's hybrid and ours on Table III's work, on four machines",
        ours_beyond},
+      {"host-cores",
+       "link, GPU and host cores: tokens/s over the speeds of link and host cores, three models",
+       host_cores},
       {"policy-grid",
        "every policy over models, machines, memories and lengths: tokens/s, prompts included",
        policy_grid},

@@ -47,6 +47,7 @@ nlohmann::ordered_json capture_figure10(const SimulatedOn& on);
 nlohmann::ordered_json kvpr_gains(const SimulatedOn& on);
 nlohmann::ordered_json kvpr_figure8(const SimulatedOn& on);
 nlohmann::ordered_json ours_beyond(const SimulatedOn& on);
+nlohmann::ordered_json host_cores(const SimulatedOn& on);
 
 // A system of CAPTURE's evaluation on its machine.
 enum class PaperSystem { deepspeed, flexgen, act_only, hybrid_static, hybrid, ours };

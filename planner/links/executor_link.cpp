@@ -69,6 +69,7 @@ void ExecutorLink::configure(const DeviceLimits& limits, Bytes gpu_memory,
   configure.kv_format = static_cast<messages::KvFormat>(limits.kv_format);
   configure.logit_edits = limits.logit_edits;
   configure.trace = trace;
+  configure.host_attention = limits.host_attention;
   weights_.emplace(layout, limits);
   this->configure(std::move(configure));
 }
@@ -202,7 +203,8 @@ void ExecutorLink::take(const messages::Hello& hello, std::uint32_t epoch) {
                        .overhead = bytes_of(hello.device_overhead()),
                        .resident_layers = hello.resident_layers(),
                        .epoch = epoch,
-                       .after_death = hello.after_death()};
+                       .after_death = hello.after_death(),
+                       .host_threads = hello.host_threads()};
   channel_->set_epochs({.planner = channel_->epochs().planner, .executor = epoch});
 }
 

@@ -41,6 +41,7 @@ class ExecutorLink {
     std::int32_t resident_layers = -1;  // whose weights it holds already; -1: none yet
     std::uint32_t epoch = 0;            // differs between executors
     bool after_death = false;           // the one before it died, and nobody had asked it to end
+    std::uint32_t host_threads = 0;     // that attend on host cores; 0: it does not
   };
 
   // `log` outlives this.

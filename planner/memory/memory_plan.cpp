@@ -34,7 +34,8 @@ class MemoryPlanner {
     const DeviceMemory memory{.cap = device.cap,
                               .overhead = device.overhead + pinned_weights,
                               .pins_host_memory = !device.is_host,
-                              .holds_blocks = device.holds_blocks};
+                              .holds_blocks = device.holds_blocks,
+                              .attends_on_host = device.attends_on_host};
     // A device that is host memory takes its buffers from the blocks' share.
     for (int round = 0; round < (device.is_host ? 2 : 1); ++round) {
       made.host =

@@ -43,6 +43,18 @@ void check_room(const PlanningProblem& problem, const RunPlan& plan) {
   }
 }
 
+void check_host_attention(const PlanningProblem& problem, const Allocation& host) {
+  if (host.host_share <= 0) {
+    return;
+  }
+  if (!problem.batch.host_attention) {
+    fail_for_host_attention_off("this policy");
+  }
+  if (!problem.device.attends_on_host) {
+    fail_for_no_host_attention("this policy");
+  }
+}
+
 // Mini-batches of the size that the user says, or else that suits the policy or the profile. A device
 // that takes host memory without a cap of its own has no size to fill.
 BatchOptions batch_for(const Policy& policy, const PlanningProblem& problem) {
@@ -60,6 +72,21 @@ BatchOptions batch_for(const Policy& policy, const PlanningProblem& problem) {
 
 }  // namespace
 
+void fail_for_host_attention_off(std::string_view policy) {
+  fail(
+      "--host-attention off: {} has host cores attend; use another policy (kv-only keeps the same "
+      "blocks), or leave --host-attention out",
+      policy);
+}
+
+void fail_for_no_host_attention(std::string_view policy) {
+  fail(
+      "{} has host cores attend, which is done beside the CPU device alone so far: use another "
+      "policy (kv-only keeps the same blocks), or --device cpu; a plan needs a machine with "
+      "host_gbps",
+      policy);
+}
+
 RunPlan solve(const Policy& policy, const PlanningProblem& given) {
   PlanningProblem problem = given;
   problem.batch = batch_for(policy, given);
@@ -74,6 +101,7 @@ RunPlan solve(const Policy& policy, const PlanningProblem& given) {
   plan.batch.max_num_seqs = given.batch.max_num_seqs;
   const MemoryPlan memory = plan_memory(policy, problem, plan.demand);
   plan.host = memory.host;
+  check_host_attention(problem, plan.host);
   plan.device = plan.device_meanwhile = memory.device;
   plan.overhead = memory.overhead;
   plan.released_layers = memory.released_layers;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "common/shared_layout.h"
@@ -19,7 +20,8 @@ struct RunDevice {
   Bytes cap;
   Bytes overhead;  // of the cap, taken beside buffers, before host memory is pinned
   bool is_host = false;
-  bool holds_blocks = true;  // false: the device is host memory, so blocks there save nothing
+  bool holds_blocks = true;      // false: the device is host memory, so blocks there save nothing
+  bool attends_on_host = false;  // host cores may attend beside it
 };
 
 // What exists already and does not change.
@@ -52,6 +54,10 @@ struct RunPlan {
 
   std::int64_t blocks() const { return host.all_act_blocks() + host.all_kv_blocks(); }
 };
+
+// Refuse a policy that has host cores attend: where the user forbids it, and where the device does not do it.
+[[noreturn]] void fail_for_host_attention_off(std::string_view policy);
+[[noreturn]] void fail_for_no_host_attention(std::string_view policy);
 
 // Fails with numbers if host or device are too small.
 RunPlan solve(const Policy& policy, const PlanningProblem& problem);

@@ -39,10 +39,21 @@ std::int32_t smaller(std::int32_t wanted, int halvings, std::int32_t least) {
 // of the kind. Never more than there are blocks.
 std::int32_t slots_of(std::int64_t blocks, std::int64_t all, std::int32_t total,
                       std::int32_t largest_request) {
-  const double share = static_cast<double>(blocks) / static_cast<double>(all);
+  const double share =
+      static_cast<double>(blocks) / static_cast<double>(std::max<std::int64_t>(all, 1));
   const auto wanted =
       std::max<std::int64_t>(static_cast<std::int64_t>(std::ceil(share * total)), largest_request);
   return static_cast<std::int32_t>(std::min(wanted, blocks));
+}
+
+// Slots for the prompts of requests that host cores attend afterwards: only then are their blocks brought to the
+// device. As many as a mini-batch's rows fill, each request a block of its own that is not full; for a
+// long prompt in parts, all of its blocks.
+std::int32_t prompt_slots(std::int32_t rows, const Demand& demand, const Allocation& blocks) {
+  const std::int64_t prompts = ceil_div(rows, kBlockTokens) + std::min(demand.sequences, rows);
+  return static_cast<std::int32_t>(
+      std::min<std::int64_t>(std::max<std::int64_t>(prompts, demand.largest_request),
+                             std::min(blocks.host_blocks, blocks.kv_blocks)));
 }
 
 // Rows of one request that run again in each iteration.
@@ -63,19 +74,21 @@ DeviceLimits limits_after(int halvings, const Demand& demand, const Allocation& 
       std::min(tokens / kBlockTokens, demand.most_blocks), demand.largest_request));
   const std::int64_t act = blocks.all_act_blocks();
   const std::int64_t kv =
-      blocks.all_kv_blocks() + std::int64_t{demand.sequences} * blocks.token_blocks;
+      blocks.device_kv_blocks() + std::int64_t{demand.sequences} * blocks.token_blocks;
   DeviceLimits limits;
   limits.max_rows = prefill + demand.sequences * (1 + again);
   limits.max_mini_batch_rows = rows;
   limits.max_sequences = std::min(demand.sequences * (again > 0 ? 2 : 1), rows);
   limits.act_slots = slots_of(act, act + kv, slots, demand.largest_request);
-  limits.kv_slots = slots_of(kv, act + kv, slots, demand.largest_request);
+  limits.kv_slots = std::max(slots_of(kv, act + kv, slots, demand.largest_request),
+                             prompt_slots(rows, demand, blocks));
   limits.logits_rows = smaller(std::min(limits.max_rows, kLogitsRows), halvings, 1);
   limits.logit_edits = static_cast<std::int32_t>(std::max<std::int64_t>(
       demand.most_edits,
       std::min<std::int64_t>(std::int64_t{demand.most_edits} * limits.logits_rows, kLogitEdits)));
   limits.max_context = demand.longest_context;
   limits.kv_format = options.kv_format;
+  limits.host_attention = blocks.host_share > 0;
   if (blocks.placed) {
     limits.gpu_act_blocks = static_cast<std::int32_t>(blocks.gpu_act_blocks);
     limits.gpu_kv_blocks = static_cast<std::int32_t>(blocks.gpu_kv_blocks);
@@ -234,6 +247,7 @@ Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dt
                        std::clamp<std::int64_t>(left / room.layer, 0, layers));
     };
   }
+  inputs.host_cores = device && device->attends_on_host && options.host_attention;
   if (device && device->holds_blocks) {
     inputs.device = device_room(shape, dtype, demand, options, *device);
     const auto with = [&](const Allocation& blocks) -> std::optional<Rehearsal> {

@@ -25,6 +25,7 @@ struct DeviceMemory {
   Bytes overhead;                 // of the cap, taken beside buffers, before host memory is pinned
   bool pins_host_memory = false;  // which takes page tables
   bool holds_blocks = true;       // false: weights and buffers alone
+  bool attends_on_host = false;   // host cores may attend beside it
 };
 
 // What is worked on at a time, and how its context is kept, as the user says.
@@ -36,6 +37,7 @@ struct BatchOptions {
   std::int32_t prefill_tokens = 8192;     // of prompts in an iteration
   bool by_profile = false;  // mini_batch_tokens is not the user's: policy or profile may decide it
   KvFormat kv_format = KvFormat::plain;  // of KV blocks
+  bool host_attention = true;            // false: host cores attend nothing (--host-attention off)
 };
 // `mini_batch_tokens` changed to the nearby size with the least KV Gen time per block: on a GPU, a
 // product's time rises in steps, each for one more round of tiles.

@@ -53,6 +53,13 @@ FixedPlacement FixedPlacement::for_blocks(std::int64_t act_blocks, std::int64_t 
   return fixed;
 }
 
+bool attended_on_host(const Allocation& blocks, RequestId request) {
+  const auto before = [&](std::int64_t n) {
+    return std::floor(blocks.host_share * static_cast<double>(n));
+  };
+  return before(std::int64_t{request.n} + 1) > before(request.n);
+}
+
 std::int64_t blocks_of_mini_batch(const AllocationInputs& inputs) {
   const std::int64_t most = std::max<std::int64_t>(inputs.most_blocks, 1);
   return inputs.mini_batch > 0
@@ -68,7 +75,7 @@ AllocationInputs one_mini_batch(const AllocationInputs& inputs) {
 
 BlockKind keep_ratio(const Allocation& host, const RequestSplit& request) {
   // |act / kv - ACT / KV| compared crosswise, in whole numbers.
-  const std::int64_t act = host.all_act_blocks(), kv = host.all_kv_blocks();
+  const std::int64_t act = host.all_act_blocks(), kv = host.device_kv_blocks();
   const std::int64_t with_act = std::abs((request.act_blocks + 1) * kv - request.kv_blocks * act);
   const std::int64_t with_kv = std::abs(request.act_blocks * kv - (request.kv_blocks + 1) * act);
   return with_act <= with_kv ? BlockKind::act : BlockKind::kv;

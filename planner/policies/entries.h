@@ -13,6 +13,7 @@ PolicyEntry kvpr_entry();
 PolicyEntry row_by_row_entry();
 PolicyEntry token_recompute_entry();
 PolicyEntry optimal_entry();
+PolicyEntry host_kv_entry();
 
 // Fails if --act-share was given to a policy that takes none.
 void refuse_act_share(std::string_view policy, const PolicyOptions& options);

@@ -6,6 +6,7 @@
 // with; threads may share it. A policy's answers change the time of a run and never its tokens
 // (common/README section 8).
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -67,6 +68,11 @@ struct AllocationInputs {
   std::int64_t prompt_rows = 0;                     // of the prompts of those
   std::int32_t prefill_rows = 0;                    // of prompts in an iteration
   std::optional<DeviceRoom> device = std::nullopt;  // nothing: none, or not known
+  bool host_cores = false;                          // may attend sequences where their blocks lie
+  // Requests, with so many KV blocks of the host, that host cores attend: they are not among those above,
+  // and their blocks are not in `host`.
+  std::int32_t host_requests = 0;
+  std::int64_t host_blocks = 0;
   FixedPlacement fixed = {};
   // How many layers' weights stay on the device beside buffers for so many blocks of each kind, where
   // the policy places none itself; nothing where that is not known.
@@ -85,19 +91,32 @@ struct AllocationInputs {
 // Otherwise the host's numbers are the totals, and layers, then ACT blocks, then KV blocks go to the
 // device as far as there is room (planner/memory/sizes.h).
 struct Allocation {
-  std::uint32_t act_blocks = 0;                 // on the host
-  std::uint32_t kv_blocks = 0;                  // on the host
-  std::uint32_t gpu_act_blocks = 0;             // on the device, in addition
-  std::uint32_t gpu_kv_blocks = 0;              // on the device, in addition
-  std::int32_t token_blocks = 0;                // of the largest request (Policy::token_blocks)
+  std::uint32_t act_blocks = 0;      // on the host
+  std::uint32_t kv_blocks = 0;       // on the host
+  std::uint32_t gpu_act_blocks = 0;  // on the device, in addition
+  std::uint32_t gpu_kv_blocks = 0;   // on the device, in addition
+  std::int32_t token_blocks = 0;     // of the largest request (Policy::token_blocks)
+  // Of the requests under way, those that host cores attend: their blocks are KV blocks of the host. Which
+  // requests these are follows from their numbers (attended_on_host).
+  double host_share = 0;
+  std::uint32_t host_blocks = 0;                // of kv_blocks, those meant for them
   bool placed = false;                          // gpu_… and resident_layers are the policy's
   std::optional<std::int32_t> resident_layers;  // nothing: as many as fit on the device
 
   std::int64_t all_act_blocks() const { return std::int64_t{act_blocks} + gpu_act_blocks; }
   std::int64_t all_kv_blocks() const { return std::int64_t{kv_blocks} + gpu_kv_blocks; }
+  // Without those of requests that host cores attend.
+  std::int64_t device_kv_blocks() const {
+    return all_kv_blocks() - std::min(host_blocks, kv_blocks);
+  }
 
   friend bool operator==(const Allocation&, const Allocation&) = default;
 };
+
+// Whether a request is one of those that host cores attend. Of neighbouring numbers `host_share` are, so
+// of those under way at a time about as many are; and it depends on nothing else, so a request that runs
+// again is attended in the same place.
+bool attended_on_host(const Allocation& blocks, RequestId request);
 
 // A request for the second question: its blocks without those kept only as token ids.
 struct RequestSplit {
@@ -115,6 +134,7 @@ struct PackItem {
   std::int32_t kv_on_device = 0;  // of those, blocks of the device: read in place, nothing crosses
   std::int32_t rows = 0;          // new tokens, and those that run again
   std::int32_t sequences = 1;     // these rows form
+  bool on_host = false;           // host cores attend it: it has no slots and loads nothing
 };
 
 // What a mini-batch may hold: #ACT_max, #KV_max and the limits of the device's buffers.
@@ -165,7 +185,8 @@ struct PolicyEntry {
   std::string_view description;
   std::string_view source;  // paper and section
   std::unique_ptr<Policy> (*make)(const PolicyOptions& options);
-  bool needs_profile = false;  // unless --act-share decides
+  bool needs_profile = false;    // unless --act-share decides
+  bool attends_on_host = false;  // it cannot do without host cores
 };
 // Fails with the names there are.
 const PolicyEntry& policy_named(std::string_view name);

@@ -66,13 +66,23 @@ IterationTime iteration_time(const Profile& profile, const AllocationInputs& inp
   const double link =
       in_parts(profile.load_act, host_act, parts) + in_parts(profile.load_kv, host_kv, parts);
   const Line& attention = profile.attention_beside(blocks.gpu_act_blocks > 0);
+  // Rows of requests that host cores attend are multiplied with the others'.
+  const double on_host = inputs.host_requests;
+  const double rows = requests + on_host;
+  const double up = profile.host_up(on_host).n;
   const double compute = in_parts(profile.kv_gen, act, parts) + in_parts(attention, all, parts) +
-                         profile.forward_of(requests).n;
+                         profile.forward_of(rows).n + up;
+  const double host =
+      on_host > 0 ? profile.host_attention(filled * static_cast<double>(inputs.host_blocks)).n +
+                        profile.host_down(on_host).n + up + profile.forward_of(rows).n
+                  : 0;
   const double back = profile.store_act(requests * host_act / std::max(all, 1.0)).n +
-                      profile.store_kv(requests * host_kv / std::max(all, 1.0)).n;
+                      profile.store_kv(requests * host_kv / std::max(all, 1.0)).n +
+                      profile.host_down(on_host).n;
   return {.link = {layers * link + streamed * profile.load_w(1).n},
-          .compute = {layers * compute + profile.head(requests).n},
-          .back = {layers * back}};
+          .compute = {layers * compute + profile.head(rows).n},
+          .back = {layers * back},
+          .host = {layers * host}};
 }
 
 Rehearsed least_times(const Profile& profile, const AllocationInputs& inputs,

@@ -13,8 +13,9 @@ namespace poise {
 // An iteration in which each request generates one token, halfway through its answer.
 struct IterationTime {
   Seconds link, compute, back;
+  Seconds host{};  // host cores, with the products that come before and behind their attention
 
-  Seconds longest() const { return std::max({link, compute, back}); }
+  Seconds longest() const { return std::max({link, compute, back, host}); }
 };
 IterationTime iteration_time(const Profile& profile, const AllocationInputs& inputs,
                              const Allocation& blocks);

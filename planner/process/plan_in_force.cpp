@@ -38,13 +38,14 @@ constexpr Field<DeviceLimits, std::int32_t> kLimits[] = {
     {"gpu_act_blocks", &DeviceLimits::gpu_act_blocks},
     {"gpu_kv_blocks", &DeviceLimits::gpu_kv_blocks},
     {"logit_edits", &DeviceLimits::logit_edits}};
-// And kv_format, which is the run's.
-static_assert(sizeof(DeviceLimits) == (std::size(kLimits) + 1) * sizeof(std::int32_t));
+// And kv_format, which is the run's, and host_attention.
+static_assert(sizeof(DeviceLimits) == (std::size(kLimits) + 2) * sizeof(std::int32_t));
 constexpr Field<Allocation, std::uint32_t> kBlocks[] = {
     {"act_blocks", &Allocation::act_blocks},
     {"kv_blocks", &Allocation::kv_blocks},
     {"gpu_act_blocks", &Allocation::gpu_act_blocks},
-    {"gpu_kv_blocks", &Allocation::gpu_kv_blocks}};
+    {"gpu_kv_blocks", &Allocation::gpu_kv_blocks},
+    {"host_blocks", &Allocation::host_blocks}};
 
 template <typename Struct, typename Value, std::size_t n>
 Json json_of(const Struct& from, const Field<Struct, Value> (&fields)[n]) {
@@ -98,7 +99,9 @@ std::optional<RunPlan> kept_plan(const Run& run, const PolicyWish& wish, std::ui
     if (json.contains("resident_layers")) {
       plan.host.resident_layers = json.at("resident_layers").get<std::int32_t>();
     }
+    plan.host.host_share = json.at("host_share").get<double>();
     plan.device.kv_format = run.kv_format();
+    plan.device.host_attention = plan.host.host_share > 0;
     plan.device_meanwhile = plan.device;
     check_fits(plan_device_memory(run.shape(), run.dtype(), plan.device, plan.overhead),
                run.device_cap());
@@ -139,7 +142,8 @@ PlanningProblem planning_problem(const Run& run, const std::vector<const Request
       .device = {.cap = run.device_cap(),
                  .overhead = run.executor->greeting()->overhead,
                  .is_host = run.device_is_host(),
-                 .holds_blocks = !run.device_is_host() || run.options.gpu_memory.has_value()},
+                 .holds_blocks = !run.device_is_host() || run.options.gpu_memory.has_value(),
+                 .attends_on_host = run.executor->greeting()->host_threads > 0},
       .profile = profile,
       .fixed = fixed};
   if (run.released_layers() > 0) {
@@ -189,6 +193,7 @@ void keep_plan(const Run& run, const PlanInForce& in_force, std::uint64_t pool_e
             {"blocks", json_of(plan.host, kBlocks)},
             {"token_blocks", plan.host.token_blocks},
             {"placed", plan.host.placed},
+            {"host_share", plan.host.host_share},
             {"device", json_of(plan.device, kLimits)},
             {"overhead", plan.overhead.n}};
   if (plan.host.resident_layers) {

@@ -54,6 +54,8 @@ struct Brought {
   double kv = 0, act = 0, here = 0;  // blocks
   double regenerated = 0, entries = 0, pairs = 0;
   double rows = 0, stored_kv = 0, stored_act = 0;
+  bool on_host = false;
+  double host_blocks = 0;  // as far as they hold rows
   std::size_t group = 0;
 };
 
@@ -71,6 +73,15 @@ Brought brought_by(const messages::MiniBatchT& batch) {
   }
   for (const messages::Sequence& sequence : batch.sequences) {
     brought.pairs += prefill_pairs(sequence);
+  }
+  brought.on_host =
+      !batch.entries.empty() && batch.entries[0].where() == messages::Where::HostInPlace;
+  if (brought.on_host) {
+    for (const messages::Sequence& sequence : batch.sequences) {
+      brought.host_blocks +=
+          static_cast<double>(sequence.context() + sequence.new_tokens()) / kBlockTokens;
+    }
+    return brought;  // host cores write its rows
   }
   for (const messages::Store& store : batch.stores) {
     (store.kind() == messages::Kind::Act ? brought.stored_act : brought.stored_kv) += store.count();
@@ -102,6 +113,7 @@ class ProfileTimes::Reader {
     groups_.resize(groups.size());
     for (const Brought& one : brought_) {
       groups_[one.group].rows += one.rows;
+      groups_[one.group].host_rows += one.on_host ? one.rows : 0;
       groups_[one.group].stored_kv += one.stored_kv;
       groups_[one.group].stored_act += one.stored_act;
     }
@@ -129,7 +141,7 @@ class ProfileTimes::Reader {
 
  private:
   struct Group {
-    double rows = 0, stored_kv = 0, stored_act = 0;
+    double rows = 0, stored_kv = 0, stored_act = 0, host_rows = 0;
     Time qkv{}, all{};  // of this layer so far
   };
 
@@ -237,6 +249,13 @@ class ProfileTimes::Reader {
       case SpanKind::Results:
         times_.add(&Profile::results, head_rows_, time);
         break;
+      case SpanKind::HostAttention:
+        times_.add(&Profile::host_attention, batch.host_blocks, time);
+        break;
+      case SpanKind::HostRows:
+        times_.add(span.stream() == 1 ? &Profile::host_up : &Profile::host_down,
+                   span.stream() == 1 ? batch.rows : groups_[batch.group].host_rows, time);
+        break;
     }
   }
 
@@ -271,7 +290,7 @@ class ProfileTimes::Reader {
   double rows_ = 0, samples_ = 0, head_left_ = 0, head_rows_ = 0;
   std::map<std::uint32_t, std::int64_t> loaded_;
   std::int64_t computed_ = INT64_MAX;  // the end of the last span of work; none: no wait is known
-  std::array<Busy, 3> busy_;           // by stream
+  std::array<Busy, 4> busy_;           // by stream
 };
 
 void ProfileTimes::add(ProfileWork work, const messages::IterationT& tables,

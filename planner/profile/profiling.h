@@ -142,7 +142,7 @@ class ProfileTimes {
 
   WeightLayout layout_;
   DeviceLimits limits_;
-  std::array<Samples, 16> lines_;  // in the order of profile_lines()
+  std::array<Samples, 18> lines_;  // in the order of profile_lines()
   std::vector<double> between_, event_latencies_;
 };
 

@@ -30,6 +30,14 @@ BalanceSums sums_of(const messages::StreamReport* in, const messages::StreamRepo
   return sums;
 }
 
+void add_host(BalanceSums& sums, const messages::StreamReport* host, std::uint64_t wait_ns,
+              std::uint64_t rows_bytes) {
+  sums.host = busy(host);
+  sums.host_read = host != nullptr ? host->bytes() : 0;
+  sums.for_host = seconds_of(wait_ns);
+  sums.host_rows = rows_bytes;
+}
+
 void add_mini_batch(BalanceSums& sums, const messages::MiniBatchReport& batch,
                     std::uint64_t order_bytes, const BlockSizes& sizes) {
   sums.act_blocks += batch.act_blocks();
@@ -81,6 +89,10 @@ void BalanceSums::add(const BalanceSums& other) {
   pcie += other.pcie;
   compute += other.compute;
   back += other.back;
+  host += other.host;
+  for_host += other.for_host;
+  host_read += other.host_read;
+  host_rows += other.host_rows;
   for_weights += other.for_weights;
   for_blocks += other.for_blocks;
   for_rows += other.for_rows;
@@ -101,6 +113,7 @@ double BalanceSums::mean_f_b() const {
 BalanceSums balance_of(const messages::LayerDone& done, const BlockSizes& sizes) {
   BalanceSums sums =
       sums_of(done.copy_in(), done.compute(), done.copy_out(), done.link(), done.waits());
+  add_host(sums, done.host(), done.host_wait_ns(), done.host_rows_bytes());
   if (done.mini_batches() != nullptr) {
     for (const messages::MiniBatchReport* batch : *done.mini_batches()) {
       add_mini_batch(sums, *batch, sums.weights + sums.kv + sums.act, sizes);
@@ -112,6 +125,7 @@ BalanceSums balance_of(const messages::LayerDone& done, const BlockSizes& sizes)
 BalanceSums balance_of(const messages::LayerDoneT& done, const BlockSizes& sizes) {
   BalanceSums sums = sums_of(done.copy_in.get(), done.compute.get(), done.copy_out.get(),
                              done.link.get(), done.waits.get());
+  add_host(sums, done.host.get(), done.host_wait_ns, done.host_rows_bytes);
   for (const messages::MiniBatchReport& batch : done.mini_batches) {
     add_mini_batch(sums, batch, sums.weights + sums.kv + sums.act, sizes);
   }

@@ -1,6 +1,6 @@
 #pragma once
-// How link and computation were balanced: per iteration T_PCIe and T_compute (CAPTURE Eq. 2-4, measured
-// instead of predicted), what either side waited for, and F_b of the mini-batches (Eq. 6 and 7, with all
+// How link, computation and host cores were balanced: per iteration T_PCIe and T_compute (CAPTURE Eq. 2-4,
+// measured instead of predicted) and T_host, what either side waited for, and F_b of the mini-batches (Eq. 6 and 7, with all
 // that a mini-batch computes over all that it loads); and conclusions in words. All are sums of the
 // executor's reports on layer orders. Pure; one thread.
 
@@ -21,15 +21,19 @@ struct BalanceSums {
   std::int64_t iterations = 0, orders = 0, mini_batches = 0;
   Seconds wall{};                                   // from results to results
   Seconds pcie{}, compute{}, back{};                // T_PCIe, T_compute; stores, the other way
+  Seconds host{};                                   // T_host: host cores attended
   Seconds for_weights{}, for_blocks{}, for_rows{};  // computation waited
+  Seconds for_host{};                               // … for host cores
   Seconds for_buffers{};                            // the link waited, for computation to free them
   std::uint64_t weights = 0, kv = 0, act = 0, stores = 0;  // bytes over the link
-  std::int64_t act_blocks = 0;                             // regenerated, wherever they lay
-  double f_b = 0;                                          // sum over …
+  std::uint64_t host_read = 0;        // bytes of KV rows that host cores read, beside the link
+  std::uint64_t host_rows = 0;        // … of their output, over the link
+  std::int64_t act_blocks = 0;        // regenerated, wherever they lay
+  double f_b = 0;                     // sum over …
   std::int64_t f_b_mini_batches = 0;  // … these mini-batches, which load and compute
 
   void add(const BalanceSums& other);
-  Seconds compute_waits() const { return for_weights + for_blocks + for_rows; }
+  Seconds compute_waits() const { return for_weights + for_blocks + for_rows + for_host; }
   double mean_f_b() const;  // 0: of none
 };
 

@@ -25,6 +25,11 @@ Json json_of(const BalanceSums& sums) {
       {"bytes",
        {{"weights", sums.weights}, {"kv", sums.kv}, {"act", sums.act}, {"stores", sums.stores}}},
       {"f_b", to_microseconds(sums.mean_f_b())}};
+  if (sums.host.n > 0) {
+    json["t_host"] = to_microseconds(sums.host.n);
+    json["compute_waits"]["host"] = to_microseconds(sums.for_host.n);
+    json["host_bytes"] = {{"read", sums.host_read}, {"rows", sums.host_rows}};
+  }
   if (sums.wall.n > 0) {
     const auto share = [&](Seconds part) { return to_microseconds(part.n / sums.wall.n); };
     json["seconds"] = to_microseconds(sums.wall.n);
@@ -32,6 +37,9 @@ Json json_of(const BalanceSums& sums) {
     json["mini_batches"] = sums.mini_batches;
     json["link_busy"] = share(sums.pcie);
     json["compute_busy"] = share(sums.compute);
+    if (sums.host.n > 0) {
+      json["host_busy"] = share(sums.host);
+    }
     // Neither at work nor waiting for the other: no order was there.
     json["link_without_orders"] = std::max(0.0, share(sums.wall - sums.pcie - sums.for_buffers));
     json["compute_without_orders"] =

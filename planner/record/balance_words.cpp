@@ -28,14 +28,17 @@ struct Shares {
         for_weights(of(sums.for_weights, sums)),
         for_blocks(of(sums.for_blocks, sums)),
         for_rows(of(sums.for_rows, sums)),
-        for_buffers(of(sums.for_buffers, sums)) {
-    no_orders = std::clamp(1 - compute - for_weights - for_blocks - for_rows, 0.0, 1.0);
+        for_host(of(sums.for_host, sums)),
+        for_buffers(of(sums.for_buffers, sums)),
+        host(of(sums.host, sums)) {
+    no_orders = std::clamp(1 - compute - for_weights - for_blocks - for_rows - for_host, 0.0, 1.0);
   }
   static double of(Seconds part, const BalanceSums& sums) { return part.n / sums.wall.n; }
 
   double link;
   bool back;  // stores are what the link is busy with
-  double compute, for_weights, for_blocks, for_rows, for_buffers;
+  double compute, for_weights, for_blocks, for_rows, for_host, for_buffers;
+  double host;
   double no_orders;  // computation had none to work on
 };
 
@@ -111,6 +114,22 @@ std::string advice_for_compute(const BalanceSums& sums, const Shares& shares) {
   return "More ACT would not help: computation is the limit, and no part of it is for ACT blocks.";
 }
 
+std::string advice_for_host(const BalanceSums& sums, const Shares& shares,
+                            const BalanceFacts& facts) {
+  const double bytes =
+      static_cast<double>(std::max<std::uint64_t>(sums.weights + sums.kv + sums.act, 1));
+  if (shares.link >= kBusy || shares.compute >= kBusy) {
+    return "Host cores and another side are busy: attention elsewhere would not help.";
+  }
+  return fmt::format(
+      "The host cores are the limit, and the link has time to bring blocks: fewer requests "
+      "attended there would help (another policy){}.",
+      static_cast<double>(sums.weights) >= 0.5 * bytes
+          ? ""
+          : fmt::format(", or more threads (--host-threads), while the {} is not the limit",
+                        facts.device));
+}
+
 std::string advice_for_neither(const BalanceSums& sums, const Shares& shares,
                                const BalanceFacts& facts) {
   if (shares.no_orders >= kMuch) {
@@ -130,7 +149,8 @@ std::string advice_for_neither(const BalanceSums& sums, const Shares& shares,
   const std::pair<double, const char*> causes[] = {
       {shares.for_blocks, "computation waited for blocks"},
       {shares.for_weights, "computation waited for weights"},
-      {shares.for_rows, "computation waited for new rows to leave"}};
+      {shares.for_rows, "computation waited for new rows to leave"},
+      {shares.for_host, "computation waited for host cores"}};
   const auto& [share, what] = *std::ranges::max_element(causes);
   return fmt::format(
       "They took turns: {} of the time {}, {} the link waited for buffers{}.", percent(share), what,
@@ -151,9 +171,14 @@ std::string words(const Balance& balance, const BalanceFacts& facts) {
   const bool generating = is_much(balance.decode());
   const BalanceSums& sums = generating ? balance.decode() : all;
   const Shares shares(sums);
-  std::string text = fmt::format("{} link was busy {} of the time, the {} {}. ",
-                                 generating ? "While generating, the" : "The", percent(shares.link),
-                                 facts.device, percent(shares.compute));
+  std::string text =
+      fmt::format("{} link was busy {} of the time, the {} {}{}. ",
+                  generating ? "While generating, the" : "The", percent(shares.link), facts.device,
+                  percent(shares.compute),
+                  sums.host.n > 0 ? fmt::format(", the host cores {}", percent(shares.host)) : "");
+  if (shares.host >= kBusy && shares.host >= std::max(shares.link, shares.compute)) {
+    return text + advice_for_host(sums, shares, facts);
+  }
   if (shares.link >= kBusy && shares.link >= shares.compute) {
     return text + advice_for_link(sums, shares, facts);
   }

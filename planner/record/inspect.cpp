@@ -18,6 +18,7 @@ double mib(std::uint64_t bytes) { return static_cast<double>(bytes) / static_cas
 std::string headline(const LoggedIteration& iteration) {
   std::uint64_t sequences = 0, rows = 0, prompts = 0, context = 0, runs = 0;
   std::uint64_t blocks[2] = {0, 0};  // KV, ACT
+  std::uint64_t in_place = 0;        // KV, that host cores attend
   for (const auto& batch : iteration.tables.mini_batches) {
     sequences += batch->sequences.size();
     rows += batch->tokens.size();
@@ -26,19 +27,24 @@ std::string headline(const LoggedIteration& iteration) {
       context += sequence.context();
       prompts += sequence.new_tokens() > 1 ? sequence.new_tokens() : 0;
     }
+    for (const messages::AttentionEntry& entry : batch->entries) {
+      in_place += entry.where() == messages::Where::HostInPlace ? 1 : 0;
+    }
     for (const messages::BlockRun& run : batch->loads) {
       blocks[run.kind() == messages::Kind::Kv ? 0 : 1] += run.count();
     }
   }
   return fmt::format(
       "iteration {} at {:.3f} s{}: {}, {}, {} ({} of prompts), {} of context; {} KV and {} to load "
-      "in {}\n",
+      "in {}{}\n",
       iteration.tables.iteration, iteration.sent,
       iteration.done ? fmt::format(", {:.2f} ms", (*iteration.done - iteration.sent) * 1e3)
                      : std::string(", not finished"),
       counted(iteration.tables.mini_batches.size(), "mini-batch"), counted(sequences, "sequence"),
       counted(rows, "row"), prompts, counted(context, "token"), blocks[0],
-      counted(blocks[1], "ACT block"), counted(runs, "run"));
+      counted(blocks[1], "ACT block"), counted(runs, "run"),
+      in_place > 0 ? fmt::format(", {} that host cores attend", counted(in_place, "KV block"))
+                   : "");
 }
 
 std::string layer_text(const LoggedLayer& layer, const LogFacts& facts) {
@@ -61,9 +67,13 @@ std::string layer_text(const LoggedLayer& layer, const LogFacts& facts) {
 std::string balance_text(const BalanceSums& sums) {
   return fmt::format(
       "  T_PCIe {:.3f} ms, T_compute {:.3f} ms, F_b {:.2f}; computation waited {:.3f} ms for "
-      "weights, {:.3f} for blocks, {:.3f} for rows, the link {:.3f} for buffers\n",
+      "weights, {:.3f} for blocks, {:.3f} for rows, the link {:.3f} for buffers{}\n",
       sums.pcie.n * 1e3, sums.compute.n * 1e3, sums.mean_f_b(), sums.for_weights.n * 1e3,
-      sums.for_blocks.n * 1e3, sums.for_rows.n * 1e3, sums.for_buffers.n * 1e3);
+      sums.for_blocks.n * 1e3, sums.for_rows.n * 1e3, sums.for_buffers.n * 1e3,
+      sums.host.n > 0
+          ? fmt::format("; T_host {:.3f} ms for {:.3f} MiB, for which computation waited {:.3f} ms",
+                        sums.host.n * 1e3, mib(sums.host_read), sums.for_host.n * 1e3)
+          : "");
 }
 
 void count(const LoggedIteration& iteration, Balance& balance) {

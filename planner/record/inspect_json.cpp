@@ -53,13 +53,15 @@ Json of(const messages::MiniBatchT& batch) {
           {"sequences", std::move(sequences)},
           {"loads", std::move(loads)},
           {"regenerate", std::move(regenerate)},
+          {"on_host",
+           !batch.entries.empty() && batch.entries[0].where() == messages::Where::HostInPlace},
           {"stores", batch.stores.size()},
           {"samples", batch.samples.size()}};
 }
 
 // Times as those of the log.
 Json of(const messages::Span& span, double clock) {
-  static constexpr std::array<const char*, 3> kStreams{"copy_in", "compute", "copy_out"};
+  static constexpr std::array<const char*, 4> kStreams{"copy_in", "compute", "copy_out", "host"};
   Json json{{"kind", messages::EnumNameSpanKind(span.kind())},
             {"stream", span.stream() < kStreams.size() ? kStreams[span.stream()] : "?"},
             {"mini_batch", span.mini_batch()},
@@ -98,6 +100,9 @@ Json of(const LoggedLayer& layer, const LogFacts& facts) {
   json["copy_in"] = of(report.copy_in);
   json["compute"] = of(report.compute);
   json["copy_out"] = of(report.copy_out);
+  if (report.host) {
+    json["host"] = of(report.host);
+  }
   if (report.stage == 0) {
     json["rested_ms"] = static_cast<double>(report.rested_ns) * 1e-6;
   }
@@ -175,6 +180,7 @@ std::string configure_json(const messages::ConfigureT& configure, double time) {
                   {"logit_edits", configure.logit_edits},
                   {"max_context", configure.max_context},
                   {"kv_cache_dtype", name_of(static_cast<KvFormat>(configure.kv_format))},
+                  {"host_attention", configure.host_attention},
                   {"trace", configure.trace}};
   return json.dump() + "\n";
 }

@@ -214,6 +214,14 @@ void LogCheck::check_mini_batches(const messages::LayerOrderT& order, const std:
     violation(where, fmt::format("{} mini-batches of {}", places.size(), order_->mini_batches));
     return;
   }
+  for (const std::uint32_t of_host : order_->on_host) {
+    for (std::size_t i = places[of_host] + 1; i < order.mini_batches.size(); ++i) {
+      if (!order_->on_host.contains(order.mini_batches[i])) {
+        violation(where, fmt::format("mini-batch {} comes behind {}, which host cores attend",
+                                     order.mini_batches[i], of_host));
+      }
+    }
+  }
   for (const auto& [first, second] : order_->before) {
     if (places[first] > places[second]) {
       violation(where, fmt::format("mini-batch {} loads what mini-batch {} stores, and comes first",

@@ -12,6 +12,7 @@
 //   prompts   a request's prompt has the same length in each mini-batch; its first token is sampled behind it
 //   weights   each streamed layer is whole when it is computed, fetched once for it, in two buffers
 //   orders    come stage by stage, each mini-batch once in each, no more of them than credits
+//   host      cores attend whole mini-batches, from KV blocks of the host, last of each order
 //   bounds    of pools, slots, rows, sequences and contexts, as granted and configured
 //
 // Of a log that begins in the middle of a run it takes on trust what was stored, sampled and fetched before,
@@ -135,6 +136,15 @@ class LogCheck {
     std::map<CheckedBlockName, std::uint32_t> stored;  // in this iteration, by which mini-batch
     std::map<std::uint32_t, bool> samples;             // by request: whether a token is to come
     bool thin = false;                                 // its layers' orders are not in the log
+    std::set<std::uint32_t> on_host;                   // mini-batches that host cores attend
+
+    // A mini-batch reads that block: what another one stores there must come before.
+    void read(const CheckedBlockName& name, std::uint32_t mini_batch) {
+      const auto found = stored.find(name);
+      if (found != stored.end() && found->second != mini_batch) {
+        before.emplace(found->second, mini_batch);
+      }
+    }
   };
 
   void take(const messages::ConfigureT& configure);

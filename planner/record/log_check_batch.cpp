@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <set>
 
 namespace poise {
 namespace {
@@ -33,6 +34,32 @@ bool is_kept(const messages::AttentionEntry& entry) {
   return entry.place() == messages::Place::Host || entry.place() == messages::Place::Gpu;
 }
 
+bool is_in_place(const messages::AttentionEntry& entry) {
+  return entry.where() == messages::Where::HostInPlace;
+}
+
+std::vector<std::string> wrong_on_host(const messages::MiniBatchT& batch) {
+  std::vector<std::string> wrong;
+  const std::int64_t count = std::ranges::count_if(batch.entries, is_in_place);
+  if (count < std::ssize(batch.entries)) {
+    wrong.push_back(
+        fmt::format("host cores attend {} of its {} entries", count, batch.entries.size()));
+  }
+  if (!batch.loads.empty() || !batch.regenerate.empty()) {
+    wrong.emplace_back("host cores attend it, and it loads or regenerates blocks");
+  }
+  std::set<CheckedBlockName> taken;
+  for (const messages::AttentionEntry& entry : batch.entries) {
+    if (is_in_place(entry) && entry.place() != messages::Place::Host) {
+      wrong.push_back(fmt::format("host cores attend {}", to_text(name_of(entry))));
+    }
+    if (is_in_place(entry) && !taken.insert(name_of(entry)).second) {
+      wrong.push_back(fmt::format("two entries are {}", to_text(name_of(entry))));
+    }
+  }
+  return wrong;
+}
+
 std::span<const messages::AttentionEntry> entries_of(const messages::MiniBatchT& batch,
                                                      const messages::Sequence& sequence) {
   const std::size_t first = std::min<std::size_t>(sequence.first_entry(), batch.entries.size());
@@ -50,6 +77,15 @@ MiniBatchCheck::MiniBatchCheck(LogCheck& log, const messages::MiniBatchT& batch,
 void MiniBatchCheck::run() {
   if (!check_sizes()) {
     return;
+  }
+  if (std::ranges::any_of(batch_.entries, is_in_place)) {
+    log_.order_->on_host.insert(number_);
+    for (const std::string& wrong : wrong_on_host(batch_)) {
+      violation(wrong);
+    }
+    if (!log_.configure_->host_attention) {
+      violation("host cores attend it, which is not configured");
+    }
   }
   claim_slots();
   load();
@@ -209,10 +245,7 @@ void MiniBatchCheck::load(const messages::BlockRun& run) {
       }
       (run.kind() == messages::Kind::Kv ? slot.rows : slot.act)[row] = (*block)[row];
     }
-    const auto stored = log_.order_->stored.find(name);
-    if (stored != log_.order_->stored.end() && stored->second != number_) {
-      log_.order_->before.emplace(stored->second, number_);
-    }
+    log_.order_->read(name, number_);
   }
 }
 

@@ -28,6 +28,10 @@ inline std::uint64_t blocks_of(const messages::Sequence& sequence) {
 }
 // False if an entry's rows are computed each time and not stored.
 bool is_kept(const messages::AttentionEntry& entry);
+// What is wrong with a mini-batch some of which host cores attend: they attend all of it or nothing, from blocks
+// of the host, and nothing is loaded for them.
+std::vector<std::string> wrong_on_host(const messages::MiniBatchT& batch);
+bool is_in_place(const messages::AttentionEntry& entry);
 // The sequence's entries that exist in the table.
 std::span<const messages::AttentionEntry> entries_of(const messages::MiniBatchT& batch,
                                                      const messages::Sequence& sequence);

@@ -157,6 +157,9 @@ void MiniBatchCheck::attend(const messages::Sequence& sequence, std::uint32_t in
                                           entry.slot(), to_text(*slot->loaded)));
     return;
   }
+  if (entry.where() == messages::Where::HostInPlace) {
+    log_.order_->read(name_of(entry), number_);
+  }
   const CheckedBlock* rows = read_through(entry);
   const auto end =
       static_cast<std::uint32_t>(std::min<std::uint64_t>(end_of(sequence), first + kBlockTokens));

@@ -17,7 +17,7 @@ namespace {
 namespace fb = flatbuffers;
 
 // What differs between two runs of the same work.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 19> kOfOneRun{{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 20> kOfOneRun{{
     {"Message", "seq"},
     {"Message", "planner_epoch"},
     {"Message", "executor_epoch"},
@@ -33,6 +33,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 19> kOfOneRu
     {"LayerDone", "spans"},
     {"LayerDone", "waits"},
     {"LayerDone", "rested_ns"},
+    {"LayerDone", "host_wait_ns"},
     {"StreamReport", "busy_ns"},
     {"StreamReport", "wait_ns"},
     {"MiniBatchReport", "compute_ns"},

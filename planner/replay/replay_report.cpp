@@ -13,7 +13,8 @@ using Json = nlohmann::ordered_json;
 Json json_of(const StageTime& time) {
   return {{"copy_in_s", time.copy_in.n}, {"compute_s", time.compute.n},
           {"waits_s", time.waits.n},     {"copy_out_s", time.copy_out.n},
-          {"bytes_in", time.bytes_in},   {"bytes_out", time.bytes_out}};
+          {"host_s", time.host.n},       {"bytes_in", time.bytes_in},
+          {"bytes_out", time.bytes_out}};
 }
 
 Json json_of(const AnswersCompared::Count& count) {

@@ -24,6 +24,9 @@ void StageTimes::add(const messages::LayerDoneT& done) {
     time.copy_out += seconds_of(done.copy_out->busy_ns());
     time.bytes_out += done.copy_out->bytes();
   }
+  if (done.host) {
+    time.host += seconds_of(done.host->busy_ns());
+  }
 }
 
 }  // namespace poise

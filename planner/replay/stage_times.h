@@ -11,6 +11,7 @@ namespace poise {
 
 struct StageTime {
   Seconds copy_in{}, compute{}, copy_out{};   // busy
+  Seconds host{};                             // busy: host cores
   Seconds waits{};                            // computation waited for another stream
   std::uint64_t bytes_in = 0, bytes_out = 0;  // copied
 };

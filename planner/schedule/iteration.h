@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "common/messages_generated.h"
 #include "planner/policies/policy.h"
@@ -26,6 +27,10 @@ struct IterationName {
   std::uint64_t number = 1;
   std::uint64_t pool_epoch = 1;
 };
+
+// The mini-batches of an iteration: the policy's, and behind them those of sequences that host cores attend.
+std::vector<MiniBatchItems> mini_batches_of(const PackingRule& rule,
+                                            std::span<const PackItem> items);
 
 // The tables of the iteration that runs `chunks`. REQUIRES: `tables` has room for every block that they
 // name. `packed` is called once mini-batches are chosen, before their tables are built.

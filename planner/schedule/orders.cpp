@@ -96,6 +96,14 @@ class MiniBatchBuilder {
     const auto& blocks = chunk.request->context.blocks();
     const std::int32_t loaded = blocks_for(chunk.context);
     const std::int32_t unseen = unseen_blocks(chunk.context, window_);
+    if (chunk.on_host) {
+      for (std::int32_t i = 0; i < chunk.blocks(); ++i) {
+        const BlockRef& block = blocks[static_cast<std::size_t>(i)];
+        tables_->entries.emplace_back(messages::Where::HostInPlace, wire(block.kind),
+                                      wire(block.place), 0, 0, block.number.n);
+      }
+      return;
+    }
     for (std::int32_t i = 0; i < chunk.blocks(); ++i) {
       const BlockRef& block = blocks[static_cast<std::size_t>(i)];
       std::uint32_t slot = 0;  // of a loaded block: once all are known
@@ -251,6 +259,10 @@ std::vector<PackItem> pack_items(std::span<const ScheduledChunk> chunks) {
                   .kv_on_device = context.count(BlockKind::kv, Place::gpu),
                   .rows = chunk.new_tokens + chunk.recompute_rows,
                   .sequences = chunk.recompute_rows > 0 ? 2 : 1};
+    if (chunk.on_host) {
+      items.push_back({.rows = chunk.new_tokens, .on_host = true});
+      continue;
+    }
     for (std::int32_t i = blocks_for(chunk.context); i < context.size(); ++i) {
       const BlockRef& block = context.blocks()[static_cast<std::size_t>(i)];
       const bool is_act = block.kind == BlockKind::act;

@@ -10,7 +10,8 @@
 // have a window, the blocks that it leaves unseen come behind the seen ones, in runs and a range of
 // their own, so that these layers can leave them out (common/windows/unseen_blocks.h). A block of place
 // Nowhere has a slot of the KV buffer too; the rows that compute it again form a sequence of their own,
-// before the sequence of the request's new rows, and both read it through the same entries.
+// before the sequence of the request's new rows, and both read it through the same entries. What host cores
+// attend has no slots: its entries name the blocks themselves.
 
 #include <array>
 #include <cstdint>

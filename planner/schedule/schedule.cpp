@@ -29,8 +29,7 @@ std::span<const ScheduledChunk> Scheduler::next(std::span<const RequestId> only)
   prefill_left_ = limits_.prefill_rows;
   const std::int64_t preemptions_before = preemptions_;
   const auto may_run = [&](std::size_t index) {
-    return only.empty() ||
-           std::ranges::find(only, running_[index]->request->id) != only.end();
+    return only.empty() || std::ranges::find(only, running_[index]->request->id) != only.end();
   };
   bool all_went_on = true;
   for (std::size_t i = 0; i < running_.size(); ++i) {  // preemption shortens it from its end
@@ -74,8 +73,14 @@ bool Scheduler::schedule(std::size_t index) {
   if (left > 1) {
     prefill_left_ -= rows;
   }
-  chunks_.push_back(
-      {.request = &request, .context = stored, .new_tokens = rows, .recompute_rows = recompute});
+  const ContextBlocks& context = request.context;
+  const bool on_host = left == 1 && stored > 0 && wants_host(request) &&
+                       context.count(BlockKind::kv, Place::host) == context.size();
+  chunks_.push_back({.request = &request,
+                     .context = stored,
+                     .new_tokens = rows,
+                     .recompute_rows = recompute,
+                     .on_host = on_host});
   return true;
 }
 
@@ -97,6 +102,9 @@ std::optional<BlockRef> Scheduler::take_block(const RunningRequest& request) {
   if (context.size() < request.token_blocks) {
     return BlockRef{.kind = BlockKind::kv, .place = Place::nowhere, .number = {}};
   }
+  if (wants_host(request)) {
+    return blocks_.take(BlockKind::kv, Place::host);
+  }
   const BlockKind kind =
       policy_->next_block(host_, {.act_blocks = context.count(BlockKind::act),
                                   .kv_blocks = context.count(BlockKind::kv),
@@ -109,7 +117,7 @@ std::optional<BlockRef> Scheduler::take_block(const RunningRequest& request) {
 // beginning.
 Place Scheduler::next_place(const RunningRequest& request, BlockKind kind) const {
   const std::int64_t here = kind == BlockKind::act ? host_.gpu_act_blocks : host_.gpu_kv_blocks;
-  const std::int64_t all = host_.all_act_blocks() + host_.all_kv_blocks();
+  const std::int64_t all = host_.all_act_blocks() + host_.device_kv_blocks();
   const std::int64_t most = request.of_pools(request.most_blocks);
   // One more lies nearer to the share than none: (count + 1/2) / most <= here / all.
   const bool room = (2 * request.context.count(kind, Place::gpu) + 1) * all <= 2 * here * most;

@@ -10,6 +10,10 @@
 // blocks back is recomputed later: prompt and answer so far run as one prompt, and the next token is
 // sampled with the same seed and step.
 //
+// Prompts are attended on the device, whatever the policy says: they are much computation for few bytes.
+// Host cores attend the single rows of a request that the policy gives to them (attended_on_host), while
+// all of its blocks are KV blocks of the host.
+//
 // A function of the calls made, without clock, socket or log; one thread. Requests outlive the scheduler.
 
 #include <algorithm>
@@ -67,6 +71,7 @@ struct ScheduledChunk {
   std::int32_t new_tokens;  // rows: tokens context .. context + new_tokens - 1
   std::int32_t recompute_rows =
       0;  // more rows: tokens 0 .. recompute_rows - 1, whose keys and values are kept nowhere
+  bool on_host = false;  // host cores attend it, where its blocks lie
 
   // Those of its request that its rows read or are stored in, from the first on.
   std::int32_t blocks() const { return blocks_for(context + new_tokens); }
@@ -154,6 +159,9 @@ class Scheduler {
   void make_room(std::size_t index, std::int32_t tokens);
   std::optional<BlockRef> take_block(const RunningRequest& request);
   Place next_place(const RunningRequest& request, BlockKind kind) const;
+  bool wants_host(const RunningRequest& request) const {
+    return attended_on_host(host_, request.request->id);
+  }
   void preempt_youngest();
   static void go_on(RunningRequest& request, const ScheduledChunk& ran, const Outcome* outcome);
 

@@ -12,10 +12,30 @@ double tokens_of(const messages::BlockRun& run) {
   return (run.count() - 1.0) * kBlockTokens + run.tail_tokens();
 }
 
+// Blocks are read as far as they hold rows.
+BatchCost cost_on_host(const Profile& profile, const messages::MiniBatchT& batch,
+                       std::int32_t window) {
+  double rows = 0;
+  for (const messages::Sequence& sequence : batch.sequences) {
+    rows += static_cast<double>(sequence.context() + sequence.new_tokens()) -
+            unseen_blocks(sequence.context(), window) * kBlockTokens;
+  }
+  const double blocks = rows / kBlockTokens;
+  const auto new_rows = static_cast<double>(batch.tokens.size());
+  return {.on_host = true,
+          .host = profile.host_attention(blocks),
+          .up = profile.host_up(new_rows),
+          .host_rows = new_rows,
+          .host_blocks = blocks};
+}
+
 }  // namespace
 
 BatchCost batch_cost(const Profile& profile, const messages::MiniBatchT& batch,
                      std::int32_t window) {
+  if (!batch.entries.empty() && batch.entries[0].where() == messages::Where::HostInPlace) {
+    return cost_on_host(profile, batch, window);
+  }
   const SeenLines seen = window > 0 ? seen_lines(BlockTables(batch), window) : SeenLines();
   double kv = 0, act = 0, here = 0, regenerated = 0, decoded = 0, pairs = 0, prompts = 0;
   for (std::size_t i = 0; i < batch.loads.size(); ++i) {

@@ -14,6 +14,10 @@ struct BatchCost {
   Seconds attend;
   double stored_kv = 0, stored_act = 0;  // rows that leave over the link
   double kv = 0, act = 0;                // blocks over the link
+  bool on_host = false;                  // host cores attend it: what follows instead of all before
+  Seconds host, up;                      // … their work, and its output's way to the device
+  double host_rows = 0;                  // that go down to them
+  double host_blocks = 0;                // that they read
 };
 
 // In a layer with this window; 0: without one.

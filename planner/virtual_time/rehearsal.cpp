@@ -50,8 +50,8 @@ Stand stand_for(const Rehearsal& rehearsal, double answered) {
 
 Allocation part_of(const Allocation& blocks, double represented) {
   Allocation chunk = blocks;
-  for (std::uint32_t* n :
-       {&chunk.act_blocks, &chunk.kv_blocks, &chunk.gpu_act_blocks, &chunk.gpu_kv_blocks}) {
+  for (std::uint32_t* n : {&chunk.act_blocks, &chunk.kv_blocks, &chunk.gpu_act_blocks,
+                           &chunk.gpu_kv_blocks, &chunk.host_blocks}) {
     *n = static_cast<std::uint32_t>(std::ceil(*n / represented));
   }
   return chunk;

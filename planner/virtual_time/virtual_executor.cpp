@@ -87,7 +87,7 @@ void VirtualExecutor::fetch(const std::vector<messages::WeightFetch>& pieces,
                             std::uint32_t mini_batch) {
   for (const messages::WeightFetch& piece : pieces) {
     if (piece.after_mini_batch() == mini_batch) {
-      link_busy_ += weights_.fetch(piece, profile_, streams_);
+      busy_.link += weights_.fetch(piece, profile_, streams_);
       volume_.layers += weights_.share(piece.piece());
     }
   }
@@ -98,11 +98,14 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
   const std::vector<BatchCost>& costs =
       batches.costs_with(!windows_.empty() && windows_[layer] > 0);
   const std::size_t first_visit = visits_;
-  visits_ += batches.count;
+  visits_ += static_cast<std::size_t>(
+      std::ranges::count_if(costs, [](const BatchCost& one) { return !one.on_host; }));
   const auto load_next = [&](std::size_t i) {
     const auto id = static_cast<std::uint32_t>(i);
-    load(costs[i], (first_visit + i) % 2, i == 0 ? stored_[layer] : Seconds{},
-         {.kind = VirtualSpan::Kind::load, .layer = layer, .mini_batch = id});
+    if (!costs[i].on_host) {
+      load(costs[i], (first_visit + i) % 2, i == 0 ? stored_[layer] : Seconds{},
+           {.kind = VirtualSpan::Kind::load, .layer = layer, .mini_batch = id});
+    }
     fetch(pieces, id);
   };
   load_next(0);
@@ -113,7 +116,7 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
       return VirtualSpan{.kind = kind, .layer = layer, .mini_batch = static_cast<std::uint32_t>(i)};
     };
     const VirtualSpan of_rows{.kind = VirtualSpan::Kind::products, .layer = layer};
-    const bool regenerate_first = queries_wait && group.begin == 0;
+    const bool regenerate_first = queries_wait && group.begin == 0 && !costs[0].on_host;
     const Seconds qkv = profile_.qkv_of(group.rows);
     const Seconds kv = regenerate_first ? qkv * kv_share_ : qkv;
     const Seconds for_kv = std::max(rows_stored, weights_.arrived(layer, Weight::w_kv));
@@ -126,9 +129,14 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
       regenerate(costs[0], first_visit % 2, span(VirtualSpan::Kind::kv_gen, 0));
       compute(for_queries, qkv - kv, of_rows);
     }
+    const std::vector<Seconds> attended = send(costs, group, layer);
     for (std::size_t i = group.begin; i < group.end; ++i) {
       if (i + 1 < batches.count) {
         load_next(i + 1);
+      }
+      if (costs[i].on_host) {
+        compute(attended[i - group.begin], costs[i].up, span(VirtualSpan::Kind::attention, i));
+        continue;
       }
       const std::size_t side = (first_visit + i) % 2;
       if (!regenerate_first || i > group.begin) {
@@ -142,13 +150,39 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
   weights_.computed(layer, streams_.end(VirtualStream::compute));
 }
 
+std::vector<Seconds> VirtualExecutor::send(const std::vector<BatchCost>& costs,
+                                           const RowGroup& group, std::uint32_t layer) {
+  std::vector<Seconds> attended(group.end - group.begin);
+  double rows = 0;
+  for (std::size_t i = group.begin; i < group.end; ++i) {
+    rows += costs[i].host_rows;
+  }
+  if (rows <= 0) {
+    return attended;
+  }
+  const Seconds down =
+      streams_.add(VirtualStream::copy_out, streams_.end(VirtualStream::compute),
+                   profile_.host_down(rows), {.kind = VirtualSpan::Kind::store, .layer = layer});
+  for (std::size_t i = group.begin; i < group.end; ++i) {
+    if (costs[i].on_host) {
+      busy_.host += costs[i].host;
+      attended[i - group.begin] = streams_.add(VirtualStream::host, down, costs[i].host,
+                                               {.kind = VirtualSpan::Kind::host,
+                                                .layer = layer,
+                                                .mini_batch = static_cast<std::uint32_t>(i)});
+    }
+  }
+  stored_[layer] = std::max(stored_[layer], streams_.end(VirtualStream::host));
+  return attended;
+}
+
 void VirtualExecutor::load(const BatchCost& batch, std::size_t side, Seconds stored,
                            VirtualSpan span) {
   Side& to = sides_[side];
   to.act_loaded =
       streams_.add(VirtualStream::copy_in, std::max(to.computed, stored), batch.load_act, span);
   to.loaded = streams_.add(VirtualStream::copy_in, {}, batch.load_kv, span);
-  link_busy_ += batch.load_act + batch.load_kv;
+  busy_.link += batch.load_act + batch.load_kv;
   volume_.kv += batch.kv;
   volume_.act += batch.act;
   if (batch.here.n > 0) {
@@ -176,7 +210,7 @@ std::optional<Seconds> VirtualExecutor::store(const Batches& batches, const RowG
 }
 
 Seconds VirtualExecutor::compute(Seconds needed, Seconds time, VirtualSpan span) {
-  compute_busy_ += time;
+  busy_.compute += time;
   return streams_.add(VirtualStream::compute, needed, time, span);
 }
 

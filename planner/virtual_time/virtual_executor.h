@@ -5,7 +5,9 @@
 // layer's loads begin while the layer before computes. ACT blocks that stay on the device move on
 // copy_out, between the stores. An iteration's tables follow the weights fetched ahead for it, and its
 // results follow all stores. An iteration is done when all streams are, including the weights ordered
-// ahead; the next iteration is ordered only then. A profile gives the time of each span of work, and the
+// ahead; the next iteration is ordered only then. Mini-batches that host cores attend come last in a layer: their
+// queries and new rows go down on copy_out once the group's queries are made, host cores work on a stream of their
+// own, and the output comes up on compute. A profile gives the time of each span of work, and the
 // latency after a wait for another stream. Pure; one thread.
 
 #include <array>
@@ -40,8 +42,9 @@ class VirtualExecutor {
   void run(const messages::IterationT& tables, bool last);
 
   Seconds now() const { return now_; }  // the last iteration is done
-  Seconds link_busy() const { return link_busy_; }
-  Seconds compute_busy() const { return compute_busy_; }
+  Seconds link_busy() const { return busy_.link; }
+  Seconds compute_busy() const { return busy_.compute; }
+  Seconds host_busy() const { return busy_.host; }
   const LinkVolume& volume() const { return volume_; }
   // From now on spans are also added to `spans`; null: they are not.
   void trace(std::vector<VirtualSpan>* spans) { streams_.trace(spans); }
@@ -56,6 +59,10 @@ class VirtualExecutor {
     const std::vector<BatchCost>& costs_with(bool window) const {
       return window ? in_window : costs;
     }
+  };
+
+  struct Busy {
+    Seconds link{}, compute{}, host{};
   };
 
   // What computation of a mini-batch's blocks waits for, and frees.
@@ -73,6 +80,9 @@ class VirtualExecutor {
   void regenerate(const BatchCost& batch, std::size_t side, VirtualSpan span);
   // Returns when the new rows of a group have left; nothing: none do.
   std::optional<Seconds> store(const Batches& batches, const RowGroup& group, std::uint32_t layer);
+  // Sends what host cores attend of a group; returns when they are done with each of its mini-batches.
+  std::vector<Seconds> send(const std::vector<BatchCost>& costs, const RowGroup& group,
+                            std::uint32_t layer);
   Seconds compute(Seconds needed, Seconds time, VirtualSpan span);
 
   Profile profile_;
@@ -84,7 +94,8 @@ class VirtualExecutor {
   VirtualWeights weights_;
   VirtualStreams streams_;
 
-  Seconds now_{}, link_busy_{}, compute_busy_{};
+  Seconds now_{};
+  Busy busy_;
   LinkVolume volume_;
   std::array<Side, 2> sides_;
   std::array<Seconds, 2> rows_stored_{};  // by side of new rows

@@ -1,5 +1,5 @@
 #pragma once
-// The device's three streams in virtual time. Each does its work in order, and begins a span once it is
+// The device's three streams, and that of the host cores, in virtual time. Each does its work in order, and begins a span once it is
 // free and the work that the span waits for is done. Pure; one thread.
 
 #include <array>
@@ -12,13 +12,22 @@ namespace poise {
 
 // A span of work of one stream.
 struct VirtualSpan {
-  enum class Kind : std::uint8_t { load, weights, kv_gen, attention, products, head, store } kind;
+  enum class Kind : std::uint8_t {
+    load,
+    weights,
+    kv_gen,
+    attention,
+    products,
+    head,
+    store,
+    host
+  } kind;
   Seconds begin, end;
   std::uint32_t layer = 0;       // that it is of
-  std::uint32_t mini_batch = 0;  // of `load`, `kv_gen` and `attention`
+  std::uint32_t mini_batch = 0;  // of `load`, `kv_gen`, `attention` and `host`
 };
 
-enum class VirtualStream : std::uint8_t { copy_in = 0, compute = 1, copy_out = 2 };
+enum class VirtualStream : std::uint8_t { copy_in = 0, compute = 1, copy_out = 2, host = 3 };
 
 class VirtualStreams {
  public:
@@ -40,7 +49,7 @@ class VirtualStreams {
 
  private:
   Seconds event_latency_;
-  std::array<Seconds, 3> ends_{};
+  std::array<Seconds, 4> ends_{};
   std::vector<VirtualSpan>* spans_ = nullptr;
 };
 

@@ -23,6 +23,7 @@ MODEL = harness.ROOT / "tests" / "golden" / "models" / "pre_norm_head32"
 # Weights and context lie on the host, so that all of both crosses the link. A halted process is found soon.
 OPTIONS = ("--skip-tokenizer-init", "--threads", "1", "--resident-layers", "0", "--max-num-seqs", "3")
 IMPATIENT = ("--stall-timeout", "1")
+ON_HOST = ("--policy", "host-kv", "--host-threads", "2")  # to die while host cores are at work
 SIGNALS = ("kill", "stop", "abort")
 LONGEST = 60  # seconds that a disturbed run may take
 _HEADER = harness.ROOT / "common" / "testing" / "failpoint.h"
@@ -35,7 +36,7 @@ def points():
 
 
 def kill_points():
-    """{number: name} of the 27 points at which every signal is tried."""
+    """{number: name} of the 28 points at which every signal is tried."""
     named = {name: numbers for name, (_, numbers) in points().items()}
     named |= {name: re.split(r"[ :]", text) for name, text in SUPERVISOR_POINTS.items()}
     return {number: name for name, numbers in named.items() for number in numbers if re.fullmatch(r"[LPEWS]\d+", number)}
@@ -124,7 +125,8 @@ def survives(case, workspace):
     requests = workspace.write_requests("in.jsonl", WORK[case.work]())
     output, notes = workspace / "out", workspace / "fired"
     notes.mkdir()
-    words = workspace.run_words(requests, output, *OPTIONS, *IMPATIENT, model=MODEL)
+    options = [*OPTIONS, *(ON_HOST if case.fault[0] == "executor.attending" else ())]
+    words = workspace.run_words(requests, output, *options, *IMPATIENT, model=MODEL)
     words += ["--restarts", str(case.restarts)] if case.restarts else []
     environment = {"POISE_FAILPOINTS": case.words, "POISE_FAILPOINTS_FIRED": str(notes)}
     process = workspace.start(*words, env=environment)
@@ -138,7 +140,7 @@ def survives(case, workspace):
     if ended.code != 0:
         if case.fault[1] == "nan":
             raise harness.Failed(f"a value that is not a number ended the run:\n{ended.err}")
-        workspace.run(requests, output, *OPTIONS, "--resume", model=MODEL, timeout=LONGEST).expect(0)
+        workspace.run(requests, output, *options, "--resume", model=MODEL, timeout=LONGEST).expect(0)
     if case.fault[1] == "nan" and fault.exists():
         _check_one_error(comparable(output), wanted)
     else:
@@ -194,7 +196,7 @@ _OFTEN = {  # how often a run of the small work comes to a point, at least
     "loader.sealed": 1, "loader.granting": 1, "loader.border_moved": 1, "loader.draining": 1, "loader.unlinked": 1,
     "planner.validated": 1, "planner.order_made": 80, "planner.order_sent": 80, "planner.policy_swapped": 1,
     "planner.all_done": 1, "executor.attached": 1, "executor.registering": 1, "executor.loading": 40,
-    "executor.computing": 40, "executor.storing": 40, "executor.result_ready": 80, "executor.result_sent": 80,
+    "executor.computing": 40, "executor.attending": 20, "executor.storing": 40, "executor.result_ready": 80, "executor.result_sent": 80,
     "results.mid_line": 7, "results.written": 8, "results.before_rename": 1, "supervisor.half_started": 1,
     "supervisor.steady": 1,
 }  # fmt: skip

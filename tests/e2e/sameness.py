@@ -46,6 +46,9 @@ def way_to_run(random, round_number, width, weights=WEIGHTS, pool=1 << 20):
     if round_number == 1:  # pools and device as small as the longest request allows
         memory = ["--host-memory", str(int((weights + 1.1 * pool) * width)), "--gpu-memory", str(weights * width)]
         return ["--policy", "kv-only", *memory]
+    if round_number == 2:  # host cores attend: a pool that runs out, prompts in parts, few requests a mini-batch
+        memory = ["--host-memory", str(int((weights + 1.4 * pool) * width)), "--mini-batch-tokens", "200"]
+        return ["--policy", "host-kv", "--host-threads", "2", *memory]
     policy = random.choice((*harness.policies(), "hybrid"))
     options = ["--policy", policy]
     if policy in ("hybrid", "kvpr"):
@@ -128,7 +131,8 @@ def rotated_heads(name, rounds, kept="auto"):
             random.shuffle(lines)
             requests = workspace.write_requests(f"{round_number}.jsonl", lines)
             output = workspace / f"{round_number}.out"
-            policy = [[], ["--policy", "kv-only"], ["--policy", "act-only"]][round_number] if round_number < 3 else None
+            policy = ["--policy", ("kv-only", "act-only", "host-kv")[round_number - 1]] if 0 < round_number < 4 else None
+            policy = [] if round_number == 0 else policy
             options = policy if policy is not None else way_to_run(random, round_number, 1, max(weights, 1 << 19), 1 << 16)
             options += ["--mini-batch-tokens", random.choice(("32", "48", "200"))] if "--mini-batch-tokens" not in options else []
             options += ["--kv-cache-dtype", kept]

@@ -130,6 +130,20 @@ def kvpr_gains_by_keys_and_values_of_four_bits_and_recomputes_nothing_then(works
 
 
 @test
+def host_cores_are_a_third_resource(workspace):
+    """What host cores attend does not cross the link: it pays where they are fast beside the link, and there alone."""
+    rows = play(workspace, "host-cores")["rows"]
+    expect_equal(len(rows), 36, "rows")
+    by = {(row["model"], row["link_gbps"], row["host_gbps"]): row for row in rows}
+    for (model, link, host), row in by.items():
+        slower = by.get((model, link, host / 2))
+        expect(slower is None or row["host-kv"] >= slower["host-kv"] * 0.999, f"slower with faster host cores: {row}")
+        expect(slower is None or row["kv-only"] == slower["kv-only"], f"host cores change what does not use them: {row}")
+    expect_equal(by["opt-6.7b", 12.5, 200]["best"], "host-kv", "host cores sixteen times as fast as the link")
+    expect(by["opt-6.7b", 50, 25]["best"] != "host-kv", "host cores half as fast as the link")
+
+
+@test
 def ours_is_not_slower_than_the_papers_hybrid(workspace):
     rows = play(workspace, "ours-beyond")["rows"]
     each(rows, lambda row: row["over_hybrid"] > 0.97 and row["ours"] > row["flexgen"], "ours")

@@ -176,7 +176,7 @@ def what_is_no_failpoint_is_refused(workspace):
 
 @test
 def every_failpoint_has_its_place_and_every_kill_point_its_failpoint(_):
-    wanted = [f"{letter}{i}" for letter, last in (("L", 10), ("P", 5), ("E", 7), ("W", 3), ("S", 2)) for i in range(1, last + 1)]
+    wanted = [f"{letter}{i}" for letter, last in (("L", 10), ("P", 5), ("E", 8), ("W", 3), ("S", 2)) for i in range(1, last + 1)]
     expect_equal(sorted(faults.kill_points()), sorted(wanted), "the kill points")
     text = "".join(
         path.read_text(encoding="utf-8")

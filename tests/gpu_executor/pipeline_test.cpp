@@ -361,6 +361,41 @@ TEST(Pipeline, ATraceAccountsForWhatEachStreamDid) {
   EXPECT_LT(out, 0.1);
 }
 
+// What host cores attend crosses the link as rows alone, and they report their own time and bytes.
+TEST(Pipeline, ReportsWhatHostCoresDid) {
+  const TinyModel model(tiny_shape(), DType::float32, 6);
+  Plan plan{.sequences = random_sequences(model.shape, {37, 21, 60}, 7), .kind = all_kv};
+  plan.prompt = 1;
+  plan.on_host = [](std::uint32_t) { return true; };
+  Setting setting;
+  setting.limits.host_attention = true;
+  setting.trace = true;
+  setting.device.host_bytes_per_s = 1e8;
+  constexpr std::uint64_t kRow = 24 * 4;  // of queries, keys, values, or attention's output
+  std::uint64_t read = 0, rows = 0;
+  for (const messages::LayerDoneT& order : run_pipeline(model, plan, setting).layers) {
+    const bool layer = order.stage > 0 && order.stage <= 3;
+    EXPECT_EQ(order.link->kv(), 0u);
+    ASSERT_NE(order.host, nullptr);
+    std::uint64_t here = 0, of_order = 0;
+    for (const messages::MiniBatchReport& batch : order.mini_batches) {
+      of_order += batch.rows();
+    }
+    for (const messages::Span& span : order.spans) {
+      here += span.kind() == messages::SpanKind::HostAttention ? span.bytes() : 0;
+    }
+    EXPECT_EQ(order.host->bytes(), here);
+    EXPECT_EQ(order.link->stores(), layer ? of_order * 3 * kRow : 0);
+    EXPECT_EQ(order.host_rows_bytes, layer ? of_order * kRow : 0);
+    EXPECT_GE(order.host->busy_ns() + 100, here * 10) << "but for rounding";
+    read += here;
+    rows += layer ? of_order : 0;
+  }
+  // Each row sees those before it and itself, in each of three layers.
+  EXPECT_EQ(read, 3 * 2 * kRow * (37 * 38 + 21 * 22 + 60 * 61) / 2);
+  EXPECT_EQ(rows, 3u * (37 + 21 + 60));
+}
+
 // Bytes that are copied within the device, into slots and out of new rows.
 std::uint64_t copied_within_the_device(BlockKind (*kind)(std::uint32_t, std::uint32_t)) {
   const TinyModel model(tiny_shape(), DType::float32, 6);
@@ -507,6 +542,29 @@ TEST_P(SameBits, WhereverTheBlocksAre) {
       plan.chunks_at_once = 2;
       expect_same(plan, setting);
     }
+  }
+}
+
+TEST_P(SameBits, WhereverSequencesAreAttended) {
+  Setting setting;
+  setting.limits.host_attention = true;
+  setting.hold = true;
+  setting.device.host_threads = 2;
+  Plan plan = plan_;
+  plan.on_host = [](std::uint32_t) { return true; };
+  expect_same(plan, setting);
+  plan.kind = mixed;
+  plan.on_host = [](std::uint32_t request) { return request % 3 != 1; };
+  setting.limits.gpu_act_blocks = setting.limits.gpu_kv_blocks = 3;
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+    setting.device.jitter = seed;
+    setting.limits.resident_layers = static_cast<std::int32_t>(seed % 2);
+    plan.late_weights = seed == 2;
+    plan.per_batch = static_cast<std::int32_t>(seed);
+    setting.limits.max_mini_batch_rows = seed == 3 ? 64 : 128;
+    plan.chunk = 7;
+    plan.chunks_at_once = seed == 1 ? 1 : 3;
+    expect_same(plan, setting);
   }
 }
 

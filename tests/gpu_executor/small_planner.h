@@ -31,7 +31,10 @@ struct Plan {
   bool edits = false;         // of the logits behind each sequence: three of them
   bool late_weights = false;  // all but the first piece arrive while their layer computes
   bool reversed = false;      // mini-batches computed from the last to the first
-  std::uint32_t seed = 1;     // of slots' and blocks' numbers; 0: in order
+  // Requests whose blocks are KV blocks of the host, and which host cores attend there: with every part, or
+  // with those of one row alone, in turn.
+  std::function<bool(std::uint32_t request)> on_host = nullptr;
+  std::uint32_t seed = 1;  // of slots' and blocks' numbers; 0: in order
 };
 
 struct Part {
@@ -96,11 +99,19 @@ class SmallPlanner {
     if (j < plan_.nowhere) {
       return {BlockKind::kv, messages::Place::Nowhere, 0};
     }
+    if (of_host(request)) {
+      return {BlockKind::kv, messages::Place::Host, take(free_[0])};
+    }
     const BlockKind kind = plan_.kind(request, j);
     auto& free_here = free_here_[static_cast<std::size_t>(kind)];
     const bool here = (request + j) % 2 == 0 && !free_here.empty();
     return {kind, here ? messages::Place::Gpu : messages::Place::Host,
             take(here ? free_here : free_[static_cast<std::size_t>(kind)])};
+  }
+
+  bool of_host(std::uint32_t request) const { return plan_.on_host && plan_.on_host(request); }
+  bool attended_on_host(const Part& part) const {
+    return of_host(part.request) && (part.count == 1 || part.request % 2 == 0);
   }
 
   void shuffle(std::vector<std::uint32_t>& numbers) {
@@ -110,7 +121,7 @@ class SmallPlanner {
   }
 
   std::vector<std::vector<Part>> cut() {
-    std::vector<std::vector<Part>> batches;
+    std::vector<std::vector<Part>> batches, of_host;
     std::vector<std::uint32_t> planned = context_;
     for (std::int32_t round = 0; round < plan_.chunks_at_once; ++round) {
       std::vector<Part> parts;
@@ -127,13 +138,21 @@ class SmallPlanner {
         parts.push_back({request, done, count});
         planned[request] += count;
       }
-      for (std::size_t i = 0; i < parts.size(); ++i) {
-        if (i % static_cast<std::size_t>(plan_.per_batch) == 0) {
-          batches.emplace_back();
+      const auto add = [&](std::vector<std::vector<Part>>& to, bool on_host) {
+        std::int32_t added = 0;
+        for (const Part& part : parts) {
+          if (attended_on_host(part) == on_host) {
+            if (added++ % plan_.per_batch == 0) {
+              to.emplace_back();
+            }
+            to.back().push_back(part);
+          }
         }
-        batches.back().push_back(parts[i]);
-      }
+      };
+      add(batches, false);
+      add(of_host, true);
     }
+    batches.insert(batches.end(), of_host.begin(), of_host.end());
     context_ = planned;
     return batches;
   }
@@ -205,19 +224,22 @@ class SmallPlanner {
       }
       const Block& block = blocks[j];
       const bool kv = block.kind == BlockKind::kv;
-      const std::uint32_t slot = take(kv ? kv_slots : act_slots);
+      const bool in_place = attended_on_host(part);
+      const std::uint32_t slot = in_place ? 0 : take(kv ? kv_slots : act_slots);
       const auto kind = static_cast<messages::Kind>(block.kind);
       const std::uint32_t start = j * kBlockTokens;
       const std::uint32_t old_rows =
           std::min<std::uint32_t>(part.context - std::min(part.context, start), kBlockTokens);
       const bool kept = block.place != messages::Place::Nowhere;
-      if (old_rows > 0 && kept) {
+      if (old_rows > 0 && kept && !in_place) {
         add_load(batch, block, slot, static_cast<std::uint16_t>(old_rows));
         if (!kv) {
           batch.regenerate.emplace_back(slot, 1);
         }
       }
-      batch.entries.emplace_back(kv ? messages::Where::LoadedKv : messages::Where::RegeneratedKv,
+      batch.entries.emplace_back(in_place ? messages::Where::HostInPlace
+                                 : kv     ? messages::Where::LoadedKv
+                                          : messages::Where::RegeneratedKv,
                                  kind, block.place, 0, slot, block.number);
       const std::uint32_t until = std::min<std::uint32_t>(end - start, kBlockTokens);
       if (until > old_rows && kept) {

@@ -58,13 +58,16 @@ def _tell_balance(balance):
     """The balance of link and computation in words, then the last iterations: what each took, and what it waited for."""
     if balance.get("words"):
         tell(f"  {balance['words']}")
+    on_host = any("t_host" in one for one in balance.get("last", ()))
     if balance.get("last"):
-        tell("  iteration  T_PCIe ms  T_compute ms  wall ms  waits for weights, blocks, rows; buffers ms    F_b")
+        host = "  T_host ms" if on_host else ""
+        tell(f"  iteration  T_PCIe ms  T_compute ms{host}  wall ms  waits for weights, blocks, rows; buffers ms    F_b")
     for one in balance.get("last", ()):
         waits = one["compute_waits"]
         told = ", ".join(f"{waits[name] * 1e3:.2f}" for name in ("weights", "blocks", "rows"))
         told += f"; {one['link_waits']['buffers'] * 1e3:.2f}"
-        times = f"{one['t_pcie'] * 1e3:11.2f}{one['t_compute'] * 1e3:14.2f}{one.get('seconds', 0) * 1e3:9.2f}"
+        host = f"{one.get('t_host', 0) * 1e3:11.2f}" if on_host else ""
+        times = f"{one['t_pcie'] * 1e3:11.2f}{one['t_compute'] * 1e3:14.2f}{host}{one.get('seconds', 0) * 1e3:9.2f}"
         tell(f"  {one['iteration']:9}{times}  {told:>42}{one['f_b']:7.2f}")
 
 

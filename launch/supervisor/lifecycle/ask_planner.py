@@ -11,7 +11,7 @@ from .children import own_sentence
 # What the planner may refuse whatever the run's device and requests.
 DECIDING = (
     *("policy", "act_share", "recompute_share", "machine", "profile", "min_num_seqs"),
-    *("schedule", "resident_layers", "percent", "gpu_blocks"),
+    *("schedule", "resident_layers", "percent", "gpu_blocks", "host_attention"),
 )
 
 
@@ -35,6 +35,10 @@ def plan_words(given):
 
 def check_decisions(given):
     """Refuses an impossible policy, or costs that are not there, before minutes of loading; the sentence is the planner's."""
+    for name in ("host_threads", "host_gbps"):
+        if given.device == "cuda" and getattr(given, name) is not None:
+            option = "--" + name.replace("_", "-")
+            raise Refusal(f"{option}: only the CPU device attends on host cores so far; leave it out, or use --device cpu")
     if any(getattr(given, name) is not None for name in DECIDING):
         ask(*plan_words(given), "--check")
 

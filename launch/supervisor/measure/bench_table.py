@@ -9,7 +9,7 @@ _GAPS = {
     "between_iterations": "gaps between iterations",
     "other": "other pauses of the link",
 }
-_STREAMS = (("copy_in", "link in"), ("compute", "compute"), ("copy_out", "link out"))
+_STREAMS = (("copy_in", "link in"), ("compute", "compute"), ("copy_out", "link out"), ("host", "host cores"))
 
 
 def throughput_line(run):
@@ -74,7 +74,8 @@ def _phase_rows(name, result):
     for kind, size in phase["link_bytes"].items():
         rows.append((f"  {kind} over the link", bytes_text(size), "", ""))
     for stream, told in _STREAMS:
-        rows.append((f"  {told} busy", _percent(phase["busy_share"][stream]), "100 %", ""))
+        if stream != "host" or phase["busy_share"][stream] > 0:
+            rows.append((f"  {told} busy", _percent(phase["busy_share"][stream]), "100 %", ""))
     for kind, share in (phase["compute_share_by_kind"] or {}).items():
         rows.append((f"    {kind}", _percent(share), "", ""))
     rows.append(("  between iterations", _percent(phase["between_iterations_share"]), "", ""))

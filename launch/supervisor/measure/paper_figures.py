@@ -68,6 +68,18 @@ def _timelines(played):
     return page(figures, columns=1)
 
 
+def _three_resources(played):
+    """For each model, a group of bars for each pair of speeds: a bar for each policy."""
+    policies = [name for name in played["rows"][0] if name not in ("model", "link_gbps", "host_gbps", "best")]
+    figures = []
+    for model in dict.fromkeys(row["model"] for row in played["rows"]):
+        rows = [row for row in played["rows"] if row["model"] == model]
+        figure = _bars(model, lambda row: f"{row['link_gbps']:g} × {row['host_gbps']:g}", "tokens/s", rows, policies)
+        figure.x = "link GB/s × host GB/s"
+        figures.append(figure)
+    return page(figures, columns=1)
+
+
 _DRAWERS = {
     "capture-table3": lambda played: _grouped(played, "model", "tokens/s", "CAPTURE, Table III"),
     "capture-figure1": _timelines,
@@ -78,6 +90,7 @@ _DRAWERS = {
     "kvpr-figure8": lambda played: _by(
         played, "model", ("prompt", "answer"), "tokens/s", ("flexgen", "kvpr", "flexgen_int4", "kvpr_int4")
     ),
+    "host-cores": _three_resources,
     "ours-beyond": lambda played: _by(played, "machine", "model", "tokens/s", ("flexgen", "hybrid", "ours")),
 }
 DRAWN = tuple(_DRAWERS)

@@ -9,7 +9,7 @@ from ..shared.files import segments_of
 from ..shared.paths import PLANNER, program
 from ..shared.trouble import Refusal, shown
 
-STREAMS = ("copy_in", "compute", "copy_out")
+STREAMS = ("copy_in", "compute", "copy_out", "host")
 CLASSES = ("weights", "kv", "act", "stores")
 
 

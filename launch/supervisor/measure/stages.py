@@ -34,6 +34,7 @@ _STREAMS = (
     ("compute_s", "compute", "compute_s"),
     ("waits_s", "  it waited", None),
     ("copy_out_s", "copy out", None),
+    ("host_s", "host cores", None),
 )
 _PARTS = (
     ("schedule", "schedule: which requests run"),
@@ -216,6 +217,8 @@ def executor_table(found):
         limits = found["limits"][group]
         rows.append((counted(layers, "layer") if group == "layers" else group, "", "", "", "", ""))
         for name, told, limit in _STREAMS:
+            if name == "host_s" and not times["replayed"][name]:
+                continue
             recorded, replayed, limit = times["recorded"][name], times["replayed"][name], limit and limits[limit]
             about = f"{bytes_text(times['replayed']['bytes_in'] // count)} in" if name == "copy_in_s" else ""
             rows.append((f"  {told}", _ms(recorded / count), _ms(replayed / count), *_limit(limit, replayed, count), about))

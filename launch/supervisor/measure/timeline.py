@@ -15,8 +15,8 @@ from .record import STREAMS
 
 _HOST, _DEVICE = 1, 2
 _DECIDES, _ITERATIONS, _ORDERS = 1, 2, 3
-_OF_A_MINI_BATCH = ("Load", "Embed", "KvGen", "Attention")
-_NAMES = {"KvGen": "KV Gen", "Qkv": "QKV", "Fc1": "FC1", "Fc2": "FC2"}
+_OF_A_MINI_BATCH = ("Load", "Embed", "KvGen", "Attention", "HostAttention")
+_NAMES = {"KvGen": "KV Gen", "Qkv": "QKV", "Fc1": "FC1", "Fc2": "FC2", "HostAttention": "attention on host cores", "HostRows": "rows of host cores"}
 
 
 def write_trace(record, path, device=""):
@@ -54,7 +54,8 @@ def events(record, device=""):
 
 def _track_names(device):
     tracks = [(_HOST, _DECIDES, "planner decides"), (_HOST, _ITERATIONS, "iterations"), (_HOST, _ORDERS, "orders")]
-    tracks += [(_DEVICE, number, stream.replace("_", " ")) for number, stream in enumerate(STREAMS, 1)]
+    names = ["host cores" if stream == "host" else stream.replace("_", " ") for stream in STREAMS]
+    tracks += [(_DEVICE, number, name) for number, name in enumerate(names, 1)]
     for process, name in ((_HOST, "host"), (_DEVICE, f"device {device}".strip())):
         yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
     for process, track, name in tracks:

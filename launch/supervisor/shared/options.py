@@ -9,7 +9,7 @@ from .trouble import RUN_ENDS, Refusal, shown, tell
 
 _OF_THE_PLANNER = (
     *("policy", "act_share", "recompute_share", "machine", "profile"),
-    *("schedule", "resident_layers", "percent", "gpu_blocks"),
+    *("schedule", "resident_layers", "percent", "gpu_blocks", "host_attention"),
     *("max_num_seqs", "min_num_seqs", "mini_batch_tokens", "prefill_tokens", "kv_cache_dtype"),
     *("max_model_len", "served_model_name", "gpu_memory", "host_memory"),
 )
@@ -96,6 +96,8 @@ def add_device(to):
     to.add_argument("--threads", type=quantities.count, metavar="N", help="threads of the CPU device")
     to.add_argument("--link-gbps", type=quantities.positive, metavar="X", help="pace the CPU device's link: GB/s")
     to.add_argument("--compute-gflops", type=quantities.positive, metavar="X", help="pace the CPU device's computation")
+    to.add_argument("--host-threads", type=quantities.count, metavar="N", help="threads that attend on host cores, with the CPU device (default: as --threads)")
+    to.add_argument("--host-gbps", type=quantities.positive, metavar="X", help="pace those: GB/s of keys and values that they read")
 
 
 def add_kv_cache(to):
@@ -118,6 +120,9 @@ def add_planning(to):
         "--percent", metavar="W,W,C,C,A,A", help="FlexGen's shares of weights, context and activations, each on device and host: 20,80,0,100,100,0"
     )
     to.add_argument("--gpu-blocks", metavar="KINDS", help="of context, what the device may keep: all (default), act or none")
+    to.add_argument(
+        "--host-attention", choices=("auto", "off"), help="auto (default): host cores attend where the policy says so, as host-kv does; off: never"
+    )
     to.add_argument("--machine", metavar="NAME|FILE", help="whose costs optimal, hybrid and kvpr decide by: h200-pcie5, rtx4090-pcie4, …, or a file (launch/README.md)")
     to.add_argument("--profile", metavar="FILE", help="costs measured by `poise profile` (default: those it kept)")
     to.add_argument("--max-num-seqs", type=quantities.count, metavar="N", help="at most N requests at a time")
@@ -232,7 +237,7 @@ def loader_arguments(given):
 
 def executor_arguments(given):
     words = ["--device", given.device]
-    for name in ("gpu_memory", "threads", "link_gbps", "compute_gflops"):
+    for name in ("gpu_memory", "threads", "link_gbps", "compute_gflops", "host_threads", "host_gbps"):
         value = getattr(given, name)
         if value is not None:
             words += ["--" + name.replace("_", "-"), str(value)]

@@ -114,6 +114,107 @@ TEST_F(OrderCheckTest, ValidOrdersAreAcceptedToTheEnd) {
   EXPECT_TRUE(check_->between_iterations());
 }
 
+// ---- host cores
+
+class HostOrderCheckTest : public OrderCheckTest {
+ protected:
+  HostOrderCheckTest() {
+    limits_.host_attention = true;
+    plan_.on_host = [](std::uint32_t request) { return request >= 2; };
+    check_.emplace(shape_, layout_, limits_, kCredits);
+    SmallPlanner planner(plan_, layout_, limits_, pool_.partition);
+    prefill_ = planner.next();
+    decode_ = planner.next();
+    accept_all(prefill_);
+  }
+  MiniBatchT& host_batch() { return *decode_.tables.mini_batches.back(); }
+  // The tables are refused, and may be so again.
+  void expect_wrong(const std::string& sentence) {
+    EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr(sentence));
+    EXPECT_TRUE(check_->between_iterations());
+  }
+};
+
+TEST_F(HostOrderCheckTest, ValidOrdersAreAcceptedToTheEnd) {
+  ASSERT_EQ(host_batch().entries[0].where(), Where::HostInPlace);
+  accept_all(decode_);
+  EXPECT_TRUE(check_->between_iterations());
+}
+
+TEST_F(HostOrderCheckTest, AttentionOnHostCoresThatWasNotConfiguredIsRefused) {
+  limits_.host_attention = false;
+  check_.emplace(shape_, layout_, limits_, kCredits);
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("did not ask for"));
+}
+
+TEST_F(HostOrderCheckTest, AnEntryThatIsNoKvBlockOfTheHostIsRefused) {
+  const AttentionEntry right = host_batch().entries[1];
+  for (const AttentionEntry& wrong :
+       {AttentionEntry(Where::LoadedKv, Kind::Kv, Place::Host, 0, 0, right.block()),
+        AttentionEntry(Where::HostInPlace, Kind::Act, Place::Host, 0, 0, right.block()),
+        AttentionEntry(Where::HostInPlace, Kind::Kv, Place::Gpu, 0, 0, right.block()),
+        AttentionEntry(Where::HostInPlace, Kind::Kv, Place::Nowhere, 0, 0, right.block())}) {
+    host_batch().entries[1] = wrong;
+    expect_wrong("entry 1 is no Kv block of the host");
+    host_batch().entries[1] = right;
+  }
+  batch().entries[1] = right;
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("to be computed on host cores"));
+}
+
+TEST_F(HostOrderCheckTest, BlocksBeyondThePoolOrOfTwoSequencesAreRefused) {
+  auto& entries = host_batch().entries;
+  const AttentionEntry right = entries[1];
+  entries[1] = AttentionEntry(Where::HostInPlace, Kind::Kv, Place::Host, 0, 0, 50);
+  expect_wrong("entry 1 is Kv block 50 of 50");
+  entries[1] = AttentionEntry(Where::HostInPlace, Kind::Kv, Place::Host, 0, 0, entries[0].block());
+  expect_wrong("again");
+  entries[1] = right;
+  const Sequence second = host_batch().sequences[1];
+  host_batch().sequences[1] =
+      Sequence(second.request(), second.context(), second.new_tokens(), second.first_row(), 0);
+  expect_wrong("its entry is another's too");
+}
+
+TEST_F(HostOrderCheckTest, LoadsBesideItAreRefused) {
+  host_batch().loads.emplace_back(Kind::Kv, Place::Host, 16, 1, 0, 0);
+  expect_wrong("it loads or regenerates blocks");
+}
+
+TEST_F(HostOrderCheckTest, NewRowsNeedTheirStores) {
+  const Store right = host_batch().stores[0];
+  host_batch().stores[0] = Store(Kind::Act, Place::Host, right.token(), 1, right.row(), 3);
+  expect_wrong("host cores write Kv blocks of their own alone");
+  host_batch().stores.clear();
+  expect_wrong("of the host, which nothing stores");
+}
+
+TEST_F(HostOrderCheckTest, RowsThatALaterMiniBatchStoresAreNotReadInPlace) {
+  const AttentionEntry read = host_batch().entries[0];
+  MiniBatchT& before = batch();
+  // The device's mini-batch reads in full what the host's one stores only now.
+  const Store stored = host_batch().stores[0];
+  const auto load = index_where<BlockRun>(
+      before.loads, [](const auto& one) { return one.kind() == Kind::Kv && one.count() == 1; });
+  const BlockRun run = before.loads[load];
+  before.loads[load] = BlockRun(Kind::Kv, Place::Host, 16, 1, stored.block(), run.first_slot());
+  for (AttentionEntry& entry : before.entries) {
+    if (entry.where() == Where::LoadedKv && entry.slot() == run.first_slot()) {
+      entry =
+          AttentionEntry(Where::LoadedKv, Kind::Kv, Place::Host, 0, entry.slot(), stored.block());
+    }
+  }
+  EXPECT_EQ(read.where(), Where::HostInPlace);
+  EXPECT_NE(refusal([&] { accept(decode_.tables); }), "");
+}
+
+TEST_F(HostOrderCheckTest, AMiniBatchOfTheDeviceBehindOneOfHostCoresIsRefused) {
+  accept(decode_.tables);
+  LayerOrderT order = decode_.orders[0];
+  std::ranges::reverse(order.mini_batches);
+  expect_order_refused(order, "these come last");
+}
+
 // ---- iterations
 
 TEST_F(OrderCheckTest, AnIterationThatIsNotLaterIsRefused) {

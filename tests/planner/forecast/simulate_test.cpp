@@ -52,13 +52,33 @@ TEST(Simulation, TakesTheComputationsTimeWhereThatIsTheLimit) {
 
 TEST(Simulation, NeverDoesTwoThingsAtOnceOnOneStream) {
   for (const PolicyEntry& policy : policies()) {
-    for (const Machine& machine : machines()) {
+    for (Machine machine : machines()) {
+      machine.host = 100;
       const SimulatedRun any = run(policy.name, machine, small_work());
+      EXPECT_LE(any.host_busy, 1 + 1e-9) << policy.name << machine.name;
       EXPECT_LE(any.link_busy, 1 + 1e-9) << policy.name << machine.name;
       EXPECT_LE(any.compute_busy, 1 + 1e-9) << policy.name << machine.name;
       EXPECT_GT(any.tokens_per_second, 0);
     }
   }
+}
+
+// With all context attended on host cores that are slow, these are the limit: two bytes of each of K and V,
+// 1,010 tokens of 4,096 numbers in 32 layers.
+TEST(Simulation, TakesTheHostCoresTimeWhereTheyAreTheLimit) {
+  Machine machine = machine_named("rtx4090-pcie4");
+  machine.host = 30;
+  machine.compute = machine.memory = 1e6;
+  const SimulatedRun host = run("host-kv", machine, small_work());
+  EXPECT_EQ(host.host.gpu_kv_blocks, 0u);
+  EXPECT_EQ(host.loaded.kv, 0);
+  const double expected = 30e9 / (1010.0 * 4 * 4096 * 32);
+  EXPECT_NEAR(host.tokens_per_second, expected, 0.03 * expected);
+  EXPECT_GT(host.host_busy, 0.97);
+  machine = machine_named("rtx4090-pcie4");
+  machine.host = 150;
+  EXPECT_GT(run("host-kv", machine, small_work()).tokens_per_second,
+            2 * run("kv-only", machine, small_work()).tokens_per_second);
 }
 
 // More requests at a time can be worth more than an iteration in balance, where the others would have

@@ -35,7 +35,7 @@ std::int32_t at_a_time(const char* policy_name, const Job& job, std::int32_t mos
                           .budget = {.weights = weight_layout(shape, DType::float16).total(),
                                      .available = kGiB * 100,
                                      .host_memory = {}},
-                          .device = {.cap = kGiB * 24, .overhead = kGiB},
+                          .device = {.cap = kGiB * 24, .overhead = kGiB, .attends_on_host = true},
                           .profile = profile};
   for (std::int32_t i = 0; i < job.requests; ++i) {
     problem.requests.push_back(

@@ -94,7 +94,7 @@ class PapersSystems : public testing::Test {
                            .budget = {.weights = weight_layout(shape_, dtype_).total(),
                                       .available = kGiB * 90,
                                       .host_memory = {}},
-                           .device = {.cap = kGiB * 24, .overhead = kGiB}};
+                           .device = {.cap = kGiB * 24, .overhead = kGiB, .attends_on_host = true}};
 };
 
 TEST_F(PapersSystems, KeepAsManyLayersOnTheDeviceAsTheUserSays) {

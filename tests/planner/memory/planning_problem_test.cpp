@@ -125,7 +125,7 @@ class StandingResources : public testing::Test {
                            .budget = {.weights = weight_layout(shape_, dtype_).total(),
                                       .available = kGiB * 90,
                                       .host_memory = {}},
-                           .device = {.cap = kGiB * 24, .overhead = kGiB}};
+                           .device = {.cap = kGiB * 24, .overhead = kGiB, .attends_on_host = true}};
 };
 
 // Whatever the policy before and after: nothing that stands is changed, and all fits.

@@ -21,6 +21,7 @@ constexpr std::uint64_t kMs = 1'000'000;
 struct Reported {
   std::uint64_t link = 0, compute = 0, back = 0;
   std::uint64_t for_weights = 0, for_blocks = 0, for_rows = 0, for_buffers = 0;
+  std::uint64_t host = 0, for_host = 0;
   std::uint64_t weights = 0, kv = 0, act = 0;
   std::uint32_t kv_blocks = 0, act_blocks = 0;
   double wall = 100;
@@ -39,6 +40,11 @@ messages::LayerDoneT report_of(const Reported& told) {
   done.link = std::make_unique<messages::LinkBytes>(told.weights, told.kv, told.act, 0);
   done.waits = std::make_unique<messages::ComputeWaits>(told.for_weights * kMs,
                                                         told.for_blocks * kMs, told.for_rows * kMs);
+  if (told.host > 0) {
+    done.host = std::make_unique<messages::StreamReport>(1000, told.host * kMs, 0);
+    done.host_wait_ns = told.for_host * kMs;
+    done.host_rows_bytes = 10;
+  }
   done.mini_batches.emplace_back(0, told.kv_blocks, told.act_blocks, 8, told.compute * kMs);
   return done;
 }
@@ -60,6 +66,25 @@ Balance balance_of_run(const Reported& told) {
 
 std::string said_of(const Reported& told, const BalanceFacts& facts = {}) {
   return words(balance_of_run(told), facts);
+}
+
+TEST(Balance, HostCoresAreAThirdSide) {
+  const Balance busy = balance_of_run(
+      {.link = 60, .compute = 20, .host = 95, .for_host = 70, .weights = 600, .kv = 400});
+  const std::string told = words(busy, {});
+  EXPECT_THAT(told, HasSubstr("the host cores 95 %"));
+  EXPECT_THAT(told, HasSubstr("The host cores are the limit"));
+  const auto json = json_of(busy.decode());
+  EXPECT_DOUBLE_EQ(json["t_host"].get<double>(), 0.95);
+  EXPECT_DOUBLE_EQ(json["host_busy"].get<double>(), 0.95);
+  EXPECT_DOUBLE_EQ(json["compute_waits"]["host"].get<double>(), 0.7);
+  EXPECT_EQ(json["host_bytes"]["read"], 10'000);
+  const Balance both = balance_of_run({.link = 96, .compute = 20, .host = 97, .weights = 600});
+  EXPECT_THAT(words(both, {}), HasSubstr("another side are busy"));
+  const Balance idle = balance_of_run(
+      {.link = 96, .compute = 20, .for_weights = 70, .host = 40, .weights = 600, .kv = 10});
+  EXPECT_THAT(words(idle, {}), AllOf(HasSubstr("the host cores 40 %"), HasSubstr("were weights")));
+  EXPECT_FALSE(json_of(balance_of_run({.link = 50}).decode()).contains("t_host"));
 }
 
 TEST(Balance, AddsUpWhatWasReported) {

@@ -42,6 +42,8 @@ class Recorded {
   explicit Recorded(const char* policy_name = "hybrid", std::uint64_t pool = 1,
                     std::uint32_t seed = 1)
       : layout_(weight_layout(shape(), DType::float16)), random_(seed) {
+    Allocation blocks = kHost;
+    blocks.host_share = std::string_view(policy_name) == "host-kv" ? 0.7 : 0;
     for (std::uint32_t id = 1; id <= 12; ++id) {
       Request request;
       request.id = {id};
@@ -54,7 +56,7 @@ class Recorded {
     }
     begin();
     const auto policy = make_policy(policy_name, {});
-    Scheduler scheduler(*policy, kHost,
+    Scheduler scheduler(*policy, blocks,
                         {.max_num_seqs = 8, .prefill_rows = 64, .sequence_rows = 38});
     for (const Request& request : requests_) {
       scheduler.add(request);
@@ -169,6 +171,7 @@ class Recorded {
     configure.act_slots = configure.kv_slots = 24;
     configure.max_context = 128;
     configure.gpu_act_blocks = kHost.gpu_act_blocks;
+    configure.host_attention = true;
     add(std::move(configure));
     messages::ReadyT ready;
     ready.credits = 2;
@@ -259,6 +262,56 @@ std::string complaint(const std::function<void(Recorded&)>& change, const char* 
 bool decodes(const messages::MiniBatchT& batch) {
   return batch.sequences.size() > 1 && batch.tokens.size() == batch.sequences.size();
 }
+bool on_host(const messages::MiniBatchT& batch) {
+  return batch.entries.size() > 2 && batch.entries[0].where() == messages::Where::HostInPlace;
+}
+
+// What host cores do is followed like everything else.
+TEST(LogCheck, HostCoresThatWouldReadOrWriteElsewhereAreCaught) {
+  const auto on_host_complaint = [](const std::function<void(messages::MiniBatchT&)>& change) {
+    return complaint([&](Recorded& recorded) { change(recorded.batch(5, on_host)); }, "host-kv");
+  };
+  EXPECT_THAT(on_host_complaint([](messages::MiniBatchT& batch) {
+                std::swap(batch.entries[0], batch.entries[1]);
+              }),
+              testing::AnyOf(HasSubstr("it holds position"), HasSubstr("it belongs to token"),
+                             HasSubstr("never written")));
+  EXPECT_THAT(on_host_complaint([](messages::MiniBatchT& batch) { batch.stores.pop_back(); }),
+              HasSubstr("is stored nowhere"));
+  EXPECT_THAT(on_host_complaint([](messages::MiniBatchT& batch) {
+                const messages::AttentionEntry& one = batch.entries[0];
+                batch.entries[0] = {one.where(), one.kind(), messages::Place::Gpu,
+                                    0,           0,          one.block()};
+              }),
+              HasSubstr("host cores attend"));
+  EXPECT_THAT(on_host_complaint([](messages::MiniBatchT& batch) {
+                const messages::AttentionEntry& one = batch.entries[0];
+                batch.entries[0] = {
+                    messages::Where::LoadedKv, one.kind(), one.place(), 0, 0, one.block()};
+              }),
+              HasSubstr("host cores attend"));
+  EXPECT_THAT(on_host_complaint([](messages::MiniBatchT& batch) {
+                batch.loads.emplace_back(messages::Kind::Kv, messages::Place::Host, kBlockTokens, 1,
+                                         batch.entries[0].block(), 0);
+              }),
+              HasSubstr("it loads or regenerates"));
+}
+
+TEST(LogCheck, HostCoresThatComeBeforeTheDeviceAreCaught) {
+  EXPECT_THAT(complaint(
+                  [](Recorded& recorded) {
+                    for (std::uint64_t number = 5;; ++number) {
+                      const auto& batches = recorded.iteration(number).mini_batches;
+                      if (on_host(*batches.back()) && !on_host(*batches.front())) {
+                        std::ranges::reverse(recorded.order(number, 2).mini_batches);
+                        return;
+                      }
+                    }
+                  },
+                  "host-kv"),
+              HasSubstr("which host cores attend"));
+}
+
 template <typename Records>
 auto loads_of(const Records& loads, messages::Kind kind) {
   return std::ranges::count_if(loads, [&](const auto& run) { return run.kind() == kind; });

@@ -14,6 +14,7 @@
 #include "common/trouble.h"
 #include "planner/memory/policy_swap.h"
 #include "planner/policies/packing.h"
+#include "planner/schedule/iteration.h"
 #include "planner/schedule/orders.h"
 #include "tests/planner/schedule/symbolic_executor.h"
 
@@ -78,7 +79,7 @@ struct Setting {
 struct Outcomes {
   std::map<std::uint32_t, std::vector<TokenId>> answers;
   std::map<std::uint32_t, std::vector<TokenId>> echoed;  // targets, by position
-  std::int64_t iterations = 0, preemptions = 0, most_running = 0, last_said = 0;
+  std::int64_t iterations = 0, preemptions = 0, most_running = 0, last_said = 0, host_rows = 0;
 };
 
 // Blocks of one size: the border between the kinds may be anywhere.
@@ -128,7 +129,8 @@ Outcomes run(const std::vector<Request>& requests, const Setting& setting) {
       return chunk.request->request->id;
     })) << "a younger request was taken in before an older one";
     const auto items = pack_items(chunks);
-    const auto batches = policy->pack(wished, items, setting.pack);
+    const auto batches =
+        mini_batches_of({.policy = *policy, .host = wished, .limits = setting.pack}, items);
     for (const MiniBatchItems& batch : batches) {
       EXPECT_TRUE(within(setting.pack, items, batch));
     }
@@ -182,6 +184,7 @@ Outcomes run(const std::vector<Request>& requests, const Setting& setting) {
   }
   EXPECT_EQ(held->blocks().free(), held->blocks().total()) << "blocks were kept";
   all.preemptions = held->preemptions();
+  all.host_rows = executor.host_rows();
   return all;
 }
 
@@ -209,7 +212,7 @@ std::int32_t largest(const std::vector<Request>& requests) {
 }
 
 TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
-  std::int64_t preemptions = 0, hybrids = 0, recomputed = 0;
+  std::int64_t preemptions = 0, hybrids = 0, recomputed = 0, host_rows = 0;
   for (std::uint32_t seed = 1; seed <= 120; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
@@ -258,6 +261,7 @@ TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
       setting.host.gpu_kv_blocks = static_cast<std::uint32_t>(random()) % setting.host.kv_blocks;
       setting.host.kv_blocks -= setting.host.gpu_kv_blocks;
     }
+    setting.host.host_share = seed % 3 == 0 ? one_of(5) / 4.0 : 0;  // some requests on host cores
     setting.schedule = {.max_num_seqs = 1 + one_of(20),
                         .prefill_rows = 1 + one_of(150),
                         .sequence_rows = 1 + one_of(60)};
@@ -272,7 +276,10 @@ TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
     const Outcomes outcomes = run(requests, setting);
     expect_undisturbed(requests, outcomes);
     preemptions += outcomes.preemptions;
+    host_rows += outcomes.host_rows;
+    EXPECT_TRUE(setting.host.host_share > 0 || outcomes.host_rows == 0);
   }
+  EXPECT_GT(host_rows, 2000);
   // The cases above are worth nothing if they never come to the hard part.
   EXPECT_GT(preemptions, 50);
   EXPECT_GT(hybrids, 10);
@@ -326,6 +333,7 @@ TEST(Schedule, AnswersDoNotDependOnSwapsHandOversOrLostDevices) {
         const double share = one_of(5) / 4.0;
         wished.act_blocks = static_cast<std::uint32_t>(share * pool);
         wished.kv_blocks = pool - wished.act_blocks;
+        wished.host_share = seed % 2 == 0 ? one_of(3) / 2.0 : 0;
         auto another = make_policy(names[one_of(5)], {});
         scheduler->use(*another, wished, setting.schedule);
         policy = std::move(another);

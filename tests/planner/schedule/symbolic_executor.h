@@ -54,6 +54,7 @@ class SymbolicExecutor {
     std::set<std::uint32_t> requests;
     std::map<std::uint32_t, SymbolicResult> results;
     std::int64_t rows = 0;
+    host_began_ = false;
     for (std::size_t i = 0; i < iteration.mini_batches.size(); ++i) {
       const messages::MiniBatchT& batch = *iteration.mini_batches[i];
       EXPECT_EQ(batch.id, i);
@@ -86,6 +87,7 @@ class SymbolicExecutor {
 
   std::int64_t loaded_tokens() const { return loaded_tokens_; }
   std::int64_t load_runs() const { return load_runs_; }
+  std::int64_t host_rows() const { return host_rows_; }  // that host cores attended
 
  private:
   struct Row {
@@ -122,6 +124,9 @@ class SymbolicExecutor {
     EXPECT_FALSE(batch.sequences.empty());
     EXPECT_LE(static_cast<std::int32_t>(batch.tokens.size()), limits_.rows);
     EXPECT_LE(static_cast<std::int32_t>(batch.sequences.size()), limits_.sequences);
+    const bool on_host = check_host(batch);
+    EXPECT_TRUE(on_host || !host_began_) << "a mini-batch of the device behind one of host cores";
+    host_began_ = on_host;
     Buffers buffers = load(batch);
     regenerate(batch, buffers);
     place_new_rows(batch, buffers);
@@ -131,6 +136,18 @@ class SymbolicExecutor {
       texts.push_back(attend(batch, buffers, sequence));
     }
     sample(batch, texts, results);
+  }
+
+  // Whether host cores attend it: all of its blocks where they lie, and nothing is loaded.
+  static bool check_host(const messages::MiniBatchT& batch) {
+    const bool on_host = batch.entries.at(0).where() == messages::Where::HostInPlace;
+    for (const auto& entry : batch.entries) {
+      EXPECT_EQ(entry.where() == messages::Where::HostInPlace, on_host);
+      EXPECT_TRUE(!on_host ||
+                  (entry.kind() == messages::Kind::Kv && entry.place() == messages::Place::Host));
+    }
+    EXPECT_TRUE(!on_host || (batch.loads.empty() && batch.regenerate.empty()));
+    return on_host;
   }
 
   Buffers load(const messages::MiniBatchT& batch) {
@@ -178,6 +195,9 @@ class SymbolicExecutor {
   std::optional<Row>& at(const messages::MiniBatchT& batch, Buffers& buffers,
                          const messages::Sequence& sequence, std::uint32_t position) {
     const auto& entry = batch.entries.at(sequence.first_entry() + position / kBlockTokens);
+    if (entry.where() == messages::Where::HostInPlace) {
+      return pools_[kKv].at(entry.block())[position % kBlockTokens];
+    }
     const bool kv = entry.kind() == messages::Kind::Kv;
     EXPECT_EQ(entry.where(), kv ? messages::Where::LoadedKv : messages::Where::RegeneratedKv);
     auto& slots = kv ? buffers.slots[kKv] : buffers.regenerated;
@@ -201,7 +221,8 @@ class SymbolicExecutor {
           EXPECT_EQ(entry.place(), messages::Place::Nowhere);
           continue;
         }
-        EXPECT_TRUE(slots.emplace(static_cast<int>(entry.kind()), entry.slot()).second)
+        const bool in_place = entry.where() == messages::Where::HostInPlace;
+        EXPECT_TRUE(in_place || slots.emplace(static_cast<int>(entry.kind()), entry.slot()).second)
             << "two blocks share a slot";
       }
       if (again) {
@@ -213,7 +234,10 @@ class SymbolicExecutor {
         const std::uint32_t row = sequence.first_row() + i;
         ++owners.at(row);
         auto& place = at(batch, buffers, sequence, sequence.context() + i);
-        EXPECT_FALSE(place.has_value()) << "a new row overwrites a loaded one";
+        const bool in_place = batch.entries.at(sequence.first_entry()).where() ==
+                              messages::Where::HostInPlace;  // what was there may be of before
+        EXPECT_TRUE(in_place || !place.has_value()) << "a new row overwrites a loaded one";
+        host_rows_ += in_place ? 1 : 0;
         place = Row{sequence.request(), sequence.context() + i, batch.tokens[row]};
       }
     }
@@ -293,7 +317,8 @@ class SymbolicExecutor {
   std::int32_t max_rows_;
   std::vector<Block> pools_[4];
   std::int64_t loaded_tokens_ = 0;
-  std::int64_t load_runs_ = 0;
+  std::int64_t load_runs_ = 0, host_rows_ = 0;
+  bool host_began_ = false;
 };
 
 }  // namespace poise

@@ -103,5 +103,37 @@ TEST(VirtualExecutor, LoadsWhatIsSeenAloneInLayersWithAWindow) {
   EXPECT_NEAR((full.now() - windowed.now()).n, 16, 0.5);
 }
 
+// The second of two mini-batches is attended on host cores: from the group's queries on, while the first
+// one's blocks cross the link and are attended.
+TEST(VirtualExecutor, HostCoresWorkWhileTheLinkAndTheDeviceDo) {
+  messages::IterationT tables = decoding(2, 0, 8);
+  messages::MiniBatchT& host = *tables.mini_batches[1];
+  host.loads.clear();
+  for (std::uint32_t block = 0; block < 9; ++block) {
+    host.entries.emplace_back(messages::Where::HostInPlace, messages::Kind::Kv,
+                              messages::Place::Host, 0, 0, 20 + block);
+  }
+  Profile profile = seconds_a_block();
+  profile.qkv.b = 0.25;  // of two rows: half a second
+  profile.forward.b = 0.25;
+  profile.host_attention.b = 0.5;
+  profile.host_down.b = 0.125;
+  profile.host_up.b = 0.25;
+  const auto spans = spans_of(profile, tables, kDecoderLayers);
+  EXPECT_EQ(of_kind(spans, VirtualSpan::Kind::load, 0).size(), 1u);
+  const auto attended = of_kind(spans, VirtualSpan::Kind::host, 0);
+  ASSERT_EQ(attended.size(), 1u);
+  EXPECT_DOUBLE_EQ(attended[0].begin.n, 0.625) << "behind the queries and their way down";
+  EXPECT_DOUBLE_EQ(attended[0].end.n, 0.625 + 129.0 / 16 / 2) << "of 128 rows and the new one";
+  const auto on_device = of_kind(spans, VirtualSpan::Kind::attention, 0);
+  ASSERT_EQ(on_device.size(), 2u);
+  EXPECT_DOUBLE_EQ(on_device[0].begin.n, 8);
+  EXPECT_DOUBLE_EQ(on_device[1].end.n, on_device[0].end.n + 0.25) << "its output alone comes up";
+  profile.host_attention.b = 2;  // now the host cores are the last
+  const auto slow = spans_of(profile, tables, kDecoderLayers);
+  EXPECT_DOUBLE_EQ(of_kind(slow, VirtualSpan::Kind::attention, 0).at(1).begin.n,
+                   0.625 + 2 * 129.0 / 16);
+}
+
 }  // namespace
 }  // namespace poise

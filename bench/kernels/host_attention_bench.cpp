@@ -1,0 +1,82 @@
+// Attention on host cores: decoding sequences whose KV blocks lie in memory, beside the speed at which these cores
+// read memory. Shapes are those of real models: OPT-6.7B's, and Llama-3-8B's with four query heads to a key.
+
+#include <fmt/core.h>
+
+#include <vector>
+
+#include "bench/kernels/bench.h"
+#include "common/formats/kv_format.h"
+#include "kernels/host/host_attention.h"
+
+namespace poise::bench {
+namespace {
+
+constexpr std::int32_t kHostHeads = 32, kHostDim = 128;
+
+void bench_shape(std::int32_t kv_heads, DType dtype, KvFormat format, cpu::Workers& workers,
+                 const Ceilings& ceilings) {
+  constexpr std::int32_t kSequences = 8, kContext = 1023;
+  const std::int64_t row = kv_row_layout(kv_heads, kHostDim, dtype, format).row;
+  const auto blocks_each = static_cast<std::int32_t>(ceil_div(kContext + 1, kBlockTokens));
+  const std::int64_t bytes = row * kBlockTokens * blocks_each * kSequences;
+  // More memory than caches hold, of which each run reads another part.
+  const std::int64_t copies = std::max<std::int64_t>(1, (std::int64_t{256} << 20) / bytes);
+  std::vector<std::byte> memory(static_cast<std::size_t>(bytes * copies), std::byte{0x31});
+  std::vector<ContextBlock> blocks;
+  std::vector<AttentionSequence> sequences;
+  std::vector<RowMove> moves;
+  for (std::int32_t s = 0; s < kSequences; ++s) {
+    sequences.push_back({s, 1, kContext, static_cast<std::int32_t>(blocks.size())});
+    for (std::int32_t b = 0; b < blocks_each; ++b) {
+      blocks.push_back({.slot = static_cast<std::uint32_t>(blocks.size())});
+    }
+    moves.push_back({.from = s, .to = std::int64_t{blocks.back().slot} * kBlockTokens + 15});
+  }
+  const std::vector<std::byte> fresh(static_cast<std::size_t>(row * kSequences), std::byte{0x31});
+  const std::vector<float> q(std::size_t{kSequences} * kHostHeads * kHostDim, 0.01f);
+  std::vector<float> out(q.size());
+  std::int64_t copy = 0;
+  const double seconds = best_seconds([&] {
+    copy = (copy + 1) % copies;
+    std::byte* const here = memory.data() + copy * bytes;
+    host::host_attention({.rows = {.out = here,
+                                   .in = fresh.data(),
+                                   .moves = moves.data(),
+                                   .row_bytes = row,
+                                   .count = kSequences},
+                          .attention = {.out = out.data(),
+                                        .q = q.data(),
+                                        .slots = {here, nullptr, nullptr},
+                                        .dtype = dtype,
+                                        .format = format,
+                                        .blocks = blocks.data(),
+                                        .sequences = sequences.data(),
+                                        .sequence_count = kSequences,
+                                        .heads = kHostHeads,
+                                        .kv_heads = kv_heads,
+                                        .head_dim = kHostDim,
+                                        .scale = 0.0884f},
+                          .bytes = bytes},
+                         workers);
+  });
+  print_bytes(
+      fmt::format("host attention {} x {}, {} of {} keys, {}", kSequences, kContext + 1, kv_heads,
+                  kHostHeads, format == KvFormat::plain ? name_of(dtype) : name_of(format)),
+      seconds, static_cast<double>(bytes), ceilings.read_bytes);
+}
+
+}  // namespace
+
+void bench_host_attention(cpu::Workers& workers, const Ceilings& ceilings) {
+  for (const std::int32_t kv_heads : {32, 8}) {
+    for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
+      bench_shape(kv_heads, dtype, KvFormat::plain, workers, ceilings);
+    }
+    for (const KvFormat format : {KvFormat::int8, KvFormat::int4}) {
+      bench_shape(kv_heads, DType::float16, format, workers, ceilings);
+    }
+  }
+}
+
+}  // namespace poise::bench
