@@ -6,6 +6,7 @@ import signal
 import sys
 import traceback
 
+from .shared.options import parser_made_by
 from .shared.paths import command_name
 from .shared.trouble import CANNOT_START, DONE, INTERNAL, INTERRUPTED, Refusal, of_system, say, shown, tell
 
@@ -25,14 +26,19 @@ COMMANDS = {
     "restart": ("commands.restart", "restart", "another process for a run that goes on, the loader too"),
     "stop": ("commands.stop", "stop", "ends a run; without RUN: the kept loaders"),
     "bundle": ("development.bundle", "bundle", "makes a directory of programs and libraries that runs on another machine"),
+    "retry": ("commands.retry", "retry", "the lines of a finished run that failed, once more"),
+    "tail": ("commands.tail", "tail", "the result lines of a run, as they are finished"),
     "inspect": ("commands.inspect", "inspect", "shows the orders of a run, as a table or as JSON"),
     "replay": ("commands.replay", "replay", "gives a run's orders to an executor again, and compares every answer"),
     "policies": ("commands.policies", "policies", "lists the ways to keep context, each with its source"),
     "simulate": ("commands.simulate", "simulate", "plays the papers' experiments in virtual time, without a GPU"),
     "doctor": ("commands.doctor", "doctor", "checks the machine, removes leftovers; with --model: what the model needs"),
+    "completion": ("commands.completion", "completion", "what bash, zsh or fish needs to complete commands and options"),
+    "man": ("commands.completion", "man", "the manual page"),
     "version": ("commands.version", "version", "prints the version"),
     "help": (None, None, "explains a command"),
 }
+_OF_ALL_COMMANDS = ("completion", "man")
 _OTHER_NAMES = {"build": "setup", "--help": "help", "-h": "help", "--version": "version", "-V": "version"}
 
 
@@ -86,8 +92,20 @@ def _dispatch(words):
         return _help(words[1:])
     if name not in COMMANDS:
         raise Refusal(f"there is no command '{shown(words[0])}'; there are: {_list()}")
+    return _call(name, words[1:])
+
+
+def _call(name, words):
     module, function, _ = COMMANDS[name]
-    return getattr(importlib.import_module("." + module, __package__), function)(words[1:])
+    more = (_described,) if name in _OF_ALL_COMMANDS else ()
+    return getattr(importlib.import_module("." + module, __package__), function)(words, *more)
+
+
+def _described():
+    """Of each command: its name, what it does, its parser or None."""
+    return [
+        (name, meaning, parser_made_by(lambda: _call(name, [])) if module else None) for name, (module, _, meaning) in COMMANDS.items()
+    ]
 
 
 def _list():

@@ -1,5 +1,6 @@
 """`poise doctor`: checks the machine, removes leftovers of dead runs, tells what a model needs."""
 
+import json
 import os
 import re
 import resource
@@ -10,30 +11,41 @@ from pathlib import Path
 from ..lifecycle import inputs
 from ..lifecycle.leftovers import clean_up
 from ..shared import machine, model_needs
-from ..shared.options import add_loading, add_model, loader_arguments, normalised, parser
+from ..shared.options import add_json, add_loading, add_model, loader_arguments, normalised, parser
 from ..shared.paths import LOADER, PROGRAMS, binary_folder, command_line, is_bundle, program
 from ..shared.quantities import bytes_text, counted
 from ..shared.trouble import CANNOT_START, DONE, tell
 
 
 class _Findings:
-    def __init__(self):
+    def __init__(self, as_json):
         self.bad = 0
+        self._found = [] if as_json else None
 
-    def note(self, name, text):
-        tell(f"  {name:14} {text}")
+    def note(self, name, text, mark=" "):
+        if self._found is None:
+            tell(f"{mark} {name:14} {text}")
+        else:
+            self._found.append({"what": name, "found": text, "wrong": mark == "!"})
 
     def wrong(self, name, text):
         self.bad += 1
-        tell(f"! {name:14} {text}")
+        self.note(name, text, "!")
+
+    def end(self):
+        if self._found is not None:
+            tell(json.dumps({"findings": self._found, "wrong": self.bad}))
+        else:
+            tell("all well" if not self.bad else f"{self.bad} found wrong: see the lines marked !")
 
 
 def doctor(words):
     made = parser("doctor", "Checks the machine, removes what dead runs left; with --model: what the model needs.")
     add_model(made, required=False)
     add_loading(made)
+    add_json(made)
     given = made.parse_args(normalised(words))
-    findings = _Findings()
+    findings = _Findings(given.json)
     _memory(findings)
     _limits(findings)
     _devices(findings)
@@ -44,7 +56,7 @@ def doctor(words):
     if given.model is not None:
         inputs.check_model(given.model)
         _model(findings, given)
-    tell("all well" if not findings.bad else f"{findings.bad} found wrong: see the lines marked !")
+    findings.end()
     return CANNOT_START if findings.bad else DONE
 
 

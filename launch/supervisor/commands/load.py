@@ -1,21 +1,23 @@
 """`poise load`: a loader that stays until `poise stop`."""
 
+import json
 import time
 
 from ..lifecycle import inputs, leftovers, loaders, segments
 from ..lifecycle.children import reason
 from ..lifecycle.interrupts import Interrupts
-from ..shared.options import add_loading, add_model, normalised, parser
+from ..shared.options import add_json, add_loading, add_model, normalised, parser
 from ..shared.paths import command_line
 from ..shared.progress import LoadingRate, ProgressLine
 from ..shared.quantities import bytes_text, duration
-from ..shared.trouble import DONE, INTERRUPTED, Refusal, say, shown
+from ..shared.trouble import DONE, INTERRUPTED, Refusal, say, shown, tell
 
 
 def load(words):
     made = parser("load", "Loads a model and keeps it in memory for the runs to come; `poise stop` ends it.")
     add_model(made)
     add_loading(made)
+    add_json(made)
     given = made.parse_args(normalised(words))
     inputs.check_limits(given.model)
     inputs.check_model(given.model)
@@ -26,7 +28,7 @@ def load(words):
     if living:
         living.close()
         say(f"{shown(given.model)} is loaded already; end it with: {command_line('stop')}")
-        return DONE
+        return _told(given, {"loaded": False})
     if home.lives():
         attached = home.take()
         if attached is None:
@@ -35,7 +37,7 @@ def load(words):
         attached.give_back()
         if upgraded:
             say(f"{stale}: its successor has its memory, and nothing is read again")
-            return DONE
+            return _told(given, {"loaded": False})
         home.stop()
     given.gpu_memory = None
     inputs.clip_memory(given)
@@ -75,11 +77,18 @@ def _load(home, given):
             f"{shown(given.model)}: {bytes_text(size)} in {duration(seconds)} ({size / seconds / 1e9:.2f} GB/s); "
             f"kept until: {command_line('stop')}"
         )
-        return DONE
+        return _told(given, {"loaded": True, "bytes": size, "seconds": round(seconds, 3)})
     finally:
         if not sealed:
             home.stop()
         lock.give_back()
+
+
+def _told(given, facts):
+    """`loaded`: whether the model was read now."""
+    if given.json:
+        tell(json.dumps({"model": given.model, "kept": True, **facts}))
+    return DONE
 
 
 def _relay(loader, line):

@@ -3,6 +3,7 @@
 import json
 
 from ..lifecycle import ask_planner, chat_prompts, inputs, scratch
+from ..lifecycle.sources import Sources
 from ..shared import machine
 from ..shared.options import add_files, add_loading, add_model, add_planning, add_running, normalised, parser
 from ..shared.paths import profile_folder
@@ -24,10 +25,11 @@ def plan(words):
     made.add_argument("--json", action="store_true", help="one JSON object, in bytes and seconds")
     given = made.parse_args(normalised(words))
     inputs.check_model(given.model)
-    inputs.check_input(given.input)
+    sources = Sources(given.input)
     if given.device == "auto" and machine.gpus():
         given.device = "cuda"
     with scratch.folder("plan") as folder:
+        given.input = sources.prepare(folder)
         given.chat_prompts = chat_prompts.prepare(given, folder)
         answer = ask_planner.ask(*ask_planner.plan_words(given), "--profile-dir", profile_folder())
     tell(answer.rstrip("\n") if given.json else text(json.loads(answer)))

@@ -10,7 +10,7 @@ from ..lifecycle import live_changes, processes, segments
 from ..lifecycle.restarts import ANSWER, ASKED
 from ..lifecycle.run_directory import RunDirectory
 from ..shared.files import read_json
-from ..shared.options import normalised, parser
+from ..shared.options import add_json, normalised, parser
 from ..shared.trouble import CANNOT_START, DONE, INTERRUPTED, Refusal, say, shown, tell
 
 
@@ -26,6 +26,7 @@ def restart(words):
     made.add_argument("run", metavar="RUN", help="a run directory")
     made.add_argument("--policy", metavar="NAME", help="of the planner that takes over (see policies)")
     made.add_argument("--kill", action="store_true", help="do not wait for a good moment")
+    add_json(made)
     live_changes.add_policy_options(made)
     given = made.parse_mixed(normalised(words))
     if given.what not in ("loader", "planner", "gpu_executor"):
@@ -81,6 +82,9 @@ def _restarted(directory, supervisor, given, wish):
             say(f"the run in {shown(directory.path)} ended before the {given.what} was back")
             return INTERRUPTED
         time.sleep(live_changes.LOOK)
+    if given.json:
+        tell(json.dumps({"what": given.what, "pid": None, "at_work": False}))
+        return DONE
     when = "once it has ended" if given.what == "loader" else "at the next iteration boundary; this iteration takes long"
     say(f"the {given.what} is restarted {when}")
     return DONE
@@ -91,8 +95,12 @@ def _at_work(status, what, pids):
 
 
 def _tell_restart(status, given, answer, seconds, wish):
+    if given.json:
+        facts = {"what": given.what, "pid": answer["pid"], "at_work": True, "seconds": round(seconds, 3)}
+        tell(json.dumps(facts | {"policy": status.get("policy"), "iteration": status.get("iteration", 0) + 1}))
     begun = f", policy {status['policy']}, iteration {status.get('iteration', 0) + 1}" if status.get("policy") else ""
-    tell(f"the {given.what} is process {answer['pid']} now, at work {seconds:.2f} s after it was asked for{begun}")
+    if not given.json:
+        tell(f"the {given.what} is process {answer['pid']} now, at work {seconds:.2f} s after it was asked for{begun}")
     _, why_not = live_changes.answer_to(wish, status) if wish else (None, "")
     if why_not:
         say(why_not)

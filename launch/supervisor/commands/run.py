@@ -1,84 +1,116 @@
 """`poise run`: checks the options, supervises the processes, reports the result."""
 
+import json
 import os
 from pathlib import Path
 
 from ..lifecycle import chat_prompts, inputs, leftovers, loaders, metrics_port
 from ..lifecycle.ask_planner import check_decisions
+from ..lifecycle.delivery import STDOUT, Delivery, run_folder
 from ..lifecycle.interrupts import Interrupts
 from ..lifecycle.locks import is_held
+from ..lifecycle.notification import how_it_ended, notify
 from ..lifecycle.process_arguments import ProcessArguments, finished_as_it_stands, note_finished
-from ..lifecycle.run_directory import FINISHED, UNFINISHED, RunDirectory
+from ..lifecycle.run_directory import FINISHED, FRESH, UNFINISHED, RunDirectory
 from ..lifecycle.run_summary import beside_predicted, safe_text, summary
+from ..lifecycle.sources import STDIN, Sources
 from ..measure.record import read_record
 from ..measure.timeline import write_trace
 from ..shared.options import normalised, run_parser
 from ..shared.paths import PROGRAMS, program
 from ..shared.progress import ProgressLine
-from ..shared.trouble import CANNOT_START, DONE, FOREIGN, INTERRUPTED, OUTPUT, Refusal, brief, naming, of_system, say, shown
+from ..shared.trouble import CANNOT_START, DONE, FOREIGN, INTERRUPTED, OUTPUT, Refusal, brief, naming, of_system, say, shown, tell
 
 
 def run(words):
     words = normalised(words)
     given = run_parser().parse_args(words)
+    given.words = words
+    return run_given(given, inputs.resume_command(words))
+
+
+def run_given(given, resume):
+    """`resume`: the command that goes on with this run."""
     inputs.check_limits(given.model)
     inputs.check_model(given.model)
-    inputs.check_input(given.input)
+    sources = Sources(given.input)
     for name in PROGRAMS:
         program(name)
     port = metrics_port.MetricsPort.of(given)
     try:
-        return _run(given, words, port)
+        return _run(given, resume, sources, port)
     finally:
         port.close()
 
 
-def _run(given, words, port):
-    directory = RunDirectory(Path(os.path.abspath(given.run_dir or f"{given.output}.poise")))
+def _run(given, resume, sources, port):
+    directory = RunDirectory(run_folder(given))
+    delivery = Delivery(given.output, directory.path)
+    if given.json and given.output == STDOUT:
+        raise Refusal("run: -o - and --json both want standard output: leave one of them out")
+    given.output = delivery.planners
     if given.trace:
-        _check_trace(given, directory)
-    check_decisions(given)
+        _check_trace(given, directory, sources, delivery)
+    if sources.plain():
+        given.input = sources.plain()
+        check_decisions(given)
     if not directory.exists() or not is_held(directory.path / "run.lock"):
-        inputs.check_output(given, directory)
+        delivery.check(given, directory, sources)
     interrupts = Interrupts()
     try:
         directory.enter()
     except OSError as problem:
         raise of_system(problem) from None
-    code = INTERRUPTED
+    code, sentence = INTERRUPTED, ""
     try:
-        code = _run_in(directory, given, words, interrupts, port)
+        delivery.check(given, directory, sources)
+        code, sentence = _run_in(directory, given, interrupts, resume, sources, delivery, port)
+        if code == DONE:
+            delivery.deliver()
     except Refusal as refusal:
-        code = refusal.code
+        code, sentence = refusal.code, refusal.sentence
         raise
     finally:
+        facts = how_it_ended(directory, delivery, code, sentence)
         directory.leave(forget=code in (CANNOT_START, FOREIGN))
+        if given.notify:
+            notify(given.notify, facts)
+        if given.json:
+            tell(json.dumps(facts))
     return code
 
 
-def _check_trace(given, directory):
+def _check_trace(given, directory, sources, delivery):
     """Before the run. The trace may go into the run directory, which need not exist yet."""
     path = Path(os.path.abspath(given.trace))
     if path.parent != directory.path:
-        inputs.check_written("--trace", given.trace, ("the input", given.input), ("the output", given.output))
+        read = [("the input", path) for path in sources.paths if path != STDIN]
+        written = [] if delivery.output == STDOUT else [("the output", delivery.output)]
+        inputs.check_written("--trace", given.trace, *read, *written)
     elif directory.keeps(path.name):
         raise Refusal(f"--trace {shown(given.trace)}: the run keeps a file of that name there; name another")
 
 
-def _run_in(directory, given, words, interrupts, port):
-    inputs.check_output(given, directory)
+def _run_in(directory, given, interrupts, resume, sources, delivery, port):
+    """(exit code, how it ended)"""
     inputs.check_run_directory(given, directory)
     leftovers.sweep()
+    goes_on = given.resume and directory.state() != FRESH
+    if not sources.plain():
+        given.input = sources.prepare(directory.path, lambda: interrupts.count > 0, goes_on)
+        check_decisions(given)
     if given.resume and directory.state() == FINISHED and finished_as_it_stands(directory, given):
-        say(f"the run is finished already; its output is {brief(given.output)}")
-        return DONE
+        sentence = f"the run is finished already; its output is {delivery.called()}"
+        say(sentence)
+        return DONE, sentence
     inputs.clip_memory(given, loaders.Home.of(given).held_bytes, lambda: interrupts.count > 0)
     line = ProgressLine()
     try:
         given.chat_prompts = chat_prompts.prepare(given, directory.path, interrupts, line, given.resume and directory.state() == UNFINISHED)
     finally:
         line.clear()
-    arguments = ProcessArguments(directory, given, inputs.resume_command(words))
+    delivery.begin(goes_on)
+    arguments = ProcessArguments(directory, given, resume)
     before, record = directory.state(), directory.record()
     try:
         kept = arguments.choose_loader()
@@ -93,16 +125,18 @@ def _run_in(directory, given, words, interrupts, port):
     if outcome.code == DONE:
         note_finished(directory)
         chat_prompts.forget(directory.path)
-        say(summary(directory, given.output))
+        sentence = summary(directory, given.output, delivery.called())
+        say(sentence)
         compared = beside_predicted(directory.status())
         if compared:
             say(compared)
-        words = (directory.status().get("balance") or {}).get("words")
-        if words:
-            say(words)
+        balance = (directory.status().get("balance") or {}).get("words")
+        if balance:
+            say(balance)
+        return DONE, sentence
     elif outcome.code in (INTERRUPTED, OUTPUT):
         safe = safe_text(directory) if directory.state() == UNFINISHED else "nothing was finished yet"
-        say(f"{outcome.sentence}; {safe}; go on with: {inputs.resume_command(words)}")
+        say(f"{outcome.sentence}; {safe}; go on with: {resume}")
     else:
         say(outcome.sentence)
         if "host memory" in outcome.sentence and (held := loaders.held_by_others(arguments.run_id)):
@@ -111,7 +145,7 @@ def _run_in(directory, given, words, interrupts, port):
             directory.note(record)  # the directory is unchanged: `status` reports that run, not this attempt
         elif outcome.code == CANNOT_START:
             directory.forget_what_did_not_start(arguments.run_id)
-    return outcome.code
+    return outcome.code, outcome.sentence
 
 
 def _write_trace(directory, path):

@@ -1,17 +1,19 @@
 """`poise setup`: configures and builds. The shell part has already installed the Debian packages."""
 
 import collections
+import json
 import os
 import re
 import subprocess
 import time
 
 from ..shared import machine
-from ..shared.options import normalised, parser
-from ..shared.paths import PROGRAMS, ROOT, command_line, is_bundle
+from ..shared.build_facts import version
+from ..shared.options import add_json, normalised, parser
+from ..shared.paths import PROGRAMS, ROOT, binary_folder, command_line, is_bundle
 from ..shared.progress import ProgressLine
 from ..shared.quantities import duration
-from ..shared.trouble import DONE, Refusal, say, shown
+from ..shared.trouble import DONE, Refusal, say, shown, tell
 
 _MEMORY_PER_JOB = 3 << 29  # 1.5 GiB: the largest sources of this project under a sanitizer
 _TAIL = 30
@@ -25,9 +27,15 @@ def add_install_option(to):
 def setup(words):
     made = parser("setup", "Installs what is missing (Debian packages), configures and builds.")
     add_install_option(made)
-    made.parse_args(normalised(words))
+    add_json(made)
+    given = made.parse_args(normalised(words))
+    began = time.monotonic()
     build_programs()
-    say(f"built: try {command_line('demo')}")
+    if given.json:
+        built = [str(binary_folder() / name) for name in PROGRAMS]
+        tell(json.dumps({"programs": built, "version": version(), "seconds": round(time.monotonic() - began, 2)}))
+    else:
+        say(f"built: try {command_line('demo')}")
     return DONE
 
 

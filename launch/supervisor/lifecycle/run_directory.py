@@ -2,7 +2,8 @@
 
 The supervisor writes run.lock (held while it lives), children.lock (inherited by every process of the run, so held until
 the last of them has ended), run.json (what was started), finished.json (of what the results are, once
-they are whole), chat.jsonl (the prompts of chat lines, until the run is finished), logs/ and loader/ (home of the run's own loader). The planner writes manifest.json, results.jsonl.partial, results.jsonl.published, orders.log (in segments, if it has a limit) and status.json.
+they are whole), chat.jsonl (the prompts of chat lines, until the run is finished), input.jsonl and output.jsonl (of a run whose files are not plain
+ones: sources.py, delivery.py), logs/ and loader/ (home of the run's own loader). The planner writes manifest.json, results.jsonl.partial, results.jsonl.published, orders.log (in segments, if it has a limit) and status.json.
 """
 
 import errno
@@ -22,8 +23,11 @@ from .locks import Lock, is_held
 FRESH, UNFINISHED, FINISHED = "fresh", "unfinished", "finished"
 _ORPHANS_END = 15  # seconds
 
+# Of a run whose files are not plain ones.
+INPUT_NAMES = ("input.jsonl", "input.jsonl.new")
+OUTPUT_NAMES = ("output.jsonl",)
 _LOCKS = {"run.lock", "children.lock"}
-_OURS = _LOCKS | {"run.json", "run.json.new", "finished.json", "finished.json.new", "logs", "loader", *chat_prompts.NAMES}
+_OURS = _LOCKS | {"run.json", "run.json.new", "finished.json", "finished.json.new", "logs", "loader", *chat_prompts.NAMES, *INPUT_NAMES, *OUTPUT_NAMES, "retry.jsonl", "retried.jsonl", "retry.poise"}
 _PLANNERS = {"manifest.json", "results.jsonl.partial", "results.jsonl.published", "orders.log", "status.json"}
 # Requests to a living run, and their answers: live_changes.py, restarts.py.
 _REQUESTS = ("policy.json", "policy.lock", "policy.in_force.json", "restart.*.json", "restarted.json")
@@ -140,7 +144,7 @@ class RunDirectory:
             raise Refusal(f"{shown(self.path)} is not a directory: name another one with --run-dir")
         if status.st_uid != os.geteuid():
             raise Refusal(f"{shown(self.path)} belongs to user {status.st_uid}, not to you: name another with --run-dir")
-        if not self.holds_a_run() and not set(os.listdir(self.path)) <= {*_LOCKS, *chat_prompts.NAMES}:
+        if not self.holds_a_run() and not set(os.listdir(self.path)) <= {*_LOCKS, *chat_prompts.NAMES, *INPUT_NAMES}:
             # (A supervisor may be killed before it writes run.json.)
             raise Refusal(
                 f"{shown(self.path)} holds other files and no run: name an empty or new directory with --run-dir"

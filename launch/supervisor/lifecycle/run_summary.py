@@ -52,11 +52,12 @@ def progress_text(status):
     return text
 
 
-def summary(directory, output):
+def summary(directory, output, called=None):
+    """`called`: what the user calls the output, if it was made from this file."""
     status = directory.status()
     done, errors = status.get("done", 0), status.get("errors", 0)
     example = first_error(output) if errors else ""
-    return f"{brief(output)} is written: {counted(done - errors, 'answer')}, {counted(errors, 'error')}{example}"
+    return f"{called or brief(output)} is written: {counted(done - errors, 'answer')}, {counted(errors, 'error')}{example}"
 
 
 def first_error(output):

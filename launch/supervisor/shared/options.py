@@ -21,6 +21,8 @@ QUANTIZATIONS = ("auto", "none", "int8", "int4")
 class _Parser(argparse.ArgumentParser):
     """argparse, but an error is one sentence and exit code 2, also when the help text cannot be written."""
 
+    only_made = False  # see parser_made_by
+
     def print_help(self, file=None):
         tell(self.format_help().rstrip("\n"))
 
@@ -31,11 +33,15 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_args(self, words):
         """Reports an unknown option before a missing one."""
+        if self.only_made:
+            raise _Made(self)
         self._check_options(words)
         return super().parse_args(words)
 
     def parse_mixed(self, words):
         """As parse_args, but arguments may stand on both sides of an option."""
+        if self.only_made:
+            raise _Made(self)
         self._check_options(words)
         return self.parse_intermixed_args(words)
 
@@ -59,6 +65,10 @@ def parser(command, description):
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog):
         super().__init__(prog, max_help_position=34, width=110)
+
+
+def add_json(to):
+    to.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def normalised(arguments):
@@ -135,8 +145,12 @@ def add_planning(to):
 
 
 def add_files(to, output_required=True):
-    to.add_argument("-i", "--input-file", dest="input", required=True, metavar="FILE", help="OpenAI batch lines")
-    to.add_argument("-o", "--output-file", dest="output", required=output_required, metavar="FILE", help="one result line for each")
+    to.add_argument(
+        "-i", "--input-file", dest="input", required=True, nargs="+", action="extend", metavar="FILE", help="OpenAI batch lines: files, patterns, also .gz and .zst; - is standard input"
+    )
+    to.add_argument(
+        "-o", "--output-file", dest="output", required=output_required, metavar="FILE", help="one result line for each; packed if it ends in .gz or .zst; - is standard output"
+    )
     to.add_argument("--run-dir", metavar="DIR", help="state, logs, partial results (default: OUTPUT.poise)")
     to.add_argument("--resume", action="store_true", help="do only what is missing")
     to.add_argument("--overwrite", action="store_true", help="replace an existing output")
@@ -159,6 +173,8 @@ def run_parser():
     made.add_argument(
         "--metrics-linger", type=quantities.positive, default=None, metavar="SECONDS", help="with --metrics-port: after the end wait as long for the last counts to be read"
     )
+    made.add_argument("--notify", metavar="CMD", help="a shell command for the end of the run; its environment says how that was (launch/README.md)")
+    made.add_argument("--json", action="store_true", help="at the end one JSON object on stdout: how the run ended")
     return made
 
 
@@ -242,3 +258,23 @@ def executor_arguments(given):
         if value is not None:
             words += ["--" + name.replace("_", "-"), str(value)]
     return words
+
+
+class _Made(Exception):
+    """Carries a command's parser out of the command, which has done nothing yet."""
+
+    def __init__(self, made):
+        super().__init__()
+        self.made = made
+
+
+def parser_made_by(command):
+    """The parser of a command, which every command makes first of all."""
+    _Parser.only_made = True
+    try:
+        command()
+    except _Made as caught:
+        return caught.made
+    finally:
+        _Parser.only_made = False
+    return None

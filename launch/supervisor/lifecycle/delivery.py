@@ -1,0 +1,70 @@
+"""Where a run's results go. The planner makes a plain file: the output itself, or for standard output and packed files one in the run
+directory, which is delivered when it is whole."""
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from ..shared.compressed import kind_by_name, pack, require
+from ..shared.files import publish_file, remove
+from ..shared.trouble import Refusal, brief, naming, shown
+from . import inputs
+from .run_directory import OUTPUT_NAMES
+
+STDOUT = "-"
+_FOLDER = "stdout.poise"  # of the run, in the working directory
+
+
+def run_folder(given):
+    """The run directory, absolute."""
+    beside = _FOLDER if given.output == STDOUT else f"{given.output}.poise"
+    return Path(os.path.abspath(given.run_dir or beside))
+
+
+class Delivery:
+    def __init__(self, output, folder):
+        """`folder`: the run directory."""
+        self.output = output
+        self._kind = None if output == STDOUT else kind_by_name(output)
+        self.later = output == STDOUT or self._kind is not None
+        # The file that the planner makes.
+        self.planners = str(Path(folder) / OUTPUT_NAMES[0]) if self.later else output
+        if self._kind:
+            require(self._kind)
+
+    def check(self, given, directory, sources):
+        """Before anything is made. `given.output` is the planner's by now."""
+        for path in sources.paths[1:]:
+            if os.path.exists(self.output) and os.path.samefile(path, self.output):
+                raise Refusal(f"{shown(self.output)} is input and output at once: name another output")
+        first = os.devnull if sources.from_stdin else sources.paths[0]
+        if self.output != STDOUT:
+            overwrite = given.overwrite or (self.later and given.resume)
+            wanted = SimpleNamespace(output=self.output, input=first, overwrite=overwrite, resume=given.resume)
+            inputs.check_output(wanted, directory)
+
+    def begin(self, resumes):
+        """A run that begins anew makes its file anew."""
+        if self.later and not resumes:
+            remove(self.planners)
+
+    def called(self):
+        return "standard output" if self.output == STDOUT else brief(self.output)
+
+    def deliver(self):
+        """The whole results, to where they were wanted."""
+        if not self.later:
+            return
+        with open(self.planners, "rb") as source:
+            if self.output == STDOUT:
+                pack(None, source, sys.stdout.buffer)
+                sys.stdout.buffer.flush()
+                return
+            fresh = f"{self.output}.new"
+            try:
+                with naming(fresh), open(fresh, "wb") as target:
+                    pack(self._kind, source, target)
+                publish_file(fresh, self.output)
+            finally:
+                remove(fresh)
