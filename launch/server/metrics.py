@@ -54,13 +54,15 @@ class Metrics:
         self._answers.observe(answer.completion_tokens)
         for reason in _REASON.findall(answer.body)[-1:]:
             self._success.labels(finished_reason=reason.decode(), model_name=self._name).inc()
-        self._whole.observe(time.monotonic() - opened.began)
+        whole = time.monotonic() - opened.began
+        self._whole.observe(whole)
         if opened.times is not None:
-            waited, prefill, decode = opened.times
-            self._queue.observe(waited)
+            _, prefill, decode = opened.times
+            # It also waits on its way, while the planner is at an iteration.
+            self._queue.observe(max(0.0, whole - prefill - decode))
             self._prefill.observe(prefill)
             self._decode.observe(decode)
-            self._first_token.observe(waited + prefill)
+            self._first_token.observe(max(0.0, whole - decode))
 
     async def page(self, request):
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)

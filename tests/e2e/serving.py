@@ -352,18 +352,23 @@ def the_metrics_of_a_run_are_its_results_usage(workspace):
 def a_server_goes_on_when_its_processes_die(workspace):
     line = request("long", "who lives in Lorun?", max_tokens=150, temperature=0.9, seed=7)
     line["body"]["ignore_eos"] = True
-    with serving(workspace, *workspace.paced(1), "--max-open-requests", "4", "--max-body", "64KiB", key=None) as server:
-        client = server.client
-        client.served = DEMO_MODEL.name
-        whole = ask(client, line).choices[0].text
-        for name in ("planner", "gpu_executor"):
-            stream = iter(ask(client, line, stream=True))
-            chunks = [next(stream), next(stream)]
-            os.kill(server.child(name), signal.SIGKILL)
-            expect_equal(joined([*chunks, *stream], False)[0], whole, f"the stream over the death of the {name}")
-        _a_client_that_leaves_is_cancelled(server, client, line)
-        _bounds_hold(server, client, line)
-        _a_front_that_dies_is_replaced(server, client, line, whole)
+    server = Server(workspace, *workspace.paced(1), "--max-open-requests", "4", "--max-body", "64KiB", key=None)
+    client = server.client
+    client.served = DEMO_MODEL.name
+    whole = ask(client, line).choices[0].text
+    for name in ("planner", "gpu_executor"):
+        stream = iter(ask(client, line, stream=True))
+        chunks = [next(stream), next(stream)]
+        os.kill(server.child(name), signal.SIGKILL)
+        expect_equal(joined([*chunks, *stream], False)[0], whole, f"the stream over the death of the {name}")
+    _a_client_that_leaves_is_cancelled(server, client, line)
+    _bounds_hold(server, client, line)
+    _a_front_that_dies_is_replaced(server, client, line, whole)
+    stream = iter(ask(client, line, stream=True))
+    chunks = [next(stream)]
+    server.process.send_signal(signal.SIGTERM)  # what is open is answered first
+    expect_equal(joined([*chunks, *stream], False)[0], whole, "the stream over the end")
+    workspace.finish(server.process, 60).expect(0, "the server has ended")
     said = harness.said(server.process)
     expect("Lorun" not in said, "a prompt was printed")
     for log in server.run.rglob("*"):

@@ -20,6 +20,7 @@ from ..shared.trouble import DONE, Refusal, say, tell
 from . import setup
 
 _E2E = ROOT / "tests" / "e2e"
+_SERVING = ("serve-venv", "clients-venv")
 _VENV = ROOT / "build" / "venv"
 _PARTS = ("unit", "e2e", "asan", "tsan")
 _PRESETS = {"unit": "release", "e2e": "release", "asan": "dev", "tsan": "tsan"}
@@ -37,7 +38,7 @@ _SANITIZED = "sanitized.py"
 # Fuzz targets, for some seconds each; clang alone builds them.
 _FUZZ = ROOT / "tests" / "fuzz" / "run.py"
 _NOT_SCRIPTS = {"harness.py", "mixed_requests.py", "faults.py", "soak.py", _SANITIZED}
-_LONG_ONES = ["tokenizer_equality.py", "swaps.py", "kills.py", "torture.py", "sameness.py", "profiles.py", "hostile_requests.py"]
+_LONG_ONES = ["tokenizer_equality.py", "swaps.py", "kills.py", "torture.py", "sameness.py", "profiles.py", "hostile_requests.py", "serving.py"]
 _LONGEST_SCRIPT = 900  # seconds
 _TORTURE = 10.0  # minutes, unless told otherwise
 
@@ -211,6 +212,8 @@ def _scripts_of_e2e():
 def _end_to_end(script, count, no_install):
     if script == "tokenizer_equality.py":
         _tokenizer_equality(count, no_install)
+    elif script == "serving.py" and no_install and not all((ROOT / "build" / name / "installed").exists() for name in _SERVING):
+        count.broke("e2e/serving.py: build/serve-venv and build/clients-venv are not there, and --no-install forbids making them")
     else:
         _script([sys.executable, str(_E2E / script)], f"e2e/{script}", count)
 

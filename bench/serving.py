@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""What HTTP costs: `poise serve` beside `poise run`, on the demo model unless --model names another. Needs no package.
+
+    bench/serving.py [--model DIR] [--clients N] [--lines N] [--json]
+
+It starts a server and measures, one after the other:
+  clients   N connections at once, each with one request: errors, seconds
+  front     the front's share of a core at 2,000 requests a minute, for 30 s
+  streams   100 streams at a time: the first token as a client sees it, less what the planner says of the same requests
+  batch     a file of N lines as a batch and as a run: tokens/s of both, and the most memory that the front had
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+POISE = ROOT / "launch" / "poise"
+TICK = os.sysconf("SC_CLK_TCK")
+NAMES = ("Jana", "Petr", "Eva", "Ivan", "Lena", "Olaf", "Mira", "Tomas")
+
+
+class Server:
+    def __init__(self, folder, model, *options):
+        self.run = folder / "serve"
+        words = [POISE, "serve", "--model", model, "--port", "0", "--run-dir", self.run, "--max-num-seqs", "256", *options]
+        self.process = subprocess.Popen([str(word) for word in words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.url = self._until(lambda: json.loads((self.run / "run.json").read_text())["url"])
+        self.host, self.port = re.fullmatch(r"http://([^:]+):(\d+)", self.url).groups()
+        self._until(lambda: self.get("/health") is not None)
+        self.front = self._until(self._find_front)
+
+    def _until(self, what):
+        until = time.monotonic() + 300
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                value = what()
+                if value:
+                    return value
+            time.sleep(0.05)
+        raise SystemExit("the server does not start")
+
+    def _find_front(self):
+        # The shell of `poise` becomes the supervisor, whose child the front is.
+        for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            if b"server/start.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return int(pid)
+        return None
+
+    def get(self, path, body=None, headers=()):
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, body, dict(headers)), timeout=60) as answer:
+            return answer.read() or b" "
+
+    def cpu(self):
+        fields = Path(f"/proc/{self.front}/stat").read_bytes().rpartition(b")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICK
+
+    def peak(self):
+        return int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{self.front}/status").read_text())[1]) * 1024
+
+    def metric(self, name):
+        page = self.get("/metrics").decode()
+        return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name + "{"))
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait()
+
+
+async def post(server, path, body):
+    """(status, seconds until the first byte of the body, the whole body) of one request over a connection of its own."""
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    try:
+        text = json.dumps(body).encode()
+        began = time.monotonic()
+        writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(text)) + text)
+        head = await reader.readuntil(b"\r\n\r\n")
+        first = await reader.read(1 << 16)
+        seconds = time.monotonic() - began
+        return int(head.split(b" ", 2)[1]), seconds, first + await reader.read()
+    finally:
+        writer.close()
+
+
+def asked(number, tokens=16, **more):
+    return {"prompt": f"where is {NAMES[number % len(NAMES)]}?", "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **more}
+
+
+async def clients(server, count):
+    began = time.monotonic()
+    ended = await asyncio.gather(*(post(server, "/v1/completions", asked(n)) for n in range(count)), return_exceptions=True)
+    errors = [one for one in ended if isinstance(one, BaseException) or one[0] != 200]
+    return {"clients": count, "errors": len(errors), "seconds": time.monotonic() - began, "first_error": repr(errors[0])[:200] if errors else None}
+
+
+async def front(server, a_minute=2000, seconds=30.0):
+    before, began, tasks = server.cpu(), time.monotonic(), []
+    for n in range(int(a_minute / 60 * seconds)):
+        await asyncio.sleep(max(0.0, began + n * 60 / a_minute - time.monotonic()))
+        tasks.append(asyncio.create_task(post(server, "/v1/completions", asked(n))))
+    statuses = [one[0] for one in await asyncio.gather(*tasks)]
+    took = time.monotonic() - began
+    return {"requests_a_minute": len(tasks) / took * 60, "errors": sum(one != 200 for one in statuses), "share_of_a_core": (server.cpu() - before) / took}
+
+
+async def streams(server, at_a_time=100, rounds=3):
+    name = "vllm:time_to_first_token_seconds"
+    sums = [server.metric(f"{name}_{part}") for part in ("sum", "count")]
+    seen, before, began = [], server.cpu(), time.monotonic()
+
+    async def one(place):
+        for n in range(rounds):
+            await asyncio.sleep(0.01 * (place % 50))
+            seen.append((await post(server, "/v1/completions", asked(place + n, 64, stream=True)))[1])
+
+    await asyncio.gather(*(one(place) for place in range(at_a_time)))
+    took, used = time.monotonic() - began, server.cpu() - before
+    planner = (server.metric(f"{name}_sum") - sums[0]) / (server.metric(f"{name}_count") - sums[1])
+    client = sum(seen) / len(seen)
+    return {"streams": at_a_time, "first_token_seconds": client, "of_the_planner": planner, "added_seconds": client - planner, "share_of_a_core": used / took}
+
+
+def upload(server, data):
+    edge = b"edge-of-a-part"
+    parts = [b'--%b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n' % edge]
+    parts.append(b'--%b\r\ncontent-disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n%b\r\n--%b--\r\n' % (edge, data, edge))
+    return json.loads(server.get("/v1/files", b"".join(parts), {"content-type": f"multipart/form-data; boundary={edge.decode()}"}))["id"]
+
+
+def batch(server, folder, model, count):
+    lines = [{"custom_id": f"r{n}", "method": "POST", "url": "/v1/completions", "body": asked(n, 16 + n % 32)} for n in range(count)]
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    tokens = sum(line["body"]["max_tokens"] for line in lines)
+    file = upload(server, data)
+    began, before = time.monotonic(), server.cpu()
+    order = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    made = json.loads(server.get("/v1/batches", json.dumps(order).encode()))
+    while (now := json.loads(server.get(f"/v1/batches/{made['id']}")))["status"] not in ("completed", "failed"):
+        time.sleep(0.2)
+    as_batch, used = time.monotonic() - began, server.cpu() - before
+    assert now["request_counts"]["completed"] == count, now
+    peak = server.peak()
+    server.end()
+    (folder / "in.jsonl").write_bytes(data)
+    words = [POISE, "run", "--model", model, "-i", folder / "in.jsonl", "-o", folder / "out.jsonl", "--max-num-seqs", "256", "--orders-log", "off"]
+    subprocess.run([str(word) for word in words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    status = json.loads((folder / "out.jsonl.poise" / "status.json").read_text())
+    return {
+        "lines": count, "batch_tokens_per_second": tokens / as_batch, "run_tokens_per_second": tokens / status["elapsed_seconds"],
+        "front_peak_bytes": peak, "front_share_of_a_core": used / as_batch,
+    }  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=str(ROOT / "launch" / "demo" / "model"))
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--lines", type=int, default=50_000)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="poise-serving-") as name:
+        server = Server(Path(name), given.model)
+        try:
+            for one in (clients(server, given.clients), front(server), streams(server)):
+                part = one.__name__
+                found[part] = asyncio.run(one)
+                if not given.json:
+                    print(part, json.dumps(found[part]), flush=True)
+            found["batch"] = batch(server, Path(name), given.model, given.lines)
+        finally:
+            server.end()
+    print(json.dumps(found) if given.json else f"batch {json.dumps(found['batch'])}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
