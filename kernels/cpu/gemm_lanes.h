@@ -272,8 +272,77 @@ class GemmTask {
   const std::int64_t cols_, group_;
 };
 
+// Codes of one group of some panels side by side, that become weights as they are multiplied.
+template <typename Codes, int kPanels>
+struct PanelsOfCodes {
+  const std::uint8_t* data;  // the first panel's
+  std::int64_t stride;       // bytes from one panel to the next
+  ShortGroup groups[kPanels];
+
+  Codes codes(int panel) const {
+    return {reinterpret_cast<decltype(Codes::data)>(data + panel * stride)};
+  }
+};
+
+// multiply_tile over inputs [first, first + depth) of packed panels. The weights are also written to
+// `kept`, (panels, depth, 16), if it is there. Meanwhile `ahead`, where such panels begin, is prefetched.
+// REQUIRES: first is even.
+template <int kRows, int kPanels, typename Codes, typename In>
+inline void multiply_codes(In in, const PanelsOfCodes<Codes, kPanels>& panels, std::int64_t first,
+                           std::int64_t depth, Sums sums, bool onto, float* kept,
+                           const std::uint8_t* ahead) {
+  Lanes sum[kRows][kPanels];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int p = 0; p < kPanels; ++p) {
+      sum[r][p] = onto ? Lanes::load(sums.data + r * sums.stride + 16 * p) : Lanes::zero();
+    }
+  }
+  const auto multiply = [&](std::int64_t k, auto codes_of) __attribute__((always_inline)) {
+    Lanes w[kPanels];
+#pragma GCC unroll 16
+    for (int p = 0; p < kPanels; ++p) {
+      w[p] = panels.groups[p].template weights<BFloat16>(codes_of(panels.codes(p), first + k));
+      if (kept != nullptr) {
+        w[p].store(kept + (p * depth + k) * 16);
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const Lanes x = Lanes::all(in.data[k * In::kStepK + r * In::kStepR]);
+#pragma GCC unroll 16
+      for (int p = 0; p < kPanels; ++p) {
+        sum[r][p] = Lanes::fma(x, w[p], sum[r][p]);
+      }
+    }
+  };
+  const auto even = [](Codes codes, std::int64_t k) { return codes.even(k); };
+  const auto odd = [](Codes codes, std::int64_t k) { return codes.odd(k); };
+  std::int64_t k = 0;
+  for (; k + 1 < depth; k += 2) {
+#pragma GCC unroll 16
+    for (int p = 0; p < kPanels; ++p) {
+      __builtin_prefetch(ahead + p * panels.stride + Codes::byte_of(first + k), 0, 2);
+    }
+    multiply(k, even);
+    multiply(k + 1, odd);
+  }
+  if (k < depth) {
+    multiply(k, even);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int p = 0; p < kPanels; ++p) {
+      sum[r][p].store(sums.data + r * sums.stride + 16 * p);
+    }
+  }
+}
+
 // The panels of one slice of a packed weight: some inputs of some panels become float32 in a piece of
-// scratch that stays in L1, and are multiplied from there. The chains are those of GemmTask.
+// scratch that stays in L1, and are multiplied from there. Where it is quick (ShortGroup), the last tile
+// makes them as it multiplies. The chains are those of GemmTask.
 class PackedGemmTask {
  public:
   PackedGemmTask(const GemmSlice& slice, const Tiles& tiles)
@@ -284,7 +353,10 @@ class PackedGemmTask {
 
   void run() const {
     for (std::int64_t p = 0; p < slice_.panels; p += group_) {
-      run_group(slice_.first_panel + p, p + group_ < slice_.panels ? group_ : slice_.panels - p);
+      const std::int64_t next =
+          p + group_ < slice_.panels ? slice_.first_panel + p + group_ : slice_.next_panel;
+      run_group(slice_.first_panel + p, p + group_ < slice_.panels ? group_ : slice_.panels - p,
+                next);
     }
   }
 
@@ -292,24 +364,90 @@ class PackedGemmTask {
   static constexpr std::int64_t kPanelInputs = 512;  // unpacked at a time: 32 KiB
   static_assert(kPanelInputs * 16 <= kGemmWideFloats);
 
-  void run_group(std::int64_t panel, std::int64_t panels) const {
+  void run_group(std::int64_t panel, std::int64_t panels, std::int64_t next) const {
+    const Matrix& weight = slice_.op->weight;
     const Sums sums{slice_.sums, 16 * group_};
     const std::int64_t most = kPanelInputs / group_;
     std::int64_t k = 0;
     do {
-      const std::int64_t depth = cols_ - k < most ? cols_ - k : most;
-      for (std::int64_t p = 0; p < panels; ++p) {
-        unpack_columns(slice_.op->weight, panel + p, k, k + depth, slice_.wide + p * depth * 16);
+      const std::int64_t end = cols_ - k < most ? cols_ : k + most;
+      if (panels != group_ || !multiply_quickly(panel, k, end, next)) {
+        for (std::int64_t p = 0; p < panels; ++p) {
+          unpack_columns(weight, panel + p, k, end, slice_.wide + p * (end - k) * 16);
+        }
+        multiply({slice_.wide, (end - k) * 16}, panels, k, end - k, sums, tiles_.count);
       }
-      multiply({slice_.wide, depth * 16}, panels, k, depth, sums);
-      k += depth;
+      k = end;
     } while (k < cols_);
     finish_rows(*slice_.op, slice_.first_row, slice_.rows, panel, panels, sums.data, sums.stride);
   }
 
+  bool multiply_quickly(std::int64_t panel, std::int64_t k, std::int64_t end,
+                        std::int64_t next) const {
+    if (slice_.op->weight.dtype != DType::bfloat16 || k % 2 != 0) {
+      return false;
+    }
+    switch (slice_.op->weight.packed.codes) {
+      case Codes::int8:
+        return multiply_quickly<Int8Codes>(panel, k, end, next);
+      case Codes::int4:
+        return multiply_quickly<Int4Codes>(panel, k, end, next);
+      default:
+        return false;
+    }
+  }
+
+  // Inputs [k, end) of whole tiles; false if something else has to do it, then nothing is done. Groups
+  // of many inputs are walked in pieces, and a piece may lie in two groups.
+  template <typename Codes>
+  bool multiply_quickly(std::int64_t panel, std::int64_t k, std::int64_t end,
+                        std::int64_t next) const {
+    const PackedFormat& format = slice_.op->weight.packed;
+    if (format.zero_points != 0 || format.input_groups != 0 ||
+        format.scale_dtype != DType::bfloat16 || format.group % 2 != 0) {
+      return false;
+    }
+    const std::int64_t width = format.group == 0 ? cols_ : format.group;
+    const auto* matrix = static_cast<const std::uint8_t*>(slice_.op->weight.data);
+    const PackedPanel map = packed_panel(format, slice_.op->weight.cols);
+    const auto scales_at = [&](std::int64_t p, std::int64_t group) {
+      const std::uint8_t* scales = matrix + (panel + p) * map.bytes.n + map.scales;
+      return Lanes::load(reinterpret_cast<const BFloat16*>(scales) + group * 16);
+    };
+    for (std::int64_t group = k / width; group * width < end; ++group) {
+      for (std::int64_t p = 0; p < group_; ++p) {
+        if (!ShortGroup::holds_for<BFloat16>(scales_at(p, group), format.scale_dtype)) {
+          return false;
+        }
+      }
+    }
+    const Sums sums{slice_.sums, 16 * group_};
+    const std::int64_t last = tiles_.first(tiles_.count - 1);
+    while (k < end) {
+      const std::int64_t group = k / width;
+      const std::int64_t stop = (group + 1) * width < end ? (group + 1) * width : end;
+      with_rows(tiles_.size(tiles_.count - 1), [&](auto constant) {
+        constexpr int kRows = decltype(constant)::value;
+        constexpr int kPanels = tile_panels(kRows);  // that is group_
+        PanelsOfCodes<Codes, kPanels> panels{matrix + panel * map.bytes.n, map.bytes.n, {}};
+        for (int p = 0; p < kPanels; ++p) {
+          panels.groups[p] = ShortGroup(scales_at(p, group));
+        }
+        multiply_codes<kRows, kPanels>(
+            Inputs<kRows, 1>{slice_.packed + last * cols_ + k * kRows}, panels, k, stop - k,
+            {sums.data + last * sums.stride, sums.stride}, k > 0,
+            tiles_.count > 1 ? slice_.wide : nullptr, matrix + next * map.bytes.n);
+      });
+      multiply({slice_.wide, (stop - k) * 16}, group_, k, stop - k, sums, tiles_.count - 1);
+      k = stop;
+    }
+    return true;
+  }
+
+  // The first `tiles`.
   void multiply(Panels<float> weight, std::int64_t panels, std::int64_t k, std::int64_t depth,
-                Sums sums) const {
-    for (std::int64_t t = 0; t < tiles_.count; ++t) {
+                Sums sums, std::int64_t tiles) const {
+    for (std::int64_t t = 0; t < tiles; ++t) {
       with_rows(tiles_.size(t), [&](auto constant) {
         constexpr int kRows = decltype(constant)::value;
         const Inputs<kRows, 1> in{slice_.packed + tiles_.first(t) * cols_ + k * kRows};

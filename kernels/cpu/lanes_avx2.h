@@ -107,6 +107,14 @@ struct Lanes {
     return {widen(narrow(lo, static_cast<T*>(nullptr)), type),
             widen(narrow(hi, static_cast<T*>(nullptr)), type)};
   }
+  template <typename T>
+  Lanes rounded_number(const T* type) const {
+    return rounded(type);
+  }
+  Lanes rounded_number(const Half* type) const {
+    return {widen(_mm256_cvtps_ph(lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), type),
+            widen(_mm256_cvtps_ph(hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), type)};
+  }
 
   static __m128i sixteen_bytes(const void* from) {
     return _mm_loadu_si128(static_cast<const __m128i*>(from));

@@ -93,6 +93,13 @@ struct Lanes {
     const __m512i kept = _mm512_mask_or_epi32(sum, nan, bits, _mm512_set1_epi32(0x400000));
     return {_mm512_castsi512_ps(_mm512_and_si512(kept, _mm512_set1_epi32(-0x10000)))};
   }
+  template <typename T>
+  Lanes rounded_number(const T* type) const {
+    return rounded(type);
+  }
+  Lanes rounded_number(const Half* type) const {
+    return {widen(_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), type)};
+  }
 
   static __m128i sixteen_bytes(const void* from) {
     return _mm_loadu_si128(static_cast<const __m128i*>(from));

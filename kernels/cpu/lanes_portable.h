@@ -78,6 +78,11 @@ struct Lanes {
   Lanes rounded(const T*) const {
     return of([this](int i) { return to_float(narrow(at[i], static_cast<T*>(nullptr))); });
   }
+  // The same where no lane is not a number.
+  template <typename T>
+  Lanes rounded_number(const T* type) const {
+    return rounded(type);
+  }
 
   // Sixteen signed bytes; the low and the high halves of sixteen bytes, each less 8.
   static Lanes int8s(const std::int8_t* from) {

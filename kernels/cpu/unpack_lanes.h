@@ -13,16 +13,21 @@ namespace poise::cpu {
 namespace {
 
 struct Int4Codes {
+  static constexpr bool kWhole = true;
   const std::uint8_t* data;
+  static std::int64_t byte_of(std::int64_t k) { return k / 2 * 16; }
   Lanes even(std::int64_t k) const { return Lanes::low_int4s(data + k / 2 * 16); }
   Lanes odd(std::int64_t k) const { return Lanes::high_int4s(data + k / 2 * 16); }
 };
 struct Int8Codes {
+  static constexpr bool kWhole = true;
   const std::int8_t* data;
+  static std::int64_t byte_of(std::int64_t k) { return k * 16; }
   Lanes even(std::int64_t k) const { return Lanes::int8s(data + k * 16); }
   Lanes odd(std::int64_t k) const { return even(k); }
 };
 struct Float8Codes {
+  static constexpr bool kWhole = false;
   static constexpr std::array<float, 256> kValues = [] {
     std::array<float, 256> values{};
     for (int i = 0; i < 256; ++i) {
@@ -40,6 +45,56 @@ struct Float8Codes {
     return Lanes::load(values);
   }
   Lanes odd(std::int64_t k) const { return even(k); }
+};
+
+// How the codes of a group become weights, all lanes in a few operations. AnyGroup is the definition; the
+// others give its bits where their `holds_for` does.
+struct AnyGroup {
+  template <typename T>
+  static bool holds_for(Lanes, DType) {
+    return true;
+  }
+  explicit AnyGroup(Lanes scales) : scale(scales) {}
+  template <typename T>
+  Lanes weights(Lanes codes) const {
+    return (codes * scale).rounded(static_cast<const T*>(nullptr));
+  }
+  Lanes scale;
+};
+
+// No scale is infinite or not a number, so no product is not a number.
+struct FiniteGroup {
+  template <typename T>
+  static bool holds_for(Lanes scales, DType) {
+    return Lanes::at_least(Lanes::all(0x1p100F), Lanes::abs(scales)) == 0xffff;
+  }
+  explicit FiniteGroup(Lanes scales) : scale(scales) {}
+  template <typename T>
+  Lanes weights(Lanes codes) const {
+    return (codes * scale).rounded_number(static_cast<const T*>(nullptr));
+  }
+  Lanes scale;
+};
+
+// bfloat16 of whole codes, |code - zero| ≤ 255, by bfloat16 scales above 0 and far from the ends of the
+// range. The product x has at most 16 significant bits. The float32 nearest to x · (2¹⁶ + 1) has its last bit where
+// the bfloat16 of x has it, and x · 2¹⁶ is an even multiple of that bit: taking it away leaves x rounded
+// half to even. scale · (2¹⁶ + 1) has 24 bits, so every other step is exact.
+struct ShortGroup {
+  template <typename T>
+  static bool holds_for(Lanes scales, DType stored) {
+    return std::is_same_v<T, BFloat16> && stored == DType::bfloat16 &&
+           (Lanes::at_least(Lanes::all(0x1p60F), scales) &
+            Lanes::at_least(scales, Lanes::all(0x1p-60F))) == 0xffff;
+  }
+  ShortGroup() = default;
+  explicit ShortGroup(Lanes scales)
+      : raised(scales * Lanes::all(0x1p16F + 1)), high(scales * Lanes::all(-0x1p16F)) {}
+  template <typename T>
+  Lanes weights(Lanes codes) const {
+    return Lanes::fma(codes, high, codes * raised);
+  }
+  Lanes raised, high;
 };
 
 // One panel, its codes and dtype known.
@@ -62,52 +117,68 @@ class PanelReader {
   void read(std::int64_t k, std::int64_t end, Put put) const {
     if (input_groups_ != nullptr) {
       for (; k < end; ++k) {
-        const Group group = group_at(input_groups_[k]);
-        put(k, weights(k % 2 == 0 ? codes_.even(k) : codes_.odd(k), group));
+        const std::int64_t number = input_groups_[k];
+        const Lanes codes = (k % 2 == 0 ? codes_.even(k) : codes_.odd(k)) - zeros_at(number);
+        put(k, AnyGroup(scales_at(number)).weights<T>(codes));
       }
       return;
     }
     const std::int64_t width = matrix_.packed.group == 0 ? matrix_.cols : matrix_.packed.group;
     while (k < end) {
       const std::int64_t number = k / width;
-      const std::int64_t next = (number + 1) * width;
-      read_group(k, next < end ? next : end, group_at(number), put);
-      k = next < end ? next : end;
+      const std::int64_t next = (number + 1) * width < end ? (number + 1) * width : end;
+      const Lanes scales = scales_at(number);
+      if (Codes::kWhole && ShortGroup::holds_for<T>(scales, matrix_.packed.scale_dtype)) {
+        read_group(k, next, number, ShortGroup(scales), put);
+      } else if (Codes::kWhole && FiniteGroup::holds_for<T>(scales, matrix_.packed.scale_dtype)) {
+        read_group(k, next, number, FiniteGroup(scales), put);
+      } else {
+        read_group(k, next, number, AnyGroup(scales), put);
+      }
+      k = next;
     }
   }
 
  private:
-  struct Group {
-    Lanes scale, zero;
-  };
-
-  Group group_at(std::int64_t number) const {
-    Group group{Lanes::zero(), Lanes::zero()};
+  Lanes scales_at(std::int64_t number) const {
+    Lanes scale = Lanes::zero();
     with_type(matrix_.packed.scale_dtype, data_ + map_.scales,
-              [&](const auto* scales) { group.scale = Lanes::load(scales + number * 16); });
-    if (matrix_.packed.zero_points != 0) {
-      group.zero =
-          Lanes::int8s(reinterpret_cast<const std::int8_t*>(data_ + map_.zeros) + number * 16);
+              [&](const auto* scales) { scale = Lanes::load(scales + number * 16); });
+    return scale;
+  }
+  Lanes zeros_at(std::int64_t number) const {
+    return matrix_.packed.zero_points == 0
+               ? Lanes::zero()
+               : Lanes::int8s(reinterpret_cast<const std::int8_t*>(data_ + map_.zeros) +
+                              number * 16);
+  }
+
+  template <typename Group, typename Put>
+  void read_group(std::int64_t k, std::int64_t end, std::int64_t number, const Group& group,
+                  Put put) const {
+    if (matrix_.packed.zero_points == 0) {
+      read_codes(k, end, put,
+                 [&group](Lanes codes) { return group.template weights<T>(codes); });
+    } else {
+      const Lanes zeros = zeros_at(number);
+      read_codes(k, end, put, [&group, zeros](Lanes codes) {
+        return group.template weights<T>(codes - zeros);
+      });
     }
-    return group;
   }
 
-  Lanes weights(Lanes codes, const Group& group) const {
-    return ((codes - group.zero) * group.scale).rounded(static_cast<const T*>(nullptr));
-  }
-
-  template <typename Put>
-  void read_group(std::int64_t k, std::int64_t end, const Group& group, Put put) const {
+  template <typename Put, typename Weights>
+  void read_codes(std::int64_t k, std::int64_t end, Put put, Weights weights) const {
     if (k % 2 != 0 && k < end) {
-      put(k, weights(codes_.odd(k), group));
+      put(k, weights(codes_.odd(k)));
       ++k;
     }
     for (; k + 1 < end; k += 2) {
-      put(k, weights(codes_.even(k), group));
-      put(k + 1, weights(codes_.odd(k + 1), group));
+      put(k, weights(codes_.even(k)));
+      put(k + 1, weights(codes_.odd(k + 1)));
     }
     if (k < end) {
-      put(k, weights(codes_.even(k), group));
+      put(k, weights(codes_.even(k)));
     }
   }
 

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+
 #include "tests/kernels/packed_operands.h"
 
 namespace poise::test {
@@ -81,6 +83,44 @@ TEST(Unpack, ScalesThatAreNotFiniteAndSubnormalNumbersAreRoundedAsAnyOther) {
       });
     }
   }
+}
+
+// Every bfloat16 mantissa as a scale, also at the ends of the range of the quick rounding and below 0,
+// by every difference of a code and a zero point.
+TEST(Unpack, EveryCodeByEveryMantissaOfAScaleIsRoundedHalfToEven) {
+  cpu::Workers workers(1);
+  constexpr std::int32_t kRows = 7 * 128, kCols = 256;
+  constexpr float kPowers[] = {0x1p-133F, 0x1p-61F, 0x1p-60F, 0x1p-9F, 0x1p59F, 0x1p60F, -0x1p-3F};
+  const PackedFormat format{Codes::int8, DType::bfloat16, 0, 1};
+  std::int32_t ties = 0;
+  for (const std::int32_t zero : {-128, 0, 127}) {
+    PackedOperand operand({format, DType::bfloat16, kRows, kCols});
+    const PackedPanel map = packed_panel(format, kCols);
+    std::vector<float> expected(std::size_t{kRows} * kCols);
+    for (std::int32_t row = 0; row < kRows; ++row) {
+      std::byte* panel = operand.panels.data() + row / 16 * map.bytes.n;
+      const std::int32_t lane = row % 16;
+      const BFloat16 scale =
+          to_bfloat16(kPowers[row / 128] * (1 + static_cast<float>(row % 128) / 128));
+      std::memcpy(panel + map.scales + lane * 2, &scale, 2);
+      panel[map.zeros + lane] = static_cast<std::byte>(zero);
+      for (std::int32_t k = 0; k < kCols; ++k) {
+        panel[k * 16 + lane] = static_cast<std::byte>(k - 128);
+        const float exact = to_float(scale) * static_cast<float>(k - 128 - zero);
+        ties += (std::bit_cast<std::uint32_t>(exact) & 0xffff) == 0x8000 ? 1 : 0;
+        expected[static_cast<std::size_t>(row * kCols + k)] = to_float(to_bfloat16(exact));
+      }
+    }
+    const PackedWeight panels(Stored(DType::bfloat16, expected), kRows, kCols);
+    for (const cpu::Isa isa : cpu::available_isas()) {
+      under(isa, [&] {
+        std::vector<std::byte> out(expected.size() * 2);
+        cpu::unpack({.out = out.data(), .weight = operand.matrix()}, workers);
+        EXPECT_EQ(std::memcmp(out.data(), panels.matrix().data, out.size()), 0) << zero;
+      });
+    }
+  }
+  EXPECT_GT(ties, 10'000);
 }
 
 }  // namespace
