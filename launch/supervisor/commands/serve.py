@@ -1,5 +1,6 @@
-"""`poise serve`: checks the options, listens, supervises the processes of a server until it is interrupted."""
+"""`poise serve`: checks the options, listens, supervises the processes of a server until it is interrupted. With `--front`: until its stdin ends."""
 
+import contextlib
 import ipaddress
 import os
 from pathlib import Path
@@ -8,8 +9,9 @@ from ..lifecycle import front, inputs, leftovers, loaders
 from ..lifecycle.ask_planner import check_decisions
 from ..lifecycle.interrupts import Interrupts
 from ..lifecycle.run_directory import RunDirectory
-from ..lifecycle.serving import ServeArguments, ServeLine, ServeSupervision, key_of, url_of
+from ..lifecycle.serving import OwnedSupervision, ServeArguments, ServeLine, ServeSupervision, key_of, url_of
 from ..shared.build_facts import version
+from ..shared.files import remove
 from ..shared.options import normalised, serve_parser
 from ..shared.paths import PROGRAMS, program
 from ..shared.trouble import CANNOT_START, DONE, FOREIGN, INTERRUPTED, Refusal, brief, of_system, say, shown
@@ -30,6 +32,8 @@ def serve(words):
     for name in PROGRAMS:
         program(name)
     check_decisions(given)
+    if given.front:
+        return _serve(given, None)
     listener = front.listening(given.host, given.port)
     try:
         return _serve(given, listener)
@@ -38,7 +42,7 @@ def serve(words):
 
 
 def _serve(given, listener):
-    interpreter = front.python()
+    interpreter = front.python() if listener else None
     directory = RunDirectory(Path(os.path.abspath(given.run_dir)))
     interrupts = Interrupts()
     try:
@@ -52,8 +56,17 @@ def _serve(given, listener):
         code = refusal.code
         raise
     finally:
-        directory.leave(forget=code in (CANNOT_START, FOREIGN))
+        directory.leave(forget=given.front or code in (CANNOT_START, FOREIGN))
+        if given.front:
+            _remove_socket(given.front)
     return code
+
+
+def _remove_socket(path):
+    """The other program may have been killed: then no one else removes its socket, and the folder that it made for it."""
+    remove(path)
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(path))
 
 
 def _serve_in(directory, given, listener, interpreter, interrupts):
@@ -61,6 +74,8 @@ def _serve_in(directory, given, listener, interpreter, interrupts):
         raise Refusal(f"{shown(directory.path)} is of a run with a file: name another directory with --run-dir")
     leftovers.sweep()
     inputs.clip_memory(given, loaders.Home.of(given).held_bytes, lambda: interrupts.count > 0)
+    if given.front:
+        return _serve_another(directory, given, interrupts)
     url = url_of(given.host, listener.getsockname()[1])
     if given.api_key is None and not _is_loopback(listener.getsockname()[0]):
         say(f"whoever reaches {shown(given.host)} can use this server, and it has no key: --api-key gives it one")
@@ -78,6 +93,22 @@ def _serve_in(directory, given, listener, interpreter, interrupts):
         say("the server has ended")
         return DONE if interrupts.count == 1 else INTERRUPTED
     say(outcome.sentence)
+    return outcome.code
+
+
+def _serve_another(directory, given, interrupts):
+    """The front is the program that started this one, and holds the other end of its stdin."""
+    line = ServeLine()
+    arguments = ServeArguments(directory, given, "")
+    try:
+        kept = arguments.choose_loader()
+        arguments.begin()
+        outcome = OwnedSupervision(arguments, interrupts, line, kept).run()
+    finally:
+        line.clear()
+        arguments.end()
+    if outcome.code != DONE:
+        say(outcome.sentence)
     return outcome.code
 
 

@@ -146,15 +146,14 @@ def _strip(paths):
 
 def _add_licences(libraries, folder):
     """Copies the packages' licences from where Debian keeps them; on other systems there are none to copy."""
-    for path in libraries:
-        for known in (path, os.path.realpath(path)):
-            done = subprocess.run(["dpkg", "-S", str(known)], capture_output=True, text=True) if shutil.which("dpkg") else None
-            if done and done.returncode == 0:
-                package = done.stdout.partition(":")[0]
-                licence = Path("/usr/share/doc") / package / "copyright"
-                if licence.is_file():
-                    _copy(licence, folder / f"{package}.txt")
-                break
+    if not shutil.which("dpkg"):
+        return
+    paths = {str(known) for path in libraries for known in (path, os.path.realpath(path))}
+    found = subprocess.run(["dpkg", "-S", *paths], capture_output=True, text=True, check=False).stdout
+    for package in sorted({line.partition(":")[0] for line in found.splitlines()}):
+        licence = Path("/usr/share/doc") / package / "copyright"
+        if licence.is_file():
+            _copy(licence, folder / f"{package}.txt")
 
 
 def _pack(folder, output):

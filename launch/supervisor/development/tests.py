@@ -20,7 +20,7 @@ from ..shared.trouble import DONE, Refusal, say, tell
 from . import setup
 
 _E2E = ROOT / "tests" / "e2e"
-_SERVING = ("serve-venv", "clients-venv")
+_ENVIRONMENTS = {"serving.py": ("serve-venv", "clients-venv"), "clients/python_package.py": ("python-venv",)}
 _VENV = ROOT / "build" / "venv"
 _PARTS = ("unit", "e2e", "asan", "tsan")
 _PRESETS = {"unit": "release", "e2e": "release", "asan": "dev", "tsan": "tsan"}
@@ -205,15 +205,16 @@ def _run_all(steps, builds, count):
 
 
 def _scripts_of_e2e():
-    scripts = [path.name for path in _E2E.glob("*.py") if path.name not in _NOT_SCRIPTS]
+    found = [*_E2E.glob("*.py"), *_E2E.glob("clients/*.py")]
+    scripts = [str(path.relative_to(_E2E)) for path in found if path.name not in _NOT_SCRIPTS]
     return sorted(scripts, key=lambda name: (_LONG_ONES.index(name) if name in _LONG_ONES else len(_LONG_ONES), name))
 
 
 def _end_to_end(script, count, no_install):
     if script == "tokenizer_equality.py":
         _tokenizer_equality(count, no_install)
-    elif script == "serving.py" and no_install and not all((ROOT / "build" / name / "installed").exists() for name in _SERVING):
-        count.broke("e2e/serving.py: build/serve-venv and build/clients-venv are not there, and --no-install forbids making them")
+    elif no_install and (lacking := [name for name in _ENVIRONMENTS.get(script, ()) if not (ROOT / "build" / name / "installed").exists()]):
+        count.broke(f"e2e/{script}: build/{lacking[0]} is not there, and --no-install forbids making it")
     else:
         _script([sys.executable, str(_E2E / script)], f"e2e/{script}", count)
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from ..shared.files import remove_tree
-from ..shared.paths import PLANNER, ROOT, program
+from ..shared.paths import PLANNER, ROOT, cache_folder, is_bundle, program
 from ..shared.trouble import OUTPUT, Refusal, say, shown
 from . import processes
 
@@ -26,7 +26,8 @@ _MOST_AT_A_TIME, _LEAST_WINDOW = 256, 64
 
 
 def environment_folder():
-    return Path(os.environ.get("POISE_SERVE_VENV") or ROOT / "build" / "serve-venv")
+    ours = cache_folder() / "serve-venv" if is_bundle() else ROOT / "build" / "serve-venv"
+    return Path(os.environ.get("POISE_SERVE_VENV") or ours)
 
 
 def python():
@@ -115,7 +116,7 @@ def settings_of(given, arguments, listener, death_fd, version, fronts_before):
     """`fronts_before`: how many have died."""
     names = [given.served_model_name or given.model]
     if not given.served_model_name:
-        names.append(Path(given.model).resolve().name)
+        names.append(getattr(given.model, "hub_name", Path(given.model).resolve().name))
     return {
         "kind": "server",
         "model": os.path.abspath(given.model),

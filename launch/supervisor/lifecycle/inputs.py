@@ -47,7 +47,7 @@ def kind_of(mode):
 
 def check_model(model):
     if not os.path.isdir(model):
-        hint = ": a directory is wanted (a name on the hub has to be downloaded first)"
+        hint = ": a directory is wanted, or a name on HuggingFace's hub, such as facebook/opt-1.3b"
         raise Refusal(f"--model {shown(model)}: {'not a directory' if os.path.lexists(model) else 'not there'}{hint}")
     config = os.path.join(model, "config.json")
     if not os.path.lexists(config):

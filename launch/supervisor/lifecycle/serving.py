@@ -1,17 +1,18 @@
 """A server's processes: those of a run, and the front (front.py) beside them.
 
-A front that dies is replaced; what its clients waited for is lost with their connections, and the planner drops it. If another process dies,
+Or the front is the program that started the server (`--front`). One of ours that dies is replaced; what its clients waited for is lost with their connections, and the planner drops it. If another process dies,
 the front keeps the requests and sends them again. The first interrupt lets open requests finish, the second ends everything at once.
 """
 
 import os
+import select
 import signal
 import time
 
 from ..shared.options import orders_log_arguments, planner_arguments
 from ..shared.paths import profile_folder
 from ..shared.progress import ProgressLine
-from ..shared.trouble import INTERRUPTED, say
+from ..shared.trouble import DONE, INTERRUPTED, say
 from . import front, processes, segments
 from .children import own_sentence
 from .process_arguments import ProcessArguments
@@ -33,6 +34,8 @@ class ServeArguments(ProcessArguments):
 
     @property
     def front_socket(self):
+        if self.given.front:
+            return os.path.abspath(self.given.front)
         return self.executor_socket.with_name("front.sock")
 
     def planner_arguments(self, takes_over=False):
@@ -125,6 +128,40 @@ class ServeSupervision(Supervision):
             own.returncode()
             self._arguments.keep_words(own)
             own.close()
+        self._beside = []
+        super()._end_all()
+
+
+class _Owner:
+    """The program that is the front, as supervision.py looks at processes beside the three: it has ended once our stdin has."""
+
+    descriptor = 0
+
+    def __init__(self):
+        self._poll = select.poll()
+        self._poll.register(self.descriptor, select.POLLIN)
+        self._ended = False
+
+    def returncode(self):
+        while not self._ended and self._poll.poll(0):
+            self._ended = not os.read(self.descriptor, 4096)
+        return 0 if self._ended else None
+
+
+class OwnedSupervision(Supervision):
+    """The processes work for the front that started them. Once it has ended, or has closed our stdin, all end at once: no one waits for answers."""
+
+    def _run(self):
+        self._beside = [_Owner()]
+        return super()._run()
+
+    def _attend(self):
+        if self._beside[0].returncode() is None:
+            return None
+        self._killed_at_once = True
+        return Outcome(DONE)
+
+    def _end_all(self):
         self._beside = []
         super()._end_all()
 

@@ -4,6 +4,7 @@ import argparse
 import difflib
 
 from . import quantities
+from .hub import model_folder
 from .paths import command_name
 from .trouble import RUN_ENDS, Refusal, shown, tell
 
@@ -85,7 +86,7 @@ def normalised(arguments):
 
 
 def add_model(to, required=True):
-    to.add_argument("--model", required=required, metavar="DIR", help="a HuggingFace model directory")
+    to.add_argument("--model", type=model_folder, required=required, metavar="DIR|NAME", help="a HuggingFace model directory, or a name on its hub: NAME/MODEL")
 
 
 def add_loading(to):
@@ -189,6 +190,7 @@ def serve_parser():
     made.add_argument("--port", type=lambda text: quantities.count(text, 0, 65535), default=8000, metavar="N", help="default: 8000; 0: any that is free")
     made.add_argument("--api-key", metavar="KEY", help="clients must send it (default: POISE_API_KEY of the environment, or none)")
     made.add_argument("--run-dir", default="serve.poise", metavar="DIR", help="state and logs (default: serve.poise)")
+    made.add_argument("--front", metavar="SOCKET", help="no HTTP: requests come from the program that holds stdin, over this ZeroMQ socket (python/README.md)")
     made.add_argument("--max-open-requests", type=quantities.count, default=4096, metavar="N", help="accepted at a time; more get 429 (default: 4096)")
     made.add_argument("--max-body", type=quantities.size, default=32 << 20, metavar="SIZE", help="of a request (default: 32MiB); larger ones get 413")
     made.add_argument("--max-file", type=quantities.size, default=512 << 20, metavar="SIZE", help="of an upload (default: 512MiB); larger ones get 413")

@@ -86,12 +86,17 @@ def is_private(folder):
 
 
 def profile_folder():
-    """Where measured profiles are kept. In a container a user may have no home; then the private folder holds them."""
+    """Where measured profiles are kept."""
+    return cache_folder() / "profiles"
+
+
+def cache_folder():
+    """What is kept between runs. In a container a user may have no home; then the private folder holds it."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     home = os.path.expanduser("~")
     if os.path.isabs(cache):
-        return Path(cache) / "poise" / "profiles"
-    return Path(home) / ".cache" / "poise" / "profiles" if os.path.isabs(home) else private_folder() / "profiles"
+        return Path(cache) / "poise"
+    return Path(home) / ".cache" / "poise" if os.path.isabs(home) else private_folder()
 
 
 def fits_a_socket(path):
