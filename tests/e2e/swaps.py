@@ -36,8 +36,8 @@ def work(workspace, count):
     return workspace.write_requests("requests.jsonl", lines)
 
 
-def policy_words(random):
-    name = random.choice(harness.policies())
+def policy_words(random, name=None):
+    name = name or random.choice(harness.policies())
     share = []
     if name in ("hybrid", "kvpr"):
         share = ["--act-share", str(random.choice((0, 0.25, 0.5, 0.9)))]
@@ -124,8 +124,8 @@ class Disturbed:
         return self.workspace.replay(self.run, "--model", DEMO_MODEL)
 
 
-def undisturbed(workspace, requests):
-    workspace.run(requests, workspace / "oracle.jsonl").expect(0)
+def undisturbed(workspace, requests, *options):
+    workspace.run(requests, workspace / "oracle.jsonl", *options).expect(0)
     return comparable(workspace / "oracle.jsonl")
 
 
@@ -193,6 +193,35 @@ def executors_are_restarted_while_the_run_goes_on(workspace):
     run.replay()
     expect_equal(said.count("the gpu_executor is back"), RESTARTS, "times that the planner saw another executor")
     expect("died twice" not in said, f"executors that were asked to end count as deaths: {said}")
+
+
+@test
+def codes_of_weights_and_context_stand_every_policy_and_every_death(workspace):
+    """Packed weights and quantised context: every policy in one run, planners and executors killed and replaced between them."""
+    random = workspace.random
+    kept = ("--quantization", random.choice(("int8", "int4")), "--kv-cache-dtype", random.choice(("int8", "int4")))
+    requests = work(workspace, 18)
+    oracle = undisturbed(workspace, requests, *kept)
+    run = with_blocks_on_the_device(workspace, requests, *kept)
+    names = random.sample(harness.policies(), len(harness.policies()))
+    ends = [(what, *kill) for what in ("planner", "gpu_executor") for kill in ((), ("--kill",))]
+    for number, name in enumerate(names):
+        time.sleep(random.uniform(0, 0.08))
+        words = [name, *policy_words(random, name)[1], "--json"]
+        try:
+            said = run.ask(policy_command.policy, *words)
+        except harness.Failed as failed:  # its split leaves no room in these pools
+            expect("(--rebuild)" in str(failed), str(failed))
+            said = run.ask(policy_command.policy, *words, "--rebuild")
+        expect_equal(json.loads(said)["policy"], name, "the policy in force")
+        what, *kill = ends[number % len(ends)]
+        before = run.pid(what)
+        run.ask(restart_command.restart, what, *kill)
+        expect(run.pid(what) not in (before, None), f"it is the same {what}")
+    expect(run.lives(), "the run was over before every policy had its turn")
+    run.finish(oracle)
+    workspace.poise("inspect", "--check", run.run).expect(0)
+    run.replay()
 
 
 def another(run, what, old):
