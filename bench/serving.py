@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
 """What HTTP costs: `poise serve` beside `poise run`, on the demo model unless --model names another. Needs no package.
 
-    bench/serving.py [--model DIR] [--clients N] [--lines N] [--json]
+    bench/serving.py [--model DIR] [--clients N] [--lines N] [--disturbed SECONDS] [--json]
 
 It starts a server and measures, one after the other:
   clients   N connections at once, each with one request: errors, seconds
   front     the front's share of a core at 2,000 requests a minute, for 30 s
   streams   100 streams at a time: the first token as a client sees it, less what the planner says of the same requests
+  disturbed with --disturbed: as many streams as clients, of which three in ten leave at some token, while planner and gpu_executor are killed
+            by turns; every stream that ends must have the text of an undisturbed one
   batch     a file of N lines as a batch and as a run: tokens/s of both, and the most memory that the front had
 """
 
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -25,6 +29,9 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "launch"))
+from supervisor.lifecycle import processes  # noqa: E402
+
 POISE = ROOT / "launch" / "poise"
 TICK = os.sysconf("SC_CLK_TCK")
 NAMES = ("Jana", "Petr", "Eva", "Ivan", "Lena", "Olaf", "Mira", "Tomas")
@@ -130,6 +137,74 @@ async def streams(server, at_a_time=100, rounds=3):
     return {"streams": at_a_time, "first_token_seconds": client, "of_the_planner": planner, "added_seconds": client - planner, "share_of_a_core": used / took}
 
 
+class Disturbed:
+    """Streams whose clients vanish, in a server whose processes die."""
+
+    KINDS, KILL_EVERY, VANISH = 40, 30.0, 0.3
+
+    def __init__(self, server, count, seconds):
+        self._server, self._count, self._until = server, count, time.monotonic() + seconds
+        self._random = random.Random(1)
+        self.found = {"streams": count, "right": 0, "left": 0, "wrong": 0, "broken": 0, "kills": 0, "memory": []}
+
+    async def run(self):
+        texts = {kind: await self._text(kind) for kind in range(self.KINDS)}
+        self._note_memory()
+        await asyncio.gather(self._kill(), *(self._streams(texts) for _ in range(self._count)))
+        self._note_memory()
+        return self.found
+
+    async def _streams(self, texts):
+        while time.monotonic() < self._until:
+            kind = self._random.randrange(self.KINDS)
+            leaves = self._random.randrange(1, 40) if self._random.random() < self.VANISH else None
+            try:
+                text = await self._text(kind, leaves)
+            except (OSError, asyncio.IncompleteReadError):
+                self.found["broken"] += 1
+                continue
+            self.found["left" if text is None else "right" if text == texts[kind] else "wrong"] += 1
+
+    async def _text(self, kind, leaves=None):
+        """The text of a stream; None if its client has left before the end."""
+        reader, writer = await asyncio.open_connection(self._server.host, self._server.port)
+        try:
+            body = json.dumps(asked(kind, 60 + kind, stream=True, temperature=0.9, seed=kind)).encode()
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            await reader.readuntil(b"\r\n\r\n")
+            text, events = "", 0
+            while not (line := await reader.readline()).startswith(b"data: [DONE]"):
+                if not line:
+                    raise asyncio.IncompleteReadError(b"", None)
+                if line.startswith(b"data: {"):
+                    text += json.loads(line[6:])["choices"][0]["text"]
+                    events += 1
+                    if events == leaves:
+                        return None
+            return text
+        finally:
+            writer.close()
+
+    async def _kill(self):
+        names = itertools.cycle(("poise-planner", "poise-gpu-executor"))
+        while self._until - time.monotonic() > self.KILL_EVERY / 2:
+            await asyncio.sleep(min(self.KILL_EVERY, (self._until - time.monotonic()) / 3))
+            name = next(names)
+            for process in self._processes():
+                if process.program == name:
+                    os.kill(process.pid, signal.SIGKILL)
+                    self.found["kills"] += 1
+
+    def _processes(self):
+        run_id = json.loads((self._server.run / "run.json").read_text())["run_id"]
+        return [process for process in processes.running() if process.run_id == run_id]
+
+    def _note_memory(self):
+        pids = {process.program: process.pid for process in self._processes()} | {"front": self._server.front}
+        sizes = {name: re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text()) for name, pid in pids.items()}
+        self.found["memory"].append({name: f"{int(size[1]) >> 10} MiB" for name, size in sizes.items() if size})
+
+
 def upload(server, data):
     edge = b"edge-of-a-part"
     parts = [b'--%b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n' % edge]
@@ -166,6 +241,7 @@ def main():
     parser.add_argument("--model", default=str(ROOT / "launch" / "demo" / "model"))
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--lines", type=int, default=50_000)
+    parser.add_argument("--disturbed", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     found = {}
@@ -177,6 +253,10 @@ def main():
                 found[part] = asyncio.run(one)
                 if not given.json:
                     print(part, json.dumps(found[part]), flush=True)
+            if given.disturbed:
+                found["disturbed"] = asyncio.run(Disturbed(server, given.clients, given.disturbed).run())
+                if not given.json:
+                    print("disturbed", json.dumps(found["disturbed"]), flush=True)
             found["batch"] = batch(server, Path(name), given.model, given.lines)
         finally:
             server.end()

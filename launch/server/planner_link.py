@@ -95,7 +95,8 @@ class PlannerLink:
         opened = []
         for line, entry in lines:
             number = self.number()
-            opened.append(OpenRequest(number, line, entry, number, streams))
+            # The seed of a request that names none follows from its line's number: here any, so that two that are equal differ.
+            opened.append(OpenRequest(number, line, entry, secrets.randbelow(_LAST_ID) + 1, streams))
             self._open[number] = opened[-1]
         self._counted += len(opened)
         if self._peer is not None:

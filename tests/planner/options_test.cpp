@@ -57,6 +57,21 @@ TEST(PlannerOptions, ARunHasDefaults) {
   EXPECT_EQ(options.death_descriptor, -1);
 }
 
+TEST(PlannerOptions, WithAFrontThereAreNoFiles) {
+  std::vector<std::string> words(kRun.begin(), kRun.end() - 4);
+  words.insert(words.end(), {"--front-socket", "/f"});
+  const auto options = std::get<RunOptions>(parse(words));
+  EXPECT_EQ(options.front_socket, "/f");
+  EXPECT_TRUE(options.input.input.empty() && options.output.empty());
+  for (const std::string name : {"--input-file=/in", "--output-file=/out", "--resume"}) {
+    words.push_back(name);
+    const std::string said = refusal(words);
+    EXPECT_NE(said.find("for requests in a file"), std::string::npos) << said;
+    words.pop_back();
+  }
+  EXPECT_TRUE(run({}).front_socket.empty());
+}
+
 TEST(PlannerOptions, AreTakenWithHyphensAndUnderscores) {
   const RunOptions options =
       run({"--host_memory=1000", "--gpu-memory", "2000", "--policy=hybrid", "--act_share", "0.25",
