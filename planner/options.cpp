@@ -485,8 +485,9 @@ LogDiffOptions diff_of(const cxxopts::ParseResult& given) {
 PlannerCommand inspect_command(const std::vector<std::string>& words) {
   cxxopts::Options options("poise-planner inspect", "Shows a log of orders.");
   options.add_options()("log", "the log", cxxopts::value<std::string>())(
-      "json", "one JSON object a line")("check",
-                                        "whether every order could be right; ends with 1 if not")(
+      "json", "one JSON object a line")(
+      "brief", "with --json: sums of each iteration and times of each request, no orders")(
+      "check", "whether every order could be right; ends with 1 if not")(
       "iteration", "this one alone", cxxopts::value<std::string>())(
       "layer", "this one alone, from 0", cxxopts::value<std::string>())(
       "diff", "the first difference of two logs; ends with 1 if there is one")(
@@ -509,7 +510,11 @@ PlannerCommand inspect_command(const std::vector<std::string>& words) {
   InspectOptions inspect;
   inspect.log = required_argument(given, "log");
   inspect.json = given.count("json") != 0;
+  inspect.brief = given.count("brief") != 0;
   inspect.check = given.count("check") != 0;
+  if (inspect.brief && (!inspect.json || inspect.check || given.count("layer") != 0)) {
+    fail("--brief goes with --json, and shows no layers");
+  }
   if (inspect.check &&
       (inspect.json || given.count("iteration") != 0 || given.count("layer") != 0)) {
     fail(

@@ -29,6 +29,7 @@ COMMANDS = {
     "retry": ("commands.retry", "retry", "the lines of a finished run that failed, once more"),
     "tail": ("commands.tail", "tail", "the result lines of a run, as they are finished"),
     "inspect": ("commands.inspect", "inspect", "shows the orders of a run, as a table or as JSON"),
+    "report": ("commands.report", "report", "writes one page about a run, with curves, for a browser"),
     "replay": ("commands.replay", "replay", "gives a run's orders to an executor again, and compares every answer"),
     "policies": ("commands.policies", "policies", "lists the ways to keep context, each with its source"),
     "simulate": ("commands.simulate", "simulate", "plays the papers' experiments in virtual time, without a GPU"),

@@ -71,6 +71,7 @@ std::string to_json(const RunStatus& status) {
       {"token_seconds", status.token_seconds.json()},
       {"layers", status.layers},
       {"resident_layers", status.resident_layers},
+      {"host_weights_bytes", status.host_weights.n},
       {"host_pool_bytes", status.host_pool.n},
       {"device_bytes", status.device_memory.n},
       {"link_bytes",

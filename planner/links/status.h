@@ -57,6 +57,7 @@ struct RunStatus {
   Histogram iteration_tokens = tokens_of_iterations();    // rows of each iteration
   Histogram token_seconds = seconds_between_tokens();     // of answers, with a front
   std::int32_t layers = 0, resident_layers = 0;
+  Bytes host_weights;  // those that are in host memory now
   Bytes host_pool, device_memory;
   Seconds elapsed{};             // since the first iteration began
   Seconds planning_time{};       // schedules, mini-batches, tables

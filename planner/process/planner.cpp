@@ -346,6 +346,8 @@ void Planner::report(bool always) {
   }
   if (run_.executor) {
     status.executor = run_.executor->totals();
+    status.host_weights = Bytes{static_cast<std::int64_t>(run_.control->weights_bytes)} -
+                          run_.layout().layer.bytes * run_.released_layers();
     status.balance = run_.executor->balance();
     status.message_time = run_.executor->message_time();
   }

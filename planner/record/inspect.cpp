@@ -7,6 +7,7 @@
 #include "common/files/regular_file.h"
 #include "common/trouble.h"
 #include "common/words.h"
+#include "planner/record/inspect_brief.h"
 #include "planner/record/log_extent.h"
 
 namespace poise {
@@ -143,6 +144,7 @@ void inspect(const InspectOptions& options, std::FILE* out) {
   }
   std::uint64_t iterations = 0, shown = 0;
   Balance balance(facts.sizes);
+  RequestTimes requests;
   const BalanceFacts told{.device = "device",
                           .act_is_smaller = facts.sizes.act_row < facts.sizes.kv_row};
   log.read(
@@ -154,9 +156,13 @@ void inspect(const InspectOptions& options, std::FILE* out) {
                return;
              }
              ++shown;
+             if (options.brief) {
+               requests.take(iteration);
+             }
              fmt::print(out, "{}",
-                        options.json ? iteration_json(iteration, facts, options.layer)
-                                     : iteration_text(iteration, facts, options.layer));
+                        options.brief  ? brief_json(iteration, facts)
+                        : options.json ? iteration_json(iteration, facts, options.layer)
+                                       : iteration_text(iteration, facts, options.layer));
            },
        .configure =
            [&](const messages::ConfigureT& configure, double time) {
@@ -188,13 +194,19 @@ void inspect(const InspectOptions& options, std::FILE* out) {
                         options.json ? policy_json(policy, time) : policy_text(policy, time));
            },
        .pool = {},
-       .weights = {}});
+       .weights = {},
+       .successor =
+           [&](Successor successor, double time) {
+             if (options.brief) {
+               fmt::print(out, "{}", successor_json(successor, time));
+             }
+           }});
   if (options.iteration && shown == 0) {
     fail("--iteration {}: not in this log of {}", *options.iteration,
          counted(iterations, "iteration"));
   }
   if (options.json) {
-    fmt::print(out, "{}", balance_json(balance, told));
+    fmt::print(out, "{}{}", requests.json(), balance_json(balance, told));
   } else {
     fmt::print(
         out, "{}, {}{}\n", counted(iterations, "iteration"), counted(log.records(), "record"),

@@ -12,6 +12,7 @@ namespace poise {
 struct InspectOptions {
   std::filesystem::path log;
   bool json = false;
+  bool brief = false;  // sums and requests in place of orders, with `json` (inspect_brief.h)
   bool check = false;  // whether every order holds, instead of the orders
   std::optional<std::uint64_t> iteration;
   std::optional<std::uint32_t> layer;

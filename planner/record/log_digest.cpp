@@ -69,6 +69,7 @@ void LogDigest::read(const LogReaders& readers) {
   reader_.rewind();
   records_ = 0;
   over_ = false;
+  run_id_.clear();
   while (const auto record = over_ ? std::nullopt : reader_.next()) {
     ++records_;
     take(*record);
@@ -88,7 +89,31 @@ void LogDigest::take(const LoggedMessage& record) {
   if (message == nullptr) {
     fail("record {} of the order log is no message of this version of poise", record.number);
   }
-  take(*message, static_cast<double>(record.time_ns) * 1e-9);
+  const double time = static_cast<double>(record.time_ns) * 1e-9;
+  notice_successors(*message, time);
+  take(*message, time);
+}
+
+void LogDigest::notice_successors(const messages::Message& message, double time) {
+  const std::string run_id = message.run_id() != nullptr ? message.run_id()->str() : "";
+  if (run_id != run_id_) {
+    if (!run_id_.empty()) {
+      call(readers_.successor, Successor::attempt, time);
+    }
+    run_id_ = run_id;
+    planner_epoch_ = executor_epoch_ = 0;
+  }
+  const auto notice = [&](std::uint32_t epoch, std::uint32_t& known, Successor successor) {
+    if (epoch == 0 || epoch == known) {  // notes for the log's reader have no epochs
+      return;
+    }
+    if (known != 0) {
+      call(readers_.successor, successor, time);
+    }
+    known = epoch;
+  };
+  notice(message.planner_epoch(), planner_epoch_, Successor::planner);
+  notice(message.executor_epoch(), executor_epoch_, Successor::gpu_executor);
 }
 
 void LogDigest::take(const messages::Message& message, double time) {

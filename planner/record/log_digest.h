@@ -48,6 +48,9 @@ struct LogFacts {
   std::vector<std::uint64_t> piece_bytes;  // of a layer's weights
 };
 
+// Who goes on with a run: another attempt (all processes are new), or one new process of the same attempt.
+enum class Successor : std::uint8_t { attempt, planner, gpu_executor };
+
 // Called with what a log holds, in the log's order, with seconds since the log began. What is empty is
 // not called.
 struct LogReaders {
@@ -58,6 +61,7 @@ struct LogReaders {
   std::function<void(const messages::PolicyInForceT&, double)> policy;
   std::function<void(const messages::PoolGrantT&, const std::string& run_id)> pool;
   std::function<void(const messages::WeightsHeldT&)> weights;
+  std::function<void(Successor, double)> successor{};  // before the first message of or to it
 };
 
 class LogDigest {
@@ -75,6 +79,7 @@ class LogDigest {
  private:
   void take(const LoggedMessage& record);
   void take(const messages::Message& message, double time);
+  void notice_successors(const messages::Message& message, double time);
   void take_report(const messages::LayerDone& done, double time);
   void give_iterations();
   LinkSum ordered_bytes(const messages::LayerOrderT& order,
@@ -88,6 +93,8 @@ class LogDigest {
   LogReaders readers_;
   std::uint64_t log_began_ns_ = 0;  // CLOCK_MONOTONIC, as the last Configure said
   double device_clock_ = 0;         // LoggedLayer::clock of what follows
+  std::string run_id_;              // of the messages so far, as the next two; empty and 0: none yet
+  std::uint32_t planner_epoch_ = 0, executor_epoch_ = 0;
 };
 
 // "embedding", "layer 3", "head".

@@ -20,6 +20,7 @@ def inspect(words):
     made.add_argument("what", metavar="RUN|orders.log", help="a run directory, or a log of orders")
     made.add_argument("other", metavar="RUN|orders.log", nargs="?", help="the second one, for --diff")
     made.add_argument("--json", action="store_true", help="one JSON object a line")
+    made.add_argument("--brief", action="store_true", help="with --json: sums of iterations and times of requests, without orders")
     made.add_argument("--check", action="store_true", help="whether every order could be right; ends with 1 if one could not")
     made.add_argument("--diff", action="store_true", help="the first order, table or result in which two logs differ")
     made.add_argument("--times", action="store_true", help="with --diff: clocks, names of processes and measured times, too")
@@ -31,7 +32,7 @@ def inspect(words):
     if given.other is not None or given.times:
         raise Refusal("inspect: two logs, and --times, are for --diff (options: help inspect)")
     path, _ = find_orders(given.what)
-    arguments = ["inspect", str(path), *(["--json"] if given.json else []), *(["--check"] if given.check else [])]
+    arguments = ["inspect", str(path), *(f"--{name}" for name in ("json", "brief", "check") if getattr(given, name))]
     for name in ("iteration", "layer"):
         if getattr(given, name) is not None:
             arguments += [f"--{name}", str(getattr(given, name))]
@@ -41,7 +42,7 @@ def inspect(words):
 def _diff(given):
     if given.other is None:
         raise Refusal("inspect: --diff compares two logs: name another run directory, or log of orders")
-    if given.check or given.iteration is not None or given.layer is not None:
-        raise Refusal("inspect: --diff finds the first difference by itself: leave --check, --iteration and --layer out")
+    if given.check or given.brief or given.iteration is not None or given.layer is not None:
+        raise Refusal("inspect: --diff finds the first difference by itself: leave --check, --brief, --iteration and --layer out")
     paths = [str(find_orders(what)[0]) for what in (given.what, given.other)]
     become_planner("inspect", "--diff", *paths, *(["--json"] if given.json else []), *(["--times"] if given.times else []))

@@ -4,19 +4,16 @@ The supervisor listens, and the front inherits the socket: a port that is taken 
 replaced goes on with the connections that wait.
 """
 
-import hashlib
 import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
-from ..shared.files import remove_tree
-from ..shared.paths import PLANNER, ROOT, cache_folder, is_bundle, program
-from ..shared.trouble import OUTPUT, Refusal, say, shown
-from . import processes
+from ..shared.paths import PLANNER, ROOT, program
+from ..shared.trouble import Refusal, shown
+from . import own_packages, processes
 
 SERVER = ROOT / "launch" / "server"
 _NEEDS = SERVER / "requirements.txt"
@@ -25,37 +22,10 @@ _MOST_STDERR = 1 << 20
 _MOST_AT_A_TIME, _LEAST_WINDOW = 256, 64
 
 
-def environment_folder():
-    ours = cache_folder() / "serve-venv" if is_bundle() else ROOT / "build" / "serve-venv"
-    return Path(os.environ.get("POISE_SERVE_VENV") or ours)
-
-
 def python():
-    """The interpreter that has what the front needs; installs it the first time, and again when the list of packages has changed."""
-    folder = environment_folder()
-    wanted = hashlib.sha256(_NEEDS.read_bytes() + sys.version.encode()).hexdigest()
-    mark = folder / "installed"
-    try:
-        if mark.read_text() == wanted:
-            return folder / "bin" / "python"
-    except OSError:
-        pass
-    say(f"installing what a server needs into {shown(folder)} (starlette, uvicorn and others, from PyPI; once)")
-    remove_tree(folder)
-    for words in (
-        [sys.executable, "-m", "venv", str(folder)],
-        [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(_NEEDS)],
-    ):
-        ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False)
-        if ended.returncode:
-            last = (ended.stderr.strip() or ended.stdout.strip() or "it gave no reason").splitlines()[-1]
-            hint = "; Debian: apt-get install python3-venv" if "ensurepip" in ended.stdout + ended.stderr else ""
-            raise Refusal(f"what a server needs cannot be installed: {shown(last)}{hint}")
-    try:
-        mark.write_text(wanted)
-    except OSError as problem:
-        raise Refusal(f"{shown(mark)} cannot be written: {problem.strerror}", OUTPUT) from None
-    return folder / "bin" / "python"
+    """The interpreter that has what the front needs."""
+    folder = own_packages.folder_of("serve-venv", "POISE_SERVE_VENV")
+    return own_packages.interpreter(folder, _NEEDS, "what a server needs", "starlette, uvicorn and others")
 
 
 def listening(host, port, option="--port"):

@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <sstream>
 
 #include "common/order_log.h"
 #include "planner/record/log_check.h"
@@ -31,11 +33,25 @@ class InspectTest : public testing::Test {
     OrderLog log(path_, header_);
     (log_note(log, "run", std::move(tables)), ...);
   }
-  std::string inspected(bool json) const {
+  // As a planner of this epoch records what an executor of that epoch sends.
+  template <typename Table>
+  void record_of(const std::string& run_id, std::uint32_t planner, std::uint32_t executor,
+                 Table table) {
+    messages::MessageT message;
+    message.run_id = run_id;
+    message.planner_epoch = planner;
+    message.executor_epoch = executor;
+    message.body.Set(std::move(table));
+    flatbuffers::FlatBufferBuilder builder;
+    messages::FinishMessageBuffer(builder, messages::Message::Pack(builder, &message));
+    OrderLog(path_, header_)
+        .append(std::as_bytes(std::span(builder.GetBufferPointer(), builder.GetSize())));
+  }
+  std::string inspected(bool json, bool brief = false) const {
     const std::filesystem::path printed = folder_ / "printed";
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> out(std::fopen(printed.c_str(), "w"),
                                                               std::fclose);
-    inspect({.log = path_, .json = json}, out.get());
+    inspect({.log = path_, .json = json, .brief = brief}, out.get());
     std::fflush(out.get());
     return testing_support::content_of(printed);
   }
@@ -72,6 +88,83 @@ TEST_F(InspectTest, SequencesWhoseTokensOverflowAreShownAsTheyStand) {
     EXPECT_THAT(inspected(false), HasSubstr("iteration 1"));
     EXPECT_TRUE(nlohmann::json::accept(inspected(true).substr(0, inspected(true).find('\n'))));
   }
+}
+
+// The lines of that type.
+std::vector<nlohmann::json> lines_of(const std::string& text, const std::string& type) {
+  std::vector<nlohmann::json> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) {
+    nlohmann::json json = nlohmann::json::parse(line);
+    if (json.value("type", "") == type) {
+      lines.push_back(std::move(json));
+    }
+  }
+  return lines;
+}
+
+messages::IterationT iteration_of(std::uint64_t number,
+                                  const std::vector<messages::Sequence>& sequences) {
+  messages::IterationT iteration;
+  iteration.iteration = number;
+  auto batch = std::make_unique<messages::MiniBatchT>();
+  batch->sequences = sequences;
+  for (const messages::Sequence& sequence : sequences) {
+    batch->tokens.resize(batch->tokens.size() + sequence.new_tokens());
+    batch->prompt_tokens.push_back(7);
+  }
+  iteration.mini_batches.push_back(std::move(batch));
+  return iteration;
+}
+
+messages::IterationDoneT answers_of(std::uint64_t number,
+                                    const std::vector<std::pair<std::uint32_t, int>>& tokens) {
+  messages::IterationDoneT done;
+  done.iteration = number;
+  for (const auto& [request, token] : tokens) {
+    auto result = std::make_unique<messages::SampleResultT>();
+    result->request = request;
+    result->token = token;
+    done.results.push_back(std::move(result));
+  }
+  return done;
+}
+
+TEST_F(InspectTest, ABriefLineCountsAnIterationsRowsAndTokensAndEachRequests) {
+  record(iteration_of(1, {{3, 0, 7, 0, 0}, {9, 0, 4, 7, 0}}), answers_of(1, {{3, 55}, {9, -1}}),
+         iteration_of(2, {{3, 7, 1, 0, 0}, {9, 4, 3, 1, 0}}), answers_of(2, {{3, 56}, {9, 57}}),
+         iteration_of(3, {{3, 8, 1, 0, 0}}));  // not finished
+  const std::string text = inspected(true, true);
+  const auto iterations = lines_of(text, "iteration");
+  ASSERT_EQ(iterations.size(), 2U);
+  EXPECT_EQ(iterations[0]["rows"], 11);
+  EXPECT_EQ(iterations[0]["tokens"], 1);
+  EXPECT_EQ(iterations[1]["context"], 11);
+  EXPECT_EQ(iterations[1]["tokens"], 2);
+  const auto requests = lines_of(text, "request");
+  ASSERT_EQ(requests.size(), 2U);
+  EXPECT_EQ(requests[0]["request"], 3);
+  EXPECT_EQ(requests[0]["rows"], 8);
+  EXPECT_EQ(requests[0]["tokens"], 2);
+  EXPECT_EQ(requests[0]["prompt_tokens"], 7);
+  EXPECT_EQ(requests[0]["first_s"], iterations[0]["sent_s"]);
+  EXPECT_EQ(requests[1]["done_s"], iterations[1]["done_s"]);
+  EXPECT_TRUE(lines_of(text, "layer").empty());
+  EXPECT_TRUE(lines_of(inspected(true), "request").empty());
+}
+
+TEST_F(InspectTest, ABriefLogNamesEachProcessThatGoesOnForAnother) {
+  record_of("run", 1, 5, messages::ReadyT{});
+  record(messages::PolicyInForceT{});  // a note has no epochs
+  record_of("run", 1, 5, messages::ReadyT{});
+  record_of("run", 2, 5, messages::ReadyT{});
+  record_of("run", 2, 6, messages::ReadyT{});
+  record_of("another", 1, 7, messages::ReadyT{});
+  std::vector<std::string> names;
+  for (const nlohmann::json& line : lines_of(inspected(true, true), "successor")) {
+    names.push_back(line["of"]);
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"planner", "gpu_executor", "attempt"}));
 }
 
 TEST_F(InspectTest, APolicysNameIsMadeFitForATerminal) {
