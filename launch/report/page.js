@@ -2,8 +2,14 @@
 // takes some of HTML for markup.
 "use strict";
 
-const facts = JSON.parse(document.getElementById("facts").textContent);
-const log = facts.log, series = log && log.series;
+let facts, log, series;
+const take = (taken) => {
+  facts = taken || {};
+  log = facts.log;
+  series = log && log.series;
+};
+take(JSON.parse(document.getElementById("facts").textContent));
+const live = document.getElementById("live");
 const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const sum = (values) => values.reduce((a, b) => a + b, 0);
@@ -21,6 +27,7 @@ const rates = (name, factor = 1) => {
 const line = (name, y, index, more = {}) => ({
   type: "scatter", mode: "lines", name, x: times(), y, line: {color: colour(`--c${index}`), width: 1.8}, ...more,
 });
+const atATime = (name) => series[name].map((value, i) => (series.seconds[i] > 0 ? value / series.seconds[i] : 0));
 const area = (name, y, index) => line(name, y, index, {stackgroup: "one", line: {color: colour(`--c${index}`), width: 0.5}});
 
 // Changes of policy and restarts, as lines across a curve over time.
@@ -65,27 +72,30 @@ function drawAll() {
 // ---- the drawings
 
 const CLASSES = [["weights", "weights", 0], ["kv", "KV", 1], ["act", "ACT", 2], ["stores", "stores (to the host)", 3]];
-const WAITS = [["weights", "waits for weights", 0], ["blocks", "waits for blocks", 1], ["rows", "waits for rows", 3]];
+const WAITS = [["weights", "waits for weights", 0], ["blocks", "waits for blocks", 1], ["rows", "waits for rows", 3], ["host", "waits for host cores", 4]];
+const happens = (name) => series[name] && series[name].some((value) => value > 0);
 
-if (log) {
+if (log || live) {
   overTime("throughput", "per second", () => [
     line("generated tokens", rates("tokens"), 0),
     line("all rows, prompts included", rates("rows"), 4, {visible: "legendonly"}),
   ]);
   overTime("requests", "requests", () => [
-    line("in an iteration", series.sequence_seconds.map((value, i) => (series.seconds[i] > 0 ? value / series.seconds[i] : 0)), 2),
+    line("at work", atATime("sequence_seconds"), 2),
+    ...(series.waiting_seconds ? [line("waiting", atATime("waiting_seconds"), 4)] : []),
   ]);
 }
-if (log && log.has_reports) {
+if (live || (log && log.has_reports)) {
   overTime("busy", "% of the time", () => [
     line("link to the device", rates("link", 100), 0),
     line("computation", rates("compute", 100), 1),
     line("link to the host", rates("back", 100), 3),
+    ...(happens("host") ? [line("host cores that attend", rates("host", 100), 4)] : []),
   ], {range: [0, 105]});
   overTime("bytes", "GB/s", () => CLASSES.map(([name, words, index]) => area(words, rates(`bytes_${name}`, 1e-9), index)));
   overTime("stalls", "% of the time", () => [
     area("computes", rates("compute", 100), 7),
-    ...WAITS.map(([name, words, index]) => area(words, rates(`waits_${name}`, 100), index)),
+    ...WAITS.filter(([name]) => name !== "host" || happens("waits_host")).map(([name, words, index]) => area(words, rates(`waits_${name}`, 100), index)),
   ], {range: [0, 105]});
 }
 
@@ -126,7 +136,7 @@ if (facts.results) {
   histogram("prompts", facts.results.prompts, "tokens", 0);
   histogram("completions", facts.results.completions, "tokens", 2);
 }
-if (log) {
+if (log && !live) {
   histogram("waited", log.waited, "seconds", 4);
   histogram("worked", log.worked, "seconds", 5);
 }
@@ -141,8 +151,29 @@ async function unpack() {
   document.head.append(script);
 }
 
-unpack().then(() => {
-  drawAll();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+// ---- a page that is live asks for new figures
+
+const EVERY = 2000;
+
+async function refresh() {
+  try {
+    const answer = await fetch(live.dataset.from, {cache: "no-store"});
+    if (!answer.ok) throw new Error(answer.statusText);
+    const got = await answer.json();
+    take(got.facts);
+    live.innerHTML = got.head;
+    document.getElementById("live-tables").innerHTML = got.tables;
+    if (log) drawAll();
+  } catch {
+    if (!live.querySelector(".gone")) live.insertAdjacentHTML("afterbegin", '<p class="note gone">There is no answer: it has ended, or cannot be reached.</p>');
+  }
+  document.body.dataset.refreshed = String(1 + Number(document.body.dataset.refreshed || 0));
+  setTimeout(refresh, EVERY);
+}
+
+unpack().then(async () => {
+  if (!live) drawAll();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => log && drawAll());
   document.body.dataset.drawn = String(drawn.length);
+  if (live) refresh();
 });

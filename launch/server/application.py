@@ -1,5 +1,7 @@
 """The paths of the front, who may use them, and how refusals look."""
 
+import base64
+import contextlib
 import hmac
 import json
 import time
@@ -17,9 +19,10 @@ from .errors import Refused
 from .files import Files
 
 _OPEN_PATHS = ("/health",)
+_PAGES = ("/", "/report.json")  # for browsers, which ask for a name and a password: the key is the password
 
 
-def application(settings, planner, chat, tokens, metrics, files, batches):
+def application(settings, planner, chat, tokens, metrics, files, batches, live):
     completions = Completions(settings, planner, chat, metrics)
     paths = Files(settings, files, batches.is_needed)
     model = _Model(settings, planner, chat, tokens, completions)
@@ -38,6 +41,7 @@ def application(settings, planner, chat, tokens, metrics, files, batches):
         Route("/ping", model.health, methods=["GET", "POST"]),
         Route("/version", model.version),
         Route("/metrics", metrics.page),
+        *live.routes(),
         Route("/tokenize", model.tokenize, methods=["POST"]),
         Route("/detokenize", model.detokenize, methods=["POST"]),
         Route("/tokenizer_info", model.tokenizer_info),
@@ -82,7 +86,7 @@ class _Keyed:
         if self._key is not None and scope["path"] not in _OPEN_PATHS and not self._holds_key(scope):
             refused = Refused(
                 401, "a valid key is needed: Authorization: Bearer KEY", code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
+                headers={"WWW-Authenticate": 'Basic realm="poise"' if scope["path"] in _PAGES else "Bearer", "Connection": "close"},
             )  # fmt: skip
             await refused.response()(scope, receive, send)
             return
@@ -91,6 +95,9 @@ class _Keyed:
     def _holds_key(self, scope):
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         word, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        if word.lower() == b"basic" and scope["path"] in _PAGES:
+            with contextlib.suppress(ValueError):
+                word, key = b"bearer", base64.b64decode(key.strip(), validate=True).partition(b":")[2]
         return hmac.compare_digest(key.strip(), self._key) and word.lower() == b"bearer"
 
 

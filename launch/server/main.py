@@ -16,6 +16,7 @@ from .batches import Batches
 from .bodies import Patience
 from .chat import ChatRenderer
 from .files import FileStore
+from .live import LivePage
 from .metrics import Metrics
 from .planner_link import PlannerLink
 from .protocol import BoundedProtocol
@@ -45,7 +46,8 @@ async def _serve(settings):
     metrics = Metrics(settings, planner)
     files = FileStore(Path(settings.run_dir) / "files")
     batches = Batches(settings, planner, chat, metrics, files)
-    app = application(settings, planner, chat, tokens, metrics, files, batches)
+    live = LivePage(settings.run_dir, settings.run_id, settings.names)
+    app = application(settings, planner, chat, tokens, metrics, files, batches, live)
     server = UnsignalledServer(
         uvicorn.Config(
             app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
@@ -65,12 +67,14 @@ async def _serve(settings):
     reader = asyncio.create_task(planner.run())
     reader.add_done_callback(lambda task: None if task.cancelled() else end())
     batches.resume()
+    sampling = asyncio.create_task(live.keep_sampling())
     try:
         await server.serve(sockets=[socket.socket(fileno=settings.listen_fd)])
     finally:
         await batches.close()
         reader.cancel()
-        await asyncio.gather(reader, return_exceptions=True)
+        sampling.cancel()
+        await asyncio.gather(reader, sampling, return_exceptions=True)
         chat.close()
         tokens.close()
         planner.close()

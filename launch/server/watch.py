@@ -1,4 +1,4 @@
-"""The metrics of a run with a file, for as long as it goes on: `run --metrics-port`. A process of its own, which only reads."""
+"""The metrics of a run with a file, and its page, for as long as it goes on: `run --metrics-port`. A process of its own, which only reads."""
 
 import asyncio
 import os
@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
+from .live import LivePage
 from .protocol import BoundedProtocol
 from .run_metrics import RunCollector
 from .unsignalled import UnsignalledServer
@@ -28,7 +29,8 @@ async def watch(settings):
             server.should_exit = True
         return Response(page, media_type=CONTENT_TYPE_LATEST)
 
-    app = Starlette(routes=[Route("/metrics", metrics)])
+    live = LivePage(settings.run_dir, settings.run_id, settings.names)
+    app = Starlette(routes=[Route("/metrics", metrics), *live.routes()])
     server = UnsignalledServer(
         uvicorn.Config(
             app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
@@ -44,5 +46,8 @@ async def watch(settings):
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     loop.add_reader(settings.death_fd, lambda: os._exit(75))
+    sampling = asyncio.create_task(live.keep_sampling())
     await server.serve(sockets=[socket.socket(fileno=settings.listen_fd)])
+    sampling.cancel()
+    await asyncio.gather(sampling, return_exceptions=True)
     return 0

@@ -189,7 +189,7 @@ def shells_complete_every_command_and_option(workspace):
 
     commands = completed("poise", "")
     expect({"run", "retry", "tail", "completion", "man"} <= set(commands), f"{commands}")
-    expect_equal(completed("poise", "re"), ["restart", "retry", "replay"], "commands with re")
+    expect_equal(completed("poise", "re"), ["restart", "retry", "report", "replay"], "commands with re")
     expect_equal(completed("poise", "run", "--kv"), ["--kv-cache-dtype"], "options")
     expect_equal(completed("poise", "run", "--kv-cache-dtype", "i"), ["int8", "int4"], "values")
     (workspace / "abc.jsonl").touch()

@@ -4,6 +4,7 @@
 The package comes into an environment of its own, build/clients-venv, the first time; the script goes on with its interpreter.
 """
 
+import base64
 import concurrent.futures
 import contextlib
 import json
@@ -319,6 +320,29 @@ def _metrics_add_up(server, client):
     own = {"poise:requests", "poise:requests_done", "poise:requests_failed"}  # of runs with a file
     lacking = named_in_the_dashboard() - own - {name for name, _ in after}
     expect(not lacking, f"the dashboard asks for {lacking}")
+    wanted = summed(after, "vllm:generation_tokens_total")
+    wait_until(lambda: abs(_tokens_of_page(server) - wanted) < 0.1, f"{wanted} tokens in the curve of the page", 10)
+    _the_page_wants_the_key(server)
+
+
+def _tokens_of_page(server):
+    """Tokens of the curve at `/`, which is sampled once a second."""
+    status, _, body = server.get("/report.json")
+    expect_equal(status, 200, "the facts of the page")
+    return sum(json.loads(body)["facts"]["log"]["series"]["tokens"])
+
+
+def _the_page_wants_the_key(server):
+    expect_equal([server.get(path, key="wrong")[0] for path in ("/", "/report.json")], [401, 401], "the page without the key")
+    challenge = server.get("/", key="wrong")[1]["WWW-Authenticate"]
+    expect(challenge.startswith("Basic"), f"a browser would not ask for the key: {challenge}")
+    basic = {"Authorization": "Basic " + base64.b64encode(f"any:{KEY}".encode()).decode()}
+    status, headers, body = server.get("/", headers=basic)
+    expect(status == 200 and b"report.json" in body and b"https:" not in body.split(b'id="library"')[0], f"the page: {status}")
+    expect("connect-src 'self'" in headers["Content-Security-Policy"], "what the page may ask")
+    expect_equal(server.get("/v1/models", headers=basic)[0], 401, "a browser's password is for the page alone")
+    for wrong in ("Basic", "Basic !", "Basic " + "A" * 5, "Basic " + base64.b64encode(b"any:no").decode()):
+        expect_equal(server.get("/", headers={"Authorization": wrong})[0], 401, wrong)
 
 
 @test

@@ -1,10 +1,10 @@
 """`poise report`: a run as one page that a browser shows without a network."""
 
-import os
 from pathlib import Path
 
 from ..lifecycle import own_packages
 from ..lifecycle.run_directory import RunDirectory
+from ..measure.plotly import library_in, read_library
 from ..measure.report_page import page
 from ..measure.run_facts import facts_of, require_something
 from ..shared.files import replace_file
@@ -14,8 +14,6 @@ from ..shared.quantities import bytes_text
 from ..shared.trouble import DONE, OUTPUT, Refusal, brief, say, shown, tell
 
 _NEEDS = ROOT / "launch" / "report" / "requirements.txt"
-_LIBRARY = "lib/python3*/site-packages/plotly/package_data/plotly.min.js"
-_LARGEST_LIBRARY = 64 << 20
 
 
 def report(words):
@@ -48,21 +46,7 @@ def report(words):
 
 def _library(named):
     if named is not None:
-        return _read(Path(named), f"--plotly {shown(named)}")
-    folder = Path(os.environ.get("POISE_REPORT_VENV") or ROOT / "build" / "report-venv")
+        return read_library(Path(named), f"--plotly {shown(named)}")
+    folder = own_packages.folder_of("report-venv", "POISE_REPORT_VENV")
     own_packages.interpreter(folder, _NEEDS, "what draws a report", "plotly")
-    found = sorted(folder.glob(_LIBRARY))
-    if not found:
-        raise Refusal(f"{shown(folder)} has no plotly.min.js: remove the folder, then it is made again")
-    return _read(found[0], shown(found[0]))
-
-
-def _read(path, what):
-    try:
-        with open(path, "rb") as file:
-            text = file.read(_LARGEST_LIBRARY + 1)
-    except OSError as problem:
-        raise Refusal(f"{what}: {problem.strerror}") from None
-    if not text or len(text) > _LARGEST_LIBRARY:
-        raise Refusal(f"{what}: a file of at most {bytes_text(_LARGEST_LIBRARY)} is wanted, and not an empty one")
-    return text
+    return library_in(folder)

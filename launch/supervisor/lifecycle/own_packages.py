@@ -32,7 +32,7 @@ def interpreter(folder, needs, what, examples):
     remove_tree(folder)
     for words in (
         [sys.executable, "-m", "venv", str(folder)],
-        [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(needs)],
+        [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", "-r", str(needs)],
     ):
         ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False)
         if ended.returncode:

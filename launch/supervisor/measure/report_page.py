@@ -18,22 +18,56 @@ _PARTS = ROOT / "launch" / "report"
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
 )
+# The live page asks the server that it came from for new figures.
+LIVE_POLICY = _POLICY + "; connect-src 'self'"
 _CLASS_WORDS = {"weights": "weights, to the device", "kv": "KV blocks, to the device", "act": "ACT blocks, to the device", "stores": "new rows, to the host"}
 
 
 def page(facts, library):
     """`library`: the text of plotly.min.js, as bytes."""
-    packed = base64.b64encode(gzip.compress(library, 9, mtime=0)).decode()
     title = f"poise report: {Path(facts['run']['path']).name}"
+    return _document(title, _POLICY, _body(facts, title), facts, library)
+
+
+def live_page(name, library):
+    """The page of a run that goes on. It fills itself with `live_parts`, and with the facts that go with them."""
+    title = f"poise: {Path(name).name}"
+    body = [f"<h1>{_text(title)}</h1>", '<div id="live" data-from="report.json"></div>', *_curves({"events": [], "has_reports": True}, live=True)]
+    body.append('<div id="live-tables"></div>')
+    body.append(f"<footer>poise {_text(version())}; curves: Plotly.js (MIT licence)</footer>")
+    return _document(title, LIVE_POLICY, body, None, library)
+
+
+def live_parts(facts):
+    """What changes in a live page, above and below its curves."""
+    status = facts["status"]
+    if not status:
+        return '<p class="note">nothing is known yet: the model is being loaded</p>', ""
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts["run"]["since"]))
+    parts = [status.get("state", ""), f"on {status.get('device', '')}", f"policy {status.get('policy', '')}", f"curves since {since}"]
+    numbers = (("running", "requests at work"), ("waiting", "requests that wait"), ("requests", "requests so far"), ("done", "done"))
+    numbers += (("errors", "of them errors"), ("generated_tokens", "generated tokens"), ("iteration", "iterations"), ("preemptions", "times blocks were given back"))
+    head = [f'<p class="dim">{_text(" · ".join(parts))}</p>', _tile_row((f"{status.get(name, 0):,}", words) for name, words in numbers)]
+    words = (status.get("balance") or {}).get("words")
+    head += [f"<p>{_text(words)}</p>"] if words else []
+    tables = [*_bytes(facts), *_predicted(status), *_events(facts["log"], "Seconds since the curves begin.")]
+    rows = [(f"{pool['kind'].upper()}, {pool['place']}", f"{pool['total']:,}", f"{pool['taken']:,}") for pool in status.get("pools", [])]
+    if rows:
+        tables.insert(0, "<section><h2>Blocks of context</h2>" + _table(("what", "blocks", "taken"), rows) + "</section>")
+    return "\n".join(head), "\n".join(tables)
+
+
+def _document(title, policy, body, facts, library):
+    packed = base64.b64encode(gzip.compress(library, 9, mtime=0)).decode()
     return "\n".join(
         [
             "<!DOCTYPE html>",
             '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<title>{_text(title)}</title><link rel="icon" href="data:,">',
             f"<style>\n{(_PARTS / 'page.css').read_text()}</style></head><body>",
-            *_body(facts, title),
+            *body,
             f'<script type="application/json" id="facts">{_embedded(facts)}</script>',
             f'<script type="text/plain" id="library">{packed}</script>',
             f"<script>\n{(_PARTS / 'page.js').read_text()}</script>",
@@ -98,6 +132,10 @@ def _tiles(facts):
     if log:
         tiles.append((f"{log['totals'].get('iterations', 0):,}", "iterations in the log"))
         tiles.append((f"{sum(event['kind'] == 'restart' for event in log['events']):,}", "restarts"))
+    return _tile_row(tiles)
+
+
+def _tile_row(tiles):
     return '<div class="tiles">' + "".join(f'<div class="tile"><b>{_text(b)}</b><span>{_text(words)}</span></div>' for b, words in tiles) + "</div>"
 
 
@@ -107,7 +145,7 @@ def _chart(name, title, about, low=False):
     )
 
 
-def _curves(log):
+def _curves(log, live=False):
     marks = " Dotted lines: another policy, or another process." if any(event["kind"] != "start" for event in log["events"]) else ""
     yield _chart("throughput", "Throughput", f"Tokens that were generated, and rows that were computed, a second.{marks}")
     yield '<div class="pair">'
@@ -115,7 +153,8 @@ def _curves(log):
         yield _chart("busy", "Who was busy", "Shares of the time in which the link and the device worked.")
         yield _chart("stalls", "What computation waited for", "Computing, and waiting for weights, for blocks, for room for new rows. The rest is time without an order.")
         yield _chart("bytes", "What crossed the link", "Weights, KV and ACT go to the device, new rows to the host.")
-    yield _chart("requests", "Requests at a time", "Requests with rows in an iteration.")
+    about = "Requests that are at work, and those that wait for their turn." if live else "Requests with rows in an iteration."
+    yield _chart("requests", "Requests at a time", about)
     yield "</div>"
 
 
@@ -132,7 +171,7 @@ def _cell(value):
 
 def _bytes(facts):
     log = facts["log"]
-    crossed = {name: log["totals"].get(name, 0) for name in CLASSES} if log and log["has_reports"] else (facts["status"] or {}).get("link_bytes")
+    crossed = {name: log["totals"].get(name, 0) for name in CLASSES} if log and log["has_reports"] and "totals" in log else (facts["status"] or {}).get("link_bytes")
     if not crossed:
         return
     whole = sum(crossed.get(name, 0) for name in CLASSES)
@@ -141,6 +180,10 @@ def _bytes(facts):
     for name in CLASSES:
         amount = crossed.get(name, 0)
         rows.append((_CLASS_WORDS[name], bytes_text(amount), f"{amount:,}", f"{amount / whole:.1%}" if whole else "", f"{amount / tokens:,.0f}" if tokens else ""))
+    for name, words in (("host_read", "KV rows that host cores read where they lie"), ("host_rows", "their output, to the device")):
+        amount = (log or {}).get("totals", {}).get(name, 0)
+        if amount:
+            rows.append((words, bytes_text(amount), f"{amount:,}", "", f"{amount / tokens:,.0f}" if tokens else ""))
     yield "<section><h2>Where each byte went</h2>"
     yield _table(("what", "size", "bytes", "share", "bytes a generated token"), rows) + "</section>"
 
@@ -200,8 +243,7 @@ def _requests(facts):
         yield f'<section><h2>The slowest requests</h2><p class="about">{about}</p>{_table(head, rows)}</section>'
 
 
-def _events(log):
+def _events(log, about="Seconds since the first iteration in the log; time between two attempts does not count."):
     if log and log["events"]:
         rows = [(event["kind"], f"{event['at']:.2f} s", event["words"]) for event in log["events"]]
-        about = "Seconds since the first iteration in the log; time between two attempts does not count."
         yield f'<section><h2>Policies and restarts</h2><p class="about">{about}</p>{_table(("what", "at", ""), rows, words=(0, 2))}</section>'

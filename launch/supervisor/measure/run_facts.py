@@ -2,7 +2,6 @@
 (but for two numbers a request). What is missing or damaged is said in `notes`; the rest is reported.
 """
 
-import gzip
 import heapq
 import json
 import subprocess
@@ -21,7 +20,7 @@ _SLOWEST = 15
 _MOST_EVENTS = 200
 _LONGEST_ID = 80
 _LONGEST_LINE = 1 << 30  # as the planner's reader of results has it
-WAITS = ("weights", "blocks", "rows")
+WAITS = ("weights", "blocks", "rows", "host")  # host: for host cores that attend, where some do
 
 
 def facts_of(directory):
@@ -103,9 +102,10 @@ class _LogReading:
             self.began = begin
         self.totals.update(iterations=1, tokens=line["tokens"], rows=line["rows"], mini_batches=line["mini_batches"])
         self.totals.update(balance["bytes"])
+        self.totals.update({f"host_{name}": count for name, count in balance.get("host_bytes", {}).items()})
         amounts = {"tokens": line["tokens"], "rows": line["rows"], "sequence_seconds": line["sequences"] * (end - begin), "seconds": end - begin}
-        amounts |= {"link": balance["t_pcie"], "compute": balance["t_compute"], "back": balance["t_stores"]}
-        amounts |= {f"waits_{name}": balance["compute_waits"][name] for name in WAITS}
+        amounts |= {"link": balance["t_pcie"], "compute": balance["t_compute"], "back": balance["t_stores"], "host": balance.get("t_host", 0)}
+        amounts |= {f"waits_{name}": balance["compute_waits"].get(name, 0) for name in WAITS}
         amounts |= {f"bytes_{name}": balance["bytes"][name] for name in CLASSES}
         self.series.spread(begin - self.began, end - self.began, amounts)
 
@@ -178,9 +178,7 @@ def _read_lines(path, reading):
 def _results(directory, state, log, notes):
     path = directory.published() if state == "finished" else directory.path / "results.jsonl.partial"
     try:
-        with open(path, "rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        opened = gzip.open(path, "rb") if packed else open(path, "rb")
+        opened = open(path, "rb")
     except OSError as problem:
         notes.append(f"{shown(path)}: {problem.strerror}: no results, no lengths")
         return None
@@ -189,11 +187,8 @@ def _results(directory, state, log, notes):
     prompts, answers = Bins(1, 60), Bins(1, 60)
     slow = {line["request"]: line for line in log["slowest"]} if log else {}
     with opened as file:
-        try:
-            while text := file.readline(_LONGEST_LINE):
-                _take_result(text, found, (ends, codes), (prompts, answers), slow)
-        except (OSError, EOFError) as problem:
-            notes.append(f"{shown(path)} cannot be read further: {getattr(problem, 'strerror', None) or problem}")
+        while text := file.readline(_LONGEST_LINE):
+            _take_result(text, found, (ends, codes), (prompts, answers), slow)
     if found["others"]:
         notes.append(f"{shown(path)}: {found['others']} lines are no results of this run")
     return {

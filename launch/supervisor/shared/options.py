@@ -169,7 +169,7 @@ def run_parser():
     add_loading(made)
     add_running(made)
     made.add_argument(
-        "--metrics-port", type=lambda text: quantities.count(text, 0, 65535), metavar="N", help="metrics for Prometheus at http://127.0.0.1:N/metrics; 0: any port that is free"
+        "--metrics-port", type=lambda text: quantities.count(text, 0, 65535), metavar="N", help="a page with curves at http://127.0.0.1:N/, and metrics for Prometheus at /metrics there; 0: any port that is free"
     )
     made.add_argument(
         "--metrics-linger", type=quantities.positive, default=None, metavar="SECONDS", help="with --metrics-port: after the end wait as long for the last counts to be read"
