@@ -268,14 +268,17 @@ bool on_host(const messages::MiniBatchT& batch) {
 
 // What host cores do is followed like everything else.
 TEST(LogCheck, HostCoresThatWouldReadOrWriteElsewhereAreCaught) {
-  const auto on_host_complaint = [](const std::function<void(messages::MiniBatchT&)>& change) {
-    return complaint([&](Recorded& recorded) { change(recorded.batch(5, on_host)); }, "host-kv");
+  // A log that begins late takes on trust what stands in blocks; what is wrong with the tables it sees.
+  const auto on_host_complaint = [](const std::function<void(messages::MiniBatchT&)>& change,
+                                    std::uint64_t late = 2) {
+    return complaint([&](Recorded& recorded) { change(recorded.batch(5, on_host)); }, "host-kv",
+                     late);
   };
-  EXPECT_THAT(on_host_complaint([](messages::MiniBatchT& batch) {
-                std::swap(batch.entries[0], batch.entries[1]);
-              }),
-              testing::AnyOf(HasSubstr("it holds position"), HasSubstr("it belongs to token"),
-                             HasSubstr("never written")));
+  EXPECT_THAT(
+      on_host_complaint(
+          [](messages::MiniBatchT& batch) { std::swap(batch.entries[0], batch.entries[1]); }, 0),
+      testing::AnyOf(HasSubstr("it holds position"), HasSubstr("it belongs to token"),
+                     HasSubstr("never written")));
   EXPECT_THAT(on_host_complaint([](messages::MiniBatchT& batch) { batch.stores.pop_back(); }),
               HasSubstr("is stored nowhere"));
   EXPECT_THAT(on_host_complaint([](messages::MiniBatchT& batch) {
