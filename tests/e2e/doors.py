@@ -30,7 +30,8 @@ def zstd(data, level=3):
     library = ctypes.CDLL("libzstd.so.1")
     library.ZSTD_compress.restype = ctypes.c_size_t
     room = ctypes.create_string_buffer(len(data) + 1000)
-    return room.raw[: library.ZSTD_compress(room, ctypes.c_size_t(len(room)), data, ctypes.c_size_t(len(data)), level)]
+    size = library.ZSTD_compress(room, ctypes.c_size_t(len(room)), data, ctypes.c_size_t(len(data)), level)
+    return room.raw[:size]  # (read behind the call)
 
 
 def unzstd(data):
