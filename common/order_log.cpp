@@ -314,7 +314,7 @@ OrderLogReader::OrderLogReader(const std::filesystem::path& path, Files which) {
   }
   try {
     for (const std::filesystem::path& file : files) {
-      open_segment(file);
+      open_segment(file, file == files.back());
     }
     if (which == Files::all_segments) {
       choose_segments();
@@ -335,11 +335,11 @@ void OrderLogReader::close_all() {
   segments_.clear();
 }
 
-void OrderLogReader::open_segment(const std::filesystem::path& path) {
+void OrderLogReader::open_segment(const std::filesystem::path& path, bool last) {
   const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0) {
-    if (errno == ENOENT && !segments_.empty()) {
-      return;  // pruned meanwhile
+    if (errno == ENOENT && (!segments_.empty() || !last)) {
+      return;  // pruned meanwhile: the oldest first
     }
     fail("order log {} cannot be read: {}", path.string(), system_text(errno));
   }

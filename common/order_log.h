@@ -99,7 +99,7 @@ class OrderLogReader {
     std::uint64_t begin, size;  // of its records; of the file
   };
 
-  void open_segment(const std::filesystem::path& path);
+  void open_segment(const std::filesystem::path& path, bool last);
   void close_all();
   void choose_segments();
   std::optional<LoggedMessage> read_record();

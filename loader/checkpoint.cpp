@@ -157,6 +157,13 @@ void Checkpoint::compare_with_index(const WeightMap& index, const std::string& w
   }
 }
 
+void check_listed(const TensorPlace& place, const std::string& what) {
+  if (!place.listed) {
+    fail("{}: tensor {} lies in {}, but the index does not name it", what,
+         shown(place.tensor->name), shown(place.file->file().path().filename().string()));
+  }
+}
+
 const TensorPlace* Checkpoint::find(std::string_view name) const {
   const auto found = tensors_.find(name);
   return found == tensors_.end() ? nullptr : &found->second;

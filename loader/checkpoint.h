@@ -21,6 +21,9 @@ struct TensorPlace {
   bool listed = true;  // false: there is an index, and it does not name this tensor
 };
 
+// Fails if there is an index that does not name this tensor.
+void check_listed(const TensorPlace& place, const std::string& what);
+
 class Checkpoint {
  public:
   explicit Checkpoint(const std::filesystem::path& directory);

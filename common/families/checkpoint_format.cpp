@@ -125,7 +125,22 @@ JsonObject only_group(const JsonObject& config) {
   return *group;
 }
 
+// Parts of the format that change what a layer computes.
+void refuse_transforms(const JsonObject& config) {
+  const nlohmann::json* transforms = config.find("transform_config");
+  if (transforms != nullptr && !transforms->empty()) {
+    config.refuse("transform_config", "is there: weights that were rotated are not supported");
+  }
+  if (const auto sparsity = config.object("sparsity_config")) {
+    const std::string form = sparsity->string("format").value_or("dense");
+    if (form != "dense") {
+      sparsity->refuse("format", fmt::format("is \"{}\": only dense is supported", form));
+    }
+  }
+}
+
 CheckpointFormat compressed_tensors(const JsonObject& config) {
+  refuse_transforms(config);
   const JsonObject group = only_group(config);
   const auto weights = group.object("weights");
   if (!weights) {
@@ -172,8 +187,11 @@ CheckpointFormat compressed_tensors(const JsonObject& config) {
       order != "dynamic") {
     weights->refuse("actorder", fmt::format("is \"{}\": group and weight are supported", order));
   }
-  found.packed.input_groups =
-      (order == "group" || order == "dynamic") && found.packed.group > 0 ? 1 : 0;
+  const bool act_order = (order == "group" || order == "dynamic") && found.packed.group > 0;
+  if (act_order && found.stored != StoredCodes::packed_integers) {
+    weights->refuse("actorder", fmt::format("is \"{}\": only pack-quantized has it", order));
+  }
+  found.packed.input_groups = act_order ? 1 : 0;
   return found;
 }
 

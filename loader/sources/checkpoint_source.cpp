@@ -78,10 +78,7 @@ CheckpointSource::Stored CheckpointSource::stored(const TensorPlace& place) cons
     fail("{}: tensor {} is stored as {}; float32 (F32), float16 (F16) and bfloat16 (BF16) are read",
          what_, shown(place.tensor->name), place.tensor->dtype);
   }
-  if (!place.listed) {
-    fail("{}: tensor {} lies in {}, but the index does not name it", what_,
-         shown(place.tensor->name), shown(place.file->file().path().filename().string()));
-  }
+  check_listed(place, what_);
   return {.file = place.file, .begin = place.tensor->begin, .dtype = *dtype};
 }
 

@@ -153,6 +153,7 @@ PackedCheckpointSource::Stored PackedCheckpointSource::find(
   if (place == nullptr) {
     fail("{}: tensor {} is missing", what_, shown(name));
   }
+  check_listed(*place, what_);
   const StoredTensor& tensor = *place->tensor;
   if (std::ranges::find(shapes, tensor.shape) == shapes.end()) {
     fail("{}: tensor {} has shape {}, but config.json asks for {}", what_, shown(name),

@@ -120,12 +120,18 @@ void Preparation::take_stock() {
     return;
   }
   const bool goes_on = run_state(options.run_dir) == RunState::unfinished;
-  run_.results = open_results(options.run_dir, options.resume, manifest_of(run_), run_.input_lines);
+  run_.results = open_results(options.run_dir, options.resume, manifest_of(run_), run_.input_lines,
+                              options.verify);
   if (!run_.results) {
     spdlog::info("the run is finished already");
     answered_ = true;
     phase_ = Phase::over;
     return;
+  }
+  if (const Bytes taken_back = run_.results->taken_back(); taken_back > Bytes{0}) {
+    run_.print(fmt::format(
+        "no check of the weights came behind the last answers ({}): they are computed again\n",
+        size_text(taken_back)));
   }
   for (const RequestError& error : run_.input.requests.errors) {
     if (!run_.results->is_done(error.line)) {

@@ -2,6 +2,7 @@
 
 #include "common/trouble.h"
 #include "common/words.h"
+#include "planner/results/results_directory.h"
 
 namespace poise {
 namespace {
@@ -11,10 +12,13 @@ constexpr Seconds kCheckWait{0.1};
 }  // namespace
 
 void Verification::step() {
-  if (!run_.options.verify) {
+  if (!run_.options.verify || !run_.results) {
     return;
   }
-  began_ = true;
+  if (!began_) {
+    began_ = true;
+    sound_ = run_.results->size();
+  }
   take_answer({0});
   if (!asked_at_) {
     ask(false);
@@ -50,6 +54,7 @@ void Verification::take_answer(Seconds timeout) {
   }
   if (checked->sound) {
     sound_ = *asked_at_;
+    write_verified(run_.options.run_dir, sound_);
     asked_at_.reset();
     return;
   }

@@ -1,7 +1,8 @@
 #pragma once
 // What `--verify` promises: no answer is published before the weights in shared memory were found to be those that were
 // loaded, after that answer was computed. The loader checks them, pass after pass. Weights that turn out damaged may have
-// been so since the last sound pass began; answers since then are taken back. One thread.
+// been so since the last sound pass began; answers since then are taken back. So are those that the next planner finds when this one
+// ends in any other way before a check (results_start.h): it may have other weights. One thread.
 
 #include <optional>
 
@@ -27,7 +28,7 @@ class Verification {
   bool began_ = false;             // an iteration ran
   std::optional<Bytes> asked_at_;  // size of the results when the pass under way was asked for
   bool last_ = false;              // that pass comes behind all answers
-  Bytes sound_{};                  // results up to there are from sound weights
+  Bytes sound_{};                  // results up to there are from sound weights; noted in the run directory
 };
 
 }  // namespace poise

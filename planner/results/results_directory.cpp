@@ -18,6 +18,15 @@ namespace {
 
 constexpr std::size_t kCopiedAtOnce = 1 << 20;
 constexpr Bytes kLongestPublication = kMiB;
+constexpr Bytes kLongestVerified{64};
+
+void remove_file(const std::filesystem::path& run_dir, const char* name) {
+  if (::unlink((run_dir / name).c_str()) == 0) {
+    sync_directory(run_dir);
+  } else if (errno != ENOENT) {
+    fail_to_write(run_dir / name, errno);
+  }
+}
 
 }  // namespace
 
@@ -67,13 +76,28 @@ void write_publication(const std::filesystem::path& run_dir, const Publication& 
                fmt::format("{}\n{}", publication.size.n, publication.output.string()));
 }
 
-void remove_publication(const std::filesystem::path& run_dir) {
-  if (::unlink((run_dir / kPublishedName).c_str()) == 0) {
-    sync_directory(run_dir);
-  } else if (errno != ENOENT) {
-    fail_to_write(run_dir / kPublishedName, errno);
+void remove_publication(const std::filesystem::path& run_dir) { remove_file(run_dir, kPublishedName); }
+
+std::optional<Bytes> read_verified(const std::filesystem::path& run_dir) {
+  const std::filesystem::path path = run_dir / kVerifiedName;
+  std::error_code none;
+  if (!std::filesystem::exists(path, none)) {
+    return std::nullopt;
   }
+  const std::string text = read_text_file(path, kLongestVerified);
+  Bytes size;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size.n);
+  if (error != std::errc() || std::string_view(end, text.data() + text.size()) != "\n" || size < Bytes{0}) {
+    fail("{} is damaged; use another run directory", shown(path.string(), 300));
+  }
+  return size;
 }
+
+void write_verified(const std::filesystem::path& run_dir, Bytes size) {
+  replace_file(run_dir / kVerifiedName, fmt::format("{}\n", size.n));
+}
+
+void remove_verified(const std::filesystem::path& run_dir) { remove_file(run_dir, kVerifiedName); }
 
 RunState run_state(const std::filesystem::path& run_dir) {
   std::error_code none;

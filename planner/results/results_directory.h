@@ -11,6 +11,7 @@ namespace poise {
 
 inline constexpr const char* kPartialName = "results.jsonl.partial";
 inline constexpr const char* kPublishedName = "results.jsonl.published";
+inline constexpr const char* kVerifiedName = "results.jsonl.verified";
 
 enum class RunState {
   fresh,       // nothing to resume
@@ -28,6 +29,12 @@ struct Publication {
 std::optional<Publication> read_publication(const std::filesystem::path& run_dir);
 void write_publication(const std::filesystem::path& run_dir, const Publication& publication);
 void remove_publication(const std::filesystem::path& run_dir);  // nothing where there is none
+
+// With `--verify`: how many bytes of the partial results come from weights that were found sound after them. Nothing where the
+// run does not verify.
+std::optional<Bytes> read_verified(const std::filesystem::path& run_dir);
+void write_verified(const std::filesystem::path& run_dir, Bytes size);
+void remove_verified(const std::filesystem::path& run_dir);  // nothing where there is none
 
 // True if both are regular files with the same bytes.
 bool same_bytes(const std::filesystem::path& a, const std::filesystem::path& b);

@@ -52,8 +52,12 @@ ResultsFile ResultsFile::create(const std::filesystem::path& run_dir) {
 }
 
 ResultsFile ResultsFile::resume(const std::filesystem::path& run_dir,
-                                const std::vector<RequestId>& input_lines) {
+                                const std::vector<RequestId>& input_lines,
+                                std::optional<Bytes> verified) {
   ResultsFile file(run_dir / kPartialName, 0);
+  if (verified) {
+    file.keep_first(*verified);
+  }
   file.read_lines(input_lines);
   return file;
 }
@@ -67,6 +71,7 @@ ResultsFile& ResultsFile::operator=(ResultsFile&& other) noexcept {
   std::swap(done_, other.done_);
   std::swap(counts_, other.counts_);
   std::swap(cut_off_, other.cut_off_);
+  std::swap(taken_back_, other.taken_back_);
   std::swap(kept_, other.kept_);
   std::swap(kept_bytes_, other.kept_bytes_);
   std::swap(waiting_, other.waiting_);
@@ -79,6 +84,18 @@ ResultsFile::~ResultsFile() {
   if (descriptor_ >= 0) {
     ::close(descriptor_);
   }
+}
+
+void ResultsFile::keep_first(Bytes size) {
+  const Bytes all = RegularFile(path_).size();
+  if (all <= size) {
+    return;  // after a power failure there may be less
+  }
+  taken_back_ = all - size;
+  if (::ftruncate(descriptor_, size.n) != 0) {
+    fail_to_write("its last lines cannot be taken back", errno);
+  }
+  make_durable();
 }
 
 void ResultsFile::read_lines(const std::vector<RequestId>& input_lines) {

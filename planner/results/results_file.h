@@ -13,6 +13,7 @@
 #include <deque>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,8 +36,10 @@ class ResultsFile {
   // from the first zero byte on, if these are no more than may not have been durable. Fails, naming the
   // line, where it holds anything else that is not a result of one of the input's lines: nothing is
   // dropped silently.
+  // `verified`: takes back all lines behind so many bytes, which a call of size() gave.
   static ResultsFile resume(const std::filesystem::path& run_dir,
-                            const std::vector<RequestId>& input_lines);
+                            const std::vector<RequestId>& input_lines,
+                            std::optional<Bytes> verified = std::nullopt);
 
   ResultsFile(ResultsFile&&) noexcept;
   ResultsFile& operator=(ResultsFile&&) noexcept;
@@ -44,7 +47,8 @@ class ResultsFile {
 
   bool is_done(RequestId line) const { return line.n < done_.size() && done_[line.n]; }
   ResultCounts counts() const { return counts_; }
-  Bytes cut_off() const { return cut_off_; }  // by `resume`
+  Bytes cut_off() const { return cut_off_; }        // by `resume`: what a crash damaged
+  Bytes taken_back() const { return taken_back_; }  // by `resume`: what was not verified
 
   // One result line, without its newline. REQUIRES: the input line is not done.
   // Fails with Exit::busy where the disk takes no more; the line is kept nonetheless (unless 64 MiB
@@ -68,6 +72,7 @@ class ResultsFile {
  private:
   ResultsFile(std::filesystem::path path, int flags);
 
+  void keep_first(Bytes size);
   void read_lines(const std::vector<RequestId>& input_lines);
   void mark_done(RequestId line, bool error);
   void write_kept();
@@ -83,6 +88,7 @@ class ResultsFile {
   std::vector<bool> done_;
   ResultCounts counts_;
   Bytes cut_off_{};
+  Bytes taken_back_{};
   std::deque<std::string> kept_;  // lines the disk has not taken yet, newline included
   Bytes kept_bytes_{};
   int waiting_ = 0;          // lines written and not yet durable

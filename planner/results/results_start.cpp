@@ -5,6 +5,17 @@
 #include "planner/results/results_directory.h"
 
 namespace poise {
+namespace {
+
+void note_verified(const std::filesystem::path& run_dir, bool verify, Bytes size) {
+  if (verify) {
+    write_verified(run_dir, size);
+  } else {
+    remove_verified(run_dir);
+  }
+}
+
+}  // namespace
 
 void check_run_directory(const std::filesystem::path& run_dir, bool resume) {
   if (!resume && run_state(run_dir) == RunState::unfinished) {
@@ -17,7 +28,7 @@ void check_run_directory(const std::filesystem::path& run_dir, bool resume) {
 
 std::optional<ResultsFile> open_results(const std::filesystem::path& run_dir, bool resume,
                                         const Manifest& manifest,
-                                        const std::vector<RequestId>& input_lines) {
+                                        const std::vector<RequestId>& input_lines, bool verify) {
   check_run_directory(run_dir, resume);
   const RunState state = run_state(run_dir);
   if (resume && state != RunState::fresh) {
@@ -32,11 +43,14 @@ std::optional<ResultsFile> open_results(const std::filesystem::path& run_dir, bo
     if (state == RunState::finished) {
       return std::nullopt;
     }
-    return ResultsFile::resume(run_dir, input_lines);
+    ResultsFile results = ResultsFile::resume(run_dir, input_lines, read_verified(run_dir));
+    note_verified(run_dir, verify, results.size());
+    return results;
   }
   // In this order a kill at any point leaves no finished run under another run's manifest, and no results without one.
   remove_publication(run_dir);
   write_manifest(run_dir, manifest);
+  note_verified(run_dir, verify, Bytes{0});
   return ResultsFile::create(run_dir);
 }
 

@@ -18,9 +18,10 @@ void check_run_directory(const std::filesystem::path& run_dir, bool resume);
 
 // The results to continue with, or nothing if the run is finished (its output is then untouched).
 // Fails with Exit::foreign if the directory belongs to another run. `manifest` is of this run;
-// `input_lines` are those that want a result, in order.
+// `input_lines` are those that want a result, in order. `verify`: of this run. Where the one before
+// it verified, only those results are kept which it found to come from sound weights.
 std::optional<ResultsFile> open_results(const std::filesystem::path& run_dir, bool resume,
                                         const Manifest& manifest,
-                                        const std::vector<RequestId>& input_lines);
+                                        const std::vector<RequestId>& input_lines, bool verify);
 
 }  // namespace poise

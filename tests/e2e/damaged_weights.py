@@ -3,13 +3,15 @@
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import harness
 from harness import DEMO_MODEL, comparable, expect, expect_equal, request, test, wait_until
 from mixed_requests import good_request
 
-SLOWLY = ("--max-num-seqs", "3")
+# Weights are read from shared memory in each iteration.
+SLOWLY = ("--max-num-seqs", "3", "--resident-layers", "0")
 
 
 def work(workspace):
@@ -19,19 +21,29 @@ def work(workspace):
 
 
 def damage(run_id):
-    """All numbers of the embedding's first rows change their sign: every answer from now on is another one."""
+    """Numbers of the last layers change their sign: every answer from now on is another one."""
     path = f"/dev/shm/poise-{os.geteuid()}-{run_id}-weights"
     os.chmod(path, 0o600)
     with open(path, "r+b") as file:
-        half = bytearray(file.read(1 << 16))
-        half[1::2] = bytes(byte ^ 0x80 for byte in half[1::2])
-        file.seek(0)
-        file.write(half)
+        half = file.seek(0, os.SEEK_END) // 4 * 2
+        file.seek(half)
+        content = bytearray(file.read())
+        content[1::2] = bytes(byte ^ 0x80 for byte in content[1::2])
+        file.seek(half)
+        file.write(content)
     os.chmod(path, 0o400)
 
 
 def segments():
     return [name for name in os.listdir("/dev/shm") if name.startswith(f"poise-{os.geteuid()}-")]
+
+
+def started(workspace, requests, output, answers, *words):
+    """A run that has written so many answers: (process, its results, the id in the names of its segments)."""
+    partial = Path(f"{output}.poise") / "results.jsonl.partial"
+    process = workspace.start(*workspace.run_words(requests, output, *SLOWLY, *words))
+    wait_until(lambda: partial.exists() and partial.read_bytes().count(b"\n") >= answers, "results")
+    return process, partial, json.loads((partial.parent / "run.json").read_text())["run_id"]
 
 
 @test
@@ -54,6 +66,48 @@ def damaged_weights_end_a_run_and_a_resume_computes_what_hung_on_them(workspace)
         expect("using the kept loader" not in resumed.err, resumed.err)
         expect_equal(comparable(output), sorted(oracle), "the answers")
     workspace.poise("stop").expect(0)
+
+
+@test
+def a_run_that_does_not_verify_shows_what_damage_does(workspace):
+    """Otherwise the tests here would compare answers that no damage changes."""
+    requests = work(workspace)
+    workspace.run(requests, workspace / "oracle.jsonl", *SLOWLY).expect(0)
+    process, _, run_id = started(workspace, requests, workspace / "out.jsonl", 3)
+    damage(run_id)
+    workspace.finish(process).expect(0)
+    expect(comparable(workspace / "out.jsonl") != comparable(workspace / "oracle.jsonl"), "damage changed no answer")
+
+
+@test
+def a_planner_that_follows_a_killed_one_takes_back_what_was_not_checked(workspace):
+    requests = work(workspace)
+    workspace.run(requests, workspace / "oracle.jsonl", *SLOWLY).expect(0)
+    output = workspace / "out.jsonl"
+    process, partial, run_id = started(workspace, requests, output, 1, "--verify", "--restarts", "2")
+    loader, planner = (workspace.children(partial.parent)[name] for name in ("loader", "planner"))
+    os.kill(loader, signal.SIGSTOP)  # checks nothing from here on
+    damage(run_id)
+    wait_until(lambda: partial.read_bytes().count(b"\n") == 30, "all answers")
+    os.kill(planner, signal.SIGKILL)
+    wait_until(lambda: partial.read_bytes().count(b"\n") < 30, "a planner that takes back what was not checked")
+    os.kill(loader, signal.SIGCONT)
+    workspace.finish(process).expect(75, "no check of the weights came behind the last answers", "--resume")
+    expect(set(comparable(partial)) <= set(comparable(workspace / "oracle.jsonl")), "an answer from damaged weights was kept")
+    workspace.run(requests, output, *SLOWLY, "--verify", "--resume").expect(0)
+    expect_equal(comparable(output), comparable(workspace / "oracle.jsonl"), "the answers")
+
+
+@test
+def a_loader_that_was_kept_before_the_run_ends_with_damaged_weights_too(workspace):
+    requests = work(workspace)
+    workspace.poise("load", "--model", str(DEMO_MODEL)).expect(0)
+    output = workspace / "out.jsonl"
+    process, _, run_id = started(workspace, requests, output, 3, "--verify", "--keep-loader")
+    damage(run_id)
+    workspace.finish(process).expect(75, "have changed since they were loaded")
+    workspace.run(requests, output, *SLOWLY, "--verify", "--resume").expect(0)
+    expect_equal([name for name in segments() if run_id in name], [], "segments of the damaged loader")
 
 
 @test

@@ -229,6 +229,13 @@ def wrong_words(made):
     made["model.decoder.layers.1.fc1.qweight"] = ("I32", [4, FFN], bytes(4 * FFN * 4))
 
 
+def compressed(form="pack-quantized", weights=None, **others):
+    """A config that asks for compressed-tensors; it is refused before the tensors are looked at."""
+    group = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 8, **(weights or {})}}
+    asked = {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}, **others}
+    return config(quantization_config=asked)
+
+
 REMOVED = object()
 SOME = "model.decoder.layers.1.fc1.weight"
 SINKS = "model.decoder.layers.1.self_attn.sinks"
@@ -340,6 +347,10 @@ HOSTILE = [
     ("quantised: a group beyond the last", gptq(group_of_an_input(2)), "names group 2 for input 15: there are 2"),
     ("quantised: a negative group", gptq(group_of_an_input(-1)), "names group -1 for input 15"),
     ("quantised: act-order that the config does not know", gptq(group_of_an_input(0), desc_act=False), '"desc_act" is not true'),
+    ("quantised: rotated weights", compressed(transform_config={"config_groups": {"R1": {}}}), "transform_config\" is there"),
+    ("quantised: sparse weights", compressed(sparsity_config={"format": "sparse-24-bitmask"}), "only dense is supported"),
+    ("quantised: act-order of codes in bytes",
+     compressed("float-quantized", {"num_bits": 8, "type": "float", "actorder": "group"}), "only pack-quantized has it"),
     ("quantised: words for more inputs", gptq(wrong_words), "has shape [4, 24], but config.json asks for [2, 24]"),
     ("config: eos negative", config(eos_token_id=-1), '"eos_token_id" must be'),
     ("config: eos of words", config(eos_token_id=["</s>"]), '"eos_token_id" must be'),

@@ -106,7 +106,8 @@ def _sizes_of(given):
     """(tokens of the vocabulary, positions)."""
     config = read_json(Path(given.model) / "config.json")
     try:
-        vocabulary, positions = int(config["vocab_size"]), int(config["max_position_embeddings"])
+        positions = config["max_position_embeddings"] if "max_position_embeddings" in config else config["n_positions"]
+        vocabulary, positions = int(config["vocab_size"]), int(positions)
     except (KeyError, TypeError, ValueError):
         name = shown(given.config or Path(given.model) / "config.json")
         raise Refusal(f"{name}: no JSON object, or vocab_size and max_position_embeddings are missing in it") from None

@@ -66,7 +66,7 @@ def _find(given):
         if "model" not in record:
             raise Refusal(f"{shown(path)} does not say where its model is: name it with --model")
         given.model = os.path.join(record.get("folder", ""), record["model"])
-    header = header_of(segments_of(path)[0])
+    header = header_of(segments_of(path)[-1])  # the oldest may be removed at any time
     recorded = header.get("dtype", "auto")
     if recorded not in DTYPES:
         raise Refusal(f"the header of {shown(path)} is damaged: there is no dtype {shown(str(recorded)[:80])}")

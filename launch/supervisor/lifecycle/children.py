@@ -89,7 +89,8 @@ class LivingLoader:
         self.descriptor = descriptor
 
     def may_stay(self, control):
-        return self.returncode() is None
+        """A loader that found its weights damaged is about to end."""
+        return self.returncode() is None and control.loader_state != segments.DRAINING
 
     def signal(self, number):
         processes.send(self.descriptor, number)

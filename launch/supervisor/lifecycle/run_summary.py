@@ -11,15 +11,26 @@ _LOOKED_AT = 1000  # result lines read to find the first error
 
 
 def finished_lines(directory):
-    """How many complete result lines are in the run directory."""
-    count = 0
+    """How many complete result lines a resume goes on with: of a run that verifies its weights, those that were verified."""
+    count, left = 0, _verified_bytes(directory)
     try:
         with open(directory.path / "results.jsonl.partial", "rb") as file:
-            while piece := file.read(1 << 20):
+            while piece := file.read(min(1 << 20, left)):
                 count += piece.count(b"\n")
+                left -= len(piece)
     except OSError:
         pass
     return count
+
+
+def _verified_bytes(directory):
+    """planner/results/results_directory.h"""
+    try:
+        return int((directory.path / "results.jsonl.verified").read_bytes())
+    except FileNotFoundError:
+        return 1 << 62
+    except (OSError, ValueError):
+        return 0
 
 
 def safe_text(directory):

@@ -204,26 +204,26 @@ TEST(RunDirectory, BeginsGoesOnAndEnds) {
   fs::create_directory(run);
   EXPECT_EQ(run_state(run), RunState::fresh);
   {
-    auto file = open_results(run, /*resume=*/true, kManifest, kLines);  // nothing to resume
+    auto file = open_results(run, /*resume=*/true, kManifest, kLines, false);  // nothing to resume
     ASSERT_TRUE(file);
     file->append({1}, false, answered_line({1}, "a", "{}"), {0});
   }
   EXPECT_EQ(run_state(run), RunState::unfinished);
-  auto file = open_results(run, true, kManifest, kLines);
+  auto file = open_results(run, true, kManifest, kLines, false);
   ASSERT_TRUE(file);
   EXPECT_TRUE(file->is_done({1}));
   file->append({2}, false, answered_line({2}, "b", "{}"), {0});
   publish(std::move(*file), run, work / "out", false, kLines);
-  EXPECT_FALSE(open_results(run, true, kManifest, kLines)) << "finished";
+  EXPECT_FALSE(open_results(run, true, kManifest, kLines, false)) << "finished";
   EXPECT_TRUE(fs::exists(work / "out"));
 }
 
 TEST(RunDirectory, AnUnfinishedRunIsNotBegunAnew) {
   const ScratchDirectory run;
-  open_results(run.path(), false, kManifest, kLines)
+  open_results(run.path(), false, kManifest, kLines, false)
       ->append({1}, false, answered_line({1}, "a", "{}"), {0});
   const std::string before = content_of(run / kPartialName);
-  const auto said = complaint([&] { open_results(run.path(), false, kManifest, kLines); });
+  const auto said = complaint([&] { open_results(run.path(), false, kManifest, kLines, false); });
   EXPECT_EQ(said.code, Exit::cannot_start);
   EXPECT_THAT(said.sentence, HasSubstr("--resume"));
   EXPECT_THAT(said.sentence, HasSubstr("--run-dir"));
@@ -237,7 +237,7 @@ TEST(RunDirectory, AFinishedRunsDirectoryCanBeUsedAgain) {
   publish(finished_run(work / "run"), work / "run", work / "out", false, kLines);
   Manifest other = kManifest;
   other.input = "other";
-  const auto file = open_results(work / "run", false, other, kLines);
+  const auto file = open_results(work / "run", false, other, kLines, false);
   ASSERT_TRUE(file);
   EXPECT_EQ(file->counts().lines(), 0u);
   EXPECT_EQ(run_state(work / "run"), RunState::unfinished);
@@ -274,17 +274,53 @@ TEST(RunDirectory, AnotherInputModelBuildOrOptionIsNamed) {
       publish(std::move(file), work / "run", work / "out", false, kLines);
     }
     for (const Row& row : table) {
-      const auto said = complaint([&] { open_results(work / "run", true, row.now, kLines); });
+      const auto said = complaint([&] { open_results(work / "run", true, row.now, kLines, false); });
       EXPECT_EQ(said.code, Exit::foreign) << row.says;
       EXPECT_THAT(said.sentence, HasSubstr(row.says));
     }
   }
 }
 
+TEST(RunDirectory, ARunThatVerifiesKeepsOnlyWhatItVerified) {
+  for (const bool verify_again : {true, false}) {
+    const ScratchDirectory run;
+    Bytes sound;
+    {
+      auto file = open_results(run.path(), false, kManifest, kLines, /*verify=*/true);
+      EXPECT_EQ(read_verified(run.path()), Bytes{0});
+      file->append({1}, false, answered_line({1}, "a", "{}"), {0});
+      sound = file->size();
+      write_verified(run.path(), sound);
+      file->append({2}, false, answered_line({2}, "b", "{}"), {0});
+    }
+    const auto file = open_results(run.path(), true, kManifest, kLines, verify_again);
+    EXPECT_TRUE(file->is_done({1}));
+    EXPECT_FALSE(file->is_done({2}));
+    EXPECT_GT(file->taken_back(), Bytes{0});
+    EXPECT_EQ(read_verified(run.path()), verify_again ? std::optional(sound) : std::nullopt);
+  }
+}
+
+TEST(RunDirectory, WhatARunComputedThatDidNotVerifyIsKept) {
+  const ScratchDirectory run;
+  open_results(run.path(), false, kManifest, kLines, false)
+      ->append({1}, false, answered_line({1}, "a", "{}"), {0});
+  EXPECT_TRUE(open_results(run.path(), true, kManifest, kLines, true)->is_done({1}));
+  EXPECT_TRUE(open_results(run.path(), true, kManifest, kLines, true)->is_done({1}));
+}
+
+TEST(RunDirectory, ADamagedNoteOfWhatIsVerifiedIsRefused) {
+  for (const char* text : {"", "x", "12", "-1\n", "1\n2\n"}) {
+    const ScratchDirectory run;
+    run.write(kVerifiedName, text);
+    EXPECT_THAT(complaint([&] { read_verified(run.path()); }).sentence, HasSubstr("damaged")) << text;
+  }
+}
+
 TEST(RunDirectory, ResultsWithoutAManifestAreForeign) {
   const ScratchDirectory run;
   run.write(kPartialName, "");
-  EXPECT_EQ(complaint([&] { open_results(run.path(), true, kManifest, kLines); }).code,
+  EXPECT_EQ(complaint([&] { open_results(run.path(), true, kManifest, kLines, false); }).code,
             Exit::foreign);
 }
 
