@@ -95,7 +95,9 @@ void ResultsFile::keep_first(Bytes size) {
   if (::ftruncate(descriptor_, size.n) != 0) {
     fail_to_write("its last lines cannot be taken back", errno);
   }
+  size_ = size.n;
   make_durable();
+  size_ = 0;  // they are read next
 }
 
 void ResultsFile::read_lines(const std::vector<RequestId>& input_lines) {
