@@ -93,6 +93,8 @@ class ExecutorLink {
   void go_on_counting(const ExecutorTotals& before) { totals_ = before; }
   // Since the executor arrived, or since counting started again.
   const Balance& balance() const { return balance_; }
+  // There is nothing to order: the time until the next iteration is not counted.
+  void pause_balance() { balance_.pause(); }
   void begin_balance() { balance_ = Balance(balance_.sizes()); }
   Seconds message_time() const { return message_time_; }  // spent on messages, without waiting
 

@@ -118,9 +118,11 @@ void Planner::begin_running() {
     loop_.emplace(run_, in_force_, hand_over_.take());
     if (hand_over_.takes_over()) {
       const std::int64_t begun = loop_->begun();
-      announce(fmt::format("a planner took over before iteration {}: it continues {} and begins {}",
-                           loop_->next_iteration(), counted(begun, "request"),
-                           std::ssize(run_.to_do) - begun));
+      announce(run_.front ? "another planner goes on; the front sends it what is open"
+                          : fmt::format("a planner took over before iteration {}: it continues {} "
+                                        "and begins {}",
+                                        loop_->next_iteration(), counted(begun, "request"),
+                                        std::ssize(run_.to_do) - begun));
       run_.status.policy_since = loop_->next_iteration();
       if (run_.status.policy_serial != 0) {
         run_.status.answer_wish();

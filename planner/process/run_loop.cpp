@@ -166,6 +166,9 @@ bool RunLoop::receive_requests(Seconds wait) {
     ++run_.status.requests;
     run_.status.tokens_left += arrived->sampling.max_tokens;
   }
+  if (idle()) {
+    run_.executor->pause_balance();
+  }
   return front.flush(monotonic_now()) && !idle();
 }
 

@@ -8,6 +8,7 @@
 #include <random>
 #include <zmq.hpp>
 
+#include "planner/links/clock.h"
 #include "planner/process/planner.h"
 #include "tests/planner/links/fake_peers.h"
 
@@ -183,12 +184,19 @@ TEST_F(OpenArrival, RequestsAreAnsweredWhileOthersCome) {
     ask(front, id, any_request());
   }
   step_until(planner, front, [&] { return front.results.size() == 20; });
-  // Between two requests the planner waits, and then goes on.
-  ask(front, 21, any_request());
+  // Between two requests the planner waits, and then goes on. That time is no iteration's.
+  const Seconds idle_until = monotonic_now() + Seconds{1.3};
+  step_until(planner, front, [&] { return monotonic_now() > idle_until; });
+  ask(front, 21, any_request(4));
   step_until(planner, front, [&] { return front.results.size() == 21; });
   expect_predicted(front);
+  const Seconds written = monotonic_now() + Seconds{0.6};  // the status is, twice a second
+  step_until(planner, front, [&] { return monotonic_now() > written; });
   const json status = json::parse(testing_support::read_file(at("run") / "status.json"));
   EXPECT_EQ(status["state"], "running");
+  for (const json& iteration : status["balance"]["last"]) {
+    EXPECT_LT(iteration.value("seconds", 0.0), 1.2) << iteration["iteration"];
+  }
 }
 
 TEST_F(OpenArrival, TheLongestRequestsHaveRoom) {
