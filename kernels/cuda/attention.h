@@ -11,6 +11,9 @@ namespace poise::cuda {
 // On tensor cores. REQUIRES: head_dim a multiple of 8, slots at multiples of 16 bytes.
 void attend_float16(const Attention& op, cudaStream_t stream);
 void attend_bfloat16(const Attention& op, cudaStream_t stream);
+// Many rows on a GPU of compute capability 9.0 (prompts/); false where it was not for this kernel.
+bool attend_prompts_float16(const Attention& op, cudaStream_t stream);
+bool attend_prompts_bfloat16(const Attention& op, cudaStream_t stream);
 // The same over quantised blocks.
 void attend_codes_float16(const Attention& op, cudaStream_t stream);
 void attend_codes_bfloat16(const Attention& op, cudaStream_t stream);

@@ -73,22 +73,29 @@ struct AttentionGrid {
 struct AttentionPlace {
   AttentionSequence sequence;
   int kv_head, group;
-  int first_row, rows;  // of the sequence's; rows ≤ 64
+  int first_row, rows;  // of the sequence's; rows ≤ tile_rows
   int begin, end;       // positions that its rows see
   int rank, cluster;    // it takes every cluster-th slice, the first block that of `begin`
 
   // The last tile sees most and goes first.
   __device__ AttentionPlace(const Attention& op, const AttentionGrid& grid)
-      : group(static_cast<int>(grid.group)), cluster(1 << grid.cluster_bits) {
+      : AttentionPlace(op, static_cast<int>(grid.group),
+                       (blockIdx.x >> grid.cluster_bits) / grid.row_tiles,
+                       grid.row_tiles - 1 - (blockIdx.x >> grid.cluster_bits) % grid.row_tiles,
+                       kTilePositions) {
+    cluster = 1 << grid.cluster_bits;
     rank = static_cast<int>(blockIdx.x) & (cluster - 1);
-    const unsigned block = blockIdx.x >> grid.cluster_bits;
-    const unsigned item = block / grid.row_tiles;
-    const unsigned tile = grid.row_tiles - 1 - block % grid.row_tiles;
+  }
+
+  // `item`: counts the key-value heads of the first sequence, then of the next. The tile has tile_rows rows.
+  __device__ AttentionPlace(const Attention& op, int of_group, unsigned item, unsigned tile,
+                            int tile_rows)
+      : group(of_group), rank(0), cluster(1) {
     const auto kv_heads = static_cast<unsigned>(op.kv_heads);
     kv_head = static_cast<int>(item % kv_heads);
     sequence = op.sequences[item / kv_heads];
-    first_row = static_cast<int>(tile) * kTilePositions;
-    rows = min(kTilePositions, sequence.new_tokens * group - first_row);
+    first_row = static_cast<int>(tile) * tile_rows;
+    rows = min(tile_rows, sequence.new_tokens * group - first_row);
     begin = first_seen(position_of(0), op.window);
     end = position_of(rows - 1) + 1;
   }
@@ -265,8 +272,7 @@ class ContextRing {
     for (int at = 0; at < kTilePositions; at += Sizes::kAtOnce) {
       std::uint32_t words[4] = {0, 0, 0, 0};
       if (static_cast<unsigned>(at - skip) < seen) {
-        const char* key =
-            blocks[at / kBlockTokens] + (at % kBlockTokens + row_) * token_bytes_;
+        const char* key = blocks[at / kBlockTokens] + (at % kBlockTokens + row_) * token_bytes_;
         codes_.eight(words, key + value, key, entry % 2, vector_);
       }
       store_16(to + static_cast<unsigned>(at * Sizes::kPitch), words);

@@ -4,7 +4,9 @@
 namespace poise::cuda {
 
 void attend_float16(const Attention& op, cudaStream_t stream) {
-  attend_with_tiles<__half, false>(op, stream);
+  if (!attend_prompts_float16(op, stream)) {
+    attend_with_tiles<__half, false>(op, stream);
+  }
 }
 
 }  // namespace poise::cuda

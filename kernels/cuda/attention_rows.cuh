@@ -53,14 +53,20 @@ class WarpRows {
   struct Merged {
     float4 sums[kSumTiles];
     float maximum[2], denominator[2];
+
+    __device__ float4& sum(int n) { return sums[n]; }
   };
 
   __device__ WarpRows(const Attention& op, const AttentionPlace& place)
+      : WarpRows(op, place, kShare == 1 ? turn() * kWarpRows : 0) {}
+
+  // `first`: of the place's rows, this warp's first. Not `from_memory`: the queries are loaded later.
+  __device__ WarpRows(const Attention& op, const AttentionPlace& place, int first,
+                      bool from_memory = true)
       : lane_(threadIdx.x % kWarp),
         part_(kShare == 1 ? 0 : static_cast<int>(threadIdx.x) / kWarp),
         window_(op.window),
         factor_(score_factor(op)) {
-    const int first = kShare == 1 ? turn() * kWarpRows : 0;
     rows_ = min(kWarpRows, place.rows - first);
     first_position_ = place.position_of(first);
     last_position_ = place.position_of(first + rows_ - 1);
@@ -72,7 +78,7 @@ class WarpRows {
     }
     const T* q = static_cast<const T*>(op.q);
 #pragma unroll
-    for (int k = 0; k < kDim / 16; ++k) {
+    for (int k = 0; from_memory && k < kDim / 16; ++k) {
 #pragma unroll
       for (int part = 0; part < 4; ++part) {
         const int column = 16 * k + part / 2 * 8;
@@ -148,9 +154,67 @@ class WarpRows {
     }
   }
 
+  // The tile's scores become its weights; maximum and denominator follow. The sums have to shrink by so
+  // much before those weights are used: a step of its own, since the tile before may still be added.
+  template <bool kBoth>
+  __device__ __forceinline__ void weigh_scores(int tile, float (&scores)[kScoreTiles][4],
+                                               float (&shrink)[2]) {
+    const int first = tile * kTilePositions;
+    // Where the first row or the last does not see all of it.
+    if (first + kTilePositions > first_position_ + 1 ||
+        first < first_seen(last_position_, window_)) {
+      const unsigned reach = window_ > 0 ? static_cast<unsigned>(window_) : 1u << 31;
+#pragma unroll
+      for (int n = 0; n < kScoreTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = first + 8 * n + 2 * (lane_ % 4) + i % 2;
+          if (static_cast<unsigned>(position_[i / 2] - at) >= reach) {
+            scores[n][i] = -kInfinity;
+          }
+        }
+      }
+    }
+    if (kBoth) {
+      weigh_halves<0, 2>(scores, shrink);
+      return;
+    }
+    weigh_halves<0, 1>(scores, shrink);
+    shrink[1] = 1;
+    if (rows_ > 8) {  // one half has them all in decode
+      weigh_halves<1, 2>(scores, shrink);
+    }
+  }
+  __device__ __forceinline__ void use_weights(const float (&scores)[kScoreTiles][4],
+                                              const float (&shrink)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (half == 0 || rows_ > 8) {
+#pragma unroll
+        for (int n = 0; n < kSumTiles; ++n) {
+          sums_[n][2 * half] = __fmul_rn(sums_[n][2 * half], shrink[half]);
+          sums_[n][2 * half + 1] = __fmul_rn(sums_[n][2 * half + 1], shrink[half]);
+        }
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kScoreTiles; ++n) {
+      weights_[n / 2][n % 2 * 2] = pack<T>(scores[n][0], scores[n][1]);
+      weights_[n / 2][n % 2 * 2 + 1] = pack<T>(scores[n][2], scores[n][3]);
+    }
+  }
+
+  // For products that four warps make together (prompts/): what they multiply, and where they add.
+  __device__ __forceinline__ std::uint32_t (&queries())[kDim / 16][4] { return q_; }
+  __device__ __forceinline__ const std::uint32_t (&weights() const)[kTilePositions / 16][4] {
+    return weights_;
+  }
+  __device__ __forceinline__ float (&sums())[kSumTiles][4] { return sums_; }
+
   // The slice's last tile was added: joins it to the slices before it, and begins the next one that
   // any of the rows sees. Slices in order.
-  __device__ void end_slice(int slice, Merged& merged) {
+  template <typename SlicesBefore>
+  __device__ void end_slice(int slice, SlicesBefore& merged) {
     const unsigned seen =
         rows_ > 0 ? slices_of(first_seen(first_position_, window_), last_position_) : 0u;
     if ((seen >> slice & 1u) == 0) {
@@ -168,7 +232,7 @@ class WarpRows {
     if (seen >> (slice + 1) != 0) {
 #pragma unroll
       for (int n = 0; n < kSumTiles; ++n) {
-        merged.sums[n + zero] = {sums_[n][0], sums_[n][1], sums_[n][2], sums_[n][3]};
+        merged.sum(n + zero) = {sums_[n][0], sums_[n][1], sums_[n][2], sums_[n][3]};
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -279,63 +343,58 @@ class WarpRows {
   }
 
   __device__ __forceinline__ void weigh(int tile, float (&scores)[kScoreTiles][4]) {
-    const int first = tile * kTilePositions;
-    // Where the first row or the last does not see all of it.
-    if (first + kTilePositions > first_position_ + 1 ||
-        first < first_seen(last_position_, window_)) {
-      const unsigned reach = window_ > 0 ? static_cast<unsigned>(window_) : 1u << 31;
-#pragma unroll
-      for (int n = 0; n < kScoreTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = first + 8 * n + 2 * (lane_ % 4) + i % 2;
-          if (static_cast<unsigned>(position_[i / 2] - at) >= reach) {
-            scores[n][i] = -kInfinity;
-          }
-        }
-      }
-    }
-    if (rows_ > 8) {
-      weigh_row(0, scores);
-      weigh_row(1, scores);
-    } else {  // one half has them all, as a decoding row has
-      weigh_row(0, scores);
-    }
-#pragma unroll
-    for (int n = 0; n < kScoreTiles; ++n) {
-      weights_[n / 2][n % 2 * 2] = pack<T>(scores[n][0], scores[n][1]);
-      weights_[n / 2][n % 2 * 2 + 1] = pack<T>(scores[n][2], scores[n][3]);
-    }
+    float shrink[2];
+    weigh_scores<false>(tile, scores, shrink);
+    use_weights(scores, shrink);
   }
 
-  __device__ __forceinline__ void weigh_row(const int half, float (&scores)[kScoreTiles][4]) {
-    const int a = 2 * half;
-    const int b = 2 * half + 1;
-    float largest = maximum_[half];
+  // Of these halves, side by side: the latencies of one are those of the other.
+  template <int kFirst, int kEnd>
+  __device__ __forceinline__ void weigh_halves(float (&scores)[kScoreTiles][4],
+                                               float (&shrink)[2]) {
+    float largest[2], base[2], total[2];
+#pragma unroll
+    for (int half = kFirst; half < kEnd; ++half) {
+      largest[half] = maximum_[half];
+      total[half] = 0;
+    }
 #pragma unroll
     for (int n = 0; n < kScoreTiles; ++n) {
-      largest = fmaxf(largest, fmaxf(scores[n][a], scores[n][b]));
+#pragma unroll
+      for (int half = kFirst; half < kEnd; ++half) {
+        largest[half] = fmaxf(largest[half], fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
+      }
     }
-    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
-    // Of a row that has not yet seen a position of the slice all weights are 0.
-    const float top = largest == -kInfinity ? 0.0f : largest;
-    // Exactly 1 where the maximum stays; 0 in a slice's first tile, where it was minus infinity.
-    const float shrink = power_of_two(__fmul_rn(__fsub_rn(maximum_[half], top), factor_));
-    maximum_[half] = largest;
-    const float base = -__fmul_rn(top, factor_);
-    float total = 0;
+#pragma unroll
+    for (int lanes = 1; lanes <= 2; lanes *= 2) {
+#pragma unroll
+      for (int half = kFirst; half < kEnd; ++half) {
+        largest[half] = fmaxf(largest[half], __shfl_xor_sync(kAllLanes, largest[half], lanes));
+      }
+    }
+#pragma unroll
+    for (int half = kFirst; half < kEnd; ++half) {
+      // Of a row that has not yet seen a position of the slice all weights are 0.
+      const float top = largest[half] == -kInfinity ? 0.0f : largest[half];
+      // Exactly 1 where the maximum stays; 0 in a slice's first tile, where it was minus infinity.
+      shrink[half] = power_of_two(__fmul_rn(__fsub_rn(maximum_[half], top), factor_));
+      maximum_[half] = largest[half];
+      base[half] = -__fmul_rn(top, factor_);
+    }
 #pragma unroll
     for (int n = 0; n < kScoreTiles; ++n) {
-      scores[n][a] = power_of_two(__fmaf_rn(scores[n][a], factor_, base));
-      scores[n][b] = power_of_two(__fmaf_rn(scores[n][b], factor_, base));
-      total = __fadd_rn(total, __fadd_rn(scores[n][a], scores[n][b]));
-    }
-    denominator_[half] = __fmaf_rn(denominator_[half], shrink, total);
 #pragma unroll
-    for (int n = 0; n < kSumTiles; ++n) {
-      sums_[n][a] = __fmul_rn(sums_[n][a], shrink);
-      sums_[n][b] = __fmul_rn(sums_[n][b], shrink);
+      for (int half = kFirst; half < kEnd; ++half) {
+        float& a = scores[n][2 * half];
+        float& b = scores[n][2 * half + 1];
+        a = power_of_two(__fmaf_rn(a, factor_, base[half]));
+        b = power_of_two(__fmaf_rn(b, factor_, base[half]));
+        total[half] = __fadd_rn(total[half], __fadd_rn(a, b));
+      }
+    }
+#pragma unroll
+    for (int half = kFirst; half < kEnd; ++half) {
+      denominator_[half] = __fmaf_rn(denominator_[half], shrink[half], total[half]);
     }
   }
 
@@ -351,7 +410,8 @@ class WarpRows {
 
   // A row that sees nothing of the slice (the others of the sixteen do) keeps what it had; one that saw
   // nothing of those before takes the slice as it is.
-  __device__ void merge(int slice, const Merged& merged, int zero) {
+  template <typename SlicesBefore>
+  __device__ void merge(int slice, SlicesBefore& merged, int zero) {
     bool sees[2], saw[2];
     SliceMerge merges[2] = {{merged.maximum[0], maximum_[0], factor_},
                             {merged.maximum[1], maximum_[1], factor_}};
@@ -367,9 +427,20 @@ class WarpRows {
                                   merges[half](merged.denominator[half], denominator_[half]));
       maximum_[half] = joined(merged.maximum[half], maximum_[half], merges[half].maximum);
     }
+    if (__all_sync(kAllLanes, sees[0] && saw[0] && sees[1] && saw[1])) {
+#pragma unroll
+      for (int n = 0; n < kSumTiles; ++n) {
+        const float4 all = merged.sum(n + zero);
+        sums_[n][0] = merges[0](all.x, sums_[n][0]);
+        sums_[n][1] = merges[0](all.y, sums_[n][1]);
+        sums_[n][2] = merges[1](all.z, sums_[n][2]);
+        sums_[n][3] = merges[1](all.w, sums_[n][3]);
+      }
+      return;
+    }
 #pragma unroll
     for (int n = 0; n < kSumTiles; ++n) {
-      const float4 all = merged.sums[n + zero];
+      const float4 all = merged.sum(n + zero);
       const float old[4] = {all.x, all.y, all.z, all.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

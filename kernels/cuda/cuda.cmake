@@ -11,7 +11,7 @@ if(NOT POISE_CUDA STREQUAL "OFF")
   endif()
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     # Hopper's own code, and PTX from which the driver makes code for any other GPU from Ampere on.
-    set(CMAKE_CUDA_ARCHITECTURES 80-virtual 90-real)
+    set(CMAKE_CUDA_ARCHITECTURES 80-virtual 90a-real)
   endif()
   include(CheckLanguage)
   check_language(CUDA)

@@ -45,11 +45,11 @@ struct DeviceCopy {
 // Any number of copies of any size, one kernel for each 160 of them. A copy engine takes microseconds
 // for each copy, and tens of microseconds while a product fills the GPU.
 void copy_batch(std::span<const DeviceCopy> copies, cudaStream_t stream);
-// head_dim ≤ 256; row_dtype is dtype. Of a sequence's last block only the rows of tokens that exist
-// are used. In 16-bit types the values of the launch's tokens behind a row, up to the next multiple
-// of 64 positions, weigh nothing but are multiplied, and so are those before its window that up to 63
-// rows before it see: they have to be finite, or the row is not (a sequence with such values is
-// broken from there on anyway). Over quantised blocks the bits are those of plain blocks that hold the
+// head_dim ≤ 256; row_dtype is dtype. Launches of a process do not overlap: all are on one stream. Of a
+// sequence's last block only the rows of tokens that exist are used. In 16-bit types the values of the
+// launch's tokens up to 191 positions behind a row weigh nothing but may be multiplied, and so may those
+// before its window that up to 127 rows before it see: they have to be finite, or the row is not (a
+// sequence with such values is broken from there on anyway). Over quantised blocks the bits are those of plain blocks that hold the
 // numbers their codes stand for.
 void attention(const Attention& op, cudaStream_t stream);
 void sample_tokens(const SampleTokens& op, cudaStream_t stream);

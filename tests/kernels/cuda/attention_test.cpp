@@ -420,6 +420,45 @@ TEST_F(CudaAttentionBits, OfADecodingRowDoNotDependOnHowManyBlocksShareIt) {
   }
 }
 
+// Parts of up to 64 rows, as decoding ones, pass through another kernel than whole prompts where the
+// GPU has one for these; contexts long enough for each slice to come twice.
+TEST_F(CudaAttentionBits, OfLongPromptsAreThoseOfShortParts) {
+  constexpr std::int32_t kTokens = 2500;
+  for (const DType dtype : {DType::float16, DType::bfloat16}) {
+    for (const Heads heads : {Heads{4, 1, 128}, Heads{1, 1, 64}, Heads{3, 1, 80, 700},
+                              Heads{8, 1, 128, 300}, Heads{2, 1, 40}}) {
+      const Sequence sequence(heads, kTokens, dtype);
+      const std::vector<float> whole = sequence.run(0, kTokens, kTokens, 1);
+      const std::int32_t few = 64 / (heads.heads / heads.kv_heads);
+      std::uint32_t placement = 2;
+      for (const std::int32_t part : {few, 1000}) {
+        EXPECT_TRUE(same_bits(sequence.run(0, kTokens, part, placement++), whole))
+            << heads << ", " << name_of(dtype) << " in parts of " << part;
+      }
+    }
+  }
+}
+
+TEST_F(CudaAttention, OfPromptsOfAnyShapeIsWhatTheCpuComputes) {
+  std::mt19937 random(20);
+  const auto below = [&](std::int32_t end) {
+    return static_cast<std::int32_t>(random() % static_cast<unsigned>(end));
+  };
+  for (int round = 0; round < 40; ++round) {
+    const std::int32_t group = 1 + below(8);
+    const std::int32_t kv_heads = 1 + below(2);
+    const Heads heads{group * kv_heads, kv_heads, 8 * (4 + below(13)),
+                      below(3) == 0 ? 1 + below(600) : 0};
+    const std::int32_t context = below(2) == 0 ? 0 : below(1500);
+    const std::int32_t end = context + 1 + below(500);
+    const DType dtype = round % 2 == 0 ? DType::float16 : DType::bfloat16;
+    SCOPED_TRACE(testing::Message()
+                 << heads << ", " << context << " to " << end << " of " << name_of(dtype));
+    Sequence(heads, end, dtype, static_cast<std::uint32_t>(round))
+        .expect_as_on_cpu(context, end, 5);
+  }
+}
+
 TEST_F(CudaAttentionBits, OfASequenceDoNotDependOnTheOnesBesideIt) {
   constexpr std::int32_t kDim = 64;
   constexpr std::size_t kRow = 2 * kDim;
