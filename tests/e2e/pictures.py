@@ -228,6 +228,13 @@ def what_a_report_lacks_is_said_in_a_line(workspace):
     held[0].close()
     expect(len(said) == 1 and "goes on" in said[0], said)
     expect_equal((page.facts["run"]["state"], page.facts["results"]["answers"]), ("running", len(HOSTILE) - 1), "so far")
+    # A results file that somebody has edited since.
+    text = (workspace / "out.jsonl").read_text()
+    wrong = ["[]", "{", "\xff", '{"id": "poise-1"}'] + [re.sub(r'"prompt_tokens":\d+', f'"prompt_tokens":{n}', text.splitlines()[-1]) for n in ("1e999", "-1", '"x"')]
+    (workspace / "out.jsonl").write_text(text + "\n".join(wrong) + "\n")
+    page, said = report(workspace, run)
+    expect(len(said) == 1 and f"{len(wrong)} lines are no results" in said[0], said)
+    expect_equal(page.facts["results"]["answers"], len(HOSTILE), "answers beside lines that are none")
     (workspace / "out.jsonl").unlink()
     page, said = report(workspace, run)
     expect(len(said) == 1 and "out.jsonl" in said[0] and page.facts["results"] is None, said)

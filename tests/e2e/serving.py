@@ -359,9 +359,12 @@ def the_metrics_of_a_run_are_its_results_usage(workspace):
         with contextlib.suppress(OSError):  # before its beginning and after its end
             last = metrics_of(url)
             seen.append(summed(last, "vllm:generation_tokens_total"))
+            with urllib.request.urlopen(url.replace("/metrics", "/report.json"), timeout=5) as answer:
+                page = json.loads(answer.read())
         time.sleep(0.2)
     workspace.finish(process).expect(0)
     expect(seen == sorted(seen) and len(set(seen)) > 1, f"the counts do not rise: {seen}")
+    expect(sum(page["facts"]["log"]["series"]["tokens"]) > 0 and "generated tokens" in page["head"], f"the page does not move: {page}")
     used = [line["response"]["body"].get("usage", {}) for line in harness.read_results(workspace / "out.jsonl").values()]
     for name, field in USAGE.items():
         expect_equal(summed(last, name), sum(one.get(field, 0) for one in used), name)

@@ -19,6 +19,7 @@ _BLOCK_TOKENS = 16
 _SLOWEST = 15
 _MOST_EVENTS = 200
 _LONGEST_ID = 80
+_MOST_TOKENS = 1 << 31
 _LONGEST_LINE = 1 << 30  # as the planner's reader of results has it
 WAITS = ("weights", "blocks", "rows", "host")  # host: for host cores that attend, where some do
 
@@ -210,10 +211,12 @@ def _take_result(text, found, counters, lengths, slow):
             found["errors"] += 1
             counters[1][str(body["error"]["code"])[:40]] += 1
         else:
-            usage = body["usage"]
-            for which, name in zip(lengths, ("prompt_tokens", "completion_tokens")):
-                which.add(usage[name], {"requests": 1})
-                found[name] += usage[name]
+            usage = {name: body["usage"][name] for name in ("prompt_tokens", "completion_tokens")}
+            if any(not isinstance(tokens, int) or not 0 <= tokens < _MOST_TOKENS for tokens in usage.values()):
+                raise ValueError("no planner counts so")
+            for which, (name, tokens) in zip(lengths, usage.items()):
+                which.add(tokens, {"requests": 1})
+                found[name] += tokens
             found["answers"] += 1
             counters[0].update(str(choice["finish_reason"])[:40] for choice in body["choices"])
         if number in slow:
