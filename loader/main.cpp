@@ -1,6 +1,7 @@
 #include <spdlog/spdlog.h>
 
 #include <cstdio>
+#include <optional>
 #include <string>
 
 #include "common/arguments.h"
@@ -32,6 +33,9 @@ cxxopts::Options described_options() {
       ("death-fd", "pipe that ends with the supervisor",
        cxxopts::value<int>()->default_value("-1"))                                        //
       ("validate-only", "check the model directory and end")                              //
+      ("needs", "check the model directory, print what it needs as JSON, and end")        //
+      ("kv-cache-dtype", "auto, int8, int4: for needs",
+       cxxopts::value<std::string>()->default_value("auto"))                              //
       ("measure", "how fast its files can be read and digested here, as JSON; then end")  //
       ("help", "say this");
   return options;
@@ -64,10 +68,14 @@ LoaderOptions loader_options(const cxxopts::ParseResult& given) {
   return options;
 }
 
-Exit validate(const LoaderOptions& options) {
+// With `kv_format`, what the model needs is printed.
+Exit validate(const LoaderOptions& options, std::optional<KvFormat> kv_format) {
   const ModelOnDisk model = open_model(options.model, load_options(options));
   for (const std::string& notice : model.notices) {
     std::fprintf(stderr, "poise-loader: warning: %s\n", notice.c_str());
+  }
+  if (kv_format) {
+    std::printf("%s\n", needs_json(model, *kv_format).c_str());
   }
   return Exit::done;
 }
@@ -95,7 +103,15 @@ Exit run(int argc, char** argv) {
   }
   LoaderOptions options = loader_options(given);
   if (given.count("validate-only") > 0) {
-    return validate(options);
+    return validate(options, std::nullopt);
+  }
+  if (given.count("needs") > 0) {
+    const std::string kept = given["kv-cache-dtype"].as<std::string>();
+    const auto kv_format = kv_format_from(kept);
+    if (!kv_format) {
+      fail("--kv-cache-dtype must be auto, int8 or int4, not {}", shown(kept));
+    }
+    return validate(options, kv_format);
   }
   if (given.count("measure") > 0) {
     std::printf("%s\n", to_json(measure_loading(options.model)).c_str());

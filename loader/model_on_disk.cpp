@@ -4,6 +4,7 @@
 #include <string_view>
 #include <utility>
 
+#include "common/blocks.h"
 #include "common/files/regular_file.h"
 #include "common/trouble.h"
 #include "loader/sources/checkpoint_source.h"
@@ -52,14 +53,18 @@ std::optional<CheckpointFormat> read_checkpoint_format(const std::filesystem::pa
   return checkpoint_format(JsonObject(config, shown(path.string(), 300)));
 }
 
-// The rest of a model whose checkpoint is quantised.
-void open_packed(ModelOnDisk& model, const CheckpointFormat& format,
-                 std::shared_ptr<const Checkpoint> checkpoint, const LoadOptions& options,
-                 const std::string& what) {
+void refuse_quantization(const LoadOptions& options, const std::string& what) {
   if (options.quantization != Quantization::automatic) {
     fail("{}: the checkpoint is quantised already: --quantization {} is for plain ones", what,
          name_of(options.quantization));
   }
+}
+
+// The rest of a model whose checkpoint is quantised.
+void open_packed(ModelOnDisk& model, const CheckpointFormat& format,
+                 std::shared_ptr<const Checkpoint> checkpoint, const LoadOptions& options,
+                 const std::string& what) {
+  refuse_quantization(options, what);
   model.config.shape = shape_in_checkpoint(model.config, format, *checkpoint, what);
   model.layout = weight_layout(model.config.shape, model.dtype);
   auto source = std::make_unique<PackedCheckpointSource>(checkpoint, model.config, format,
@@ -87,6 +92,13 @@ ModelOnDisk open_model(const std::filesystem::path& directory, const LoadOptions
     open_packed(model, *format, checkpoint, options, what);
     return model;
   }
+  if (dummy && model.config.shape.packed.is_packed()) {  // as its config says
+    refuse_quantization(options, what);
+    model.layout = weight_layout(model.config.shape, model.dtype);
+    model.source = std::make_unique<DummySource>(*model.config.family, model.layout, model.dtype,
+                                                 options.seed, model.config.shape.packed);
+    return model;
+  }
   model.config.shape = unpacked(model.config.shape);
   const WeightLayout plain = weight_layout(model.config.shape, model.dtype);
   if (dummy) {
@@ -111,6 +123,18 @@ ModelOnDisk open_model(const std::filesystem::path& directory, const LoadOptions
     add_what_stays_plain(model);
   }
   return model;
+}
+
+std::string needs_json(const ModelOnDisk& model, KvFormat kv_format) {
+  const ModelShape& shape = model.config.shape;
+  const BlockSizes sizes = block_sizes(shape, model.dtype, kv_format);
+  const nlohmann::json needs{
+      {"dtype", name_of(model.dtype)},
+      {"codes", shape.packed.is_packed() ? name_of(shape.packed.codes) : std::string_view()},
+      {"weights", model.layout.total().n},
+      {"kv", sizes.kv_row.n * shape.num_hidden_layers},
+      {"act", sizes.act_row.n * shape.num_hidden_layers}};
+  return needs.dump();
 }
 
 Digest model_fingerprint(const ModelConfig& config, DType dtype, const Digest& weights) {

@@ -13,6 +13,7 @@
 
 #include "common/families/quantization.h"
 #include "common/files/sha256.h"
+#include "common/formats/kv_format.h"
 #include "common/model_config.h"
 #include "common/weight_layout.h"
 #include "loader/sources/weight_source.h"
@@ -38,6 +39,10 @@ struct LoadOptions {
 };
 
 ModelOnDisk open_model(const std::filesystem::path& directory, const LoadOptions& options);
+
+// What a run of it needs, as JSON for `poise doctor`: "dtype", "codes" of the packed matrices ("" where
+// there are none), and bytes: "weights", and of a token in all layers "kv" and "act".
+std::string needs_json(const ModelOnDisk& model, KvFormat kv_format);
 
 // The model's fingerprint in Hello and manifests: SHA-256 over shape, dtype, special tokens and the
 // digest of the weights' bytes.

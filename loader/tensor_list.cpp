@@ -79,6 +79,8 @@ void add_slab(std::vector<WeightTensor>& tensors, const NamedSlab& named) {
 
 }  // namespace
 
+bool is_groups(Weight weight) { return named_as(weight) != weight; }
+
 std::string_view embedding_name(const Family& family) {
   const auto found = std::ranges::find(family.outer, Weight::token_embedding, &TensorName::weight);
   check(found != family.outer.end(), "a family names its token embedding");

@@ -21,6 +21,9 @@ std::string tensor_prefix(const Family& family, const Checkpoint& checkpoint,
 std::vector<WeightTensor> tensor_list(const Family& family, const WeightLayout& layout,
                                       std::string_view prefix);
 
+// Whether it is a table that says which group each input is of (act-order).
+bool is_groups(Weight weight);
+
 // Behind the prefix.
 std::string_view embedding_name(const Family& family);
 

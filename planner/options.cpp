@@ -412,6 +412,7 @@ PlannerCommand export_command(const std::vector<std::string>& words) {
   const auto text = [] { return cxxopts::value<std::string>(); };
   options.add_options()("model", "a HuggingFace model directory", text())(
       "dtype", "of weights and context", text())("device", "auto, cpu or cuda", text())(
+      "quantization", "of weights: auto, none, int8, int4", text())(
       "kv-cache-dtype", "of KV blocks: auto, int8 or int4", text())(
       "profile", "this file instead of a kept one", text())(
       "profile-dir", "where such are kept", text())("o,output-file", "the machine", text())(
@@ -425,6 +426,7 @@ PlannerCommand export_command(const std::vector<std::string>& words) {
   exported.output = required_argument(given, "output-file");
   take_dtype(given, exported.costs);
   take_device(given, exported.costs);
+  take_quantization(given, exported.costs);
   take_kv_format(given, exported.costs.batch.kv_format);
   if (given.count("profile") != 0) {
     exported.costs.profile = required_argument(given, "profile");

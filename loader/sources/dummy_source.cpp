@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <span>
 
 #include "common/trouble.h"
@@ -42,11 +43,15 @@ constexpr std::uint64_t scramble(std::uint64_t x) {
 
 // Two keyed rounds of multiply and xor-shift: every bit of the index and of both keys reaches every
 // byte of the result, which is all that is asked of it here.
-inline float element(std::uint32_t index, std::uint32_t key, std::uint32_t other_key, float scale) {
+inline std::uint32_t mixed(std::uint32_t index, std::uint32_t key, std::uint32_t other_key) {
   std::uint32_t x = (index ^ key) * 0x9e3779b1u;
   x = ((x ^ (x >> 15)) + other_key) * 0x85ebca77u;
   x = (x ^ (x >> 13)) * 0xc2b2ae3du;
-  x ^= x >> 16;
+  return x ^ (x >> 16);
+}
+
+inline float element(std::uint32_t index, std::uint32_t key, std::uint32_t other_key, float scale) {
+  const std::uint32_t x = mixed(index, key, other_key);
   const std::uint32_t pairs = (x & 0x00ff00ffu) + ((x >> 8) & 0x00ff00ffu);
   const auto sum = static_cast<std::int32_t>((pairs & 0xffffu) + (pairs >> 16));
   return static_cast<float>(sum - kSumMean) * scale;
@@ -73,6 +78,39 @@ __attribute__((target("avx2"))) void fill_run_wide(std::uint32_t index, std::uin
 
 using Run = void (*)(std::uint32_t, std::uint32_t, std::uint32_t, float, float*, std::size_t);
 
+std::uint64_t keys_of(std::uint64_t seed, std::uint64_t stream, std::uint64_t high) {
+  return scramble(seed + scramble(stream + scramble(high + 1)));
+}
+
+// Random bytes as a panel's codes: of int8 any; of int4 -7 to 7, 0 twice as often; of float8 a sign, the
+// exponent of 1 and a mantissa.
+void fill_codes(std::uint64_t keys, Codes codes, std::span<std::byte> out) {
+  const std::uint32_t kept = codes == Codes::float8 ? 0x87878787u : 0xffffffffu;
+  const std::uint32_t set = codes == Codes::float8 ? 0x38383838u : 0;
+  for (std::size_t i = 0; i < out.size(); i += 4) {
+    const std::uint32_t word = mixed(static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(keys),
+                                     static_cast<std::uint32_t>(keys >> 32));
+    std::uint32_t four = (word & kept) | set;
+    if (codes == Codes::int4) {  // a half of 0, which is -8, becomes 8, which is 0
+      const std::uint32_t any = four | four >> 1 | four >> 2 | four >> 3;
+      four |= (~any & 0x11111111u) << 3;
+    }
+    std::memcpy(out.data() + i, &four, 4);
+  }
+}
+
+// The standard deviation of these codes' values.
+float code_deviation(Codes codes) {
+  switch (codes) {
+    case Codes::int4:
+      return 4.183F;  // sqrt(2 · (1 + 4 + … + 49) / 16)
+    case Codes::float8:
+      return 1.456F;  // of 1, 1.125 … 1.875 with either sign: sqrt(mean of squares)
+    default:
+      return 73.90F;  // sqrt((256² - 1) / 12)
+  }
+}
+
 Run fastest_run() {
 #if defined(__x86_64__)
   static const bool wide = __builtin_cpu_supports("avx2") != 0;
@@ -93,7 +131,7 @@ void fill_bell_shaped(std::uint64_t seed, std::uint64_t stream, std::int64_t fir
     // Indices beyond 32 bits go into the keys.
     const std::uint64_t at = static_cast<std::uint64_t>(first) + done;
     const std::uint64_t high = at >> 32;
-    const std::uint64_t keys = scramble(seed + scramble(stream + scramble(high + 1)));
+    const std::uint64_t keys = keys_of(seed, stream, high);
     const std::uint64_t until_next = (std::uint64_t{1} << 32) - (at & 0xffffffffu);
     const auto count =
         static_cast<std::size_t>(std::min<std::uint64_t>(until_next, out.size() - done));
@@ -104,14 +142,57 @@ void fill_bell_shaped(std::uint64_t seed, std::uint64_t stream, std::int64_t fir
 }
 
 DummySource::DummySource(const Family& family, const WeightLayout& layout, DType dtype,
-                         std::uint64_t seed)
-    : tensors_(tensor_list(family, layout, family.prefixes.front())), dtype_(dtype), seed_(seed) {
+                         std::uint64_t seed, const PackedFormat& packed)
+    : tensors_(tensor_list(family, layout, family.prefixes.front())),
+      packed_(packed),
+      dtype_(dtype),
+      seed_(seed) {
   for (const WeightTensor& tensor : tensors_) {
     deviation_.push_back(deviation_of(tensor, layout.layers));
+    const auto matrix = std::ranges::find_if(layout.layer.entries, [&](const WeightEntry& entry) {
+      return entry.packed &&
+             (entry.weight == tensor.weight || groups_of(entry.weight) == tensor.weight);
+    });
+    inputs_.push_back(matrix == layout.layer.entries.end() ? 0 : matrix->cols);
   }
 }
 
+// Panels are streams of their own, behind those of the elements.
+void DummySource::fill_panel(std::size_t tensor, std::int64_t number,
+                             std::span<std::byte> panel) const {
+  const PackedPanel map = packed_panel(packed_, inputs_[tensor]);
+  check(panel.size() == static_cast<std::size_t>(map.bytes.n), "a panel is written whole");
+  const auto codes = static_cast<std::size_t>(map.scales);
+  fill_codes(keys_of(seed_, tensor, static_cast<std::uint64_t>(number) | std::uint64_t{1} << 63),
+             packed_.codes, panel.first(codes));
+  const float scale = deviation_[tensor] / code_deviation(packed_.codes);
+  const auto size = static_cast<std::size_t>(size_of(packed_.scale_dtype).n);
+  const std::span<std::byte> scales =
+      panel.subspan(codes, static_cast<std::size_t>(map.zeros - map.scales));
+  for (std::size_t at = 0; at < scales.size(); at += size) {
+    convert(DType::float32, std::as_bytes(std::span(&scale, 1)), packed_.scale_dtype,
+            scales.subspan(at, size));
+  }
+  std::ranges::fill(panel.subspan(static_cast<std::size_t>(map.zeros)), std::byte{0});
+}
+
 void DummySource::fill(std::size_t tensor, std::int64_t first, std::span<std::byte> out) const {
+  const WeightTensor& wanted = tensors_[tensor];
+  if (wanted.packed) {
+    const auto panel = static_cast<std::size_t>(wanted.unit.n);
+    for (; !out.empty(); out = out.subspan(panel)) {
+      fill_panel(tensor, first++, out.first(panel));
+    }
+    return;
+  }
+  if (is_groups(wanted.weight)) {
+    for (; !out.empty(); out = out.subspan(2)) {
+      const std::int64_t input = first++ % inputs_[tensor];
+      const auto group = static_cast<std::uint16_t>(input / std::max(1, packed_.group));
+      std::memcpy(out.data(), &group, 2);
+    }
+    return;
+  }
   std::array<float, 4096> buffer;
   const auto element = static_cast<std::size_t>(size_of(dtype_).n);
   check(out.size() % element == 0, "only whole elements are filled");

@@ -6,6 +6,11 @@
 //
 // Matrices: bell-shaped, standard deviation 0.02, those that write to the residual stream (W_O,
 // fc2) 0.02 / sqrt(2 · layers), as GPT-2 starts. Biases: 0.01. Norms: weight 1, bias 0.01.
+//
+// Packed matrices, of a config that says its checkpoint is quantised: random codes, about equally likely
+// (of float8 those from 1 to 1.875, with a sign), one scale that gives the same standard deviation, zero
+// points that change nothing, and neighbouring inputs in a group. (`--quantization` packs plain dummies
+// instead: rounding_source.h.)
 
 #include <vector>
 
@@ -16,15 +21,21 @@ namespace poise {
 
 class DummySource final : public WeightSource {
  public:
-  DummySource(const Family& family, const WeightLayout& layout, DType dtype, std::uint64_t seed);
+  // `packed`: of the layout's packed matrices.
+  DummySource(const Family& family, const WeightLayout& layout, DType dtype, std::uint64_t seed,
+              const PackedFormat& packed = {});
 
   const std::vector<WeightTensor>& tensors() const override { return tensors_; }
   void fill(std::size_t tensor, std::int64_t first, std::span<std::byte> out) const override;
   void check_after(std::span<const std::byte>) const override {}
 
  private:
+  void fill_panel(std::size_t tensor, std::int64_t number, std::span<std::byte> panel) const;
+
   std::vector<WeightTensor> tensors_;
-  std::vector<float> deviation_;  // of each tensor; 0: all ones
+  std::vector<float> deviation_;     // of each tensor; 0: all ones
+  std::vector<std::int32_t> inputs_;  // of its matrix, where it is packed or a table of groups
+  PackedFormat packed_;
   DType dtype_;
   std::uint64_t seed_;
 };

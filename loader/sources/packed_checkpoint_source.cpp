@@ -64,11 +64,6 @@ constexpr const char* kParts[] = {
     ".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_shape", ".weight_zero_point",
     ".weight_g_idx",  ".input_scale",  ".input_zero_point"};
 
-bool is_groups(Weight weight) {
-  return std::ranges::any_of(kLayerMatrices,
-                             [&](Weight matrix) { return groups_of(matrix) == weight; });
-}
-
 std::uint32_t word_at(const std::vector<std::byte>& words, std::int64_t at) {
   std::uint32_t word;
   std::memcpy(&word, words.data() + at * 4, 4);
@@ -200,7 +195,9 @@ PackedCheckpointSource::Module PackedCheckpointSource::open(const std::string& n
     module.codes = find(codes, {shape}, kWords);
   }
   module.scales = find_scales(module);
-  if (words) {
+  const bool without_zeros = format_.stored == StoredCodes::awq && format_.packed.zero_points == 0 &&
+                             checkpoint_->find(name + ".qzeros") == nullptr;
+  if (words && !without_zeros) {
     module.zeros = find(name + ".qzeros", {{groups, outputs / each}}, kWords);
   } else if (format_.packed.zero_points != 0) {
     module.zeros = find(name + ".weight_zero_point", {{ceil_div(outputs, each), groups}}, kWords);
@@ -379,8 +376,9 @@ void PackedCheckpointSource::read_zeros(const Module& module, Rows& rows) const 
       const auto zero = static_cast<std::int32_t>(
           (stored + static_cast<std::uint32_t>(format_.zero_offset)) & mask);
       if (format_.packed.zero_points == 0 && zero != middle) {
-        fail("{}: {} has zero point {} for output {}, but \"sym\" is true", what_,
-             shown(module.name), zero, rows.first + row);
+        fail("{}: {} has zero point {} for output {}, but {}", what_, shown(module.name), zero,
+             rows.first + row,
+             format_.stored == StoredCodes::awq ? "\"zero_point\" is false" : "\"sym\" is true");
       }
       rows.zeros[static_cast<std::size_t>(row * groups + group)] =
           static_cast<std::int8_t>(zero - middle);

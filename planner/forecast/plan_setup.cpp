@@ -85,13 +85,22 @@ std::optional<std::string> note_on_act(const SetUp& made, const Allocation& plac
                                    : std::string());
 }
 
+// As the loader will keep it.
+ModelShape shape_of(const PlanOptions& options, const ModelConfig& model, DType dtype) {
+  if (model.shape.packed.is_packed() && options.quantization != Quantization::automatic) {
+    fail("{}: the checkpoint is quantised already: --quantization {} is for plain ones",
+         shown(options.input.model.string()), name_of(options.quantization));
+  }
+  return quantized(model.shape, options.quantization, dtype);
+}
+
 }  // namespace
 
 SetUp set_up(const PlanOptions& options, const ModelConfig& model,
              std::span<const RequestSize> requests) {
   SetUp made;
   made.dtype = dtype_of(options, model);
-  made.shape = quantized(model.shape, options.quantization, made.dtype);
+  made.shape = shape_of(options, model, made.dtype);
   made.profile = costs_for(options, made.shape, made.dtype);
   const bool device_is_host = made.profile.kind == DeviceKind::cpu;
   made.policy_name = policy_or_default(options.policy, device_is_host,
@@ -168,7 +177,8 @@ RequestSizes sizes_of_requests(const PlanOptions& options, const ModelConfig& mo
 void export_machine(const PlanOptions& options, const std::filesystem::path& output) {
   const ModelConfig model = read_model_config(options.input.model);
   const DType dtype = dtype_of(options, model);
-  write_machine(output, machine_of(costs_for(options, model.shape, dtype), model.shape, dtype,
+  const ModelShape shape = shape_of(options, model, dtype);
+  write_machine(output, machine_of(costs_for(options, shape, dtype), shape, dtype,
                                    options.batch.kv_format));
 }
 
@@ -182,8 +192,7 @@ void check_named(const PlanOptions& options, const ModelConfig& model) {
                            options.device != DeviceKind::cpu || options.gpu_memory.has_value());
   if (options.dtype || model.declared) {
     const DType dtype = dtype_of(options, model);
-    named_costs({options.machine, options.profile},
-                quantized(model.shape, options.quantization, dtype), dtype,
+    named_costs({options.machine, options.profile}, shape_of(options, model, dtype), dtype,
                 options.batch.kv_format);
   } else if (options.profile) {  // the tensors decide in what they are kept
     read_profile(*options.profile);

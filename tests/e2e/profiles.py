@@ -8,7 +8,7 @@ import time
 import xml.etree.ElementTree as xml
 
 import harness
-from harness import DEMO_MODEL, expect, expect_equal, request, test
+from harness import DEMO, DEMO_MODEL, ROOT, expect, expect_equal, request, test
 from supervisor.measure.record import read_record
 
 LINK, COMPUTE = 0.1, 3.0  # GB/s, GFLOP/s
@@ -150,6 +150,8 @@ def a_plan_takes_the_kept_costs_of_its_device_or_the_machine_exported_from_them(
     near(machine["link_gbps"], LINK, 0.1, "the link's speed")
     near(machine["compute_tflops"], COMPUTE / 1000, 0.1, "the speed of products")
     workspace.poise("profile", "--model", DEMO_MODEL, "--device", "cuda", "--export", exported).expect(2, "on a GPU", "poise profile")
+    other = ("--quantization", "int8", "--export", exported)
+    workspace.poise("profile", "--model", DEMO_MODEL, "--device", "cpu", *other).expect(2, "poise profile")
     workspace.poise("profile", "--model", DEMO_MODEL, "--profile", exported).expect(2, "--export")
 
 
@@ -229,6 +231,33 @@ def a_plan_refuses_with_numbers_what_cannot_fit(workspace):
     shares = ("--policy", "token-recompute", "--recompute-share", "0.5")
     workspace.poise(*words, "--machine", "l4-pcie4", *shares).expect(2, "host memory")  # and not the share
     workspace.poise(*words, "--machine", "l4-pcie4", "--profile", requests).expect(2, "--profile", "--machine")
+
+
+@test
+def doctor_says_what_packed_weights_and_context_take(workspace):
+    """And a plan and an export know a dummy whose config says that its checkpoint is quantised, and --quantization."""
+    told = workspace.poise("doctor", "--model", DEMO_MODEL).out
+    expect("of weights as float16\n" in told and "3.0 KiB a token as KV, 1.5 KiB as ACT" in told, told)
+    told = workspace.poise("doctor", "--model", DEMO_MODEL, "--quantization", "int4", "--kv-cache-dtype", "int8").out
+    expect("as float16, matrices of the layers as int4\n" in told, told)
+    expect("1.7 KiB a token as KV of int8, 1.5 KiB as ACT" in told, told)  # 4 heads of 32 codes, a scale and an offset, twice; 6 layers
+    packed = ROOT / "tests" / "golden" / "models" / "packed_awq"
+    told = workspace.poise("doctor", "--model", packed, "--load-format", "dummy").out
+    expect("as float16, matrices of the layers as int4\n" in told, told)
+    dummy = workspace / "dummy"
+    dummy.mkdir()
+    (dummy / "config.json").write_text((packed / "config.json").read_text())
+    requests = workspace.write_requests("ids.jsonl", [request(n, [5 + n] * 20, max_tokens=8, ignore_eos=True) for n in range(4)])
+    words = ("--load-format", "dummy", "--skip-tokenizer-init")
+    workspace.run(requests, workspace / "out.jsonl", *words, model=dummy).expect(0)
+    workspace.run(requests, workspace / "no.jsonl", *words, "--quantization", "int8", model=dummy).expect(2, "quantised already")
+    weights = {}
+    for name in ("none", "int8"):
+        words = ("--quantization", name)
+        workspace.poise("plan", "--model", dummy, "-i", requests, "--skip-tokenizer-init", *words).expect(2, "quantised already")
+        planned = workspace.poise("plan", "--model", DEMO_MODEL, "-i", DEMO / "show.jsonl", "--machine", "h200-pcie5", "--json", *words)
+        weights[name] = json.loads(planned.expect(0).out)["memory"]["host"]["weights"]
+    expect(weights["int8"] < 0.7 * weights["none"], f"a plan knows --quantization: {weights}")
 
 
 if __name__ == "__main__":

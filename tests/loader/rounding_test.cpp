@@ -152,5 +152,61 @@ TEST(Rounding, AMatrixWhoseRowsFillNoWholePanelsStaysPlainAndIsNamed) {
   filled(model);
 }
 
+// Dummies of a config that says how its checkpoint is quantised.
+TEST(DummyCodes, ArePackedAsTheConfigSaysAndSpreadLikeOtherDummies) {
+  constexpr const char* kLlama =
+      R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float16",
+      "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "vocab_size": 61, "max_position_embeddings": 64,
+      "quantization_config": )";
+  constexpr const char* kFormats[] = {
+      R"({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": false, "desc_act": true})",
+      R"({"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": false})",
+      R"({"quant_method": "gptq", "bits": 8, "group_size": -1})",
+      R"({"quant_method": "fp8", "weight_block_size": [32, 32]})"};
+  for (const char* format : kFormats) {
+    const TempDirectory directory;
+    write_file(directory.path() / "config.json", std::string(kLlama) + format + "}");
+    const ModelOnDisk model = open_model(directory.path(), {.format = LoadFormat::dummy});
+    const PackedFormat& packed = model.config.shape.packed;
+    ASSERT_TRUE(packed.is_packed()) << format;
+    const std::vector<std::byte> segment = filled(model);
+    EXPECT_EQ(filled(model), segment) << format;
+    for (const WeightEntry& entry : model.layout.layer.entries) {
+      if (!entry.packed) {
+        continue;
+      }
+      const std::byte* at =
+          segment.data() + model.layout.layer_offset(LayerId{1}) + entry.offset;
+      std::vector<std::uint16_t> groups;
+      if (packed.input_groups != 0) {
+        const WeightEntry& table = *model.layout.layer.find(groups_of(entry.weight));
+        groups.resize(static_cast<std::size_t>(table.bytes.n / 2));
+        std::memcpy(groups.data(),
+                    segment.data() + model.layout.layer_offset(LayerId{1}) + table.offset,
+                    groups.size() * 2);
+        EXPECT_EQ(groups[40], 1) << format;
+      }
+      const std::vector<float> numbers = test::unpacked_numbers(packed, model.dtype, entry.rows,
+                                                                entry.cols, at, groups);
+      double sum = 0, squares = 0;
+      for (const float number : numbers) {
+        sum += number;
+        squares += static_cast<double>(number) * number;
+      }
+      const auto count = static_cast<double>(numbers.size());
+      const bool residual = entry.weight == Weight::w_o || entry.weight == Weight::fc2;
+      const double wanted = residual ? 0.01 : 0.02;  // 0.02 / sqrt(2 · 2 layers)
+      EXPECT_NEAR(std::sqrt(squares / count), wanted, 0.06 * wanted) << format;
+      EXPECT_NEAR(sum / count, 0, 0.05 * wanted) << format;
+    }
+    EXPECT_THAT(testing_support::complaint([&] {
+                  open_model(directory.path(), {.format = LoadFormat::dummy,
+                                                .quantization = Quantization::int8});
+                }),
+                HasSubstr("quantised already"));
+  }
+}
+
 }  // namespace
 }  // namespace poise

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ..lifecycle import inputs
 from ..lifecycle.leftovers import clean_up
-from ..shared import machine, model_needs
-from ..shared.options import add_json, add_loading, add_model, loader_arguments, normalised, parser
+from ..shared import machine
+from ..shared.options import add_json, add_kv_cache, add_loading, add_model, loader_arguments, normalised, parser
 from ..shared.paths import LOADER, PROGRAMS, binary_folder, command_line, is_bundle, program
 from ..shared.quantities import bytes_text, counted
 from ..shared.trouble import CANNOT_START, DONE, tell
@@ -43,6 +43,7 @@ def doctor(words):
     made = parser("doctor", "Checks the machine, removes what dead runs left; with --model: what the model needs.")
     add_model(made, required=False)
     add_loading(made)
+    add_kv_cache(made)
     add_json(made)
     given = made.parse_args(normalised(words))
     findings = _Findings(given.json)
@@ -121,21 +122,23 @@ def _session(findings):
 
 
 def _model(findings, given):
-    command = [program(LOADER), *loader_arguments(given), "--home", "/nonexistent", "--run-id", "0", "--validate-only"]
+    command = [program(LOADER), *loader_arguments(given), "--home", "/nonexistent", "--run-id", "0", "--needs"]
+    command += ["--kv-cache-dtype", given.kv_cache_dtype]
     looked = subprocess.run([str(word) for word in command], capture_output=True, text=True, errors="replace")
-    lines = (looked.stdout if looked.returncode == 0 else looked.stderr).splitlines()
-    for line in lines:
+    for line in looked.stderr.splitlines():
         line = line.removeprefix(f"{LOADER}: ")
         (findings.wrong if looked.returncode else findings.note)("model", line)
     if looked.returncode == 0:
-        _needs(findings, given)
+        _needs(findings, given, json.loads(looked.stdout))
 
 
-def _needs(findings, given):
-    dtype, weights, kv, act = model_needs.needs(given.model, given.dtype, given.load_format, given.quantization)
+def _needs(findings, given, needs):
+    weights, kv, act = needs["weights"], needs["kv"], needs["act"]
     room = min(machine.available_memory(), given.host_memory or 1 << 62)
-    findings.note("model", f"{bytes_text(weights)} of weights as {dtype}")
-    findings.note("context", f"{bytes_text(kv)} a token as KV, {bytes_text(act)} as ACT")
+    packed = f", matrices of the layers as {needs['codes']}" if needs["codes"] else ""
+    kept = "" if given.kv_cache_dtype == "auto" else f" of {given.kv_cache_dtype}"
+    findings.note("model", f"{bytes_text(weights)} of weights as {needs['dtype']}{packed}")
+    findings.note("context", f"{bytes_text(kv)} a token as KV{kept}, {bytes_text(act)} as ACT")
     if weights > room:
         findings.wrong("room", f"{bytes_text(room)}: not enough for the weights")
     else:
