@@ -86,7 +86,7 @@ void print(const ValidateOptions& options) {
   for (const RequestError& error : input.requests.errors) {
     fmt::print("line {}: {}\n", error.line.n, error.message);
   }
-  fmt::print("{}, {} that {} none\n", counted(std::ssize(input.requests.requests), "request"),
+  fmt::print("{}, {} that {} none\n", counted(input.requests.answerable(), "request"),
              counted(std::ssize(input.requests.errors), "line"),
              input.requests.errors.size() == 1 ? "is" : "are");
 }

@@ -139,7 +139,7 @@ void Preparation::take_stock() {
     }
   }
   for (const Request& request : run_.input.requests.requests) {
-    if (!run_.results->is_done(request.id)) {
+    if (!run_.results->is_done(request.line())) {
       run_.to_do.push_back(&request);
       run_.status.tokens_left += request.sampling.max_tokens;
     }

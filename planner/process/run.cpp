@@ -25,11 +25,12 @@ Run::Run(RunOptions asked)
     fail(Exit::foreign, "the loader holds another model than {}", options.input.model.string());
   }
   if (!options.front_socket.empty()) {
-    front = std::make_unique<FrontLink>(connect_frames(options.front_socket),
-                                        rules_of(options.input, input));
+    RequestRules rules = rules_of(options.input, input);
+    rules.most_choices = 1;  // the front numbers requests, and counts their answers
+    front = std::make_unique<FrontLink>(connect_frames(options.front_socket), std::move(rules));
     spdlog::info("requests come over {}", options.front_socket.string());
   } else {
-    spdlog::info("{} and {} that {} none in {}", counted(input.requests.requests.size(), "request"),
+    spdlog::info("{} and {} that {} none in {}", counted(input.requests.answerable(), "request"),
                  counted(input.requests.errors.size(), "line"),
                  input.requests.errors.size() == 1 ? "is" : "are", options.input.input.string());
   }

@@ -184,15 +184,20 @@ void RunLoop::remove(const Request& request) {
 void RunLoop::give_up(RequestId culprit) {
   const auto request = std::ranges::find(run_.to_do, culprit, &Request::id);
   check(request != run_.to_do.end(), "a culprit is a request under way");
-  scheduler_->remove(culprit);
-  write(answers_->give_up(**request));
+  const RequestId line = (*request)->line();
+  for (const Request* one : std::vector(run_.to_do)) {  // its other choices have the same prompt
+    if (one->line() == line && !answers_->ended(*one)) {
+      scheduler_->remove(one->id);
+      write(answers_->give_up(*one));
+    }
+  }
   if (run_.results) {
     run_.results->sync();  // it cost several executors
   }
   announce(
       fmt::format("the gpu_executor dies each time it runs line {}: that line gets an error, and "
                   "the others go on",
-                  culprit.n));
+                  line.n));
 }
 
 void RunLoop::begin_iteration() {
@@ -293,7 +298,7 @@ std::vector<const Request*> RunLoop::unanswered() const {
   }
   std::vector<const Request*> all;
   std::ranges::copy_if(run_.to_do, std::back_inserter(all),
-                       [&](const Request* one) { return !run_.results->is_done(one->id); });
+                       [&](const Request* one) { return !run_.results->is_done(one->line()); });
   return all;
 }
 

@@ -38,6 +38,7 @@ struct SamplingParams {
   float min_p = 0;               // [0, 1]
   std::int32_t min_tokens = 0;   // at least, at most max_tokens
   std::int32_t logprobs = -1;    // -1: none; 0..20: best k beside the chosen one
+  std::int32_t prompt_top = -1;  // of the prompt's tokens the best k, too; -1: none
   bool echo = false;             // text and logprobs begin with the prompt's
   bool ignore_eos = false;
   bool return_token_ids = false;
@@ -48,16 +49,27 @@ struct SamplingParams {
   std::vector<TokenId> stop_token_ids;
   std::shared_ptr<const LogitWishes> wishes;  // null: none, as of nearly all requests
 
-  bool prompt_logprobs() const { return echo && logprobs >= 0; }
+  bool prompt_logprobs() const { return prompt_top >= 0 || (echo && logprobs >= 0); }
+  // Best k that are reported of the prompt's tokens.
+  std::int32_t prompt_best() const { return prompt_top >= 0 ? prompt_top : logprobs; }
 };
 
+inline constexpr std::int32_t kMostChoices = 128;
+// From here on ids are of the further choices of lines that want several.
+inline constexpr std::uint32_t kFirstFurtherChoice = 1u << 31;
+
 struct Request {
-  RequestId id;  // line of the input file, from 1, blank lines counted
+  // Line of the input file, from 1, blank lines counted; of a further choice an id of its own.
+  RequestId id;
   std::string custom_id;
   std::vector<TokenId> prompt;  // never empty; fits the context
   std::string prompt_text;      // what echo gives back; filled only with echo
   SamplingParams sampling;
   bool chat = false;  // of /v1/chat/completions: the answer is a message
+  std::int32_t choice = 0, choices = 1;  // which of how many answers of the line this is
+  RequestId first_choice{};              // of a further choice: the line's
+
+  RequestId line() const { return choice == 0 ? id : first_choice; }
 
   // Tokens of context at most: the last token sampled is never fed back.
   std::int32_t most_context() const {

@@ -227,6 +227,8 @@ SamplingParams read_sampling(const RequestFields& body, const RequestRules& rule
   sampling.seed = static_cast<std::uint64_t>(
       body.integer("seed", std::numeric_limits<std::int64_t>::min()).value_or(0));
 
+  sampling.prompt_top =
+      static_cast<std::int32_t>(body.integer("prompt_logprobs", 0, 20).value_or(-1));
   sampling.include_stop = body.flag("include_stop_str_in_output");
   sampling.keep_special = !body.flag("skip_special_tokens", true);
   sampling.ignore_eos = body.flag("ignore_eos");
@@ -268,10 +270,26 @@ void check_common(const RequestFields& body, const RequestRules& rules) {
                             described(*model)),
                 "model_not_found");
   }
-  if (const auto n = body.integer("n", 1); n.value_or(1) != 1) {
-    body.refuse("n", fmt::format("must be 1 for now, not {}", *n), kUnsupported);
-  }
   refuse_unsupported(body);
+}
+
+// How many answers the line wants: "n", and "best_of" where it is the same.
+std::int32_t read_choices(const RequestFields& body, const RequestRules& rules,
+                          const SamplingParams& sampling) {
+  const std::int64_t n = body.integer("n", 1, kMostChoices).value_or(1);
+  if (n > rules.most_choices) {
+    body.refuse("n", fmt::format("must be {} here, not {}", rules.most_choices, n), kUnsupported);
+  }
+  if (n > 1 && sampling.temperature == 0) {
+    body.refuse("n", "must be 1 with a temperature of 0: all answers would be the same");
+  }
+  if (const auto best_of = body.integer("best_of", 1); best_of.value_or(n) != n) {
+    body.refuse(
+        "best_of",
+        fmt::format("must be n, {}, not {}: no answer is made and thrown away", n, *best_of),
+        kUnsupported);
+  }
+  return static_cast<std::int32_t>(n);
 }
 
 // The prompt that was rendered, or the error that it became.
@@ -343,6 +361,7 @@ Request read_body(const RequestFields& body, const RequestRules& rules) {
   read_prompt(body, rules, asked, request);
   request.sampling.max_tokens = granted_tokens(asked, request.prompt.size(), rules, "prompt");
   read_wishes(body, rules, asked, request);
+  request.choices = read_choices(body, rules, request.sampling);
   return request;
 }
 
@@ -366,6 +385,7 @@ Request read_chat_body(const RequestFields& body, std::string_view entry,
   request.sampling.max_tokens =
       granted_tokens(limit.value_or(rules.context), request.prompt.size(), rules, "messages");
   read_wishes(body, rules, limit.value_or(rules.context), request);
+  request.choices = read_choices(body, rules, request.sampling);
   return request;
 }
 

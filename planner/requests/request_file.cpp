@@ -88,11 +88,34 @@ RequestError duplicate(RequestId line, std::string custom_id, RequestId first) {
           "custom_id", "duplicate_custom_id"};
 }
 
+// A request for each choice. Seeds as in vLLM: the request's and the numbers behind it.
+void add_choices(Request request, std::uint32_t& further, std::vector<Request>& requests) {
+  const RequestId line = request.id;
+  const std::int32_t choices = request.choices;
+  const std::uint64_t seed = request.sampling.seed;
+  requests.push_back(std::move(request));
+  for (std::int32_t choice = 1; choice < choices; ++choice) {
+    Request& one = requests.emplace_back(requests.back());
+    one.id = {further++};
+    one.first_choice = line;
+    one.choice = choice;
+    one.sampling.seed = seed + static_cast<std::uint64_t>(choice);
+  }
+}
+
 }  // namespace
+
+std::size_t RequestFile::answerable() const {
+  return static_cast<std::size_t>(std::ranges::count(requests, 0, &Request::choice));
+}
 
 std::vector<RequestId> RequestFile::line_numbers() const {
   std::vector<RequestId> answered, failed, all;
-  std::ranges::transform(requests, std::back_inserter(answered), &Request::id);
+  for (const Request& request : requests) {
+    if (request.choice == 0) {
+      answered.push_back(request.id);
+    }
+  }
   std::ranges::transform(errors, std::back_inserter(failed), &RequestError::line);
   std::ranges::merge(answered, failed, std::back_inserter(all));
   return all;
@@ -119,6 +142,7 @@ RequestFile read_requests(const std::filesystem::path& path, const RequestRules&
     file.errors.push_back(std::move(error));
   };
   ChatPrompts prompts(chat_prompts);
+  std::uint32_t further = kFirstFurtherChoice;
   for (auto batch = next_batch(lines, prompts); !batch.empty();
        batch = next_batch(lines, prompts)) {
     for (ParsedLine& parsed : parse_batch(batch, rules, workers)) {
@@ -129,7 +153,7 @@ RequestFile read_requests(const std::filesystem::path& path, const RequestRules&
       Request& request = std::get<Request>(parsed);
       const RequestId first = custom_ids.first_user(request.custom_id, request.id);
       if (first == request.id) {
-        file.requests.push_back(std::move(request));
+        add_choices(std::move(request), further, file.requests);
       } else {
         file.errors.push_back(duplicate(request.id, std::move(request.custom_id), first));
       }

@@ -14,11 +14,12 @@
 namespace poise {
 
 struct RequestFile {
-  std::vector<Request> requests;
+  std::vector<Request> requests;  // a line's further choices stand behind its first
   std::vector<RequestError> errors;
   std::string digest;  // SHA-256 of the file's bytes, lower-case hex
 
-  std::size_t lines() const { return requests.size() + errors.size(); }
+  std::size_t answerable() const;  // lines
+  std::size_t lines() const { return answerable() + errors.size(); }
   // The input lines that want a result, in order.
   std::vector<RequestId> line_numbers() const;
 };

@@ -35,6 +35,7 @@ struct RequestRules {
   const Tokenizer* tokenizer = nullptr;  // null with --skip-tokenizer-init
   std::uint64_t run_seed = 0;
   std::span<const TokenId> eos = {};  // barred until min_tokens are answered
+  std::int32_t most_choices = kMostChoices;
   std::string model = "";  // its served name; empty: any name is accepted
 };
 

@@ -17,13 +17,14 @@ namespace {
 constexpr std::int64_t kReadInFull = 512;  // lines
 constexpr std::string_view kBlank = " \t";
 // Fields that change the sizes of a request, beside its prompt and max_tokens.
-constexpr std::array<std::string_view, 7> kNotPlain{"\"echo\"",
+constexpr std::array<std::string_view, 8> kNotPlain{"\"echo\"",
                                                     "_penalty\"",
                                                     "\"logit_bias\"",
                                                     "\"bad_words\"",
                                                     "\"min_tokens\"",
                                                     "\"allowed_token_ids\"",
-                                                    "\"truncate_prompt_tokens\""};
+                                                    "\"truncate_prompt_tokens\"",
+                                                    "\"n\""};
 
 // What follows a name that stands once in the line, behind its colon; nothing otherwise.
 std::optional<std::string_view> value_of(std::string_view line, std::string_view name) {
@@ -114,7 +115,8 @@ RequestSizes read_request_sizes(const std::filesystem::path& path, const Request
         }
         continue;
       }
-      sizes.requests.push_back(size_of(*request));
+      sizes.requests.insert(sizes.requests.end(), static_cast<std::size_t>(request->choices),
+                            size_of(*request));
       if (plain && plain->ids == 0) {
         text_bytes += static_cast<double>(plain->text_bytes);
         text_tokens += sizes.requests.back().prompt;

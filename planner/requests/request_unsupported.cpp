@@ -15,7 +15,6 @@ namespace {
 // The values that leave the answer as it is, beside null.
 enum class Harmless {
   none,
-  one,            // the number 1
   no,             // false
   nothing_in_it,  // an empty list or object
   text_format,    // {"type": "text"}
@@ -28,13 +27,11 @@ struct Unsupported {
 
 constexpr std::array kUnsupportedFields{
     Unsupported{"stream", Harmless::no},
-    Unsupported{"best_of", Harmless::one},
     Unsupported{"suffix", Harmless::none},
     Unsupported{"repetition_detection", Harmless::none},
     Unsupported{"use_beam_search", Harmless::no},
     Unsupported{"watermarking", Harmless::no},
     Unsupported{"logits_processors", Harmless::nothing_in_it},
-    Unsupported{"prompt_logprobs", Harmless::none},
     Unsupported{"logprob_token_ids", Harmless::none},
     Unsupported{"prompt_embeds", Harmless::nothing_in_it},
     Unsupported{"response_format", Harmless::text_format},
@@ -64,8 +61,6 @@ bool leaves_the_answer(const nlohmann::json& value, Harmless harmless) {
   switch (harmless) {
     case Harmless::none:
       return false;
-    case Harmless::one:
-      return value.is_number() && value.get<double>() == 1;
     case Harmless::no:
       return value.is_boolean() && !value.get<bool>();
     case Harmless::nothing_in_it:

@@ -184,16 +184,10 @@ void Answer::finish_scoring() {
   finish(FinishReason::length);
 }
 
-std::string Answer::body(std::span<const TokenId> tokens, const std::string& model_name,
-                         std::int64_t created) const {
-  check(std::ssize(tokens) == size_, "an answer is written with the tokens it was made of");
-  const bool chat = request_->chat;
-  std::string out = fmt::format("{{\"id\":\"{}\",\"object\":\"{}\",\"created\":{}",
-                                completion_id(request_->id, chat),
-                                chat ? "chat.completion" : "text_completion", created);
-  out += ",\"model\":";
-  append_json_text(out, model_name);
-  out += ",\"choices\":[{\"index\":0,";
+std::string Answer::choice_text(std::span<const TokenId> tokens) const {
+  check(finished() && std::ssize(tokens) == size_,
+        "an answer is written with the tokens it was made of");
+  std::string out = fmt::format("{{\"index\":{},", request_->choice);
   append_text(out, tokens);
   out += fmt::format(",\"finish_reason\":\"{}\",\"stop_reason\":", name_of(*reason_));
   if (stop_string_ != nullptr) {
@@ -203,19 +197,47 @@ std::string Answer::body(std::span<const TokenId> tokens, const std::string& mod
   } else {
     out += "null";
   }
-  // As in vLLM: the prompt's ids stand in a completion's choice, but beside the choices of a chat.
-  std::string prompt_ids;
   if (request_->sampling.return_token_ids) {
     out += ",\"token_ids\":";
     append_ids(out, tokens);
-    prompt_ids = ",\"prompt_token_ids\":";
-    append_ids(prompt_ids, request_->prompt);
   }
-  out += chat ? "}]" + prompt_ids : prompt_ids + "}]";
-  const std::size_t prompt = request_->prompt.size();
+  return out + (request_->chat ? "}" : of_the_prompt() + "}");
+}
+
+std::string Answer::beside_choices() const { return request_->chat ? of_the_prompt() : ""; }
+
+// As in vLLM: what is told of the prompt stands in a completion's choice, but beside the choices of a chat.
+std::string Answer::of_the_prompt() const {
+  std::string out;
+  if (request_->sampling.return_token_ids) {
+    out += ",\"prompt_token_ids\":";
+    append_ids(out, request_->prompt);
+  }
+  if (request_->sampling.prompt_top >= 0) {
+    out += ",\"prompt_logprobs\":";
+    append_prompt_logprobs(out, *request_, tokenizer_, prompt_values_);
+  }
+  return out;
+}
+
+std::string response_body(const Request& request, std::span<const std::string> choices,
+                          const std::string& beside, std::size_t tokens,
+                          const std::string& model_name, std::int64_t created) {
+  std::string out = fmt::format("{{\"id\":\"{}\",\"object\":\"{}\",\"created\":{}",
+                                completion_id(request.line(), request.chat),
+                                request.chat ? "chat.completion" : "text_completion", created);
+  out += ",\"model\":";
+  append_json_text(out, model_name);
+  out += ",\"choices\":[";
+  for (const std::string& choice : choices) {
+    out += out.back() == '[' ? "" : ",";
+    out += choice;
+  }
+  out += ']' + beside;
+  const std::size_t prompt = request.prompt.size();
   out += fmt::format(
       ",\"usage\":{{\"prompt_tokens\":{},\"completion_tokens\":{},\"total_tokens\":{}}}}}", prompt,
-      tokens.size(), prompt + tokens.size());
+      tokens, prompt + tokens);
   return out;
 }
 
@@ -240,24 +262,20 @@ void Answer::append_text(std::string& out, std::span<const TokenId> tokens) cons
   }
 }
 
-std::string Answer::result_line(std::span<const TokenId> tokens, const std::string& model_name,
-                                std::int64_t created) const {
-  check(finished(), "a result line is of a finished answer");
-  if (*reason_ == FinishReason::error && barred_) {
+std::string Answer::error_line_text() const {
+  check(finished() && *reason_ == FinishReason::error, "an error line is of an answer that failed");
+  if (barred_) {
     return error_line(
-        {request_->id, request_->custom_id,
+        {request_->line(), request_->custom_id,
          fmt::format("no token is left for place {} of the answer: allowed_token_ids, "
                      "bad_words and min_tokens together bar all of them",
                      size_ + 1),
          "", "no_token_allowed", 400});
   }
-  if (*reason_ == FinishReason::error) {
-    return error_line({request_->id, request_->custom_id,
-                       "the model's output is not finite for this request, no token follows from "
-                       "it; its weights may be damaged",
-                       "", "not_finite", 500});
-  }
-  return answered_line(request_->id, request_->custom_id, body(tokens, model_name, created));
+  return error_line({request_->line(), request_->custom_id,
+                     "the model's output is not finite for this request, no token follows from "
+                     "it; its weights may be damaged",
+                     "", "not_finite", 500});
 }
 
 }  // namespace poise

@@ -49,17 +49,18 @@ class Answer {
   const std::vector<TokenLogprobs>& values() const { return values_; }
   const std::vector<TokenLogprobs>& prompt_values() const { return prompt_values_; }
 
-  // The result line (without its newline): an answer, or an error line if it failed. `tokens`: those that were pushed.
-  // `created` is when, in seconds since 1970; the rest does not depend on it. REQUIRES: finished().
-  std::string result_line(std::span<const TokenId> tokens, const std::string& model_name,
-                          std::int64_t created) const;
+  // The choice that the line holds, as JSON; `tokens`: those that were pushed. REQUIRES: finished(), without an error.
+  std::string choice_text(std::span<const TokenId> tokens) const;
+  // What stands beside the choices, with its comma: the prompt's ids and logprobs of a chat, where they are wanted.
+  std::string beside_choices() const;
+  // The whole line, if it failed. REQUIRES: finished() with an error.
+  std::string error_line_text() const;
 
  private:
+  std::string of_the_prompt() const;
   void finish(FinishReason reason);
   bool cut_at_stop_string(std::size_t searched);
   void append_text(std::string& out, std::span<const TokenId> tokens) const;
-  std::string body(std::span<const TokenId> tokens, const std::string& model_name,
-                   std::int64_t created) const;
 
   const Request* request_;
   const Tokenizer* tokenizer_;
@@ -74,5 +75,11 @@ class Answer {
   const std::string* stop_string_ = nullptr;  // what ended it, if it was one of the request's
   std::optional<TokenId> stop_id_;
 };
+
+// What a result line says of a request with these choices, and what stands `beside` them; `tokens`: of all of them. `created` is when, in
+// seconds since 1970; the rest does not depend on it.
+std::string response_body(const Request& request, std::span<const std::string> choices,
+                          const std::string& beside, std::size_t tokens,
+                          const std::string& model_name, std::int64_t created);
 
 }  // namespace poise

@@ -24,7 +24,7 @@ void check_sampled(const messages::SampleResult& result, const Request& request)
   const bool wants = request.sampling.logprobs >= 0;
   if (result.token() < 0 ||
       (wants && (result.chosen() == nullptr || result.chosen()->token() != result.token()))) {
-    fail(Exit::interrupted, "the gpu_executor sampled no token for line {}", request.id.n);
+    fail(Exit::interrupted, "the gpu_executor sampled no token for line {}", request.line().n);
   }
 }
 
@@ -63,9 +63,9 @@ AnswerBook::Progress AnswerBook::apply(std::span<const ScheduledChunk> chunks,
       if (sampled) {
         tokens.push_back(*sampled);
       }
-      progress.lines.push_back({.request = request.id,
-                                .error = entry.answer.reason() == FinishReason::error,
-                                .text = entry.answer.result_line(tokens, *model_name_, created)});
+      if (auto line = choices_.add(request, entry.answer, tokens, *model_name_, created)) {
+        progress.lines.push_back(*std::move(line));
+      }
       progress.saved_tokens += request.sampling.max_tokens - entry.answer.size();
       answers_.erase(request.id.n);
     }
@@ -83,13 +83,14 @@ AnswerBook::Progress AnswerBook::give_up(const Request& request) {
   const std::int32_t answered = running.empty() ? 0 : running.mapped().answer.size();
   Progress progress;
   progress.saved_tokens = request.sampling.max_tokens - answered;
-  progress.lines.push_back(
-      {.request = request.id,
-       .error = true,
-       .text = error_line({request.id, request.custom_id,
+  auto line = choices_.fail(
+      request, error_line({request.line(), request.custom_id,
                            "the gpu_executor died each time it ran this request; the run went on "
                            "without it",
-                           "", "worker_crash", 500})});
+                           "", "worker_crash", 500}));
+  if (line) {
+    progress.lines.push_back(*std::move(line));
+  }
   return progress;
 }
 
@@ -136,7 +137,7 @@ std::optional<TokenId> AnswerBook::add(const ScheduledChunk& chunk,
   const Request& request = *chunk.request->request;
   Answer& answer = running.answer;
   if (chunk.generates() && result == nullptr) {
-    fail(Exit::interrupted, "the gpu_executor has no result for line {}", request.id.n);
+    fail(Exit::interrupted, "the gpu_executor has no result for line {}", request.line().n);
   }
   if (result != nullptr && (!result->finite() || result->barred())) {
     answer.break_off(result->barred());
@@ -149,7 +150,7 @@ std::optional<TokenId> AnswerBook::add(const ScheduledChunk& chunk,
       if (position >= request.prompt.size() || row->token() != request.prompt[position]) {
         fail(Exit::interrupted,
              "the gpu_executor valued token {} as prompt token {} of line {}, which is another",
-             row->token(), position, request.id.n);
+             row->token(), position, request.line().n);
       }
       running.prompt_values.push_back(logprobs_of(*row));
     }
@@ -160,7 +161,7 @@ std::optional<TokenId> AnswerBook::add(const ScheduledChunk& chunk,
     if (request.sampling.prompt_logprobs()) {
       if (running.prompt_values.size() + 1 != request.prompt.size()) {
         fail(Exit::interrupted, "the gpu_executor valued {} prompt tokens of {} for line {}",
-             running.prompt_values.size(), request.prompt.size() - 1, request.id.n);
+             running.prompt_values.size(), request.prompt.size() - 1, request.line().n);
       }
       answer.set_prompt_values(std::move(running.prompt_values));
     }

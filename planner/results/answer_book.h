@@ -13,16 +13,10 @@
 
 #include "common/messages_generated.h"
 #include "planner/results/answer.h"
+#include "planner/results/choices.h"
 #include "planner/schedule/schedule.h"
 
 namespace poise {
-
-// A finished request.
-struct ResultLine {
-  RequestId request;
-  bool error;
-  std::string text;  // without its newline
-};
 
 class AnswerBook {
  public:
@@ -47,8 +41,11 @@ class AnswerBook {
   // Forgets a request that nobody waits for any more.
   void remove(RequestId request) { answers_.erase(request.n); }
 
-  // Ends a request that no executor survives: `lines` is its error line.
+  // Ends a request that no executor survives: `lines` is its error line, once all choices of the line have
+  // ended.
   Progress give_up(const Request& request);
+  // Whether this choice of a line has ended while others have not.
+  bool ended(const Request& request) const { return choices_.ended(request); }
 
   // What another book needs to continue from this one, in any order, beside the tokens of each answer so
   // far.
@@ -77,6 +74,7 @@ class AnswerBook {
   const std::vector<TokenId>* eos_;
   const std::string* model_name_;
   std::unordered_map<std::uint32_t, RunningAnswer> answers_;  // by request
+  Choices choices_;
 };
 
 }  // namespace poise

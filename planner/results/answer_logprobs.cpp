@@ -129,6 +129,35 @@ void append_chat_token(std::string& out, TokenId token, float logprob, const Tok
   append_json_logprob(out, logprob);
 }
 
+// Of an echoed prompt's token as many of the best as "logprobs" says, where "prompt_logprobs" asked for more.
+TokenLogprobs cut_to_best(const Request& request, std::size_t place, const TokenLogprobs& value) {
+  const SamplingParams& sampling = request.sampling;
+  if (sampling.prompt_best() <= sampling.logprobs) {
+    return value;
+  }
+  const TokenId own = request.prompt[place + 1];
+  auto best = best_of(own, value, static_cast<std::size_t>(sampling.prompt_best()));
+  best.resize(std::min(best.size(), static_cast<std::size_t>(sampling.logprobs)));
+  std::erase_if(best, [&](const auto& one) { return one.first == own; });
+  return {.logprob = value.logprob, .top = std::move(best)};
+}
+
+// `rank`: from 1; 0: unknown.
+void append_prompt_token(std::string& out, const std::pair<TokenId, float>& token, std::size_t rank,
+                         const Tokenizer* tokenizer) {
+  out += fmt::format("\"{}\":{{\"logprob\":", token.first);
+  append_json_logprob(out, token.second);
+  out += ",\"rank\":";
+  out += rank > 0 ? fmt::format("{}", rank) : "null";
+  out += ",\"decoded_token\":";
+  if (tokenizer != nullptr) {
+    append_json_text(out, tokenizer->token_text(token.first));
+  } else {
+    out += "null";
+  }
+  out += '}';
+}
+
 }  // namespace
 
 void append_logprobs(std::string& out, const Request& request, const Tokenizer* tokenizer,
@@ -140,7 +169,7 @@ void append_logprobs(std::string& out, const Request& request, const Tokenizer* 
           "the echoed prompt's values were set before the answer was written");
     writer.add_first(request.prompt.front());
     for (std::size_t i = 0; i < prompt_values.size(); ++i) {
-      writer.add(request.prompt[i + 1], prompt_values[i]);
+      writer.add(request.prompt[i + 1], cut_to_best(request, i, prompt_values[i]));
     }
   }
   check(tokens.size() == values.size(), "each token of an answer with logprobs has its own");
@@ -148,6 +177,28 @@ void append_logprobs(std::string& out, const Request& request, const Tokenizer* 
     writer.add(tokens[i], values[i]);
   }
   writer.append_to(out);
+}
+
+void append_prompt_logprobs(std::string& out, const Request& request, const Tokenizer* tokenizer,
+                            std::span<const TokenLogprobs> prompt_values) {
+  const auto most = static_cast<std::size_t>(request.sampling.prompt_best());
+  out += "[null";
+  for (std::size_t i = 0; i < prompt_values.size(); ++i) {
+    const TokenId own = request.prompt[i + 1];
+    const auto best = best_of(own, prompt_values[i], most);
+    const bool is_best =
+        std::ranges::find(best, own, &std::pair<TokenId, float>::first) != best.end();
+    out += ",{";
+    if (!is_best) {
+      append_prompt_token(out, {own, prompt_values[i].logprob}, 0, tokenizer);
+    }
+    for (std::size_t place = 0; place < best.size(); ++place) {
+      out += out.back() == '{' ? "" : ",";
+      append_prompt_token(out, best[place], place + 1, tokenizer);
+    }
+    out += '}';
+  }
+  out += ']';
 }
 
 void append_chat_logprobs(std::string& out, const Request& request, const Tokenizer* tokenizer,

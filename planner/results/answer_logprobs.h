@@ -18,6 +18,10 @@ class Tokenizer;
 void append_logprobs(std::string& out, const Request& request, const Tokenizer* tokenizer,
                      std::span<const TokenLogprobs> prompt_values, std::span<const TokenId> tokens,
                      std::span<const TokenLogprobs> values);
+// vLLM's `prompt_logprobs`: null, then for each further token of the prompt an object of ids, each with "logprob", "rank" and
+// "decoded_token": the token itself, and the best. The rank of a token that is not among the best is null.
+void append_prompt_logprobs(std::string& out, const Request& request, const Tokenizer* tokenizer,
+                            std::span<const TokenLogprobs> prompt_values);
 void append_chat_logprobs(std::string& out, const Request& request, const Tokenizer* tokenizer,
                           std::span<const TokenId> tokens, std::span<const TokenLogprobs> values);
 

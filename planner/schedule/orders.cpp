@@ -183,6 +183,7 @@ class MiniBatchBuilder {
     sample->logprobs = sampling.logprobs;
     sample->prompt_logprobs = !targets.empty();
     sample->prompt_targets = std::move(targets);
+    sample->prompt_top = sampling.prompt_top;
     sample->min_p = sampling.min_p;
     if (chunk.generates() && sampling.wishes) {
       sample->only_edited = !sampling.wishes->allowed.empty();

@@ -87,6 +87,30 @@ def fields_that_change_logits_give_the_tokens_of_huggingfaces_processors(workspa
                 expect(abs(drawn.count(token) - share * draws) <= 12, f"{token} was drawn {drawn.count(token)} times of {draws}: {share}")
 
 
+@harness.test
+def prompts_have_the_logprobs_and_ranks_of_huggingface(workspace):
+    golden = json.loads((MODELS.parent / "sampling.json").read_text())["prompts"]
+    lines = [request(f"{number}.{best}", one["prompt"], prompt_logprobs=best, max_tokens=2, **more)
+             for number, one in enumerate(golden) for best, more in ((4, {}), (1, {"n": 2, "temperature": 1.0}), (0, {"echo": True, "logprobs": 0}))]
+    requests = workspace.write_requests("requests.jsonl", lines)
+    workspace.run(requests, workspace / "out", "--dtype", "float32", "--prefill-tokens", "16").expect(0)
+    results = read_results(workspace / "out")
+    for number, one in enumerate(golden):
+        for best in (4, 1, 0):
+            for answer in results[f"{number}.{best}"]["response"]["body"]["choices"]:
+                first, *told = answer["prompt_logprobs"]
+                expect(first is None and len(told) == len(one["rows"]), f"{len(told)} of {len(one['rows'])} tokens")
+                for row, entry in zip(one["rows"], told):
+                    wanted = dict([[str(row["token"]), row["logprob"]], *((str(token), value) for token, value in row["best"][:best])])
+                    expect_equal(set(entry), set(wanted), f"tokens beside {row['token']}")
+                    for token, value in wanted.items():
+                        expect(abs(entry[token]["logprob"] - value) < 1e-3, f"{token} has {entry[token]}, HuggingFace has {value}")
+                    for rank, (token, _) in enumerate(row["best"][:best], 1):
+                        expect_equal(entry[str(token)]["rank"], rank, f"rank of {token}")
+                    expect(entry[str(row["token"])]["rank"] in (row["rank"], None), f"{entry} of rank {row['rank']}")
+                    expect(isinstance(entry[str(row["token"])]["decoded_token"], str), "no text of a token")
+
+
 if __name__ == "__main__":
     for folder in sorted(MODELS.iterdir()):
         if folder.is_dir():

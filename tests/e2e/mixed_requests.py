@@ -21,6 +21,7 @@ _WISHES = (
     {"stop": ["a", "e"], "include_stop_str_in_output": True},
     {"skip_special_tokens": False, "ignore_eos": True},
     {"truncate_prompt_tokens": 5},
+    {"n": 3, "temperature": 1.0},
 )
 
 
@@ -86,7 +87,7 @@ BAD_LINES = [
     (_set(top_p=0), "top_p"),
     (_set(top_p=1.01), "top_p"),
     (_set(logprobs=21), "logprobs"),
-    (_set(n=2), "n"),
+    (_set(n=129), "n"),
     (_set(logit_bias={"five": 1}), "logit_bias"),
     (_set(presence_penalty=2.5), "presence_penalty"),
     (_set(prompt=[]), "prompt"),

@@ -146,6 +146,30 @@ def every_field_of_an_answer_is_there(workspace):
 
 
 @test
+def several_choices_are_the_answers_of_neighbouring_seeds(workspace):
+    body = {"max_tokens": 12, "temperature": 1.2, "return_token_ids": True, "logprobs": 1}
+    several = [request("many", "Once there was", n=128, seed=40, **body), request("three", [5, 6, 7], n=3, seed=9, **body)]
+    several += [request("own", "Rosa lives in", n=2, **body), request("none", "Rosa", n=3, temperature=1.0, allowed_token_ids=[7], min_tokens=2, stop_token_ids=[7], max_tokens=4)]
+    alone = [request(f"many{i}", "Once there was", seed=40 + i, **body) for i in range(0, 128, 9)]
+    alone += [request(f"three{i}", [5, 6, 7], seed=9 + i, **body) for i in range(3)]
+    workspace.run(workspace.write_requests("several.jsonl", several), workspace / "several.out").expect(0)
+    workspace.run(workspace.write_requests("alone.jsonl", alone), workspace / "alone.out").expect(0)
+    results, ones = (read_results(workspace / name) for name in ("several.out", "alone.out"))
+    expect_equal(len(results), len(several), "a result for each line")
+    for name, count in (("many", 128), ("three", 3), ("own", 2)):
+        answer = results[name]["response"]["body"]
+        expect_equal([one["index"] for one in answer["choices"]], list(range(count)), "places")
+        expect_equal(answer["usage"]["completion_tokens"], sum(len(one["token_ids"]) for one in answer["choices"]), "usage")
+        for place, one in enumerate(answer["choices"]):
+            if (same := ones.get(f"{name}{place}")) is not None:
+                expect_equal({**one, "index": 0}, choice(same), f"choice {place} of {name}")
+    expect(len({one["text"] for one in results["many"]["response"]["body"]["choices"]}) > 40, "choices are hardly different")
+    expect_equal(results["none"]["response"]["body"]["error"]["code"], "no_token_allowed", "a line whose choices fail")
+    status = json.loads(workspace.poise("status", f"{workspace / 'several.out'}.poise", "--json").expect(0).out)
+    expect_equal([status["requests"], status["done"], status["errors"]], [4, 4, 1], "lines, not choices")
+
+
+@test
 def blank_lines_crlf_and_a_byte_order_mark_are_no_requests(workspace):
     one, two = (json.dumps(request(name, "Once there was")) for name in ("one", "two"))
     path = workspace / "requests.jsonl"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes tests/golden/sampling.json: the demo model's greedy tokens under transformers' logits processors, for the fields of requests
-that change logits, and what its warpers keep for the fields that cut.
+that change logits, what its warpers keep for the fields that cut, and the log probabilities of prompts.
 
     python3 tests/golden/make_sampling_golden.py     (needs torch and transformers)
 
@@ -79,6 +79,19 @@ def kept_by(model, ids, body):
     return {str(i): float(f"{shares[i].item():.6g}") for i in kept.tolist()}
 
 
+@torch.no_grad()
+def prompt_of(model, tokenizer, prompt):
+    """Of each token but the first: its log probability, its rank, and the best four."""
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    scores = torch.log_softmax(model(ids).logits[0].double(), dim=-1)
+    rows = []
+    for row, token in zip(scores, ids[0, 1:].tolist()):
+        best = torch.topk(row, 4)
+        pairs = [[i, float(f"{v:.6g}")] for i, v in zip(best.indices.tolist(), best.values.tolist())]
+        rows.append({"token": token, "logprob": float(f"{row[token].item():.6g}"), "rank": int((row >= row[token]).sum()), "best": pairs})
+    return {"prompt": prompt, "rows": rows}
+
+
 def bodies(tokenizer, vocabulary):
     some = list(range(30, vocabulary, 11))
     that = tokenizer.encode(" the", add_special_tokens=False)
@@ -119,7 +132,7 @@ def main():
         ids = tokenizer(PROMPTS[2], return_tensors="pt").input_ids
         cuts.append({"prompt": PROMPTS[2], "body": body, "kept": kept_by(model, ids, body)})
         print(f"{body}: {len(cuts[-1]['kept'])} tokens kept")
-    text = json.dumps({"cases": cases, "cuts": cuts}, separators=(",", ":")).replace('{"prompt"', '\n{"prompt"')
+    text = json.dumps({"cases": cases, "cuts": cuts, "prompts": [prompt_of(model, tokenizer, prompt) for prompt in PROMPTS]}, separators=(",", ":")).replace('{"prompt"', '\n{"prompt"')
     (HERE / "sampling.json").write_text(text + "\n")
     print(f"{len(cases)} cases, of which {changed} differ from plain greedy; {len(text)} bytes")
 

@@ -11,7 +11,7 @@
 
 #include "common/files/json_file.h"
 #include "planner/requests/request_file.h"
-#include "planner/results/answer.h"
+#include "planner/results/choices.h"
 #include "planner/results/result_line.h"
 #include "tests/planner/requests/request_support.h"
 #include "tests/support/source_folder.h"
@@ -95,13 +95,16 @@ fs::path input_of(const json& hostile, const ScratchDirectory& scratch) {
 std::map<std::uint32_t, json> results_of(const RequestFile& file, const Tokenizer& tokenizer) {
   std::map<std::uint32_t, json> results;
   const std::vector<TokenId> eos{testing_support::kEos};
+  Choices choices;
   for (const RequestError& error : file.errors) {
     results[error.line.n] = json::parse(error_line(error));
   }
   for (const Request& request : file.requests) {
     Answer answer(request, &tokenizer, eos);
     answer.push(testing_support::kEos, {});
-    results[request.id.n] = json::parse(answer.result_line(eos, "m", 0));
+    if (const auto line = choices.add(request, answer, eos, "m", 0)) {
+      results[line->request.n] = json::parse(line->text);
+    }
   }
   EXPECT_EQ(results.size(), file.lines());
   return results;

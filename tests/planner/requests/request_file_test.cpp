@@ -79,6 +79,30 @@ TEST_F(RequestFileTest, EveryLineThatIsNotBlankHasOneOutcome) {
               ElementsAre(RequestId{1}, RequestId{3}, RequestId{4}, RequestId{6}));
 }
 
+TEST_F(RequestFileTest, ALineThatWantsSeveralAnswersBecomesARequestForEach) {
+  const RequestFile file = read(line_with(R"({"prompt":"x","n":3,"seed":7})", "a") + "\n" +
+                                line_with(R"({"prompt":"y"})", "b") + "\n" +
+                                line_with(R"({"prompt":"z","n":2})", "c") + "\n");
+  EXPECT_EQ(file.lines(), 3u);
+  EXPECT_EQ(file.line_numbers(), (std::vector<RequestId>{{1}, {2}, {3}}));
+  ASSERT_EQ(file.requests.size(), 6u);
+  for (const std::size_t i : {0u, 1u, 2u}) {
+    const Request& one = file.requests[i];
+    EXPECT_EQ(one.line().n, 1u);
+    EXPECT_EQ(one.choice, static_cast<std::int32_t>(i));
+    EXPECT_EQ(one.choices, 3);
+    EXPECT_EQ(one.sampling.seed, 7u + i);
+    EXPECT_EQ(one.prompt, file.requests[0].prompt);
+  }
+  EXPECT_EQ(file.requests[3].id.n, 2u);
+  EXPECT_EQ(file.requests[4].id.n, 3u);
+  EXPECT_EQ(file.requests[5].sampling.seed, file.requests[4].sampling.seed + 1);
+  // Ids are one another's and no line's.
+  EXPECT_EQ(file.requests[1].id.n, kFirstFurtherChoice);
+  EXPECT_EQ(file.requests[2].id.n, kFirstFurtherChoice + 1);
+  EXPECT_EQ(file.requests[5].id.n, kFirstFurtherChoice + 2);
+}
+
 TEST_F(RequestFileTest, AnEmptyFileHasNoLines) {
   EXPECT_EQ(read("").lines(), 0u);
   EXPECT_EQ(read("\n\n").lines(), 0u);

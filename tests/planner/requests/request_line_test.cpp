@@ -100,7 +100,7 @@ TEST_F(RequestLine, AChatThatCannotBeAnsweredNamesTheField) {
       {R"({"max_tokens":0})", rules(), R"({"prompt":"x"})", "max_tokens", "invalid_value"},
       {R"({"max_completion_tokens":true})", rules(), R"({"prompt":"x"})", "max_completion_tokens",
        "invalid_value"},
-      {R"({"n":2})", rules(), R"({"prompt":"x"})", "n", "unsupported_parameter"},
+      {R"({"n":129})", rules(), R"({"prompt":"x"})", "n", "invalid_value"},
       {R"({"echo":true})", rules(), R"({"prompt":"x"})", "echo", "unsupported_parameter"},
       {R"({"tool_choice":{"type":"function"}})", rules(), R"({"prompt":"x"})", "tool_choice",
        "unsupported_parameter"},
@@ -417,6 +417,16 @@ TEST_F(RequestLine, ATruncatedPromptIsItsLastTokensBehindBos) {
   EXPECT_THAT(of_chat.prompt, ElementsAre(byte_id('y')));
 }
 
+TEST_F(RequestLine, SeveralChoicesAreDrawnAndNotGreedy) {
+  EXPECT_EQ(request(R"({"prompt":"x"})").choices, 1);
+  EXPECT_EQ(request(R"({"prompt":"x","n":128,"best_of":128})").choices, 128);
+  EXPECT_EQ(error(R"({"prompt":"x","n":2,"temperature":0})").param, "n");
+  EXPECT_EQ(request(R"({"prompt":"x","n":1,"temperature":0})").choices, 1);
+  RequestRules one = rules();
+  one.most_choices = 1;
+  EXPECT_EQ(error(R"({"prompt":"x","n":2})", one).code, "unsupported_parameter");
+}
+
 TEST_F(RequestLine, UnsupportedFieldsMayHoldTheValueThatChangesNothing) {
   for (const char* field :
        {R"("stream":false)", R"("best_of":1)", R"("logit_bias":{})", R"("presence_penalty":0)",
@@ -429,26 +439,14 @@ TEST_F(RequestLine, UnsupportedFieldsMayHoldTheValueThatChangesNothing) {
 }
 
 TEST_F(RequestLine, WhatWouldChangeTheAnswerAndIsNotDoneIsAnError) {
-  for (const char* field : {R"("stream":true)",
-                            R"("best_of":2)",
-                            R"("suffix":"x")",
-                            R"("suffix":"")",
-                            R"("repetition_detection":{})",
-                            R"("use_beam_search":true)",
-                            R"("watermarking":true)",
-                            R"("logits_processors":["x"])",
-                            R"("prompt_logprobs":1)",
-                            R"("logprob_token_ids":[1])",
-                            R"("prompt_embeds":"x")",
-                            R"("response_format":{"type":"json_object"})",
-                            R"("response_format":"text")",
-                            R"("structured_outputs":{})",
-                            R"("structural_tag":"x")",
-                            R"("guided_json":{})",
-                            R"("guided_regex":"x")",
-                            R"("guided_choice":["x"])",
-                            R"("guided_grammar":"x")",
-                            R"("n":2)"}) {
+  for (const char* field :
+       {R"("stream":true)", R"("best_of":2)", R"("suffix":"x")", R"("suffix":"")",
+        R"("repetition_detection":{})", R"("use_beam_search":true)", R"("watermarking":true)",
+        R"("logits_processors":["x"])", R"("logprob_token_ids":[1])", R"("prompt_embeds":"x")",
+        R"("response_format":{"type":"json_object"})", R"("response_format":"text")",
+        R"("structured_outputs":{})", R"("structural_tag":"x")", R"("guided_json":{})",
+        R"("guided_regex":"x")", R"("guided_choice":["x"])", R"("guided_grammar":"x")",
+        R"("best_of":3,"n":2)"}) {
     const RequestError refused = error(fmt::format(R"({{"prompt":"x",{}}})", field));
     const std::string_view name =
         std::string_view(field).substr(1, std::string_view(field).find('"', 1) - 1);

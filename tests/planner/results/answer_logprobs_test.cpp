@@ -55,6 +55,32 @@ TEST_F(AnswerLogprobs, TokensOfEqualTextShareTheHigherValue) {
   EXPECT_EQ(made["token_logprobs"], json::parse("[-4.0]"));
 }
 
+TEST_F(AnswerLogprobs, OfThePromptEachTokenHasItsOwnAndTheBestWithRanks) {
+  Request asked = request(1);
+  asked.prompt = {kEos, byte_id('p'), byte_id('r')};
+  asked.sampling.prompt_top = 2;
+  // The first is among the two best, which the executor's list leaves out then; the second is not.
+  const std::vector<TokenLogprobs> values{{-1, {{byte_id('q'), -0.5f}}},
+                                          {-4, {{byte_id('x'), -0.25f}, {byte_id('y'), -2}}}};
+  const json wanted = json::array(
+      {nullptr,
+       {{std::to_string(byte_id('q')), {{"logprob", -0.5}, {"rank", 1}, {"decoded_token", "q"}}},
+        {std::to_string(byte_id('p')), {{"logprob", -1.0}, {"rank", 2}, {"decoded_token", "p"}}}},
+       {{std::to_string(byte_id('r')),
+         {{"logprob", -4.0}, {"rank", nullptr}, {"decoded_token", "r"}}},
+        {std::to_string(byte_id('x')), {{"logprob", -0.25}, {"rank", 1}, {"decoded_token", "x"}}},
+        {std::to_string(byte_id('y')), {{"logprob", -2.0}, {"rank", 2}, {"decoded_token", "y"}}}}});
+  for (const bool chat : {false, true}) {
+    asked.chat = chat;
+    KeptAnswer answer(asked, tokenizer_, kEosList);
+    answer.set_prompt_values(values);
+    answer.push(byte_id('x'), {});
+    const json body = json::parse(answer.result_line("m"))["response"]["body"];
+    EXPECT_EQ((chat ? body : body["choices"][0])["prompt_logprobs"], wanted);
+    EXPECT_FALSE((chat ? body["choices"][0] : body).contains("prompt_logprobs"));
+  }
+}
+
 TEST_F(AnswerLogprobs, EchoedLogprobsBeginWithNull) {
   Request asked = request(1);
   asked.prompt = {kEos, byte_id('p'), kAb};

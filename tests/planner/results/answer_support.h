@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "planner/results/answer.h"
+#include "planner/results/choices.h"
 #include "tests/planner/requests/request_support.h"
 
 namespace poise::testing_support {
@@ -17,17 +18,19 @@ inline const std::vector<TokenId> kEosList{kEos};
 // An answer and the tokens that were pushed to it, which in a run the scheduler keeps.
 class KeptAnswer : public Answer {
  public:
-  using Answer::Answer;
+  KeptAnswer(const Request& request, const Tokenizer* tokenizer, const std::vector<TokenId>& eos)
+      : Answer(request, tokenizer, eos), request_(&request) {}
   void push(TokenId token, TokenLogprobs logprobs) {
     Answer::push(token, std::move(logprobs));
     tokens_.push_back(token);
   }
   const std::vector<TokenId>& tokens() const { return tokens_; }
   std::string result_line(const std::string& model_name, std::int64_t created = 0) const {
-    return Answer::result_line(tokens_, model_name, created);
+    return Choices().add(*request_, *this, tokens_, model_name, created)->text;
   }
 
  private:
+  const Request* request_;
   std::vector<TokenId> tokens_;
 };
 
