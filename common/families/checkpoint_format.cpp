@@ -71,14 +71,11 @@ CheckpointFormat awq(const JsonObject& config) {
   if (version != "gemm" && version != "GEMM") {
     config.refuse("version", fmt::format("is \"{}\": gemm is supported", version));
   }
-  if (!config.boolean("zero_point").value_or(true)) {
-    config.refuse("zero_point", "is false: AWQ with zero points is supported");
-  }
   return {.stored = StoredCodes::awq,
           .packed = {.codes = codes_of(bits_of(config, "bits", false)),
                      .scale_dtype = DType::float16,
                      .group = group_of(config, "group_size"),
-                     .zero_points = 1}};
+                     .zero_points = config.boolean("zero_point").value_or(true) ? 1U : 0U}};
 }
 
 // The sizes of a block, (rows, inputs); nothing where the field is absent.
@@ -108,21 +105,15 @@ CheckpointFormat fp8(const JsonObject& config) {
           .quantizes_inputs = config.has("activation_scheme")};
 }
 
-JsonObject only_group(const JsonObject& config) {
-  const auto groups = config.object("config_groups");
-  if (!groups || groups->json().size() != 1) {
-    config.refuse("config_groups",
-                  "must hold one group: layers of different formats are not supported");
+// A group's names of modules; none where it names all linear ones.
+std::vector<std::string> targets_of(const JsonObject& group) {
+  std::vector<std::string> targets;
+  add_names(group, "targets", targets);
+  if (targets.empty()) {
+    group.refuse("targets", "must name modules");
   }
-  const auto group = groups->object(groups->json().begin().key());
-  if (!group) {
-    config.refuse("config_groups", "must hold an object");
-  }
-  const nlohmann::json* targets = group->find("targets");
-  if (targets == nullptr || *targets != nlohmann::json::array({"Linear"})) {
-    group->refuse("targets", "must be [\"Linear\"]: other targets are not supported");
-  }
-  return *group;
+  return std::ranges::find(targets, "Linear") == targets.end() ? targets
+                                                                : std::vector<std::string>();
 }
 
 // Parts of the format that change what a layer computes.
@@ -139,14 +130,13 @@ void refuse_transforms(const JsonObject& config) {
   }
 }
 
-CheckpointFormat compressed_tensors(const JsonObject& config) {
-  refuse_transforms(config);
-  const JsonObject group = only_group(config);
+CheckpointFormat of_group(const JsonObject& config, const JsonObject& group) {
   const auto weights = group.object("weights");
   if (!weights) {
     group.refuse("weights", "must be there");
   }
-  const std::string form = config.string("format").value_or("");
+  const std::string form =
+      group.string("format").value_or(config.string("format").value_or(std::string()));
   const std::string type = weights->string("type").value_or("int");
   const std::string strategy = weights->string("strategy").value_or("tensor");
   CheckpointFormat found{.stored = StoredCodes::bytes, .packed = {}};
@@ -195,10 +185,54 @@ CheckpointFormat compressed_tensors(const JsonObject& config) {
   return found;
 }
 
+// All groups of layers, which have one format.
+CheckpointFormat compressed_tensors(const JsonObject& config) {
+  refuse_transforms(config);
+  constexpr std::size_t kMostGroups = 64;
+  const auto groups = config.object("config_groups");
+  if (!groups || groups->json().empty() || groups->json().size() > kMostGroups) {
+    config.refuse("config_groups", fmt::format("must hold 1 to {} groups", kMostGroups));
+  }
+  std::optional<CheckpointFormat> found;
+  bool all_modules = false;
+  for (const auto& [name, unused] : groups->json().items()) {
+    const auto group = groups->object(name);
+    if (!group) {
+      config.refuse("config_groups", "must hold objects");
+    }
+    CheckpointFormat one = of_group(config, *group);
+    one.targets = targets_of(*group);
+    all_modules = all_modules || one.targets.empty();
+    if (!found) {
+      found = std::move(one);
+      continue;
+    }
+    if (one.stored != found->stored || one.packed != found->packed ||
+        one.block_rows != found->block_rows) {
+      config.refuse("config_groups",
+                    fmt::format("must hold groups of one format: {} differs from the first, and "
+                                "layers of different formats are not supported",
+                                shown(name)));
+    }
+    found->quantizes_inputs = found->quantizes_inputs || one.quantizes_inputs;
+    found->targets.insert(found->targets.end(), one.targets.begin(), one.targets.end());
+  }
+  if (all_modules) {
+    found->targets.clear();
+  }
+  return *found;
+}
+
 // Whether an entry of the config means this module ("model.layers.0.mlp.up_proj" without its prefix).
 bool means(const std::string& entry, std::string_view module) {
   return entry.find(module) != std::string::npos ||
          (!entry.starts_with("re:") && module.find(entry) != std::string_view::npos);
+}
+
+// A pattern means a module whose last name it holds: patterns are not run, and the tensors decide.
+bool targets(const std::string& entry, std::string_view module) {
+  const std::string_view last = module.substr(module.rfind('.') + 1);
+  return means(entry, module) || (entry.starts_with("re:") && entry.find(last) != std::string::npos);
 }
 
 }  // namespace
@@ -235,8 +269,14 @@ ModelShape packed_as(const ModelShape& plain, const CheckpointFormat& format,
   shape.packed_weights = packable_weights(plain);
   for (const TensorName& name : family.layer) {
     const std::string_view module = name.name.substr(0, name.name.rfind('.'));
-    if (std::ranges::any_of(format.left_out,
-                            [&](const std::string& entry) { return means(entry, module); })) {
+    const bool targeted =
+        format.targets.empty() ||
+        std::ranges::any_of(format.targets, [&](const std::string& entry) {
+          return targets(entry, module);
+        });
+    if (!targeted || std::ranges::any_of(format.left_out, [&](const std::string& entry) {
+          return means(entry, module);
+        })) {
       shape.packed_weights &= ~bit_of(name.weight);
     }
   }

@@ -3,8 +3,9 @@
 // in older files). What is read:
 //
 //   gptq                 4 and 8 bits, with and without zero points and act-order
-//   awq                  4 bits, the order of its gemm kernels
-//   compressed-tensors   pack-quantized (4, 8 bits), int-quantized (8 bits), float-quantized (float8)
+//   awq                  4 bits, with and without zero points, the order of its gemm kernels
+//   compressed-tensors   pack-quantized (4, 8 bits), int-quantized (8 bits), float-quantized (float8);
+//                        groups of layers, if all have one format
 //   fp8                  float8 with a scale for a tensor, a row or a block
 //
 // Everything else is refused with a sentence that names the field and what is supported. Pure.
@@ -35,6 +36,7 @@ struct CheckpointFormat {
   std::int32_t zero_offset = 0;       // gptq: what is added to a stored zero point
   std::int32_t block_rows = 0;        // bytes: rows that share a scale; 0: one
   bool quantizes_inputs = false;      // it asks for that too; inputs are never quantised here
+  std::vector<std::string> targets;   // modules that are quantised; empty: all
   std::vector<std::string> left_out;  // modules that stay plain
 };
 

@@ -2,6 +2,8 @@
 """The policy changes the time, never the tokens: bit-equal results for every split, policy, order and number of threads."""
 
 import json
+import shutil
+import struct
 
 import harness
 from harness import DEMO_MODEL, ROOT, comparable, expect, expect_equal, request, test
@@ -157,6 +159,76 @@ for golden in ("llama_grouped2", "llama_dynamic", "mistral_window"):
 rotated_heads("packed_gptq_order", 4)
 rotated_heads("llama_grouped2", 5, "int8")
 rotated_heads("mistral_window", 5, "int4")
+
+
+def written_otherwise(workspace, name, change):
+    """A copy of a golden checkpoint with another config: `change` alters "quantization_config" and may alter the tensors' bytes."""
+    folder = workspace / f"{name}-{len(list(workspace.folder.iterdir()))}"
+    shutil.copytree(ROOT / "tests" / "golden" / "models" / name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    change(folder / "model.safetensors", config["quantization_config"])
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def rewrite(file, tensors):
+    """Alters a safetensors file's tensors: `tensors` takes and returns {name: (dtype, shape, bytes)}."""
+    data = file.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header, body = json.loads(data[8 : 8 + size]), data[8 + size :]
+    found = {}
+    for name, told in header.items():
+        if name != "__metadata__":
+            begin, end = told["data_offsets"]
+            found[name] = (told["dtype"], told["shape"], body[begin:end])
+    header, body = {}, b""
+    for name, (dtype, shape, content) in tensors(found).items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(content)]}
+        body += content
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write_bytes(struct.pack("<Q", len(text)) + text + body)
+
+
+@test
+def a_quantised_checkpoint_means_the_same_in_another_form(workspace):
+    """AWQ with zero points that are all 8, and without them; compressed-tensors of one group, and of several."""
+    requests = workspace.write_requests("requests.jsonl", work_in_ids(workspace.random, 6))
+
+    def answers(model):
+        output = workspace / f"{model.name}.out"
+        workspace.run(requests, output, "--skip-tokenizer-init", "--served-model-name", "one", model=model).expect(0)
+        return comparable(output)
+
+    def eights(tensors):
+        return {name: (d, s, b"\x88" * len(c) if name.endswith(".qzeros") else c) for name, (d, s, c) in tensors.items()}
+
+    def without_zeros(tensors):
+        return {name: told for name, told in tensors.items() if not name.endswith(".qzeros")}
+
+    wanted = answers(written_otherwise(workspace, "packed_awq", lambda file, _: rewrite(file, eights)))
+    symmetric = {"zero_point": False}
+    for change in (eights, without_zeros):
+        made = written_otherwise(workspace, "packed_awq", lambda file, config: (rewrite(file, change), config.update(symmetric)))
+        expect(answers(made) == wanted, "other answers: AWQ without zero points")
+    refused = written_otherwise(workspace, "packed_awq", lambda _, config: config.update(symmetric))
+    workspace.run(requests, workspace / "refused", "--skip-tokenizer-init", model=refused).expect(2, '"zero_point" is false')
+
+    def in_groups(bits):
+        def change(_, config):
+            (group,) = config["config_groups"].values()
+            other = json.loads(json.dumps(group))
+            group["targets"], other["targets"] = ["re:.*self_attn.*"], ["re:.*(gate|up|down)_proj$"]
+            other["weights"]["num_bits"] = bits
+            config["config_groups"] = {"attention": group, "mlp": other}
+
+        return change
+
+    wanted = answers(written_otherwise(workspace, "packed_compressed_4", lambda *_: None))
+    grouped = answers(written_otherwise(workspace, "packed_compressed_4", in_groups(4)))
+    expect(grouped == wanted, "other answers: several groups of one format")
+    refused = written_otherwise(workspace, "packed_compressed_4", in_groups(8))
+    workspace.run(requests, workspace / "refused", "--skip-tokenizer-init", model=refused).expect(2, "groups of one format")
 
 
 if __name__ == "__main__":
