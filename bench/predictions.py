@@ -3,7 +3,8 @@
 
     bench/predictions.py [--model DIR] [--speeds 0.2,8 0.1,0 …] [--policies NAME …] [--times 3]
 
-A speed is GB/s of the link and GFLOP/s of computation, 0: as fast as it goes. At each one the device is profiled once. Of
+A speed is GB/s of the link and GFLOP/s of computation, 0: as fast as it goes; a third number is GB/s that host cores attend, for
+host-kv and three-way (0.1,3,0.05). At each one the device is profiled once. Of
 `--times` runs of a cell the fastest is shown, since what else a machine does makes a run slower and never faster. Each cell
 is milliseconds measured, and how far the prediction is off. Beside other work on two cores streams wait for a core, which no
 prediction knows of: `chrt -r 1 bench/predictions.py` (as root) measures the device and not its neighbours.
@@ -64,9 +65,10 @@ def main():
     with tempfile.TemporaryDirectory(prefix="poise-predictions-") as name:
         folder = Path(name)
         for speeds in given.speeds:
-            link, compute = speeds.split(",")
+            link, compute, *host = speeds.split(",")
             device = ["--device", "cpu", "--threads", "1", "--link-gbps", link]
             device += ["--compute-gflops", compute] if float(compute) > 0 else []
+            device += ["--host-threads", "1", "--host-gbps", host[0]] if host else []
             poise(folder, "profile", "--model", given.model, *device, "-o", folder / "profile.json")
             for work, sizes in WORKS.items():
                 write_requests(folder / "in.jsonl", sizes)
@@ -78,7 +80,8 @@ def main():
                     off = predicted / measured - 1
                     worst = max(worst, abs(off))
                     cells.append(f"{policy} {measured * 1e3:.2f} {off:+.1%}")
-                print(f"{link} GB/s, {compute} GFLOP/s, {work}: {'; '.join(cells)}", flush=True)
+                on_host = f", host cores {host[0]} GB/s" if host else ""
+                print(f"{link} GB/s, {compute} GFLOP/s{on_host}, {work}: {'; '.join(cells)}", flush=True)
     print(f"furthest off: {worst:.1%}")
 
 

@@ -135,7 +135,7 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
                  .overhead = made.profile.gpu_overhead,
                  .is_host = device_is_host,
                  .holds_blocks = !device_is_host || options.gpu_memory.has_value(),
-                 .attends_on_host = device_is_host || made.profile.knows_host()},
+                 .attends_on_host = device_is_host},
       .profile = policy_options.profile};
   options.placement.add_to(problem.fixed.placement, made.shape.num_hidden_layers,
                            problem.device.holds_blocks);

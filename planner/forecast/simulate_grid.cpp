@@ -131,7 +131,75 @@ std::string words_of_fewer(const nlohmann::ordered_json& rows) {
       gains.size(), median, gains.front(), gains.back());
 }
 
+// Host cores of these GB/s beside the machine; on works of which some are limited by the link, some by host memory.
+constexpr std::array<double, 3> kGridHosts{0, 50, 150};
+constexpr std::array<GridWork, 2> kHostWorks{{{128, 1024, 32}, {64, 512, 64}}};
+
+nlohmann::ordered_json host_grid_row(const GridModel& model, const GridMemory& memory,
+                                     const GridWork& work, double host) {
+  const SimulatedWork simulated{.shape = model.shape,
+                                .requests = work.requests,
+                                .prompt = work.prompt,
+                                .answer = work.answer,
+                                .batch = {.min_num_seqs = BatchOptions{}.max_num_seqs},
+                                .to_the_end = true};
+  Machine machine = find_machine(memory.machine).machine;
+  machine.host = host;
+  Profile profile = profile_of(machine, simulated.shape, simulated.dtype);
+  profile.gpu_memory = memory.gpu > 0 ? kGiB * memory.gpu : profile.gpu_memory;
+  profile.host_memory = memory.host > 0 ? kGiB * memory.host : profile.host_memory;
+  const auto shared = std::make_shared<const Profile>(profile);
+  nlohmann::ordered_json row{{"model", model.name},       {"machine", memory.machine},
+                             {"requests", work.requests}, {"prompt", work.prompt},
+                             {"answer", work.answer},     {"host_gbps", host}};
+  double best = 0, optimal = 0;
+  for (const PolicyEntry& policy : policies()) {
+    try {
+      const SimulatedRun run = simulate(profile, policy.name, {.profile = shared}, simulated);
+      const double speed = run.whole_tokens_per_second;
+      row[std::string(policy.name)] = speed;
+      if (policy.name == "optimal") {
+        optimal = speed;
+        row["on_host"] = run.host.host_share;
+      } else {
+        best = std::max(best, speed);
+      }
+    } catch (const Failure&) {  // no room, or no host cores
+      row[std::string(policy.name)] = nullptr;
+    }
+  }
+  row["best"] = best;
+  row["optimal_to_best"] = best > 0 ? optimal / best : 1;
+  return row;
+}
+
 }  // namespace
+
+nlohmann::ordered_json host_grid(const std::optional<std::string>& machine) {
+  nlohmann::ordered_json json{{"rows", nlohmann::ordered_json::array()}};
+  const std::vector<GridMemory> memories =
+      machine ? std::vector<GridMemory>{{*machine, 0, 0}}
+              : std::vector<GridMemory>{{"rtx4090-pcie4", 0, 200}, {"h200-pcie5", 24, 110}};
+  double least = std::numeric_limits<double>::infinity();
+  for (const GridModel& model : grid_models()) {
+    if (model.name != "opt-6.7b" && model.name != "opt-30b") {
+      continue;
+    }
+    for (const GridMemory& memory : memories) {
+      for (const GridWork& work : kHostWorks) {
+        for (const double host : kGridHosts) {
+          json["rows"].push_back(host_grid_row(model, memory, work, host));
+          least = std::min(least, json["rows"].back()["optimal_to_best"].get<double>());
+        }
+      }
+    }
+  }
+  json["notes"].push_back(
+      fmt::format("{} rows; optimal has at least {:.3f} of the best other policy's tokens/s, with "
+                  "host cores of 0, 50 and 150 GB/s",
+                  json["rows"].size(), least));
+  return json;
+}
 
 nlohmann::ordered_json policy_grid(const std::optional<std::string>& machine) {
   nlohmann::ordered_json json{{"rows", nlohmann::ordered_json::array()}};

@@ -110,7 +110,7 @@ SimulatedRun simulate_system(PaperSystem system, const std::string& machine, Sim
 }
 
 std::span<const Simulation> simulations() {
-  static constexpr std::array<Simulation, 10> all{{
+  static constexpr std::array<Simulation, 11> all{{
       {"capture-table3",
        "CAPTURE's Table III: tokens/s while decoding, four models, three systems, RTX 4090",
        capture_table3},
@@ -130,6 +130,9 @@ std::span<const Simulation> simulations() {
       {"host-cores",
        "link, GPU and host cores: tokens/s over the speeds of link and host cores, three models",
        host_cores},
+      {"host-grid",
+       "every policy beside host cores of 0, 50 and 150 GB/s: tokens/s, prompts included",
+       host_grid},
       {"policy-grid",
        "every policy over models, machines, memories and lengths: tokens/s, prompts included",
        policy_grid},

@@ -82,8 +82,7 @@ void fail_for_host_attention_off(std::string_view policy) {
 void fail_for_no_host_attention(std::string_view policy) {
   fail(
       "{} has host cores attend, which is done beside the CPU device alone so far: use another "
-      "policy (kv-only keeps the same blocks), or --device cpu; a plan needs a machine with "
-      "host_gbps",
+      "policy (kv-only keeps the same blocks), or --device cpu",
       policy);
 }
 

@@ -14,6 +14,7 @@ PolicyEntry row_by_row_entry();
 PolicyEntry token_recompute_entry();
 PolicyEntry optimal_entry();
 PolicyEntry host_kv_entry();
+PolicyEntry three_way_entry();
 
 // Fails if --act-share was given to a policy that takes none.
 void refuse_act_share(std::string_view policy, const PolicyOptions& options);

@@ -1,7 +1,7 @@
 #include "common/trouble.h"
 #include "planner/policies/allocation.h"
-#include "planner/policies/best_placement.h"
 #include "planner/policies/entries.h"
+#include "planner/policies/host_placement.h"
 #include "planner/policies/packing.h"
 
 namespace poise {
@@ -17,7 +17,7 @@ class Optimal final : public Policy {
           "--policy optimal decides by what things cost: give it a profile of this machine "
           "(--profile) or name one (--machine), or use another policy");
     }
-    const Allocation best = best_allocation(*profile_, inputs);
+    const Allocation best = best_with_host(*profile_, inputs);
     // Nothing fits: the function that finds no room for these blocks names the memory.
     return best.all_act_blocks() + best.all_kv_blocks() > 0 ? best : split_host(inputs, 0);
   }
@@ -39,8 +39,9 @@ class Optimal final : public Policy {
 PolicyEntry optimal_entry() {
   return {.name = "optimal",
           .description =
-              "requests at a time, weights, ACT and KV blocks on device and host so that max(link, "
-              "computation) is least, by a profile; ACT blocks and stores charged their way",
+              "requests at a time, weights, ACT and KV blocks on device and host, and requests "
+              "attended on host cores, so that the longest of link, computation and host cores is "
+              "least, by a profile; ACT blocks and stores charged their way",
           .source = "the general program that CAPTURE's Algorithm 1 is a case of",
           .make = [](const PolicyOptions& options) -> std::unique_ptr<Policy> {
             refuse_act_share("optimal", options);

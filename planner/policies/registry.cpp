@@ -7,10 +7,10 @@
 namespace poise {
 
 std::span<const PolicyEntry> policies() {
-  static const std::array<PolicyEntry, 9> entries{
-      optimal_entry(),         hybrid_entry(),     hybrid_static_entry(),
-      act_only_entry(),        kv_only_entry(),    kvpr_entry(),
-      token_recompute_entry(), row_by_row_entry(), host_kv_entry()};
+  static const std::array<PolicyEntry, 10> entries{
+      optimal_entry(), hybrid_entry(),   hybrid_static_entry(),   act_only_entry(),
+      kv_only_entry(), kvpr_entry(),     token_recompute_entry(), row_by_row_entry(),
+      host_kv_entry(), three_way_entry()};
   return entries;
 }
 

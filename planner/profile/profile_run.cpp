@@ -100,7 +100,8 @@ ProfiledMachine profiled_machine(const ControlSegment& control,
           .gpu_memory = std::min(device.memory, gpu_memory.value_or(device.memory)),
           .gpu_overhead = device.overhead,
           .host_free = free,
-          .host_memory = available + weights};
+          .host_memory = available + weights,
+          .attends_on_host = device.host_threads > 0};
 }
 
 void keep_profile(const std::filesystem::path& folder, const Profile& profile) {

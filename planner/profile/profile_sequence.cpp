@@ -5,9 +5,10 @@
 
 namespace poise {
 
-void ProfileSequence::begin(int rounds, bool heats) {
+void ProfileSequence::begin(int rounds, bool heats, bool on_host) {
   rounds_ = rounds;
   heats_ = heats;
+  on_host_ = on_host;
   works_.push_back({.work = ProfileWork::prompts_here, .round = 0});
   add([](ProfileWork) { return true; });
 }
@@ -26,6 +27,9 @@ void ProfileSequence::add(const std::function<bool(ProfileWork)>& wanted) {
         works_.push_back({.work = work, .round = 0, .warms_up = true});
       }
       (busy ? busy_ : works_).push_back({.work = work, .round = round});
+    }
+    if (on_host_ && wanted(ProfileWork::context_host)) {
+      works_.push_back({.work = ProfileWork::context_host, .round = round});
     }
   }
 }

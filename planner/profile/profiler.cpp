@@ -65,11 +65,13 @@ Profiler::~Profiler() { executor_.watch(nullptr); }
 void Profiler::begin(ProfileScale scale, int rounds) {
   const Bytes pool = std::min(kLargestPool, machine_.host_free / kShareOfHost);
   const Bytes tables = machine_.kind == DeviceKind::cpu ? Bytes{0} : page_tables_of(kLargestPool);
-  sizes_ = profile_sizes(machine_.shape, machine_.dtype, scale, pool,
-                         machine_.gpu_overhead + tables, machine_.gpu_memory, machine_.kv_format);
+  sizes_ =
+      profile_sizes(machine_.shape, machine_.dtype, scale, pool, machine_.gpu_overhead + tables,
+                    machine_.gpu_memory, machine_.kv_format, machine_.attends_on_host);
   // Cores need no heat, nor does the pass that only finds the scale.
   works_.begin(rounds,
-               sizes_.scale.blocks > kFirstProfileScale.blocks && machine_.kind != DeviceKind::cpu);
+               sizes_.scale.blocks > kFirstProfileScale.blocks && machine_.kind != DeviceKind::cpu,
+               sizes_.device.host_attention);
   times_.emplace(layout_, sizes_.device);
   const BlockSizes blocks = block_sizes(machine_.shape, machine_.dtype, machine_.kv_format);
   loader_.claim(region_bytes(blocks, sizes_.host), sizes_.host);

@@ -22,10 +22,11 @@ struct ProfiledMachine {
   KvFormat kv_format = KvFormat::plain;
   std::string device;  // as the executor names it
   DeviceKind kind = DeviceKind::cuda;
-  Bytes gpu_memory;    // at most
-  Bytes gpu_overhead;  // of it, beside the buffers
-  Bytes host_free;     // that a pool may be made of
-  Bytes host_memory;   // of the machine
+  Bytes gpu_memory;              // at most
+  Bytes gpu_overhead;            // of it, beside the buffers
+  Bytes host_free;               // that a pool may be made of
+  Bytes host_memory;             // of the machine
+  bool attends_on_host = false;  // host cores beside the device
 };
 
 class Profiler {

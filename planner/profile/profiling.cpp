@@ -22,6 +22,9 @@ constexpr double kRepeat = 0.84;        // of the largest, on average
 constexpr std::int32_t kSequences = 8;  // a mini-batch's blocks are shared out among
 constexpr std::int32_t kProfiledLogits = 256;
 constexpr std::int32_t kHereBlocks = 16;  // ACT blocks on the device
+// Host cores: sequences of a mini-batch, each of which writes its new row to a block of its own (`tail`).
+constexpr std::int32_t kHostSequences = 4;
+constexpr std::uint32_t kHostTails = kSizes * kHostSequences;
 // Neighbours' rows are together more than a mini-batch's buffers hold, so that each is a group of its
 // own; in parts of the largest, 0 for a single row. One part is few rows, which products have a way of
 // their own for (kernels/cuda/gemm.h); from half of the largest on there is a size for every two
@@ -78,6 +81,32 @@ class Tables {
     }
     if (parts.begin()->first.kind == messages::Kind::Act) {
       batch->regenerate.emplace_back(0, slot);
+    }
+    end(std::move(batch));
+  }
+
+  // One-row sequences that host cores attend, `n` blocks between them. The last blocks of the pool are those into
+  // which they write.
+  void add_on_host(const Blocks& kv, std::int32_t n) {
+    auto batch = begin();
+    const std::uint32_t bodies = kv.pool - kHostTails;
+    const std::int32_t fit = std::min<std::int32_t>(
+        {n, static_cast<std::int32_t>(bodies), kHostSequences * context_blocks(sizes_.device)});
+    const std::int32_t sequences = std::min(fit, kHostSequences);
+    for (std::int32_t i = 0; i < sequences; ++i) {
+      const auto count =
+          static_cast<std::uint32_t>(fit * (i + 1) / sequences - fit * i / sequences);
+      const auto row = static_cast<std::uint32_t>(batch->tokens.size());
+      batch->sequences.emplace_back(next_request_++, count * kBlockTokens - 1, 1, row,
+                                    static_cast<std::uint32_t>(batch->entries.size()));
+      batch->prompt_tokens.push_back(count * kBlockTokens - 1);
+      batch->tokens.push_back(token());
+      const std::uint32_t tail = bodies + next_tail_++;
+      for (std::uint32_t j = 0; j < count; ++j) {
+        batch->entries.emplace_back(messages::Where::HostInPlace, kv.kind, kv.place, 0, 0,
+                                    j + 1 < count ? next_block_++ % bodies : tail);
+      }
+      batch->stores.emplace_back(kv.kind, kv.place, kBlockTokens - 1, 1, row, tail);
     }
     end(std::move(batch));
   }
@@ -181,7 +210,7 @@ class Tables {
   const ProfileSizes& sizes_;
   const ModelShape& shape_;
   messages::IterationT tables_;
-  std::uint32_t next_block_ = 0, next_request_ = 0, next_token_ = 0;
+  std::uint32_t next_block_ = 0, next_request_ = 0, next_token_ = 0, next_tail_ = 0;
 };
 
 DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale) {
@@ -215,7 +244,8 @@ DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale) {
 }  // namespace
 
 ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale scale,
-                           Bytes host_bytes, Bytes overhead, Bytes cap, KvFormat kv_format) {
+                           Bytes host_bytes, Bytes overhead, Bytes cap, KvFormat kv_format,
+                           bool on_host) {
   if (shape.max_position_embeddings < kBlockTokens) {
     fail("a model of {} positions, fewer than a block has, is not measured",
          shape.max_position_embeddings);
@@ -225,7 +255,8 @@ ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale sc
       (blocks.block(BlockKind::kv) + blocks.block(BlockKind::act)) * shape.num_hidden_layers;
   // Every mini-batch of prompts begins a block that it does not fill.
   const std::int64_t wanted =
-      std::max<std::int64_t>(scale.rows / kBlockTokens, 4) + std::ssize(kPromptSizes);
+      std::max<std::int64_t>({scale.rows / kBlockTokens, 4, on_host ? 2 * kHostTails : 0}) +
+      std::ssize(kPromptSizes);
   const std::int64_t pool = std::clamp<std::int64_t>(host_bytes / pair, 2, wanted);
   ProfileSizes sizes{.scale = scale, .host = {}, .device = limits_for(shape, scale)};
   sizes.device.kv_format = kv_format;
@@ -240,6 +271,7 @@ ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale sc
   sizes.host = {.act_blocks = static_cast<std::uint32_t>(pool),
                 .kv_blocks = static_cast<std::uint32_t>(pool),
                 .gpu_act_blocks = kHereBlocks};
+  sizes.device.host_attention = on_host && pool >= 2 * std::int64_t{kHostTails};
   // Layers that stay need not be streamed again and again; a few that are streamed tell the price:
   // more than have a buffer, or none would be brought twice.
   constexpr std::int32_t kStreamed = 4;
@@ -257,6 +289,16 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
   const Blocks act{Kind::Act, Place::Host, sizes.host.act_blocks};
   const Blocks here{Kind::Act, Place::Gpu, sizes.host.gpu_act_blocks};
   Tables tables(sizes, shape);
+  const auto add_on_host = [&] {
+    for (int step = kSizes; step >= 1; --step) {
+      const auto bodies = static_cast<std::int32_t>(kv.pool - kHostTails);
+      tables.add_on_host(kv, size_of_step(std::min(sizes.scale.blocks, bodies), step));
+    }
+  };
+  if (work == ProfileWork::context_host) {
+    add_on_host();
+    return tables.finish(iteration, pool_epoch, 0);
+  }
   if (work == ProfileWork::context_busy) {
     const auto add = [&](std::int32_t n) {
       const auto crossing = static_cast<std::int32_t>(n * sizes.busy.from_host);
@@ -276,13 +318,19 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
     return tables.finish(iteration, pool_epoch, 1);
   }
   if (work == ProfileWork::context_apart || work == ProfileWork::context_together) {
+    const bool on_host = work == ProfileWork::context_together && sizes.device.host_attention;
+    Blocks loaded = kv;  // what host cores write is not loaded before
+    loaded.pool -= on_host ? kHostTails : 0;
     for (int step = kSizes; step >= 1; --step) {
-      for (const Blocks& kind : {kv, act, here}) {
+      for (const Blocks& kind : {loaded, act, here}) {
         tables.add_context(kind, size_of_step(sizes.scale.blocks, step));
         if (work == ProfileWork::context_apart) {
           tables.add_context(kv, 1);
         }
       }
+    }
+    if (on_host) {
+      add_on_host();
     }
     const int index = 2 * round + (work == ProfileWork::context_together ? 1 : 0);
     return tables.finish(iteration, pool_epoch, (index + 1.0) / (2.0 * rounds));
@@ -320,6 +368,12 @@ bool measures(ProfileWork work, Line Profile::*line) {
   };
   if (among({&Profile::load_w, &Profile::forward, &Profile::qkv, &Profile::embed})) {
     return true;
+  }
+  if (among({&Profile::host_attention, &Profile::host_down, &Profile::host_up})) {
+    return work == ProfileWork::context_host || work == ProfileWork::context_together;
+  }
+  if (work == ProfileWork::context_host) {
+    return false;
   }
   if (among({&Profile::store_kv})) {
     return work == ProfileWork::prompts_kv;

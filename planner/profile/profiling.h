@@ -6,6 +6,8 @@
 //   context, apart      one-row sequences with n KV or n ACT blocks, each size between two tiny
 //                       mini-batches: while it loads or computes, the other streams rest
 //   context, together   the same without the tiny ones: every stream works
+//   context, host       one-row sequences that host cores attend, each size, and nothing else: T_host alone. They
+//                       also stand behind those of `together`, so that they work beside a busy link
 //   context, busy       ACT blocks, of the device and as many from the host as the link brings
 //                       meanwhile, one iteration behind the other: the device never rests
 //   context, few        one or a few one-row sequences and nothing else: what keeps no device busy, so
@@ -43,9 +45,10 @@ enum class ProfileWork : std::uint8_t {
   context_few,
   context_apart,
   context_together,
+  context_host,  // where host cores attend
   context_busy
 };
-// Those that are measured, in this order.
+// Those that are measured, in this order; `context_host` comes before the last where host cores attend.
 inline constexpr std::array<ProfileWork, 6> kProfileWork{
     ProfileWork::prompts_kv,    ProfileWork::prompts_act,      ProfileWork::context_few,
     ProfileWork::context_apart, ProfileWork::context_together, ProfileWork::context_busy};
@@ -82,10 +85,10 @@ struct ProfileSizes {
 };
 // `scale`, halved until its buffers fit `cap`; fails as check_fits does if nothing fits, and if no
 // request fills a block. `host_bytes`: for the pool, all layers
-// together.
+// together. `on_host`: host cores attend beside the device.
 ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale scale,
                            Bytes host_bytes, Bytes overhead, Bytes cap,
-                           KvFormat kv_format = KvFormat::plain);
+                           KvFormat kv_format = KvFormat::plain, bool on_host = false);
 
 // The tables of one iteration. The head's number of rows depends on `round` of `rounds`.
 messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& sizes,

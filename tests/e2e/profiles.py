@@ -11,9 +11,9 @@ import harness
 from harness import DEMO, DEMO_MODEL, ROOT, expect, expect_equal, request, test
 from supervisor.measure.record import read_record
 
-LINK, COMPUTE = 0.1, 3.0  # GB/s, GFLOP/s
+LINK, COMPUTE, HOST = 0.1, 3.0, 0.08  # GB/s, GFLOP/s, GB/s of host cores
 SLOW = ("--link-gbps", 0.08, "--compute-gflops", 3.0)  # so slow that threads' waking is small beside it
-SET = ("--device", "cpu", "--threads", "1", "--link-gbps", LINK, "--compute-gflops", COMPUTE)
+SET = ("--device", "cpu", "--threads", "1", "--link-gbps", LINK, "--compute-gflops", COMPUTE, "--host-gbps", HOST)
 HIDDEN, WIDTH, BLOCK = 128, 2, 16  # the demo model's, float16
 
 
@@ -51,7 +51,9 @@ def the_speeds_are_found(workspace):
     weights = 12 * HIDDEN * HIDDEN
     near(profile["forward"]["b"], 2 * weights / (COMPUTE * 1e9), 0.05, "seconds a row in a layer")
     near(profile["load_w"]["b"], weights * WIDTH / (LINK * 1e9), 0.06, "seconds a layer's weights")
-    for name in ("load_act", "load_kv", "kv_gen", "forward"):
+    near(profile["host_attention"]["b"], 2 * act * LINK / HOST, 0.05, "seconds that host cores attend a KV block")
+    expect(profile["host_attention"]["alone"]["points"], "host cores were measured alone, too")
+    for name in ("load_act", "load_kv", "kv_gen", "forward", "host_attention"):
         points = profile[name]["points"]
         near(profile[name]["r2"], 1, 0.004, f"R² of {name}")
         expect(len(points) >= 6, f"{name}: {len(points)} points")

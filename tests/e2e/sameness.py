@@ -60,6 +60,8 @@ def way_to_run(random, round_number, width, weights=WEIGHTS, pool=1 << 20):
         options += ["--machine", random.choice(machines)] if by_costs else ["--act-share", random.choice(shares)]
     if policy == "token-recompute":
         options += ["--recompute-share", random.choice(("0.1", "0.25", "0.5", "1"))]
+    if policy == "three-way":
+        options += ["--machine", str(ROOT / "tests" / "planner" / "profiles" / "host_machine.json")]
     if policy == "optimal":
         options += ["--machine", random.choice(("rtx4090-pcie4", "a100-pcie4", "h200-pcie5", "l4-pcie4"))]
     if random.random() < 0.7:

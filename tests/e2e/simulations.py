@@ -165,6 +165,17 @@ def optimal_is_the_best_policy_or_nearly_so_everywhere_on_the_grid(workspace):
 
 
 @test
+def optimal_is_nearly_the_best_beside_any_host_cores(workspace):
+    ended = workspace.poise("simulate", "host-grid", "--json", timeout=600).expect(0)
+    rows = json.loads(ended.out)["rows"]
+    expect_equal(len(rows), 24, "rows")
+    each(rows, lambda row: row["optimal_to_best"] >= 0.98, "beside the best named policy")
+    each(rows, lambda row: (row["host-kv"] is None) == (row["host_gbps"] == 0), "host-kv needs host cores")
+    each(rows, lambda row: row["host_gbps"] > 0 or row["on_host"] == 0, "nothing is attended by cores that are not known")
+    expect(sum(row["on_host"] > 0 for row in rows) >= 6, "rows in which host cores help")
+
+
+@test
 def an_experiment_can_be_played_on_another_machine(workspace):
     """Twice the link and twice the computation give twice the speed."""
     twice = {"name": "twice", "like": "rtx4090-pcie4", "link_gbps": 44, "back_gbps": 44, "compute_tflops": 250, "memory_gbps": 2000}

@@ -133,7 +133,8 @@ class Soak:
 
     def swap(self, run):
         name = self.random.choice(harness.policies())
-        options = {"machine": "a100-pcie4"} if name == "optimal" else {}
+        machines = {"optimal": "a100-pcie4", "three-way": str(harness.ROOT / "tests" / "planner" / "profiles" / "host_machine.json")}
+        options = {"machine": machines[name]} if name in machines else {}
         try:
             live_changes.wish_for_policy(RunDirectory(run), name, options)
             self.swaps += 1

@@ -43,6 +43,8 @@ def policy_words(random, name=None):
         share = ["--act-share", str(random.choice((0, 0.25, 0.5, 0.9)))]
     elif name == "optimal":
         share = ["--machine", random.choice(("rtx4090-pcie4", str(harness.ROOT / "tests" / "planner" / "profiles" / "machine.json")))]
+    elif name == "three-way":
+        share = ["--machine", str(harness.ROOT / "tests" / "planner" / "profiles" / "host_machine.json")]
     elif name == "token-recompute":
         share = ["--recompute-share", str(random.choice((0.1, 0.4)))]
     return name, share

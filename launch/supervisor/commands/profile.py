@@ -41,6 +41,9 @@ _TITLES = {
     "store_act": "stores, ACT",
     "tables": "tables of an iteration",
     "results": "results of an iteration",
+    "host_attention": "T_host, attention on host cores",
+    "host_down": "rows to host cores",
+    "host_up": "rows from host cores",
 }
 
 

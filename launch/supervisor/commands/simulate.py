@@ -14,7 +14,7 @@ def simulate(words):
         "simulate",
         "Plays a paper's experiment in virtual time with the planner's own decisions; needs no GPU and no weights.",
     )
-    made.add_argument("name", metavar="NAME", help=f"one of {', '.join((*DRAWN, *NOT_DRAWN))}; the last takes a minute and has no picture")
+    made.add_argument("name", metavar="NAME", help=f"one of {', '.join((*DRAWN, *NOT_DRAWN))}; the last two take up to a minute and have no picture")
     made.add_argument("--machine", metavar="NAME|FILE", help="play it on this machine instead of the paper's")
     made.add_argument("--json", action="store_true", help="one JSON object")
     made.add_argument("--svg", metavar="FILE", help="draw it, too, as the paper does")

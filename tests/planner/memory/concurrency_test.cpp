@@ -26,7 +26,9 @@ std::shared_ptr<const Profile> profile_for(const ModelShape& shape) {
 std::int32_t at_a_time(const char* policy_name, const Job& job, std::int32_t most,
                        std::int32_t least = 1) {
   const ModelShape shape = opt_shape(job.model);
-  const auto profile = profile_for(shape);
+  Machine machine = machine_named("h200-pcie5");
+  machine.host = policy_named(policy_name).attends_on_host ? 150 : 0;
+  const auto profile = std::make_shared<const Profile>(profile_of(machine, shape, DType::float16));
   const auto policy = make_policy(policy_name, {.profile = profile});
   PlanningProblem problem{.shape = shape,
                           .dtype = DType::float16,

@@ -69,6 +69,11 @@ class PapersSystems : public testing::Test {
     PlanningProblem problem = problem_;
     placement.add_to(problem.fixed.placement, shape_.num_hidden_layers,
                      problem.device.holds_blocks);
+    if (policy_named(policy).attends_on_host) {
+      Machine machine = machine_named("h200-pcie5");
+      machine.host = 150;
+      problem.profile = std::make_shared<const Profile>(profile_of(machine, shape_, dtype_));
+    }
     options.profile = problem.profile;
     const RunPlan made = solve(*make_policy(policy, options), problem);
     EXPECT_LE(plan_device_memory(shape_, dtype_, made.device, made.overhead).total,

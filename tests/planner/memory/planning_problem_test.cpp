@@ -93,7 +93,10 @@ class StandingResources : public testing::Test {
   }
 
   std::unique_ptr<Policy> policy(std::string_view name) const {
-    return make_policy(name, {.profile = problem_.profile});
+    Machine machine = machine_named("h200-pcie5");
+    machine.host = policy_named(name).attends_on_host ? 150 : 0;
+    return make_policy(
+        name, {.profile = std::make_shared<const Profile>(profile_of(machine, shape_, dtype_))});
   }
   // All that a run under `plan` has made, with contexts on the device.
   PlanningProblem after(const RunPlan& plan) const {

@@ -21,6 +21,8 @@ const char* letter_of(ProfileWork work) {
       return "p";
     case ProfileWork::context_together:
       return "t";
+    case ProfileWork::context_host:
+      return "c";
     case ProfileWork::context_busy:
       return "b";
   }
@@ -47,6 +49,12 @@ TEST(ProfileSequence, OfADeviceThatDoesNotHeatBusyWorksComeLast) {
   order.add_busy(0);
   EXPECT_EQ(taken(order), "b0b1");
   EXPECT_FALSE(order.only_busy_left());
+}
+
+TEST(ProfileSequence, HostCoresAreMeasuredAloneWhereTheyAttend) {
+  ProfileSequence order;
+  order.begin(2, false, true);
+  EXPECT_EQ(taken(order), "h0k0a0f0p0t0c0k1a1f1p1t1c1");
 }
 
 TEST(ProfileSequence, OfADeviceThatHeatsPromptsAreMeasuredBehindBusyWorksAndOnlyFillBlocksBefore) {

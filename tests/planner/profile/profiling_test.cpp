@@ -224,6 +224,52 @@ TEST(ProfileIteration, LoadsBlocksThatPromptsHaveWrittenBefore) {
   }
 }
 
+// As the order check wants it: blocks are of one sequence in a mini-batch, each new row is stored once, and no
+// block is read before a later mini-batch stores into it.
+TEST(ProfileIteration, HostCoresAttendBlocksThatNothingElseWritesMeanwhile) {
+  for (const ProfileScale scale :
+       {kFirstProfileScale, ProfileScale{56, 136}, kLargestProfileScale}) {
+    const ProfileSizes sizes = profile_sizes(opt_shape("opt-6.7b"), DType::float16, scale, kGiB * 2,
+                                             kGiB, kGiB * 24, KvFormat::plain, true);
+    ASSERT_TRUE(sizes.device.host_attention);
+    for (const ProfileWork work : {ProfileWork::context_host, ProfileWork::context_together}) {
+      const auto tables = profile_iteration(work, sizes, opt_shape("opt-6.7b"), 1, 1, 0, 3);
+      std::set<std::uint32_t> read, stored;
+      std::set<std::size_t> blocks;
+      for (const auto& batch : tables.mini_batches) {
+        const bool on_host = batch->entries[0].where() == messages::Where::HostInPlace;
+        EXPECT_TRUE(on_host || blocks.empty()) << "host cores come last";
+        for (const auto& run : batch->loads) {
+          for (std::uint32_t i = 0; run.kind() == messages::Kind::Kv && i < run.count(); ++i) {
+            read.insert(run.first_block() + i);
+          }
+        }
+        if (!on_host) {
+          continue;
+        }
+        blocks.insert(batch->entries.size());
+        std::set<std::uint32_t> own;
+        for (const auto& entry : batch->entries) {
+          EXPECT_EQ(entry.where(), messages::Where::HostInPlace);
+          EXPECT_TRUE(own.insert(entry.block()).second);
+          EXPECT_LT(entry.block(), sizes.host.kv_blocks);
+        }
+        for (const auto& store : batch->stores) {
+          EXPECT_TRUE(stored.insert(store.block()).second);
+          own.erase(store.block());
+        }
+        read.insert(own.begin(), own.end());
+        EXPECT_EQ(batch->stores.size(), batch->tokens.size());
+        EXPECT_LE(std::ssize(batch->sequences), sizes.device.max_sequences);
+      }
+      for (const std::uint32_t block : stored) {
+        EXPECT_FALSE(read.contains(block));
+      }
+      EXPECT_GE(blocks.size(), scale.blocks > 8 ? 3u : 8u) << "sizes to fit a line to";
+    }
+  }
+}
+
 // A machine that takes exactly a + b · n for everything.
 struct Exact {
   Profile costs;
