@@ -40,7 +40,7 @@ void check_limits(const ModelShape& shape, const DeviceLimits& limits) {
   check_count("logits_rows", limits.logits_rows, 1);
   check_count("max_context", limits.max_context, 1);
   check_count("logit_edits", limits.logit_edits, 0);
-  if (limits.max_entries() == 0) {
+  if (limits.act_slots + limits.kv_slots == 0) {
     fail("act_slots and kv_slots are both 0: attention needs at least one slot");
   }
 }
@@ -236,11 +236,13 @@ DeviceLimits with_gpu_blocks(const ModelShape& shape, DType dtype, DeviceLimits 
                              Bytes overhead, Bytes cap, BlockKind kind, std::int64_t wanted) {
   std::int32_t& blocks = kind == BlockKind::act ? limits.gpu_act_blocks : limits.gpu_kv_blocks;
   blocks = 0;
-  // A layer's region is rounded up to the alignment.
+  // A layer's region is rounded up to the alignment, and so are the tables.
   const Bytes left = cap - device_memory(shape, dtype, limits, overhead) -
-                     Bytes{kAlignment} * shape.num_hidden_layers;
+                     Bytes{kAlignment} * (shape.num_hidden_layers + 2);
+  // Each KV block is also an entry of the two tables.
+  const Bytes entries = kind == BlockKind::kv ? Bytes{2 * kContextBlockBytes} : Bytes{0};
   const Bytes each =
-      block_sizes(shape, dtype, limits.kv_format).block(kind) * shape.num_hidden_layers;
+      block_sizes(shape, dtype, limits.kv_format).block(kind) * shape.num_hidden_layers + entries;
   blocks = static_cast<std::int32_t>(
       std::clamp<std::int64_t>(left / each, 0, std::min<std::int64_t>(wanted, kMaxCount)));
   return limits;

@@ -32,8 +32,11 @@ struct DeviceLimits {
   KvFormat kv_format = KvFormat::plain;
   bool host_attention = false;  // sequences may be attended on host cores
 
+  // KV slots of a mini-batch: those of a KV buffer, then some without memory, for KV blocks that stay on
+  // the device: attention reads these where they lie.
+  std::int64_t all_kv_slots() const { return std::int64_t{kv_slots} + gpu_kv_blocks; }
   // Attention entries in a mini-batch: one for each slot.
-  std::int64_t max_entries() const { return std::int64_t{act_slots} + kv_slots; }
+  std::int64_t max_entries() const { return act_slots + all_kv_slots(); }
 
   friend bool operator==(const DeviceLimits&, const DeviceLimits&) = default;
 };

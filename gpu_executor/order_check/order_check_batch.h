@@ -80,7 +80,7 @@ class SlotCheck {
   // REQUIRES: the batch's rows were checked.
   explicit SlotCheck(const CheckedBatch& batch)
       : batch_(batch),
-        kv_(static_cast<std::size_t>(batch.limits.kv_slots)),
+        kv_(static_cast<std::size_t>(batch.limits.all_kv_slots())),
         act_(static_cast<std::size_t>(batch.limits.act_slots)) {}
 
   void run();
@@ -112,6 +112,13 @@ class SlotCheck {
   void check_source(std::uint32_t index, std::uint32_t j, const messages::AttentionEntry& entry,
                     const Slot& slot, std::uint32_t reads) const;
 
+  // Of a buffer's slots, those that a block of this place may have: the last KV slots are for blocks of the
+  // device alone.
+  std::size_t slots_for(messages::Kind kind, messages::Place place) const {
+    return kind != messages::Kind::Kv      ? act_.size()
+           : place == messages::Place::Gpu ? kv_.size()
+                                           : static_cast<std::size_t>(batch_.limits.kv_slots);
+  }
   std::vector<Slot>& slots(messages::Kind kind) { return kind == messages::Kind::Kv ? kv_ : act_; }
   std::vector<Slot>& slots_read(const messages::AttentionEntry& entry) {
     return entry.where() == messages::Where::LoadedKv ? kv_ : act_;

@@ -38,9 +38,10 @@ void SlotCheck::check_loads() {
                     messages::EnumNamePlace(run.place()), blocks);
     }
     auto& into = slots(run.kind());
-    if (std::uint64_t{run.first_slot()} + run.count() > into.size()) {
+    const std::size_t most = slots_for(run.kind(), run.place());
+    if (std::uint64_t{run.first_slot()} + run.count() > most) {
       batch_.refuse("load {} goes to {} {} slots from {}, the buffer has {}", i, run.count(),
-                    messages::EnumNameKind(run.kind()), run.first_slot(), into.size());
+                    messages::EnumNameKind(run.kind()), run.first_slot(), most);
     }
     for (std::uint32_t j = 0; j < run.count(); ++j) {
       Slot& slot = into[run.first_slot() + j];
@@ -91,11 +92,12 @@ void SlotCheck::check_entries() {
                                                           : "nowhere known",
                     static_cast<int>(entry.where()));
     }
-    if (entry.slot() >= slots_read(entry).size()) {
-      batch_.refuse("entry {} is slot {} of {}", i, entry.slot(), slots_read(entry).size());
-    }
     if (entry.place() == Place::Gpu) {
       check_entry_of_device(i, entry);
+    }
+    const auto buffer = entry.where() == Where::LoadedKv ? Kind::Kv : Kind::Act;
+    if (const std::size_t most = slots_for(buffer, entry.place()); entry.slot() >= most) {
+      batch_.refuse("entry {} is slot {} of {}", i, entry.slot(), most);
     }
   }
   for (std::uint32_t i = 0; i < batch_.tables.sequences()->size(); ++i) {

@@ -195,9 +195,14 @@ DeviceRoom device_room(const ModelShape& shape, DType dtype, const Demand& deman
     const Bytes overhead = overhead_with(memory, shape, dtype, options.kv_format, all);
     const DeviceLimits limits =
         buffers_that_fit(shape, dtype, demand, all, options, overhead, memory.cap);
-    // The regions of blocks that stay are rounded up, too.
+    // The regions of blocks that stay are rounded up, too, and each KV block among them is an entry of the
+    // two tables.
+    const std::int64_t here =
+        memory.cap / (block_sizes(shape, dtype, options.kv_format).block(BlockKind::kv) *
+                      shape.num_hidden_layers);
     return memory.cap - device_memory(shape, dtype, limits, overhead) -
-           Bytes{kRegionAlignment} * shape.num_hidden_layers;
+           Bytes{kRegionAlignment} * (shape.num_hidden_layers + 1) -
+           Bytes{2 * kContextBlockBytes} * here;
   };
   return {.layer = sizes.layer_slab, .streaming = sizes.layer_slab * 2, .left = left};
 }

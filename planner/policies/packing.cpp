@@ -21,7 +21,6 @@ constexpr std::size_t kOpenMiniBatches = 64;  // how many of the last ones first
 struct Fill {
   std::int64_t act_slots = 0, kv_slots = 0, act_loads = 0, kv_loads = 0, rows = 0, sequences = 0;
   std::int64_t items = 0;
-  std::int64_t kv_crossing = 0;  // of kv_loads, those from the host
 
   Fill operator+(const PackItem& item) const {
     return {act_slots + item.act_slots,
@@ -30,14 +29,12 @@ struct Fill {
             kv_loads + item.kv_loads,
             rows + item.rows,
             sequences + item.sequences,
-            items + 1,
-            kv_crossing + item.kv_loads - item.kv_on_device};
+            items + 1};
   }
   Fill operator-(const Fill& other) const {
-    return {act_slots - other.act_slots, kv_slots - other.kv_slots,
-            act_loads - other.act_loads, kv_loads - other.kv_loads,
-            rows - other.rows,           sequences - other.sequences,
-            items - other.items,         kv_crossing - other.kv_crossing};
+    return {act_slots - other.act_slots, kv_slots - other.kv_slots, act_loads - other.act_loads,
+            kv_loads - other.kv_loads,   rows - other.rows,         sequences - other.sequences,
+            items - other.items};
   }
   bool within(const PackLimits& limits) const {
     return act_slots <= limits.act_slots && kv_slots <= limits.kv_slots && rows <= limits.rows &&
@@ -47,7 +44,7 @@ struct Fill {
 };
 
 double imbalance(const PackBalance& balance, const Fill& fill) {
-  return balance.imbalance(fill.act_loads, fill.kv_crossing);
+  return balance.imbalance(fill.act_loads, fill.kv_loads);
 }
 
 Fill start(const PackItem& item, const PackLimits& limits) {
@@ -59,7 +56,7 @@ Fill start(const PackItem& item, const PackLimits& limits) {
 // Whether the mini-batch may grow from `before` to `after`. A sequence that loads nothing (a new
 // prompt) leaves the balance as it is and is always welcome.
 bool balances(const PackBalance& balance, const Fill& before, const Fill& after, double reachable) {
-  if (after.act_loads == before.act_loads && after.kv_crossing == before.kv_crossing) {
+  if (after.act_loads == before.act_loads && after.kv_loads == before.kv_loads) {
     return true;
   }
   const double imbalance_after = imbalance(balance, after);

@@ -128,20 +128,20 @@ struct RequestSplit {
 // A sequence for the third question: what it adds to a mini-batch.
 struct PackItem {
   std::int32_t act_slots = 0;  // blocks of context, those its new rows go to included
-  std::int32_t kv_slots = 0;
-  std::int32_t act_loads = 0;     // of them, blocks that stand already, to be made into K and V
-  std::int32_t kv_loads = 0;      // of them, blocks that stand already
-  std::int32_t kv_on_device = 0;  // of those, blocks of the device: read in place, nothing crosses
-  std::int32_t rows = 0;          // new tokens, and those that run again
-  std::int32_t sequences = 1;     // these rows form
-  bool on_host = false;           // host cores attend it: it has no slots and loads nothing
+  std::int32_t kv_slots = 0;   // likewise, but for KV blocks of the device, which take no buffer
+  std::int32_t kv_here = 0;    // those: read in place, nothing crosses
+  std::int32_t act_loads = 0;  // blocks that stand already, to be made into K and V
+  std::int32_t kv_loads = 0;   // blocks that stand already and take a slot
+  std::int32_t rows = 0;       // new tokens, and those that run again
+  std::int32_t sequences = 1;  // these rows form
+  bool on_host = false;        // host cores attend it: it has no slots and loads nothing
 };
 
 // What a mini-batch may hold: #ACT_max, #KV_max and the limits of the device's buffers.
 struct PackLimits {
   std::int32_t act_slots = 0;
   std::int32_t kv_slots = 0;
-  std::int32_t tokens = 0;  // context and new, counted in blocks; a larger sequence is alone
+  std::int32_t tokens = 0;  // of those slots; a larger sequence is alone
   std::int32_t rows = 0;
   std::int32_t sequences = 0;
 };

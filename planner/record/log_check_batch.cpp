@@ -10,9 +10,11 @@ namespace {
 
 constexpr std::int64_t kNoBound = INT64_MAX;  // the log does not tell it
 
-// Of the KV buffer (0) or the ACT buffer (1).
-std::uint32_t slots_in(int buffer, const messages::ConfigureT& configure) {
-  return static_cast<std::uint32_t>(buffer == 0 ? configure.kv_slots : configure.act_slots);
+// Of the KV buffer (0) or the ACT buffer (1), those that a block of the place may have: KV blocks of the
+// device have some without memory, too.
+std::uint32_t slots_in(int buffer, messages::Place place, const messages::ConfigureT& configure) {
+  const std::int64_t here = place == messages::Place::Gpu ? configure.gpu_kv_blocks : 0;
+  return static_cast<std::uint32_t>(buffer == 0 ? configure.kv_slots + here : configure.act_slots);
 }
 
 // How many blocks of the kind there are.
@@ -167,8 +169,9 @@ MiniBatchCheck::Slot* MiniBatchCheck::slot_of(const messages::AttentionEntry& en
     return nullptr;
   }
   const int buffer = entry.where() == messages::Where::LoadedKv ? 0 : 1;
-  return entry.slot() < slots_in(buffer, *log_.configure_) ? &slots_[buffer][entry.slot()]
-                                                           : nullptr;
+  return entry.slot() < slots_in(buffer, entry.place(), *log_.configure_)
+             ? &slots_[buffer][entry.slot()]
+             : nullptr;
 }
 
 void MiniBatchCheck::claim_slots() {
@@ -191,7 +194,7 @@ void MiniBatchCheck::claim_slots() {
     Slot* slot = slot_of(entry);
     if (slot == nullptr) {
       violation(fmt::format("entry {}: slot {} of {}", i, entry.slot(),
-                            slots_in(kv ? 0 : 1, *log_.configure_)));
+                            slots_in(kv ? 0 : 1, entry.place(), *log_.configure_)));
     } else if (slot->entry >= 0) {
       const messages::AttentionEntry& other = batch_.entries[static_cast<std::size_t>(slot->entry)];
       violation(fmt::format("slot {} is of {} and of {}", entry.slot(), to_text(name_of(other)),
@@ -214,15 +217,14 @@ void MiniBatchCheck::load(const messages::BlockRun& run) {
     const CheckedBlockName name{run.kind(), run.place(), run.first_block() + i};
     const std::uint64_t to = std::uint64_t{run.first_slot()} + i;
     ++log_.report_.blocks_loaded;
-    const auto found = to < slots_in(buffer, *log_.configure_)
-                           ? slots_[buffer].find(static_cast<std::uint32_t>(to))
-                           : slots_[buffer].end();
+    const std::uint32_t slots = slots_in(buffer, run.place(), *log_.configure_);
+    const auto found =
+        to < slots ? slots_[buffer].find(static_cast<std::uint32_t>(to)) : slots_[buffer].end();
     if (found == slots_[buffer].end() || found->second.loaded) {
-      violation(fmt::format("{} is loaded to slot {} of {}{}", to_text(name), to,
-                            slots_in(buffer, *log_.configure_),
-                            found != slots_[buffer].end()             ? ", which is loaded already"
-                            : to < slots_in(buffer, *log_.configure_) ? ", which is of no entry"
-                                                                      : ""));
+      violation(fmt::format("{} is loaded to slot {} of {}{}", to_text(name), to, slots,
+                            found != slots_[buffer].end() ? ", which is loaded already"
+                            : to < slots                  ? ", which is of no entry"
+                                                          : ""));
       return;
     }
     const std::int64_t blocks =

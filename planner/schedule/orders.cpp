@@ -40,7 +40,8 @@ class MiniBatchBuilder {
       const PackItem& item = items[static_cast<std::size_t>(i)];
       next_new_slot_[index(BlockKind::act)] += unsigned_of(item.act_loads);
       next_new_slot_[index(BlockKind::kv)] += unsigned_of(item.kv_loads);
-      entries += item.act_slots + item.kv_slots;
+      next_slot_here_ += unsigned_of(item.kv_slots);
+      entries += item.act_slots + item.kv_slots + item.kv_here;
       rows += item.rows;
       sequences += item.sequences;
     }
@@ -67,14 +68,19 @@ class MiniBatchBuilder {
 
   std::unique_ptr<messages::MiniBatchT> finish() {
     // ACT first: regeneration works on them while the KV blocks arrive.
-    const std::uint32_t seen = add_loads(BlockKind::act, loaded_.seen, 0);
-    const std::uint32_t all = add_loads(BlockKind::act, loaded_.unseen, seen);
+    const std::uint32_t seen = add_acts(loaded_.seen, 0);
+    const std::uint32_t all = add_acts(loaded_.unseen, seen);
     for (const auto& [first, end] : {std::pair{0U, seen}, {seen, all}}) {
       if (end > first) {
         tables_->regenerate.emplace_back(first, end - first);
       }
     }
-    add_loads(BlockKind::kv, loaded_.unseen, add_loads(BlockKind::kv, loaded_.seen, 0));
+    std::uint32_t slot = 0;
+    for (ByPool* loaded : {&loaded_.seen, &loaded_.unseen}) {
+      slot = add_loads((*loaded)[pool_index(BlockKind::kv, Place::host)], slot);
+      next_slot_here_ =
+          add_loads((*loaded)[pool_index(BlockKind::kv, Place::gpu)], next_slot_here_);
+    }
     return std::move(tables_);
   }
 
@@ -112,7 +118,9 @@ class MiniBatchBuilder {
             block.number, count_of(tables_->entries),
             std::min(chunk.context - i * kBlockTokens, kBlockTokens));
       } else {
-        slot = next_new_slot_[index(block.kind)]++;
+        slot = block.kind == BlockKind::kv && block.place == Place::gpu
+                   ? next_slot_here_++
+                   : next_new_slot_[index(block.kind)]++;
       }
       tables_->entries.emplace_back(
           block.kind == BlockKind::kv ? messages::Where::LoadedKv : messages::Where::RegeneratedKv,
@@ -122,9 +130,9 @@ class MiniBatchBuilder {
 
   using ByPool = std::array<OrderTables::LoadedBlocks, kPools>;
 
-  std::uint32_t add_loads(BlockKind kind, ByPool& loaded, std::uint32_t slot) {
-    const std::uint32_t of_host = add_loads(loaded[pool_index(kind, Place::host)], slot);
-    return add_loads(loaded[pool_index(kind, Place::gpu)], of_host);
+  std::uint32_t add_acts(ByPool& loaded, std::uint32_t slot) {
+    const std::uint32_t of_host = add_loads(loaded[pool_index(BlockKind::act, Place::host)], slot);
+    return add_loads(loaded[pool_index(BlockKind::act, Place::gpu)], of_host);
   }
 
   // Gives the loaded blocks of a pool the slots from `slot` on, and joins neighbours into runs; a
@@ -213,6 +221,7 @@ class MiniBatchBuilder {
   const std::int32_t window_;
   std::unique_ptr<messages::MiniBatchT> tables_;
   std::array<std::uint32_t, 2> next_new_slot_{};  // behind all loaded blocks of the mini-batch
+  std::uint32_t next_slot_here_ = 0;              // of KV blocks of the device, behind all others
 };
 
 OrderTables::LoadedBlocks::LoadedBlocks(std::uint32_t blocks)
@@ -254,10 +263,10 @@ std::vector<PackItem> pack_items(std::span<const ScheduledChunk> chunks) {
   for (const ScheduledChunk& chunk : chunks) {
     const ContextBlocks& context = chunk.request->context;
     PackItem item{.act_slots = context.count(BlockKind::act),
-                  .kv_slots = context.count(BlockKind::kv) + context.token_blocks(),
+                  .kv_slots = context.count(BlockKind::kv, Place::host) + context.token_blocks(),
+                  .kv_here = context.count(BlockKind::kv, Place::gpu),
                   .act_loads = context.count(BlockKind::act),
-                  .kv_loads = context.count(BlockKind::kv),
-                  .kv_on_device = context.count(BlockKind::kv, Place::gpu),
+                  .kv_loads = context.count(BlockKind::kv, Place::host),
                   .rows = chunk.new_tokens + chunk.recompute_rows,
                   .sequences = chunk.recompute_rows > 0 ? 2 : 1};
     if (chunk.on_host) {
@@ -267,12 +276,12 @@ std::vector<PackItem> pack_items(std::span<const ScheduledChunk> chunks) {
     for (std::int32_t i = blocks_for(chunk.context); i < context.size(); ++i) {
       const BlockRef& block = context.blocks()[static_cast<std::size_t>(i)];
       const bool is_act = block.kind == BlockKind::act;
-      if (block.place != Place::nowhere) {
+      const bool here = !is_act && block.place == Place::gpu;
+      if (block.place != Place::nowhere && !here) {
         --(is_act ? item.act_loads : item.kv_loads);
-        item.kv_on_device -= !is_act && block.place == Place::gpu ? 1 : 0;
       }
       if (i >= chunk.blocks()) {  // behind its rows
-        --(is_act ? item.act_slots : item.kv_slots);
+        --(is_act ? item.act_slots : here ? item.kv_here : item.kv_slots);
       }
     }
     items.push_back(item);

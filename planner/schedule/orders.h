@@ -4,7 +4,8 @@
 // and each block its new rows go to, has one slot: in the KV buffer for a KV block, in the ACT
 // buffer and the same slot of the regenerated buffer for an ACT block. Blocks that hold rows are
 // loaded (only their filled part), and K and V are regenerated from ACT ones. The executor puts new rows
-// into the slot of their position, and stores them to that slot's block. Loaded blocks have the lowest
+// into the slot of their position, and stores them to that slot's block. KV blocks of the device have slots
+// behind all others, with no memory of the buffer's: attention reads them where they lie. Loaded blocks have the lowest
 // slots, in the order of their numbers and not of their requests: so neighbours in the pool are
 // neighbours in the buffer and need one copy, and the regenerated blocks are one range. Where some layers
 // have a window, the blocks that it leaves unseen come behind the seen ones, in runs and a range of

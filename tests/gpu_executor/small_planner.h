@@ -157,9 +157,9 @@ class SmallPlanner {
     return batches;
   }
 
-  std::vector<std::uint32_t> slots(std::int32_t count) {
+  std::vector<std::uint32_t> slots(std::int32_t count, std::int32_t first = 0) {
     std::vector<std::uint32_t> numbers(static_cast<std::size_t>(count));
-    std::iota(numbers.rbegin(), numbers.rend(), 0u);
+    std::iota(numbers.rbegin(), numbers.rend(), static_cast<std::uint32_t>(first));
     shuffle(numbers);
     return numbers;
   }
@@ -175,6 +175,7 @@ class SmallPlanner {
     batch->id = id;
     std::vector<std::uint32_t> kv_slots = slots(limits_.kv_slots);
     std::vector<std::uint32_t> act_slots = slots(limits_.act_slots);
+    std::vector<std::uint32_t> slots_here = slots(limits_.gpu_kv_blocks, limits_.kv_slots);
     for (const Part& part : parts) {
       const auto& tokens = plan_.sequences[part.request];
       const auto prompt =
@@ -195,7 +196,7 @@ class SmallPlanner {
       batch->tokens.insert(batch->tokens.end(), tokens.begin() + part.context,
                            tokens.begin() + end);
       batch->prompt_tokens.push_back(prompt);
-      add_blocks(part, *batch, kv_slots, act_slots);
+      add_blocks(part, *batch, kv_slots, act_slots, slots_here);
       auto sample = std::make_unique<messages::SampleT>();
       sample->sequence = static_cast<std::uint32_t>(batch->sequences.size()) - 1;
       sample->temperature = 0;
@@ -215,7 +216,8 @@ class SmallPlanner {
   }
 
   void add_blocks(const Part& part, messages::MiniBatchT& batch,
-                  std::vector<std::uint32_t>& kv_slots, std::vector<std::uint32_t>& act_slots) {
+                  std::vector<std::uint32_t>& kv_slots, std::vector<std::uint32_t>& act_slots,
+                  std::vector<std::uint32_t>& slots_here) {
     auto& blocks = blocks_[part.request];
     const std::uint32_t end = part.context + part.count;
     for (std::uint32_t j = 0; j * kBlockTokens < end; ++j) {
@@ -224,8 +226,10 @@ class SmallPlanner {
       }
       const Block& block = blocks[j];
       const bool kv = block.kind == BlockKind::kv;
+      const bool here = kv && block.place == messages::Place::Gpu;
       const bool in_place = attended_on_host(part);
-      const std::uint32_t slot = in_place ? 0 : take(kv ? kv_slots : act_slots);
+      const std::uint32_t slot =
+          in_place ? 0 : take(here ? slots_here : kv ? kv_slots : act_slots);
       const auto kind = static_cast<messages::Kind>(block.kind);
       const std::uint32_t start = j * kBlockTokens;
       const std::uint32_t old_rows =

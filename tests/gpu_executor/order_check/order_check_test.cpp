@@ -588,6 +588,17 @@ TEST_F(OrderCheckTest, NewRowsInKvBlocksOnTheDeviceNeedTheirEntriesAndStores) {
         one = in(one, Where::LoadedKv, Kind::Kv, 4);
       },
       "is Kv block 4, the Gpu pool has 4");
+  // 24 slots of the buffer, and one without memory for each of the device's blocks.
+  refused(
+      [&](MiniBatchT&, AttentionEntry& one) {
+        one = AttentionEntry(one.where(), one.kind(), Place::Gpu, 0, 28, one.block());
+      },
+      "is slot 28 of 28");
+  refused(
+      [&](MiniBatchT&, AttentionEntry& one) {
+        one = AttentionEntry(one.where(), one.kind(), Place::Host, 0, 24, one.block());
+      },
+      "is slot 24 of 24");
   refused([&](MiniBatchT& batch, AttentionEntry&) { std::erase_if(batch.stores, of_device); },
           "which nothing stores");
   refused(

@@ -141,8 +141,8 @@ TEST(Packing, ImbalanceCountsWhatCrossesTheLinkAndWhatIsMade) {
 TEST(Packing, BlocksOfTheDeviceAreNoLoads) {
   // Each request has 4 ACT and 4 KV blocks; of the latter, the device has all of the first four's. One of
   // either sort makes 8 ACT blocks while 4 KV blocks cross.
-  PackItem here = item(4, 4);
-  here.kv_on_device = 4;
+  PackItem here = item(4, 0);
+  here.kv_here = 4;
   std::vector<PackItem> items(4, here);
   items.insert(items.end(), 4, item(4, 4));
   const PackBalance two_acts_for_a_kv{.kv_gen = {.b = 1}, .load_kv = {.b = 2}};

@@ -30,12 +30,13 @@ TEST(PackItems, TellWhatTheDeviceHasFromWhatCrossesTheLink) {
   };
   const PackItem stored = item_of(7 * kBlockTokens - 1);
   EXPECT_EQ(stored.act_loads, 2);
-  EXPECT_EQ(stored.kv_loads, 5);
-  EXPECT_EQ(stored.kv_on_device, 3);
+  EXPECT_EQ(stored.kv_loads, 2);
+  EXPECT_EQ(stored.kv_slots, 2);
+  EXPECT_EQ(stored.kv_here, 3);
   const PackItem beginning = item_of(6 * kBlockTokens);
-  EXPECT_EQ(beginning.kv_loads, 4) << "the last block is new";
-  EXPECT_EQ(beginning.kv_on_device, 2);
-  EXPECT_EQ(beginning.kv_slots, 5);
+  EXPECT_EQ(beginning.kv_loads, 2);
+  EXPECT_EQ(beginning.kv_here, 3) << "the last block is new";
+  EXPECT_EQ(beginning.kv_slots, 2);
 }
 
 }  // namespace

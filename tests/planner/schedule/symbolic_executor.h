@@ -152,7 +152,8 @@ class SymbolicExecutor {
 
   Buffers load(const messages::MiniBatchT& batch) {
     Buffers buffers;
-    const std::int32_t slots[2] = {limits_.kv_slots, limits_.act_slots};
+    const auto here = std::ssize(pools_[kHere + kKv]);
+    const std::int64_t slots[2] = {limits_.kv_slots + here, limits_.act_slots};
     for (const int kind : {kKv, kAct}) {
       buffers.slots[kind].resize(static_cast<std::size_t>(slots[kind]));
       buffers.filled[kind].resize(static_cast<std::size_t>(slots[kind]));
@@ -167,6 +168,7 @@ class SymbolicExecutor {
         const std::size_t slot = run.first_slot() + i;
         const Block& from = pools_[pool_of(run)].at(run.first_block() + i);
         EXPECT_FALSE(buffers.filled[kind].at(slot)) << "two loads into one slot";
+        expect_memory(run.kind(), run.place(), slot);
         buffers.filled[kind][slot] = true;
         const std::uint32_t tokens = i + 1 == run.count() ? run.tail_tokens() : kBlockTokens;
         for (std::uint32_t t = 0; t < tokens; ++t) {
@@ -177,6 +179,13 @@ class SymbolicExecutor {
       }
     }
     return buffers;
+  }
+
+  // The last slots are for blocks that attention reads where they lie.
+  void expect_memory(messages::Kind kind, messages::Place place, std::size_t slot) const {
+    if (kind == messages::Kind::Kv && place != messages::Place::Gpu) {
+      EXPECT_LT(slot, static_cast<std::size_t>(limits_.kv_slots));
+    }
   }
 
   void regenerate(const messages::MiniBatchT& batch, Buffers& buffers) {
@@ -200,6 +209,7 @@ class SymbolicExecutor {
     }
     const bool kv = entry.kind() == messages::Kind::Kv;
     EXPECT_EQ(entry.where(), kv ? messages::Where::LoadedKv : messages::Where::RegeneratedKv);
+    expect_memory(entry.kind(), entry.place(), entry.slot());
     auto& slots = kv ? buffers.slots[kKv] : buffers.regenerated;
     return slots.at(entry.slot())[position % kBlockTokens];
   }
