@@ -10,7 +10,7 @@
 //                                border moves ◄──────►
 //
 // Pure arithmetic on sizes; no memory is touched here. Offsets are bytes from the start of the
-// blocks segment. needs() in launch/supervisor/shared/model_needs.py computes the rows' sizes for `doctor`.
+// blocks segment. `poise-loader --needs` tells the rows' sizes, for `doctor`.
 
 #include <cstdint>
 

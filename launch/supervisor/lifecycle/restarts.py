@@ -5,7 +5,8 @@ names. The supervisor then starts another one in its place (supervision.py).
 RUN/restarted.json. That file keeps the last answers, because several commands may ask at once. A planner is asked to hand
 over (SIGUSR1): it ends at the next iteration boundary and leaves a journal, with which the next planner continues. With
 `kill` it is killed, and unfinished requests are computed again. An executor finishes the orders it has. A loader leaves its
-segments, weights and context in them, to the next one, which adopts them; killed or not, nothing is read again.
+segments, weights and context in them, to the next one, which adopts them. Killed or not, nothing is
+read again once the weights were whole; before that the run begins anew (supervision.py).
 """
 
 import json

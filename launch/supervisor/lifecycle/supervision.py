@@ -1,4 +1,5 @@
-"""Starts the three processes of a run in order, watches them, and ends all of them and their shared memory if one dies.
+"""Starts the three processes of a run in order and watches them. One that dies is replaced if `--restarts` allows it; else all of
+them end, and their shared memory goes.
 
 One thread, which sleeps in poll(2) on pidfds and signals. The processes notice our death by a pipe whose write end only
 this process holds.
