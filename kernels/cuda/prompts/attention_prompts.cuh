@@ -438,7 +438,7 @@ bool attend_prompts_with(const Attention& op, cudaStream_t stream) {
   if (at_once == 0) {
     return false;
   }
-  constexpr std::int64_t kCached = 32 << 20;  // bytes of keys and values
+  constexpr std::int64_t kCached = 8 << 20;  // bytes of keys and values
   const std::int64_t group = op.heads / op.kv_heads;
   const std::int64_t row_tiles = ceil_div(op.max_new_tokens * group, kPromptRows);
   const std::int64_t pairs = std::int64_t{op.kv_heads} * op.sequence_count;
