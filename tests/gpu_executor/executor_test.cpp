@@ -77,6 +77,7 @@ class ExecutorTest : public testing::Test {
     configure.kv_slots = setting_.limits.kv_slots;
     configure.logits_rows = setting_.limits.logits_rows;
     configure.max_context = setting_.limits.max_context;
+    configure.logit_edits = setting_.limits.logit_edits;
     return configure;
   }
 
