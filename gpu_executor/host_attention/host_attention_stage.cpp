@@ -18,8 +18,6 @@ Bytes sum_of(std::span<const Copy> copies) {
 HostAttentionStage::HostAttentionStage(const StageParts& parts, DType dtype,
                                        const DeviceLimits& limits)
     : parts_(parts),
-      dtype_(dtype),
-      kv_format_(limits.kv_format),
       sizes_(block_sizes(parts.shape, dtype, limits.kv_format)),
       q_row_(size_of(parts.device.work_type(dtype)) * parts.shape.q_dim()) {
   if (!limits.host_attention) {

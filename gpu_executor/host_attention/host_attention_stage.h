@@ -47,8 +47,6 @@ class HostAttentionStage {
   }
 
   const StageParts parts_;
-  const DType dtype_;
-  const KvFormat kv_format_;
   const BlockSizes sizes_;
   const Bytes q_row_;             // of queries, and of attention's output
   HostBuffer q_, kv_, attended_;  // (max_mini_batch_rows) rows of each
