@@ -12,6 +12,7 @@ import harness
 from harness import DEMO_MODEL, comparable, expect, expect_equal, test, wait_until
 from mixed_requests import good_request
 
+HOST_MACHINE = harness.ROOT / "tests" / "planner" / "profiles" / "host_machine.json"
 WEIGHTS = (DEMO_MODEL / "model.safetensors").stat().st_size
 
 
@@ -37,7 +38,8 @@ def the_orders_of_every_policy_hold(workspace):
     small = ["--host-memory", str(WEIGHTS + (2 << 20)), "--gpu-memory", str(int(WEIGHTS * 1.3))]
     for name in names:
         output = workspace / f"{name}.jsonl"
-        workspace.run(requests, output, "--policy", name, "--mini-batch-tokens", "256", *small).expect(0)
+        costs = ["--machine", str(HOST_MACHINE)] if name == "three-way" else []
+        workspace.run(requests, output, "--policy", name, "--mini-batch-tokens", "256", *small, *costs).expect(0)
         check(workspace, f"{output}.poise")
         workspace.replay(f"{output}.poise")
 

@@ -30,8 +30,9 @@ class Watchdog:
         self.begin_again()
 
     def begin_again(self):
-        """What did not move is replaced."""
+        """What did not move is replaced. How long the next one takes to begin says nothing of how slow a step is."""
         self._seen = None
+        self._beginning = True
         self._moved(time.monotonic(), [])
 
     def _moved(self, now, children):
@@ -45,8 +46,10 @@ class Watchdog:
         slept = now - self._looked > _OWN_SLEEP
         self._looked = now
         if words != self._seen or slept:
-            if not slept and self._seen is not None:
-                self._slowest = max(self._slowest, now - self._since)
+            if self._seen is not None:
+                if not slept and not self._beginning:
+                    self._slowest = max(self._slowest, now - self._since)
+                self._beginning = False
             self._seen = words
             self._moved(now, children)
             return None
