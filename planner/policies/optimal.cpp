@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "common/trouble.h"
 #include "planner/policies/allocation.h"
 #include "planner/policies/entries.h"
@@ -27,7 +29,10 @@ class Optimal final : public Policy {
   }
   std::vector<MiniBatchItems> pack(const Allocation&, std::span<const PackItem> items,
                                    const PackLimits& limits) const override {
-    return pack_evenly(items, limits);
+    // Keys and values alone: nothing is computed beside the link that equal mini-batches would hide.
+    const bool regenerates =
+        std::ranges::any_of(items, [](const PackItem& item) { return item.act_slots > 0; });
+    return regenerates ? pack_evenly(items, limits) : pack_plainly(items, limits);
   }
 
  private:
