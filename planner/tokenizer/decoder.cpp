@@ -54,7 +54,7 @@ bool fuses(const DecoderStep& step) {
 
 }  // namespace
 
-Decoder::Decoder(std::span<const DecoderStep> steps, bool continues)
+TokenDecoder::TokenDecoder(std::span<const DecoderStep> steps, bool continues)
     : steps_(steps), states_(steps.size()), continues_(continues) {
   bool fused = false;
   for (std::size_t n = 0; n < steps.size(); ++n) {
@@ -67,7 +67,7 @@ Decoder::Decoder(std::span<const DecoderStep> steps, bool continues)
   }
 }
 
-void Decoder::push(std::size_t n, std::string_view token, std::string& text) {
+void TokenDecoder::push(std::size_t n, std::string_view token, std::string& text) {
   if (n == steps_.size()) {
     text += token;
     return;
@@ -106,7 +106,7 @@ void Decoder::push(std::size_t n, std::string_view token, std::string& text) {
   }
 }
 
-void Decoder::flush_bytes(std::size_t n, std::string& text) {
+void TokenDecoder::flush_bytes(std::size_t n, std::string& text) {
   const std::string bytes = std::move(states_[n].bytes);
   states_[n].bytes.clear();
   if (std::holds_alternative<LossyUtf8Step>(steps_[n])) {
@@ -122,20 +122,20 @@ void Decoder::flush_bytes(std::size_t n, std::string& text) {
   }
 }
 
-void Decoder::finish(std::string& text) {
+void TokenDecoder::finish(std::string& text) {
   for (std::size_t n = 0; n < steps_.size(); ++n) {
     flush_bytes(n, text);
   }
 }
 
-std::string Decoder::held_back() const {
+std::string TokenDecoder::held_back() const {
   std::string text;
   for (const State& state : states_) {
     if (invalid_utf8_at(state.bytes)) {
       return text;
     }
   }
-  Decoder(*this).finish(text);
+  TokenDecoder(*this).finish(text);
   return text;
 }
 

@@ -12,10 +12,10 @@
 
 namespace poise {
 
-class Decoder {
+class TokenDecoder {
  public:
   // `continues`: other text stands before the tokens, so nothing is taken off their beginning.
-  explicit Decoder(std::span<const DecoderStep> steps, bool continues = false);
+  explicit TokenDecoder(std::span<const DecoderStep> steps, bool continues = false);
 
   // Appends to `text` what became certain with the next token.
   void push(std::string_view token, std::string& text) { push(0, token, text); }

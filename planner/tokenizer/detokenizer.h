@@ -28,7 +28,7 @@ class Detokenizer {
  private:
   Tokenizer tokenizer_;
   bool skip_special_tokens_, continues_;
-  Decoder decoder_;
+  TokenDecoder decoder_;
 };
 
 }  // namespace poise

@@ -172,7 +172,7 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_t
 }
 
 std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special_tokens) const {
-  Decoder decoding = decoder();
+  TokenDecoder decoding = decoder();
   std::string text;
   for (const TokenId id : ids) {
     if (has(id) && (!skip_special_tokens || !is_special(id))) {
@@ -185,7 +185,9 @@ std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special_to
 
 std::string Tokenizer::token_text(TokenId id) const { return decode({&id, 1}, false); }
 
-Decoder Tokenizer::decoder(bool continues) const { return Decoder(parts_->decoder, continues); }
+TokenDecoder Tokenizer::decoder(bool continues) const {
+  return TokenDecoder(parts_->decoder, continues);
+}
 
 std::string_view Tokenizer::token_bytes(TokenId id) const {
   const bool known = id >= 0 && static_cast<std::size_t>(id) < parts_->bytes.size();

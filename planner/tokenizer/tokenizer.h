@@ -18,7 +18,7 @@
 
 namespace poise {
 
-class Decoder;
+class TokenDecoder;
 
 class Tokenizer {
  public:
@@ -41,7 +41,7 @@ class Tokenizer {
   // vocabulary of text its content. Empty for an id without a token.
   std::string_view token_bytes(TokenId id) const;
   // Decodes token after token; borrows from this tokenizer or a copy of it.
-  Decoder decoder(bool continues = false) const;
+  TokenDecoder decoder(bool continues = false) const;
 
   bool has(TokenId id) const;
   bool is_special(TokenId id) const;
