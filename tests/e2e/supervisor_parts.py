@@ -576,6 +576,17 @@ def stillness_is_noticed_and_later_where_a_disk_writes(_):
         for step in range(100):
             clock.return_value += 4
             expect(dog.look((step + 2,), [child]) is None, "a run that moves was ended")
+        dog.begin_again()
+        dog.look((200,), [child])
+        for _ in range(5):  # another process takes 20 s to begin, which is no step
+            clock.return_value += 4
+            expect(dog.look((200,), [child]) is None, "a process that begins was ended")
+        dog.look((201,), [child])
+        for second in range(1, 100):
+            clock.return_value += 1
+            if dog.look((201,), [child]):
+                break
+        expect_equal(second, 40, "ten times the slowest step, which took 4 s")
 
 
 @test
