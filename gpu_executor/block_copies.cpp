@@ -5,14 +5,6 @@
 namespace poise {
 namespace {
 
-Bytes bytes_of(std::span<const Copy> copies) {
-  Bytes sum{};
-  for (const Copy& copy : copies) {
-    sum += copy.bytes;
-  }
-  return sum;
-}
-
 Bytes bytes_of(const BlockLoad& run, const BlockSizes& sizes) {
   return sizes.block(run.kind) * (run.count - 1) + sizes.row(run.kind) * run.tail_tokens;
 }

@@ -7,6 +7,14 @@
 
 namespace poise {
 
+Bytes bytes_of(std::span<const Copy> copies) {
+  Bytes sum{};
+  for (const Copy& copy : copies) {
+    sum += copy.bytes;
+  }
+  return sum;
+}
+
 Buffer Device::allocate(Bytes size, std::string_view what) {
   if (size.n == 0) {
     return {};

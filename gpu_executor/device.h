@@ -39,6 +39,7 @@ struct Copy {
   const void* from;
   Bytes bytes;
 };
+Bytes bytes_of(std::span<const Copy> copies);  // of all of them
 
 // A weight on its way to the device: a matrix (rows, cols) row-major at `from`, which the device
 // may keep in another layout at `to` (padded to 16 rows, common/device_memory.h), or plain bytes.

@@ -41,14 +41,6 @@ void spoil(const SampleTokens& op) {
   op.logits[first] = std::numeric_limits<float>::quiet_NaN();
 }
 
-Bytes bytes_of(std::span<const Copy> copies) {
-  Bytes sum{};
-  for (const Copy& one : copies) {
-    sum += one.bytes;
-  }
-  return sum;
-}
-
 std::function<void()> work_of(std::span<const Copy> copies) {
   return [pieces = std::vector(copies.begin(), copies.end())] {
     for (const Copy& one : pieces) {

@@ -3,17 +3,6 @@
 #include "common/testing/failpoint.h"
 
 namespace poise {
-namespace {
-
-Bytes sum_of(std::span<const Copy> copies) {
-  Bytes sum{};
-  for (const Copy& copy : copies) {
-    sum += copy.bytes;
-  }
-  return sum;
-}
-
-}  // namespace
 
 HostAttentionStage::HostAttentionStage(const StageParts& parts, DType dtype,
                                        const DeviceLimits& limits)
@@ -89,7 +78,7 @@ void HostAttentionStage::copy_down(RunningOrder& order, std::span<const Visit> v
                       .from = side.kv.data() + sizes_.kv_row.n * first,
                       .bytes = sizes_.kv_row * count});
   }
-  const Bytes bytes = sum_of(copies);
+  const Bytes bytes = bytes_of(copies);
   order.link.stores += bytes;
   device.record(*queries_made_, Stream::compute);
   device.wait(Stream::copy_out, *queries_made_);
