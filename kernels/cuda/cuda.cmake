@@ -27,6 +27,8 @@ if(NOT POISE_CUDA STREQUAL "OFF")
     set(POISE_HAS_CUDA ${CUDAToolkit_FOUND})
   endif()
   if(POISE_HAS_CUDA)
+    # Half the size: a bundle has the kernels three times, in the program and in two programs of tests.
+    add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>")
     message(STATUS "CUDA ${CUDAToolkit_VERSION}: the CUDA device is built")
   elseif(POISE_CUDA STREQUAL "ON")
     message(FATAL_ERROR "POISE_CUDA is ON, and no CUDA toolkit from 12.8 on is found: put nvcc on PATH or set CUDACXX")
