@@ -155,8 +155,9 @@ class _Model:
         _, body = await read_object(request, self._settings.max_body)
         self._completions.check_model(body)
         ids = body.get("tokens")
-        if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 1 << 31 for one in ids):
-            raise Refused(400, '"tokens" must be a list of token ids', "tokens")
+        size = self._planner.facts.get("vocab_size", 1 << 31)
+        if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < size for one in ids):
+            raise Refused(400, f'"tokens" must be a list of token ids; this model has those from 0 to {size - 1}', "tokens")
         return JSONResponse({"prompt": await self._tokens.decode(ids)})
 
     async def tokenizer_info(self, request):

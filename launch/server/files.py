@@ -33,8 +33,10 @@ class FileStore:
         self._folder = Path(folder)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         tempfile.tempdir = str(self._folder)  # uploads lie on the same disk until they are whole
-        for left in self._folder.glob("*.part"):
-            remove(left)
+        for left in self._folder.iterdir():  # of files that a crash kept from being whole
+            whole = left.suffix == ".json" or left.with_name(f"{left.name}.json").exists()
+            if not whole or left.suffix == ".part":
+                remove(left)
 
     @staticmethod
     def new_id():
@@ -89,17 +91,19 @@ class Files:
         check_length(request, self._most)
         request._receive = bounded_receive(request, self._most)
         try:
-            form = await request.form(max_files=1, max_fields=16)
+            async with request.form(max_files=1, max_fields=16) as form:
+                file, purpose = form.get("file"), form.get("purpose")
+                if not hasattr(file, "filename"):
+                    raise Refused(400, '"file" is missing', "file", "missing_required_parameter")
+                if purpose not in _PURPOSES:
+                    raise Refused(400, f'"purpose" must be one of {", ".join(_PURPOSES)}', "purpose")
+                facts = await asyncio.to_thread(self._keep, self._store.new_id(), file, purpose)
         except MultiPartException as problem:
             raise Refused(400, f"the body is no multipart form: {problem.message}", code="invalid_form") from None
-        async with _closing(form):
-            file, purpose = form.get("file"), form.get("purpose")
-            if not hasattr(file, "filename"):
-                raise Refused(400, '"file" is missing', "file", "missing_required_parameter")
-            if purpose not in _PURPOSES:
-                raise Refused(400, f'"purpose" must be one of {", ".join(_PURPOSES)}', "purpose")
-            name = self._store.new_id()
-            facts = await asyncio.to_thread(self._keep, name, file, purpose)
+        except OSError as problem:
+            raise Refused(
+                507, f"the file cannot be kept: {problem.strerror or problem}", code="insufficient_storage", headers={"Connection": "close"}
+            ) from None
         return JSONResponse(facts)
 
     def _keep(self, name, file, purpose):
@@ -108,9 +112,10 @@ class Files:
                 os.fchmod(to.fileno(), 0o600)
                 shutil.copyfileobj(file.file, to, 1 << 20)
             return self._store.publish(name, (file.filename or "upload")[-_LONGEST_NAME:], purpose)
-        except OSError as problem:
+        except OSError:
             remove(self._store.part(name))
-            raise Refused(507, f"the file cannot be kept: {problem.strerror}", code="insufficient_storage") from None
+            self._store.delete(name)
+            raise
 
     def _list(self, request):
         purpose = request.query_params.get("purpose")
@@ -128,17 +133,6 @@ class Files:
     async def content(self, request):
         facts = self._store.facts(request.path_params["name"])
         return FileResponse(self._store.path(facts["id"]), media_type="application/octet-stream")
-
-
-class _closing:
-    def __init__(self, form):
-        self._form = form
-
-    async def __aenter__(self):
-        return self._form
-
-    async def __aexit__(self, *_):
-        await self._form.close()
 
 
 def page_of(request, objects, most):

@@ -10,12 +10,14 @@ import contextlib
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import tracemalloc
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -87,6 +89,9 @@ class Server:
                 return answer.status, answer.headers, answer.read()
         except urllib.error.HTTPError as answer:
             return answer.code, answer.headers, answer.read()
+
+    def front(self):
+        return next(pid for pid in _children_of(self.process.pid) if "server/start.py" in _words_of(pid))
 
     def child(self, name):
         return self._workspace.children(self.run).get(name)
@@ -237,6 +242,11 @@ def _what_is_wrong_is_told(server):
         ("/v1/completions", b'{"prompt": "a", "stream": 1}', 400),
         ("/v1/completions", b'{"prompt": "a", "stream_options": {}}', 200),
         ("/detokenize", b'{"tokens": [-1]}', 400),
+        ("/detokenize", b'{"tokens": [1000000]}', 400),
+        ("/tokenize", b'{"prompt": "\\ud800"}', 400),
+        ("/tokenize", b'{"prompt": "\\ud83d\\ude00"}', 200),
+        ("/v1/completions", b'{"prompt": "x", "model": "\\ud800"}', 400),
+        ("/v1/batches", b'{"metadata": {"a": "\\uDFFF"}}', 400),
         ("/tokenize", b'{"prompt": 5}', 400),
     ):
         got, _, told = server.get(path, body)
@@ -523,12 +533,65 @@ def a_batch_is_a_run_also_after_everything_was_killed(workspace):
     differ = [name for name in wanted if got.get(name) != wanted[name]]
     expect(not differ and len(got) == 200, f"{differ[:5]} differ: {[(got.get(n), wanted[n]) for n in differ[:1]]}")
     _batches_end_in_each_way(server, server.client)
+    _a_full_disk_costs_no_answer(server, server.client, wanted)
+    _the_front_serves_others_meanwhile(server, server.client)
     _what_is_wrong_with_batches_is_told(server, server.client, batch)
     server.end().expect(0)
 
 
+def _a_full_disk_costs_no_answer(server, client, wanted):
+    lines = [request(f"r{n}", f"where is Jana? {n}", temperature=1, max_tokens=60) for n in range(30)]
+    lines[3]["body"]["max_tokens"] = -1
+    file = upload(client, lines)
+    front, before = server.front(), _successes(server)
+    resource.prlimit(front, resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))
+    batch = order(client, file)
+    waiting = wait_for(client, batch, lambda now: now.errors is not None)
+    expect_equal((waiting.status, waiting.errors.data[0].code), ("in_progress", "storage"), "a batch whose disk is full")
+    full = server.get("/v1/files", *multipart(b"x" * (2 << 20)))
+    expect_equal((full[0], json.loads(full[2])["error"]["code"]), (507, "insufficient_storage"), "an upload")
+    resource.prlimit(front, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    batch = ended(client, batch)
+    expect_equal((batch.status, batch.errors), ("completed", None), "the end, when there is room again")
+    expect_equal(batch.request_counts.model_dump(), {"total": 30, "completed": 29, "failed": 1}, "counts")
+    got = lines_of(client, batch.output_file_id, batch.error_file_id)
+    differ = [name for name, line in got.items() if line != wanted[name]]
+    expect(not differ and len(got) == 30, f"{differ[:5]} differ")
+    expect_equal(_successes(server) - before, 29, "answers that were computed")
+    client.files.delete(file.id)
+
+
+def _successes(server):
+    return summed(metrics_of(server.url + "/metrics", server.key), "vllm:request_success_total")
+
+
+def multipart(data):
+    """(body, headers) of an upload."""
+    head = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n'
+    return head + data + b"\r\n--b--\r\n", {"Content-Type": "multipart/form-data; boundary=b"}
+
+
+def _the_front_serves_others_meanwhile(server, client):
+    """A file whose lines the front itself refuses; one that is cancelled before it is counted."""
+    many = b'{"url":"/v1/chat/completions"}\n' * 30_000
+    file = client.files.create(file=("many", many), purpose="batch")
+    batch = order(client, file)
+    seen = set()
+    while (now := json.loads(server.get(f"/v1/batches/{batch.id}")[2]))["status"] in ("validating", "in_progress"):
+        seen.add(now["request_counts"]["failed"])
+        time.sleep(0.01)
+    expect_equal(ended(client, batch).request_counts.failed, 30_000, "refused lines")
+    expect(len(seen - {0, 30_000}) > 1, f"the front answered nobody while it read the file: it told of {seen}")
+    client.files.delete(file.id)
+    file = client.files.create(file=("long", b"{}\n" * 1_000_000), purpose="batch")
+    batch = order(client, file)
+    expect_equal((batch.status, client.batches.cancel(batch.id).status), ("validating", "cancelling"), "cancelled at once")
+    expect_equal(ended(client, batch).status, "cancelled", "a batch that was cancelled while its lines were counted")
+    client.files.delete(file.id)
+
+
 def _batches_end_in_each_way(server, client):
-    slow = [request(f"s{n}", "who?", max_tokens=400) for n in range(60)]
+    slow = [request(f"s{n}", "who?", max_tokens=400) for n in range(100)]  # more than the planner gets at a time
     for line in slow:
         line["body"]["ignore_eos"] = True
     file = upload(client, slow)
@@ -538,14 +601,15 @@ def _batches_end_in_each_way(server, client):
     problem = refused("ConflictError", lambda: client.files.delete(file.id), 409, "file_in_use")
     expect(file.id in str(problem), str(problem))
     expect(client.batches.cancel(one.id).status in ("cancelling", "cancelled"), "the batch is cancelled")
-    expect_equal(ended(client, one).status, "cancelled", "a cancelled batch")
+    one = ended(client, one)
+    expect_equal((one.status, one.request_counts.completed), ("cancelled", 0), "a batch that was cancelled before its first answer")
     client.batches.cancel(other.id)
     ended(client, other)
     late = ended(client, order(client, file, window="1s"))
     expect_equal(late.status, "expired", "a batch whose window is over")
     errors = lines_of(client, late.error_file_id)
     expect(errors and all(line["error"]["code"] == "batch_expired" for line in errors.values()), str(errors)[:300])
-    expect_equal(late.request_counts.completed + late.request_counts.failed, 60, "every line is counted")
+    expect_equal(late.request_counts.completed + late.request_counts.failed, 100, "every line is counted")
     empty = ended(client, order(client, client.files.create(file=("e", b"\n\n"), purpose="batch")))
     expect_equal((empty.status, empty.errors.data[0].code), ("failed", "empty_file"), "a batch of nothing")
     client.files.delete(file.id)
@@ -623,10 +687,24 @@ def clients_that_mean_no_good_disturb_nobody(workspace):
                 half.settimeout(10)
                 expect(status_of(answer_of(half)) in (None, 408), "a half request was answered")
         expect_equal(_status(server)["running"], 0, "requests that run")
-        front = next(pid for pid in _children_of(server.process.pid) if "server/start.py" in _words_of(pid))
+        front = server.front()
         peak = int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{front}/status").read_text())[1]) >> 10
         expect(peak < 200, f"the front took {peak} MiB")
         expect_equal(ask(server.client, line).choices[0].text, good, "an answer after them")
+
+
+@test
+def a_result_line_is_taken_apart_in_little_memory(workspace):
+    sys.path.insert(0, str(ROOT / "launch"))
+    from server.answers import Answer
+
+    line = b'{"id":"poise-7","custom_id":"%b","response":{"status_code":400,"request_id":"req-7","body":{}},"error":null}' % (rb"a\"" * (1 << 20))
+    tracemalloc.start()
+    answer = Answer(line)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    expect_equal((answer.status, answer.body, len(answer.custom_id)), (400, b"{}", (3 << 20) + 2), "its parts")
+    expect(peak < 16 << 20, f"it took {peak >> 20} MiB")
 
 
 @test
