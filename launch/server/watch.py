@@ -45,6 +45,7 @@ async def watch(settings):
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # it may have come already (metrics_port.py)
     loop.add_reader(settings.death_fd, lambda: os._exit(75))
     sampling = asyncio.create_task(live.keep_sampling())
     await server.serve(sockets=[socket.socket(fileno=settings.listen_fd)])

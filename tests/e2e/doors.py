@@ -71,6 +71,19 @@ def standard_input_and_output_are_files_too(workspace):
     expect_equal(again.out.encode(), out, "delivered again")
     workspace.poise(*workspace.run_words("-", "-"), "--json").expect(2, "--json")
     workspace.poise("run", "--model", DEMO_MODEL, "-i", "-", "plain.jsonl", "-o", "x.out").expect(2, "read alone")
+    workspace.poise("retry", "stdout.poise", "--json").expect(2, "--json")
+    expect_equal(json.loads(workspace.poise("status", "stdout.poise", "--json").expect(0).out)["output"], "-", "output in the status")
+    _what_cannot_be_delivered_is_told(workspace, [*words, "--resume", "--notify", 'echo "$POISE_EXIT_CODE $POISE_SENTENCE" > told'])
+
+
+def _what_cannot_be_delivered_is_told(workspace, words):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    for stdout, why in ((write_end, "closed"), (os.open("/dev/full", os.O_WRONLY), "No space left")):
+        code, said = ended(workspace, words, stdout=stdout, cwd=workspace.folder)
+        os.close(stdout)
+        expect(code == 73 and why in said and "--resume" in said and said.count("\n") == 1, f"ended with {code}: {said}")
+        expect((workspace / "told").read_text().startswith("73 "), "what --notify was told")
 
 
 @test
@@ -92,6 +105,9 @@ def packed_and_several_files_are_read_and_written(workspace):
         (workspace / "unpacked").write_bytes(plain)
         expect_equal(comparable(workspace / "unpacked"), wanted, output)
         workspace.poise(*words).expect(2, "exists already")
+        named = json.loads(workspace.poise("status", f"{output}.poise", "--json").expect(0).out)["output"]
+        expect_equal(named, str(workspace / output), "output in the status")
+        workspace.poise("status", f"{output}.poise").expect(0)
     plan = json.loads(workspace.poise("plan", "--model", DEMO_MODEL, "-i", *parts, "--machine", "a100-pcie4", "--json").expect(0).out)
     expect_equal(plan["requests"], len(LINES), "planned")
     workspace.poise("run", "--model", DEMO_MODEL, "-i", "none*.jsonl", "-o", "x.out").expect(2, "no file matches")
@@ -149,6 +165,32 @@ def lines_that_failed_are_run_again_alone(workspace):
     requests.write_bytes(text_of(LINES))
     workspace.poise("retry", "out.jsonl.poise").expect(76, "another file by now")
     workspace.poise("retry", workspace / "nothing").expect(2, "no such directory")
+
+
+@test
+def packed_results_that_cannot_be_delivered_are_delivered_later(workspace):
+    requests = workspace.write_requests("requests.jsonl", [request(f"n{i}", [5, i], max_tokens=4) for i in range(5, 9)])
+    workspace.run(requests, "oracle.out").expect(0)
+    words = workspace.run_words(requests, "out.jsonl.gz", "--json", "--restarts", "20")
+    blocked, fatal = workspace / "out.jsonl.gz.new", {"POISE_FAILPOINTS": "executor.tokens:dies_of=7+"}
+    blocked.mkdir()
+    told = workspace.poise(*words, env=fatal).expect(73, "cannot be delivered", "--resume")
+    expect("is written" not in told.err, told.err)
+    facts = json.loads(told.out)
+    expect_equal([facts["exit_code"], "delivered" in facts["sentence"]], [73, True], "facts of --json")
+    blocked.rmdir()
+    workspace.poise(*words, "--resume").expect(0)
+    blocked.mkdir()
+    workspace.poise("retry", "out.jsonl.gz.poise").expect(73, "cannot be delivered", "retry")
+    blocked.rmdir()
+    workspace.poise("retry", "out.jsonl.gz.poise").expect(0, "1 of 1 line")
+    (workspace / "unpacked").write_bytes(gzip.decompress((workspace / "out.jsonl.gz").read_bytes()))
+    expect_equal(comparable(workspace / "unpacked"), comparable(workspace / "oracle.out"), "after the second retry")
+    left = [name for name in os.listdir(workspace / "out.jsonl.gz.poise") if "retr" in name or name.endswith(".new")]
+    expect_equal(left, [], "left behind")
+    with open(workspace / "oracle.out", "a") as file:
+        file.write("a note\n")
+    workspace.poise("retry", "oracle.out.poise").expect(76, "line 5")
 
 
 @test

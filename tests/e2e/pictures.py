@@ -216,6 +216,9 @@ def what_a_report_lacks_is_said_in_a_line(workspace):
     expect(len(said) == 1 and "orders.log" in said[0], said)
     _, said = with_(lambda copy: (copy / "status.json").write_text("{"))
     expect(len(said) == 1 and "status.json" in said[0], said)
+    for text in ('{"blocks": 3, "host_pool_bytes": "x"}', '{"predicted": [1], "balance": {"words": 5}}', '{"policy_answers": 7, "iteration": {}, "device": []}'):
+        page, said = with_(lambda copy: (copy / "status.json").write_text(text))
+        expect(len(said) == 1 and "status.json" in said[0] or page.facts["status"], f"{text}: {said}")
     # A run that goes on: its lock is held, its results are not published, the last line of each file is being written.
     def going_on(copy):
         (copy / "results.jsonl.partial").write_bytes((workspace / "out.jsonl").read_bytes()[:-40])
@@ -241,6 +244,10 @@ def what_a_report_lacks_is_said_in_a_line(workspace):
     workspace.poise("report", workspace / "none").expect(2, "no such directory, so no run")
     workspace.poise("report", workspace.folder).expect(2, "holds no run")
     workspace.poise("report", run, "-o", workspace / "none" / "r.html").expect(73, "name a file")
+    node = workspace / "full"
+    node.symlink_to("/dev/full")
+    workspace.poise("report", run, "-o", node, "--plotly", workspace / "plotly.min.js").expect(73, "No space left")
+    expect(node.is_char_device(), "a report took the place of a device")
     workspace.poise("report", run, "--plotly", workspace / "none.js").expect(2, "--plotly")
 
 

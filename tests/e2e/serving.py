@@ -383,6 +383,24 @@ def the_metrics_of_a_run_are_its_results_usage(workspace):
     lacking = named_in_the_dashboard() - own - {name for name, _ in last}
     expect(not lacking, f"the dashboard asks for {lacking}")
     workspace.run(requests, workspace / "out.jsonl", "--metrics-linger", "20").expect(2, "--metrics-port")
+    _short_runs_linger_until_they_are_interrupted(workspace, environment)
+
+
+def _short_runs_linger_until_they_are_interrupted(workspace, environment):
+    requests = workspace.write_requests("short.jsonl", [request("a", "x", max_tokens=1)])
+    words = workspace.run_words(requests, workspace / "short.out", "--overwrite", "--metrics-port", "0", "--metrics-linger", "100")
+    for interrupted in (False, True):
+        process = workspace.start(*words, env=environment)
+        url = wait_until(lambda: re.search(r"metrics at (\S+)", harness.said(process)), "the metrics")[1]
+        wait_until(lambda: not workspace.children(workspace / "short.out.poise") and (workspace / "short.out").exists(), "the run's end")
+        began = time.monotonic()
+        if interrupted:
+            process.send_signal(signal.SIGINT)
+        else:
+            expect_equal(summed(metrics_of(url), "poise:requests_done"), 1, "the counts of a short run")
+        workspace.finish(process).expect(0, "is written")
+        expect(time.monotonic() - began < 60, "it went on after a signal, or when its counts had been read")
+        (workspace / "short.out").unlink()
 
 
 @test

@@ -13,12 +13,13 @@ import struct
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 from unittest import mock
 
 import harness
 from harness import expect, expect_equal, test, wait_until
 from supervisor.commands import profile
-from supervisor.lifecycle import children, cublas, live_changes, loaders, locks, processes, segments, short_folders, watchdog
+from supervisor.lifecycle import children, cublas, live_changes, loaders, locks, notification, processes, segments, short_folders, watchdog
 from supervisor.lifecycle.locks import Lock, is_held
 from supervisor.lifecycle.supervision import Supervision
 from supervisor.shared import options, paths, quantities
@@ -641,6 +642,31 @@ def a_lock_whose_file_was_removed_meanwhile_is_taken_anew(workspace):
     expect(os.path.samestat(os.fstat(lock.descriptor), os.stat(path)), "the lock is on a file without a name")
     expect(locks.Lock.take(path) is None, "two hold it")
     lock.give_back()
+
+
+@test
+def a_command_that_is_told_of_the_end_is_ended_with_all_that_it_started(workspace):
+    pid = workspace / "pid"
+    command = f"sleep 100 & echo $! > {pid}; wait"
+    read_end, write_end = os.pipe2(os.O_NONBLOCK)
+    waiting = SimpleNamespace(count=0, descriptor=read_end, drain=lambda: os.read(read_end, 10))
+    os.write(write_end, b"x")
+    with open(workspace / "said", "w+") as said, mock.patch("sys.stderr", said):
+        notification.notify(command, {}, waiting, patience=0.5)
+        said.seek(0)
+        expect("took more than 0.5 s" in said.read(), "not told")
+        wait_until(lambda: _is_over(int(pid.read_text())), "what the command had started to end")
+        os.write(write_end, b"x")  # of a run that was interrupted: it is told all the same
+        notification.notify(f"echo told > {pid}", {}, waiting)
+        expect_equal(pid.read_text(), "told\n", "told")
+
+
+def _is_over(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 @test

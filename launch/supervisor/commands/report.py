@@ -31,17 +31,37 @@ def report(words):
     output = Path(given.output)
     if not output.parent.is_dir() or output.is_dir():
         raise Refusal(f"-o {shown(output)}: {'is a directory' if output.is_dir() else 'its directory is not there'}; name a file", OUTPUT)
-    facts = facts_of(directory)
-    require_something(facts)
-    library = _library(given.plotly)
+    facts, text = _made(directory, given.plotly)
     for note in facts["notes"]:
         say(note)
     try:
-        replace_file(output, page(facts, library))
+        _write(output, text)
     except OSError as problem:
         raise Refusal(f"-o {shown(output)} cannot be written: {problem.strerror}", OUTPUT) from None
     tell(f"{brief(output)} is written: {bytes_text(output.stat().st_size)}; open it in a browser")
     return DONE
+
+
+def _made(directory, plotly):
+    """(facts, page)."""
+    library = None
+    for is_sound in (True, False):
+        try:
+            facts = facts_of(directory, is_sound)
+            require_something(facts)
+            library = library or _library(plotly)
+            return facts, page(facts, library)
+        except (TypeError, ValueError, LookupError, AttributeError):  # of a status.json that holds other things than a planner writes
+            if not is_sound:
+                raise
+    return None
+
+
+def _write(output, text):
+    if output.exists() and not output.is_file():  # a device or a pipe stays what it is
+        output.write_text(text, encoding="utf-8")
+    else:
+        replace_file(output, text)
 
 
 def _library(named):

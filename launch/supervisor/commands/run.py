@@ -19,7 +19,7 @@ from ..measure.timeline import write_trace
 from ..shared.options import normalised, run_parser
 from ..shared.paths import PROGRAMS, program
 from ..shared.progress import ProgressLine
-from ..shared.trouble import CANNOT_START, DONE, FOREIGN, INTERRUPTED, OUTPUT, Refusal, brief, naming, of_system, say, shown, tell
+from ..shared.trouble import CANNOT_START, DONE, FOREIGN, INTERNAL, INTERRUPTED, OUTPUT, Refusal, brief, naming, of_system, say, shown, tell
 
 
 def run(words):
@@ -49,6 +49,7 @@ def _run(given, resume, sources, port):
     if given.json and given.output == STDOUT:
         raise Refusal("run: -o - and --json both want standard output: leave one of them out")
     given.output = delivery.planners
+    given.named = {"input": sources.shown(), "output": delivery.output} if delivery.later or not sources.plain() else {}
     if given.trace:
         _check_trace(given, directory, sources, delivery)
     if sources.plain():
@@ -65,16 +66,20 @@ def _run(given, resume, sources, port):
     try:
         delivery.check(given, directory, sources)
         code, sentence = _run_in(directory, given, interrupts, resume, sources, delivery, port)
-        if code == DONE:
-            delivery.deliver()
     except Refusal as refusal:
         code, sentence = refusal.code, refusal.sentence
+        raise
+    except OSError as problem:
+        code, sentence = of_system(problem).code, of_system(problem).sentence
+        raise
+    except Exception as problem:
+        code, sentence = INTERNAL, f"a defect of poise: {type(problem).__name__}"
         raise
     finally:
         facts = how_it_ended(directory, delivery, code, sentence)
         directory.leave(forget=code in (CANNOT_START, FOREIGN))
         if given.notify:
-            notify(given.notify, facts)
+            notify(given.notify, facts, interrupts)
         if given.json:
             tell(json.dumps(facts))
     return code
@@ -100,6 +105,7 @@ def _run_in(directory, given, interrupts, resume, sources, delivery, port):
         given.input = sources.prepare(directory.path, lambda: interrupts.count > 0, goes_on)
         check_decisions(given)
     if given.resume and directory.state() == FINISHED and finished_as_it_stands(directory, given):
+        delivery.deliver(resume)
         sentence = f"the run is finished already; its output is {delivery.called()}"
         say(sentence)
         return DONE, sentence
@@ -125,6 +131,7 @@ def _run_in(directory, given, interrupts, resume, sources, delivery, port):
     if outcome.code == DONE:
         note_finished(directory)
         chat_prompts.forget(directory.path)
+        delivery.deliver(resume)
         sentence = summary(directory, given.output, delivery.called())
         say(sentence)
         compared = beside_predicted(directory.status())

@@ -27,7 +27,7 @@ def _of_run(given):
     directory.require_a_run()
     facts = {**directory.status(), "state": "running" if directory.lives() else directory.state()}
     results = facts.get("done", 0) if facts["state"] == FINISHED else finished_lines(directory)
-    facts |= {"run_dir": str(directory.path), "results": results, "output": directory.published()}
+    facts |= {"run_dir": str(directory.path), "results": results, "output": directory.output()}
     if given.json:
         tell(json.dumps(facts))
         return DONE
@@ -35,7 +35,7 @@ def _of_run(given):
     tell(f"{shown(given.run)}: {facts['state']}")
     for name in ("model", "input", "output"):
         if record.get(name):
-            tell(f"  {name:7} {shown(record[name])}")
+            tell(f"  {name:7} {shown((record.get('named') or {}).get(name) or record[name])}")
     if directory.lives():
         since = directory.owner().get("since")
         tell(f"  {progress_text(facts)}{f', since {since}' if since else ''}")

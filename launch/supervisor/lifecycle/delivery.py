@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from ..shared.compressed import kind_by_name, pack, require
 from ..shared.files import publish_file, remove
-from ..shared.trouble import Refusal, brief, naming, shown
+from ..shared.trouble import OUTPUT, Refusal, brief, shown
 from . import inputs
 from .run_directory import OUTPUT_NAMES
 
@@ -26,6 +26,7 @@ class Delivery:
     def __init__(self, output, folder):
         """`folder`: the run directory."""
         self.output = output
+        self._folder = folder
         self._kind = None if output == STDOUT else kind_by_name(output)
         self.later = output == STDOUT or self._kind is not None
         # The file that the planner makes.
@@ -52,19 +53,41 @@ class Delivery:
     def called(self):
         return "standard output" if self.output == STDOUT else brief(self.output)
 
-    def deliver(self):
-        """The whole results, to where they were wanted."""
+    def deliver(self, again, whole=None):
+        """The whole results, to where they were wanted. `whole`: the file that has them, if that is not the planner's by now.
+        `again`: the command that delivers them, if that fails now."""
         if not self.later:
             return
-        with open(self.planners, "rb") as source:
-            if self.output == STDOUT:
-                pack(None, source, sys.stdout.buffer)
-                sys.stdout.buffer.flush()
-                return
-            fresh = f"{self.output}.new"
-            try:
-                with naming(fresh), open(fresh, "wb") as target:
-                    pack(self._kind, source, target)
-                publish_file(fresh, self.output)
-            finally:
-                remove(fresh)
+        try:
+            with open(whole or self.planners, "rb") as source:
+                if self.output == STDOUT:
+                    self._to_stdout(source)
+                else:
+                    self._to_file(source)
+        except OSError as problem:
+            where = "" if self.output == STDOUT else f"{self.called()}: "
+            raise Refusal(f"{where}{_why(problem)}; the results are safe in {brief(self._folder)}; deliver them with: {shown(again)}", OUTPUT) from None
+
+    @staticmethod
+    def _to_stdout(source):
+        try:
+            pack(None, source, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would write the rest again at its exit
+            raise
+
+    def _to_file(self, source):
+        fresh = f"{self.output}.new"
+        try:
+            with open(fresh, "wb") as target:
+                pack(self._kind, source, target)
+            publish_file(fresh, self.output)
+        finally:
+            remove(fresh)
+
+
+def _why(problem):
+    if isinstance(problem, BrokenPipeError):
+        return "whoever read standard output has closed it before the end"
+    return f"the results cannot be delivered: {problem.strerror or problem}"

@@ -3,6 +3,7 @@
 It only reads. If it dies, another one takes its place, a few times; the run does not depend on it.
 """
 
+import select
 import signal
 
 from ..shared.trouble import Refusal, say
@@ -62,7 +63,12 @@ class _WatchedSupervision(Supervision):
             "listen_fd": self._listener.fileno(), "death_fd": self._own_pipe.read_end, "linger": given.metrics_linger or 0.0,
         }  # fmt: skip
         inherited = [self._listener.fileno(), self._own_pipe.read_end, *arguments.inherited_locks()]
-        self._beside = [front.Front(self._interpreter, settings, inherited)]
+        # A run may have ended before that process waits for signals: SIGTERM then waits for it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            self._beside = [front.Front(self._interpreter, settings, inherited)]
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self._left -= 1
 
     def _attend(self):
@@ -87,7 +93,8 @@ class _WatchedSupervision(Supervision):
         own = self._beside.pop()
         if own.returncode() is None:
             own.signal(signal.SIGTERM if seconds else signal.SIGKILL)
-            if processes.wait_gone([own.descriptor], seconds):
+            self._interrupts.drain()
+            if own.descriptor not in select.select([own.descriptor, self._interrupts.descriptor], [], [], seconds)[0]:
                 own.signal(signal.SIGKILL)
                 processes.wait_gone([own.descriptor], 10)
         own.returncode()

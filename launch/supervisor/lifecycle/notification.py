@@ -1,6 +1,8 @@
 """How a run ended, as facts for programs, and the command of --notify that is told of it."""
 
 import os
+import select
+import signal
 import subprocess
 import sys
 
@@ -18,18 +20,32 @@ def how_it_ended(directory, delivery, code, sentence):
     return facts | {name: status[name] for name in _FACTS if name in status}
 
 
-def notify(command, facts):
-    """Runs `command` in a shell, with the facts in its environment. Whatever comes of it, the run ends as it ended."""
+def notify(command, facts, interrupts, patience=_PATIENCE):
+    """Runs `command` in a shell, with the facts in its environment. Whatever comes of it, the run ends as it ended. The command has a group
+    of its own: what takes too long, or is interrupted, is ended with all that it started."""
     told = {"run_dir": "POISE_RUN", "output": "POISE_OUTPUT", "exit_code": "POISE_EXIT_CODE", "outcome": "POISE_OUTCOME"}
     told |= {"sentence": "POISE_SENTENCE", "done": "POISE_RESULTS", "errors": "POISE_ERRORS"}
     environment = os.environ | {variable: str(facts.get(name, "")) for name, variable in told.items()}
     try:
-        ended = subprocess.run(
-            ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment, timeout=_PATIENCE, check=False
-        )
-        if ended.returncode:
-            say(f"--notify: the command ended with {ended.returncode}: {shown(command)}")
-    except subprocess.TimeoutExpired:
-        say(f"--notify: the command was ended, it took more than {_PATIENCE} s: {shown(command)}")
+        process = subprocess.Popen(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment, process_group=0)
     except (OSError, ValueError) as problem:
         say(f"--notify: the command could not be started: {shown(problem)}")
+        return
+    before = interrupts.count
+    if not _ends(process, interrupts, patience):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        why = "the run was interrupted" if interrupts.count > before else f"it took more than {patience} s"
+        say(f"--notify: the command was ended, {why}: {shown(command)}")
+    elif process.wait():
+        say(f"--notify: the command ended with {process.returncode}: {shown(command)}")
+
+
+def _ends(process, interrupts, patience):
+    """Whether it ended by itself, in time, and before the next signal to us. It stays to be waited for: so its number is still its own."""
+    interrupts.drain()
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        return descriptor in select.select([descriptor, interrupts.descriptor], [], [], patience)[0]
+    finally:
+        os.close(descriptor)

@@ -106,6 +106,7 @@ class ProcessArguments:
     def record(self):
         """What `status` and a later --resume read."""
         record = {name: getattr(self.given, name) for name in ("model", "input", "output", "device", "policy", "dtype")}
+        record["named"] = getattr(self.given, "named", {})  # input and output as the user names them, where the planner has others
         record["words"] = getattr(self.given, "words", None)  # with which `retry` begins
         return record | {"answers_hang_on": what_answers_hang_on(self.given)}
 

@@ -87,6 +87,14 @@ class RunDirectory:
             return None
         return os.fsdecode(text.partition(b"\n")[2]) or None
 
+    def output(self):
+        """The same as the user names it: a path, or - for standard output."""
+        record, published = self.record(), self.published()
+        named = record.get("named", {}).get("output")
+        if not published or not named:
+            return published
+        return named if named == "-" else os.path.join(record.get("folder", ""), named)
+
     def lives(self):
         return is_held(self.path / "run.lock")
 

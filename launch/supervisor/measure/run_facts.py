@@ -24,14 +24,15 @@ _LONGEST_LINE = 1 << 30  # as the planner's reader of results has it
 WAITS = ("weights", "blocks", "rows", "host")  # host: for host cores that attend, where some do
 
 
-def facts_of(directory):
-    """{"run", "status", "log", "results", "memory", "notes"} of a RunDirectory; parts that are not there are None."""
+def facts_of(directory, is_sound=True):
+    """{"run", "status", "log", "results", "memory", "notes"} of a RunDirectory; parts that are not there are None. `is_sound`: whether
+    status.json can be what a planner wrote."""
     notes = []
     lives = directory.lives()
     state = "running" if lives else directory.state()
     if lives:
         notes.append("the run goes on: this is how far it was when the report was made")
-    status = directory.status()
+    status = directory.status() if is_sound else {}
     if not status:
         notes.append("status.json is missing or damaged: the report lacks what only it says, such as memory and predictions")
     log = _log(directory, notes)
@@ -41,7 +42,7 @@ def facts_of(directory):
         state = "server" if lives else "server that has ended"
         notes.append("the answers of a server went to its clients: no lengths of prompts and answers")
     return {
-        "run": {**_named(record, ("model", "input", "output", "device", "began", "url")), "state": state, "path": str(directory.path)},
+        "run": {**_named({**record, **(record.get("named") or {})}, ("model", "input", "output", "device", "began", "url")), "state": state, "path": str(directory.path)},
         "status": status or None,
         "log": log,
         "results": results,
