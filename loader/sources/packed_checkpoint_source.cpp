@@ -334,14 +334,20 @@ void PackedCheckpointSource::read_scales(const Module& module, Rows& rows) const
   const std::int64_t groups = std::ssize(rows.scales) / rows.count;
   const Stored& stored = module.scales;
   const bool by_group = format_.stored == StoredCodes::gptq || format_.stored == StoredCodes::awq;
+  // The row of scales of an output, where rows are of outputs or of blocks of them. Only those needed are read:
+  // a tensor is filled in many parts.
+  const auto of_output = [&](std::int64_t row) {
+    return stored.rows == 1 ? 0 : row / std::max(1, format_.block_rows);
+  };
+  const std::int64_t first = of_output(rows.first);
+  const std::int64_t needed = of_output(rows.first + rows.count - 1) + 1 - first;
   const std::vector<std::byte> bytes = by_group
                                            ? rectangle(stored, 0, groups, rows.first, rows.count)
-                                           : rectangle(stored, 0, stored.rows, 0, stored.cols);
+                                           : rectangle(stored, first, needed, 0, stored.cols);
   std::vector<float> values(bytes.size() / static_cast<std::size_t>(stored.element));
   convert(stored.dtype, bytes, DType::float32, std::as_writable_bytes(std::span(values)));
   for (std::int64_t row = 0; row < rows.count; ++row) {
-    const std::int64_t of_block =
-        stored.rows == 1 ? 0 : (rows.first + row) / std::max(1, format_.block_rows);
+    const std::int64_t of_block = of_output(rows.first + row) - first;
     for (std::int64_t group = 0; group < groups; ++group) {
       const std::int64_t at = by_group ? group * rows.count + row : of_block * stored.cols + group;
       rows.scales[static_cast<std::size_t>(row * groups + group)] =

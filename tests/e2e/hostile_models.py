@@ -213,6 +213,53 @@ def gptq(change=lambda made: None, **changes):
     return make
 
 
+def packed(quantization, pack):
+    """A maker of models whose matrices `pack(rows, cols)` cuts into parts; it takes what `gptq` takes."""
+
+    def made_with(change=lambda made: None, **changes):
+        def make(directory):
+            made = {}
+            for name, (dtype, shape, data) in sound_tensors().items():
+                if len(shape) == 1 or "embed" in name:
+                    made[name] = (dtype, shape, data)
+                    continue
+                for part, (dtype, shape, bytes_each) in pack(*shape).items():
+                    made[f"{name.removesuffix('.weight')}.{part}"] = (dtype, shape, bytes(shape[0] * shape[1] * bytes_each))
+            change(made)
+            write_sound(directory, {**CONFIG, "quantization_config": {**quantization, **changes}}, made)
+
+        return make
+
+    return made_with
+
+
+awq = packed(
+    {"quant_method": "awq", "bits": 4, "group_size": 8, "zero_point": True},
+    lambda rows, cols: {
+        "qweight": ("I32", [cols, rows // 8], 4),
+        "qzeros": ("I32", [cols // 8, rows // 8], 4),
+        "scales": ("F16", [cols // 8, rows], 2),
+    },
+)
+fp8 = packed(
+    {"quant_method": "fp8", "weight_block_size": [8, 8]},
+    lambda rows, cols: {"weight": ("F8_E4M3", [rows, cols], 1), "weight_scale_inv": ("F32", [rows // 8, cols // 8], 4)},
+)
+
+
+def part_of(part, dtype, shape):
+    """That part of one matrix has another type or shape."""
+    size = {"I32": 4, "F32": 4, "F16": 2, "I8": 1, "F8_E4M3": 1}[dtype]
+
+    def change(made):
+        count = 1
+        for width in shape:
+            count *= width
+        made[f"model.decoder.layers.1.fc1.{part}"] = (dtype, shape, bytes(count * size))
+
+    return change
+
+
 def without(part):
     return lambda made: made.pop(f"model.decoder.layers.1.fc1.{part}")
 
@@ -351,6 +398,18 @@ HOSTILE = [
     ("quantised: sparse weights", compressed(sparsity_config={"format": "sparse-24-bitmask"}), "only dense is supported"),
     ("quantised: act-order of codes in bytes",
      compressed("float-quantized", {"num_bits": 8, "type": "float", "actorder": "group"}), "only pack-quantized has it"),
+    ("AWQ: another group size", awq(group_size=16), "scales has shape [2, 16], but config.json asks for [1, 16]"),
+    ("AWQ: scales missing", awq(without("scales")), "fc1.scales is missing"),
+    ("AWQ: zero points missing", awq(without("qzeros")), "fc1.qzeros is missing"),
+    ("AWQ: codes packed as GPTQ's", awq(part_of("qweight", "I32", [2, FFN])), "has shape [2, 24], but config.json asks for [16, 3]"),
+    ("AWQ: zero points of too few groups", awq(part_of("qzeros", "I32", [1, 3])), "has shape [1, 3], but config.json asks for [2, 3]"),
+    ("AWQ: codes of another type", awq(part_of("qweight", "F32", [16, 3])), "is stored as F32, which is not supported there"),
+    ("AWQ: scales that are whole numbers", awq(part_of("scales", "I32", [2, FFN])), "is stored as I32, which is not supported there"),
+    ("fp8: other blocks", fp8(weight_block_size=[16, 8]), "weight_scale_inv has shape [2, 2], but config.json asks for [1, 2]"),
+    ("fp8: a block of one size", fp8(weight_block_size=[8]), "must be a list of two sizes"),
+    ("fp8: scales missing", fp8(without("weight_scale_inv")), "fc1.weight_scale is missing"),
+    ("fp8: codes of other sizes", fp8(part_of("weight", "F8_E4M3", [FFN, 8])), "has shape [24, 8], but config.json asks for [24, 16]"),
+    ("fp8: codes of integers", fp8(part_of("weight", "I8", [FFN, HIDDEN])), "is stored as I8, which is not supported there"),
     ("quantised: words for more inputs", gptq(wrong_words), "has shape [4, 24], but config.json asks for [2, 24]"),
     ("config: eos negative", config(eos_token_id=-1), '"eos_token_id" must be'),
     ("config: eos of words", config(eos_token_id=["</s>"]), '"eos_token_id" must be'),
@@ -470,6 +529,8 @@ SOUND = [
     ("sound: links as in the hub's cache", hub_cache),
     ("sound: without the model. prefix", tensors(lambda t: [t.update({n[6:]: t.pop(n)}) for n in list(t)])),
     ("sound: packed by GPTQ", gptq()),
+    ("sound: packed by AWQ", awq()),
+    ("sound: in float8 with a scale for each block", fp8()),
     ("sound: the tied head repeated", tensors(lambda t: t.update({"lm_head.weight": t[FIRST]}))),
 ]
 
