@@ -43,6 +43,13 @@ constexpr std::array<ProfileLine, 18> kLines{{
     {"host_up", "rows", &Profile::host_up, false},
 }};
 
+// Of the model's sizes. The type of a quantised checkpoint's scales does not count: only the tensors tell it,
+// which `plan` does not read, and it changes few bytes.
+std::uint64_t hash_of_model(ModelShape shape, DType dtype) {
+  shape.packed.scale_dtype = DType::float32;
+  return weight_layout(shape, dtype).model_hash;
+}
+
 // What a fingerprint says of it; nothing of plain blocks, as before there were others.
 std::string words_of(KvFormat kv_format) {
   return kv_format == KvFormat::plain ? "" : fmt::format(" kv {}", name_of(kv_format));
@@ -276,6 +283,12 @@ const Machine& machine_named(std::string_view name) {
   return *found;
 }
 
+Bytes moved_by_attention(const ModelShape& shape, DType dtype, KvFormat kv_format) {
+  const Bytes stored = block_sizes(shape, dtype, kv_format).block(BlockKind::kv);
+  const Bytes numbers = block_sizes(shape, dtype, KvFormat::plain).block(BlockKind::kv);
+  return kv_format == KvFormat::plain ? stored : stored + numbers * 2;
+}
+
 Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype,
                    KvFormat kv_format) {
   const BlockSizes sizes = block_sizes(shape, dtype, kv_format);
@@ -301,6 +314,11 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype,
   for (const WeightEntry& entry : layout.layer.entries) {
     read += entry.packed ? size_of(dtype) * 2 * entry.rows * entry.cols : Bytes{};
   }
+  // Keys and values that become codes are made some rows at a time (Profile::kv_gen_of): each time W_K and
+  // W_V are read. Plain ones are made at once, and the papers' machines have no constants.
+  const Bytes again = kv_format == KvFormat::plain
+                          ? Bytes{}
+                          : size_of(dtype) * 2 * shape.kv_dim() * shape.hidden_size;
   // Queries and attention's output, in the type between operations.
   const Bytes q_row =
       size_of(machine.kind == DeviceKind::cpu ? DType::float32 : dtype) * shape.q_dim();
@@ -315,8 +333,8 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype,
           .load_kv = {.b = seconds(sizes.block(BlockKind::kv), machine.link)},
           .load_act = {.b = seconds(sizes.block(BlockKind::act), machine.link)},
           .load_here = {.b = seconds(sizes.block(BlockKind::act) * 2, machine.memory)},
-          .kv_gen = {.b = kBlockTokens * 2 * w_kv / flops},
-          .attention = {.b = seconds(sizes.block(BlockKind::kv), machine.memory)},
+          .kv_gen = {.a = seconds(again, machine.memory), .b = kBlockTokens * 2 * w_kv / flops},
+          .attention = {.b = seconds(moved_by_attention(shape, dtype, kv_format), machine.memory)},
           .attention_undisturbed = {},
           .prefill = {.b = 4.0 * shape.q_dim() / flops},
           .forward = forward,
@@ -336,13 +354,12 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype,
 
 std::string profile_fingerprint(std::string_view machine, const ModelShape& shape, DType dtype,
                                 KvFormat kv_format) {
-  return hash_text(fmt::format("{} {:016x}{}", machine, weight_layout(shape, dtype).model_hash,
-                               words_of(kv_format)));
+  return hash_text(
+      fmt::format("{} {:016x}{}", machine, hash_of_model(shape, dtype), words_of(kv_format)));
 }
 
 std::string model_fingerprint(const ModelShape& shape, DType dtype, KvFormat kv_format) {
-  return hash_text(
-      fmt::format("{:016x}{}", weight_layout(shape, dtype).model_hash, words_of(kv_format)));
+  return hash_text(fmt::format("{:016x}{}", hash_of_model(shape, dtype), words_of(kv_format)));
 }
 
 std::span<const ProfileLine> profile_lines() { return kLines; }
@@ -436,8 +453,9 @@ Profile read_profile_of(const std::filesystem::path& path, const ModelShape& sha
   Profile profile = read_profile(path);
   if (profile.model != model_fingerprint(shape, dtype, kv_format)) {
     fail(
-        "{}: the profile of {} is of another model, or of this one in another dtype or "
-        "kv-cache-dtype: measure again with poise profile",
+        "{}: the profile of {} is of another model, or of this one with another --dtype, --quantization "
+        "or --kv-cache-dtype: name the options that it was measured with, or measure again with poise "
+        "profile",
         path.string(), profile.name);
   }
   return profile;

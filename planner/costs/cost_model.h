@@ -128,6 +128,8 @@ struct Profile {
   Seconds forward_of(double rows) const { return forward(in_tiles(rows)); }
   Seconds qkv_of(double rows) const { return qkv(in_tiles(rows)); }
   double in_tiles(double rows) const;
+  // kv_gen of these blocks, made at most `at_once` at a time; 0: all at once.
+  Seconds kv_gen_of(double blocks, double at_once) const;
   // prefill of these rows and pairs; the same pairs take longer in more and shorter prompts.
   Seconds prefill_of(double pairs, double rows) const;
 
@@ -168,6 +170,10 @@ std::string machine_names();
 // Fails with the names there are.
 const Machine& machine_named(std::string_view name);
 
+// What the device's memory moves for attention over a block. Codes are read and count as if their numbers were
+// written and read besides, as those of packed weights are: attention decodes them as it reads, and that
+// keeps it from memory's speed. An H100 needed three times as long for int4 (bench/results/2026-11-25-h100.md).
+Bytes moved_by_attention(const ModelShape& shape, DType dtype, KvFormat kv_format);
 Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype,
                    KvFormat kv_format = KvFormat::plain);
 // Changes with the machine, any size of the model, the dtype, and the format of KV blocks.

@@ -32,6 +32,14 @@ double Profile::in_tiles(double rows) const {
   return rows <= kFewRows ? rows : std::ceil(rows / row_tile) * row_tile;
 }
 
+Seconds Profile::kv_gen_of(double blocks, double at_once) const {
+  if (at_once <= 0 || blocks <= at_once) {
+    return kv_gen(blocks);
+  }
+  const double whole = std::floor(blocks / at_once);
+  return kv_gen(at_once) * whole + kv_gen(blocks - whole * at_once);
+}
+
 Seconds Profile::prefill_of(double pairs, double rows) const {
   // For a measured prompt: its rows and pairs, counted in pairs.
   const auto all = [&](double measured) {

@@ -204,7 +204,8 @@ MachineDescription machine_of(const Profile& measured, const ModelShape& shape, 
   const double back = rate(measured.store_kv, bytes(sizes.row(BlockKind::kv)), true).value_or(link);
   const double compute = rate(measured.forward, 2 * weights / kTera, false).value_or(kFastest);
   const double memory =
-      rate(measured.attention, bytes(sizes.block(BlockKind::kv)), true).value_or(kFastest);
+      rate(measured.attention, bytes(moved_by_attention(shape, dtype, kv_format)), true)
+          .value_or(kFastest);
   return {.machine = {.name = measured.name,
                       .link = clamped(link),
                       .back = clamped(back),

@@ -12,6 +12,14 @@ double tokens_of(const messages::BlockRun& run) {
   return (run.count() - 1.0) * kBlockTokens + run.tail_tokens();
 }
 
+// How many blocks KV Gen makes at a time; 0: all. Keys and values that become codes pass through a buffer of a
+// mini-batch's rows (DeviceSizes::plain_kv).
+double made_at_once(const DeviceLimits& limits) {
+  return limits.kv_format == KvFormat::plain
+             ? 0
+             : std::max(1.0, static_cast<double>(limits.max_mini_batch_rows) / kBlockTokens);
+}
+
 // Blocks are read as far as they hold rows.
 BatchCost cost_on_host(const Profile& profile, const messages::MiniBatchT& batch,
                        std::int32_t window) {
@@ -32,7 +40,7 @@ BatchCost cost_on_host(const Profile& profile, const messages::MiniBatchT& batch
 }  // namespace
 
 BatchCost batch_cost(const Profile& profile, const messages::MiniBatchT& batch,
-                     std::int32_t window) {
+                     const DeviceLimits& limits, std::int32_t window) {
   if (!batch.entries.empty() && batch.entries[0].where() == messages::Where::HostInPlace) {
     return cost_on_host(profile, batch, window);
   }
@@ -65,7 +73,7 @@ BatchCost batch_cost(const Profile& profile, const messages::MiniBatchT& batch,
       .load_act = profile.load_act(act),
       .load_kv = profile.load_kv(kv),
       .here = profile.load_here(here),
-      .regenerate = profile.kv_gen(regenerated),
+      .regenerate = profile.kv_gen_of(regenerated, made_at_once(limits)),
       .attend = profile.attention_beside(here > 0)(decoded) + profile.prefill_of(pairs, prompts),
       .kv = kv,
       .act = act};

@@ -2,6 +2,7 @@
 // The times of a mini-batch's loads, KV Gen and attention in a layer, by a profile. Products run for a
 // row group, so virtual_executor.cpp adds their times. Pure.
 
+#include "common/device_memory.h"
 #include "common/messages_generated.h"
 #include "planner/costs/cost_model.h"
 
@@ -20,8 +21,8 @@ struct BatchCost {
   double host_blocks = 0;                // that they read
 };
 
-// In a layer with this window; 0: without one.
+// In a layer with this window; 0: without one. `limits`: of the executor's buffers.
 BatchCost batch_cost(const Profile& profile, const messages::MiniBatchT& batch,
-                     std::int32_t window);
+                     const DeviceLimits& limits, std::int32_t window);
 
 }  // namespace poise

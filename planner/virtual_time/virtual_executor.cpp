@@ -39,9 +39,9 @@ void VirtualExecutor::run(const messages::IterationT& tables, bool last) {
                   .count = static_cast<std::uint32_t>(tables.mini_batches.size())};
   double samples = 0;
   for (const auto& batch : tables.mini_batches) {
-    batches.costs.push_back(batch_cost(profile_, *batch, 0));
+    batches.costs.push_back(batch_cost(profile_, *batch, limits_, 0));
     if (!windows_.empty()) {
-      batches.in_window.push_back(batch_cost(profile_, *batch, window_of(windows_)));
+      batches.in_window.push_back(batch_cost(profile_, *batch, limits_, window_of(windows_)));
     }
     samples += static_cast<double>(batch->samples.size());
   }

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "common/trouble.h"
+#include "common/weight_layout.h"
 #include "planner/costs/prefill_pairs.h"
 #include "tests/support/model_files.h"
 #include "tests/support/source_folder.h"
@@ -237,11 +238,25 @@ TEST(Machines, CountTheCodesOfQuantisedBlocks) {
   const Machine& machine = machine_named("h200-pcie5");
   const Profile plain = profile_of(machine, shape_of(32), DType::float16);
   const Profile codes = profile_of(machine, shape_of(32), DType::float16, KvFormat::int4);
-  for (Line Profile::*line : {&Profile::load_kv, &Profile::store_kv, &Profile::attention}) {
+  for (Line Profile::*line : {&Profile::load_kv, &Profile::store_kv}) {
     EXPECT_NEAR((codes.*line).b, (plain.*line).b * 72 / 256, 1e-15);  // heads of 128
   }
+  // Decoded as they are read: as if the numbers were written and read besides.
+  EXPECT_NEAR(codes.attention.b, plain.attention.b * (72.0 / 256 + 2), 1e-15);
   EXPECT_EQ(codes.load_act.b, plain.load_act.b);
   EXPECT_EQ(codes.kv_gen.b, plain.kv_gen.b);
+}
+
+// Keys and values that become codes are made a mini-batch's rows at a time, and each time W_K and W_V are read.
+TEST(Machines, MakeCodesInAsManyPartsAsTheBufferOfRowsAsksFor) {
+  const Machine& machine = machine_named("h200-pcie5");
+  const Profile plain = profile_of(machine, shape_of(32), DType::float16);
+  const Profile codes = profile_of(machine, shape_of(32), DType::float16, KvFormat::int8);
+  const double reading = 2.0 * 4096 * 4096 * 2 / (machine.memory * 1e9);
+  EXPECT_NEAR(codes.kv_gen_of(64, 0).n, plain.kv_gen(64).n + reading, 1e-12);
+  EXPECT_NEAR(codes.kv_gen_of(64, 4).n, plain.kv_gen(64).n + 16 * reading, 1e-12);
+  EXPECT_NEAR(codes.kv_gen_of(65, 4).n, plain.kv_gen(65).n + 17 * reading, 1e-12);
+  EXPECT_EQ(plain.kv_gen_of(64, 0), plain.kv_gen(64));
 }
 
 TEST(Machines, AreKnownByName) {
@@ -367,6 +382,22 @@ TEST(ProfileFile, HoldsForOneMachineAndModel) {
                             profile_fingerprint("a100-pcie4", shape_of(8), DType::float16)}) {
     EXPECT_EQ(read_profile(path, other), std::nullopt);
   }
+}
+
+// `plan` reads the config alone, which does not say it.
+TEST(ProfileFile, HoldsForAQuantisedCheckpointWhateverTypeItsScalesHave) {
+  ModelShape shape = shape_of(8);
+  shape.packed_weights = packable_weights(shape);
+  shape.packed = {.codes = Codes::float8, .scale_dtype = DType::float32, .group = 128};
+  ModelShape stored = shape, other = shape;
+  stored.packed.scale_dtype = DType::bfloat16;
+  other.packed.group = 64;
+  EXPECT_EQ(model_fingerprint(shape, DType::bfloat16), model_fingerprint(stored, DType::bfloat16));
+  EXPECT_EQ(profile_fingerprint("a", shape, DType::bfloat16),
+            profile_fingerprint("a", stored, DType::bfloat16));
+  EXPECT_NE(model_fingerprint(shape, DType::bfloat16), model_fingerprint(other, DType::bfloat16));
+  EXPECT_NE(model_fingerprint(shape, DType::bfloat16),
+            model_fingerprint(shape_of(8), DType::bfloat16));
 }
 
 TEST(ProfileFile, ThatCannotBeWrittenIsNamedWithTheRemedy) {

@@ -124,5 +124,17 @@ TEST_F(MachineFile, ExportedFromAProfileGivesItBackAndConstantsForOtherModels) {
             profile_of(machine, shape, DType::float32));
 }
 
+TEST_F(MachineFile, ExportedFromConstantsHasThemAgainWhateverItsContextIs) {
+  const Machine& machine = machine_named("h200-pcie5");
+  const ModelShape shape = opt_shape("opt-6.7b");
+  for (const KvFormat format : kKvFormats) {
+    const Machine again = machine_of(profile_of(machine, shape, DType::float16, format), shape,
+                                     DType::float16, format)
+                              .machine;
+    EXPECT_NEAR(again.link, machine.link, 1e-6 * machine.link);
+    EXPECT_NEAR(again.memory, machine.memory, 1e-6 * machine.memory);
+  }
+}
+
 }  // namespace
 }  // namespace poise::test

@@ -82,6 +82,21 @@ TEST(VirtualExecutor, MakesKeysAndValuesAgainWhileKvBlocksCross) {
   EXPECT_DOUBLE_EQ(of_kind(spans, VirtualSpan::Kind::attention, 0).at(0).begin.n, 12);
 }
 
+// The buffer of rows that become codes holds 16: a block is made at a time.
+TEST(VirtualExecutor, MakesCodesInAsManyPartsAsABufferOfRowsHolds) {
+  Profile profile = seconds_a_block();
+  profile.kv_gen.a = 3;
+  const auto kv_gen_time = [&](KvFormat format) {
+    VirtualExecutor executor(profile, small_layout(),
+                             {.resident_layers = kDecoderLayers, .max_mini_batch_rows = 16,
+                              .kv_format = format});
+    executor.run(decoding(1, 4, 8), true);
+    return executor.compute_busy();
+  };
+  EXPECT_NEAR((kv_gen_time(KvFormat::int4) - kv_gen_time(KvFormat::plain)).n,
+              kDecoderLayers * 3 * 3.0, 1e-9);
+}
+
 // Two of four layers have a window, in which the last two blocks of ten are seen.
 TEST(VirtualExecutor, LoadsWhatIsSeenAloneInLayersWithAWindow) {
   messages::IterationT tables = decoding(1, 0, 10);
