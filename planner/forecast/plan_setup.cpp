@@ -39,19 +39,22 @@ Profile costs_for(const PlanOptions& options, const ModelShape& shape, DType dty
   if (auto kept = newest_kept_profile(options.profile_dir, wanted)) {
     return std::move(kept->profile);
   }
+  const std::string options_of_model = fmt::format(
+      "--dtype {} --quantization {} --kv-cache-dtype {}", name_of(dtype),
+      name_of(options.quantization), name_of(kv_format));
   wanted.build.reset();
   if (const auto kept = newest_kept_profile(options.profile_dir, wanted)) {
     fail(
         "what everything costs{} was measured by another build ({}): measure again with poise "
-        "profile --model DIR, or name it, --profile {}",
+        "profile --model DIR {}, or name it, --profile {}",
         where(options.device), kept->profile.build.empty() ? "an older one" : kept->profile.build,
-        kept->file.string());
+        options_of_model, kept->file.string());
   }
   fail(
       "what everything costs{} is not known: name a machine (--machine, one of {} or a file that "
       "describes one), a profile (--profile FILE), or measure this one with poise profile --model "
-      "DIR",
-      where(options.device), machine_names());
+      "DIR {}",
+      where(options.device), machine_names(), options_of_model);
 }
 
 // What the user allows, at most what the machine has; which is said where it is less.

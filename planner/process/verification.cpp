@@ -59,7 +59,9 @@ void Verification::take_answer(Seconds timeout) {
     return;
   }
   if (!checked->damaged) {
-    fail(Exit::interrupted, "--verify: the weights cannot be checked: {}", checked->sentence);
+    fail(Exit::interrupted, "--verify: the weights cannot be checked: {}; put the model's files back as they were, or "
+         "end a kept loader (poise stop), and go on with --resume; without --verify it goes on at once",
+         checked->sentence);
   }
   const Bytes taken_back = run_.results->size() - sound_;
   run_.results->take_back(sound_);

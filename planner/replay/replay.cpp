@@ -39,8 +39,9 @@ void check_model(const LogDigest& log, const std::filesystem::path& path,
          dtype, name_of(control.dtype));
   }
   if (header.string("model").value_or("") != to_hex(std::to_array(control.fingerprint))) {
-    fail("order log {} was recorded with another model (or with other weights of this one)",
-         path.string());
+    fail("order log {} was recorded with another model, or with other weights of this one: replay it with "
+        "the --model, --quantization, --load-format and --seed of its run",
+        path.string());
   }
   const nlohmann::json expected =
       nlohmann::json::parse(order_log_header(control, "", log.facts().kv_format));

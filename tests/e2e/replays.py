@@ -150,6 +150,7 @@ def what_cannot_be_replayed_is_refused_in_a_sentence(workspace):
     path.write_bytes(log)
     workspace.poise("replay", path, "--device", "cpu").expect(2, "--model")
     workspace.poise("replay", run, "--device", "cpu", "--dtype", "float32").expect(2, "was recorded with --dtype")
+    workspace.poise("replay", run, "--device", "cpu", "--quantization", "int8").expect(2, "with the --model, --quantization, ")
     workspace.poise("replay", run, "--device", "cpu", "-o", run / "orders.log").expect(2, "the log that is replayed")
     other = workspace / "model"
     shutil.copytree(DEMO_MODEL, other)
