@@ -2,6 +2,8 @@
 // A request as the planner works with it: validated, tokenised, every default filled in. Made by planner/requests/request_file.h from one input
 // line; immutable from then on. What has been answered of it: tokens in planner/schedule/schedule.h, text in planner/results/answer.h.
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -39,6 +41,7 @@ struct SamplingParams {
   std::int32_t min_tokens = 0;   // at least, at most max_tokens
   std::int32_t logprobs = -1;    // -1: none; 0..20: best k beside the chosen one
   std::int32_t prompt_top = -1;  // of the prompt's tokens the best k, too; -1: none
+  std::int32_t score_from = 0;   // tokens from this place on are scored, nothing else; 0: not
   bool echo = false;             // text and logprobs begin with the prompt's
   bool ignore_eos = false;
   bool return_token_ids = false;
@@ -65,11 +68,24 @@ struct Request {
   std::vector<TokenId> prompt;  // never empty; fits the context
   std::string prompt_text;      // what echo gives back; filled only with echo
   SamplingParams sampling;
-  bool chat = false;  // of /v1/chat/completions: the answer is a message
+  TokenId scored_last = -1;  // with score_from: the token behind the prompt, scored and never fed
+  bool chat = false;         // of /v1/chat/completions: the answer is a message
   std::int32_t choice = 0, choices = 1;  // which of how many answers of the line this is
   RequestId first_choice{};              // of a further choice: the line's
 
   RequestId line() const { return choice == 0 ? id : first_choice; }
+
+  // The token at this place of the prompt, or behind it the one that is only scored.
+  TokenId token_or_scored(std::size_t place) const {
+    return place < prompt.size() ? prompt[place] : scored_last;
+  }
+  // With prompt_logprobs(): the first place that has a value, and how many have one.
+  std::size_t first_valued() const {
+    return static_cast<std::size_t>(std::max(sampling.score_from, 1));
+  }
+  std::size_t valued() const { return given_tokens() - first_valued(); }
+  // Tokens that the line gave.
+  std::size_t given_tokens() const { return prompt.size() + (sampling.score_from > 0 ? 1 : 0); }
 
   // Tokens of context at most: the last token sampled is never fed back.
   std::int32_t most_context() const {

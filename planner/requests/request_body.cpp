@@ -313,6 +313,38 @@ std::string rendered_prompt(std::string_view entry) {
   return *prompt;
 }
 
+// Only the prompt's tokens from `from` on are scored, each by the tokens before it. The last is never fed, so it may lie
+// behind the context.
+void read_scored(const RequestFields& body, const RequestRules& rules, std::int64_t from,
+                 Request& request) {
+  if (request.sampling.echo || request.sampling.logprobs >= 0 ||
+      request.sampling.prompt_top >= 0 || body.integer("max_tokens", 0).value_or(0) != 0 ||
+      body.integer("n", 1).value_or(1) != 1) {
+    body.refuse("score_from",
+                "only scores the prompt: leave out \"max_tokens\", \"n\", \"echo\", "
+                "\"logprobs\" and \"prompt_logprobs\"");
+  }
+  RequestRules one_more = rules;
+  ++one_more.context;
+  read_prompt(body, one_more, 0, request);
+  if (std::ssize(request.prompt) > one_more.context) {
+    throw BadRequest{
+        fmt::format("\"prompt\" is {} tokens long; the model's context holds {}, and the last one "
+                    "beside it if it is only scored",
+                    request.prompt.size(), rules.context),
+        "prompt", "context_length_exceeded"};
+  }
+  if (from >= std::ssize(request.prompt)) {
+    body.refuse("score_from", fmt::format("must be below {}, the number of the prompt's tokens",
+                                          request.prompt.size()));
+  }
+  request.sampling.max_tokens = 0;
+  request.sampling.prompt_top = 1;
+  request.sampling.score_from = static_cast<std::int32_t>(from);
+  request.scored_last = request.prompt.back();
+  request.prompt.pop_back();
+}
+
 // "logprobs" says whether, "top_logprobs" how many beside the chosen token.
 std::int32_t chat_logprobs(const RequestFields& body) {
   const auto top = body.integer("top_logprobs", 0, 20);
@@ -353,6 +385,10 @@ Request read_body(const RequestFields& body, const RequestRules& rules) {
   request.sampling.logprobs =
       static_cast<std::int32_t>(body.integer("logprobs", 0, 20).value_or(-1));
   request.sampling.echo = body.flag("echo");
+  if (const auto from = body.integer("score_from", 1)) {
+    read_scored(body, rules, *from, request);
+    return request;
+  }
   const std::int64_t asked = body.integer("max_tokens", 0).value_or(16);
   if (asked == 0 && !request.sampling.echo) {
     body.refuse("max_tokens",

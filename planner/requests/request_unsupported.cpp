@@ -55,6 +55,7 @@ constexpr std::array kUnsupportedChatFields{
     Unsupported{"web_search_options", Harmless::none},
     Unsupported{"echo", Harmless::no},
     Unsupported{"add_special_tokens", Harmless::no},
+    Unsupported{"score_from", Harmless::none},
 };
 
 bool leaves_the_answer(const nlohmann::json& value, Harmless harmless) {

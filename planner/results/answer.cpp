@@ -63,8 +63,7 @@ Answer::~Answer() = default;
 void Answer::set_prompt_values(std::vector<TokenLogprobs> values) {
   check(request_->sampling.prompt_logprobs(), "prompt values are of a request that asked for them");
   check(size_ == 0 && prompt_values_.empty(), "prompt values come once, before any token");
-  check(values.size() + 1 == request_->prompt.size(),
-        "every prompt token but the first has a value");
+  check(values.size() == request_->valued(), "every prompt token but the first has a value");
   prompt_values_ = std::move(values);
   if (!std::ranges::all_of(prompt_values_, is_sound)) {
     break_off();
@@ -211,9 +210,16 @@ std::string Answer::of_the_prompt() const {
   std::string out;
   if (request_->sampling.return_token_ids) {
     out += ",\"prompt_token_ids\":";
-    append_ids(out, request_->prompt);
+    std::vector<TokenId> given = request_->prompt;
+    if (request_->sampling.score_from > 0) {
+      given.push_back(request_->scored_last);
+    }
+    append_ids(out, given);
   }
-  if (request_->sampling.prompt_top >= 0) {
+  if (request_->sampling.score_from > 0) {
+    out += ",\"scores\":";
+    append_scores(out, prompt_values_);
+  } else if (request_->sampling.prompt_top >= 0) {
     out += ",\"prompt_logprobs\":";
     append_prompt_logprobs(out, *request_, tokenizer_, prompt_values_);
   }
@@ -234,7 +240,7 @@ std::string response_body(const Request& request, std::span<const std::string> c
     out += choice;
   }
   out += ']' + beside;
-  const std::size_t prompt = request.prompt.size();
+  const std::size_t prompt = request.given_tokens();
   out += fmt::format(
       ",\"usage\":{{\"prompt_tokens\":{},\"completion_tokens\":{},\"total_tokens\":{}}}}}", prompt,
       tokens, prompt + tokens);

@@ -117,7 +117,7 @@ bool AnswerBook::restore(const Request& request, std::span<const TokenId> answer
                         .prompt_values = begun.prompt_values,
                         .prompt_ran = begun.prompt_ran};
   if (begun.prompt_ran && request.sampling.prompt_logprobs()) {
-    if (begun.prompt_values.size() + 1 != request.prompt.size()) {
+    if (begun.prompt_values.size() != request.valued()) {
       return false;
     }
     running.answer.set_prompt_values(std::exchange(running.prompt_values, {}));
@@ -146,8 +146,9 @@ std::optional<TokenId> AnswerBook::add(const ScheduledChunk& chunk,
   }
   if (result != nullptr && result->prompt() != nullptr) {
     for (const messages::LogprobRow* row : *result->prompt()) {
-      const std::size_t position = running.prompt_values.size() + 1;
-      if (position >= request.prompt.size() || row->token() != request.prompt[position]) {
+      const std::size_t position = running.prompt_values.size() + request.first_valued();
+      if (position >= request.given_tokens() ||
+          row->token() != request.token_or_scored(position)) {
         fail(Exit::interrupted,
              "the gpu_executor valued token {} as prompt token {} of line {}, which is another",
              row->token(), position, request.line().n);
@@ -159,9 +160,9 @@ std::optional<TokenId> AnswerBook::add(const ScheduledChunk& chunk,
     running.prompt_ran = true;
     progress.prompt_tokens += chunk.request->prompt_size();
     if (request.sampling.prompt_logprobs()) {
-      if (running.prompt_values.size() + 1 != request.prompt.size()) {
+      if (running.prompt_values.size() != request.valued()) {
         fail(Exit::interrupted, "the gpu_executor valued {} prompt tokens of {} for line {}",
-             running.prompt_values.size(), request.prompt.size() - 1, request.line().n);
+             running.prompt_values.size(), request.valued(), request.line().n);
       }
       answer.set_prompt_values(std::move(running.prompt_values));
     }

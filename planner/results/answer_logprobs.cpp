@@ -201,6 +201,20 @@ void append_prompt_logprobs(std::string& out, const Request& request, const Toke
   out += ']';
 }
 
+void append_scores(std::string& out, std::span<const TokenLogprobs> values) {
+  std::string best;
+  out += "{\"logprobs\":[";
+  for (const TokenLogprobs& value : values) {
+    if (!best.empty()) {
+      out += ',';
+      best += ',';
+    }
+    append_json_logprob(out, value.logprob);
+    best += value.top.empty() ? "true" : "false";
+  }
+  out += "],\"best\":[" + best + "]}";
+}
+
 void append_chat_logprobs(std::string& out, const Request& request, const Tokenizer* tokenizer,
                           std::span<const TokenId> tokens, std::span<const TokenLogprobs> values) {
   check(tokens.size() == values.size(), "each token of an answer with logprobs has its own");

@@ -203,16 +203,21 @@ class MiniBatchBuilder {
   // The prompt token after each row, for rows whose values were not reported before; empty where no
   // row has one.
   static std::vector<TokenId> prompt_targets(const ScheduledChunk& chunk) {
-    const std::int32_t first = std::max(chunk.context, chunk.request->prompt_values);
-    const std::int32_t end =
-        std::min(chunk.context + chunk.new_tokens, chunk.request->prompt_size() - 1);
-    if (!chunk.request->request->sampling.prompt_logprobs() || first >= end) {
+    const Request& request = *chunk.request->request;
+    if (!request.sampling.prompt_logprobs()) {
+      return {};
+    }
+    const std::int32_t first = std::max({chunk.context, chunk.request->prompt_values,
+                                         static_cast<std::int32_t>(request.first_valued()) - 1});
+    const std::int32_t end = std::min(chunk.context + chunk.new_tokens,
+                                      static_cast<std::int32_t>(request.given_tokens()) - 1);
+    if (first >= end) {
       return {};
     }
     std::vector<TokenId> targets(static_cast<std::size_t>(chunk.new_tokens), -1);
     for (std::int32_t position = first; position < end; ++position) {
       targets[static_cast<std::size_t>(position - chunk.context)] =
-          chunk.request->token(position + 1);
+          request.token_or_scored(static_cast<std::size_t>(position) + 1);
     }
     return targets;
   }

@@ -27,8 +27,12 @@ void check_request(const Request& request, const RequestRules& rules, bool lines
          "a prompt's tokens are of the vocabulary");
   const auto tokens = static_cast<std::int64_t>(request.prompt.size()) + sampling.max_tokens;
   expect(tokens <= rules.context && request.most_context() <= rules.context &&
-             sampling.max_tokens >= (sampling.echo ? 0 : 1),
+             sampling.max_tokens >= (sampling.echo || sampling.score_from > 0 ? 0 : 1),
          "prompt and answer fit the context");
+  expect(sampling.score_from >= 0 && (sampling.score_from == 0 || request.valued() > 0) &&
+             sampling.score_from <= std::ssize(request.prompt) &&
+             request.scored_last < rules.vocab_size,
+         "what is scored lies behind the first token");
   expect(sampling.temperature >= 0 && sampling.temperature <= 2 && sampling.top_p > 0 &&
              sampling.top_p <= 1 && sampling.top_k >= 0 && sampling.top_k < rules.vocab_size &&
              sampling.logprobs >= -1 && sampling.logprobs <= 20,

@@ -28,8 +28,8 @@ class LLM:
         self._has_tokenizer = not options.get("skip_tokenizer_init")
         self.model = os.fspath(model)
         self._engine = Engine(["--model", self.model, *_words(options)], verbose)
-        folder = self._engine.model_folder()
-        self._tokens, self._chat = Tokens(folder), ChatRenderer(folder)
+        self.folder = self._engine.model_folder()  # where the model lies, if `model` is a name
+        self._tokens, self._chat = Tokens(self.folder), ChatRenderer(self.folder)
 
     @property
     def max_model_len(self):
@@ -54,6 +54,13 @@ class LLM:
 
     def chat_as_completed(self, messages, sampling_params=None, use_tqdm=False, **options):
         return self._finished(self._chats(messages, sampling_params, options), use_tqdm)
+
+    def responses(self, bodies):
+        """An iterator over (place, `response` of a result line) of completion requests as a file's lines have them, in the order in
+        which they are finished. `bodies` may be a generator, which is read as `as_completed` reads prompts."""
+        lines = ((place, _line(_COMPLETIONS, json.dumps(body).encode()), None) for place, body in enumerate(bodies))
+        for place, line in self._engine.answers(lines, self._window()):
+            yield place, json.loads(line)["response"]
 
     def encode(self, text, add_special_tokens=True):
         """The token ids of a text."""
@@ -101,7 +108,7 @@ class LLM:
             except (TypeError, ValueError, RecursionError) as problem:
                 refusals.append(refused(place, text, f"this request cannot be written as JSON: {problem}"))
                 continue
-            line = b'{"custom_id":"-","method":"POST","url":"%b","body":%b}' % (url.encode(), raw)
+            line = _line(url, raw)
             entry = None
             if url == _CHAT and self._has_tokenizer:
                 entry = self._chat.entry(line)
@@ -109,12 +116,15 @@ class LLM:
             texts[place] = text
             yield place, line, entry
 
+    def _window(self):
+        return max(_LEAST_WINDOW, 2 * self._seqs)
+
     def _finished(self, requests, use_tqdm):
         count, requests = requests
         texts, refusals = {}, collections.deque()
         lines = self._lines(requests, texts, refusals)
         with _Bar(count, use_tqdm) as bar:
-            for place, line in self._engine.answers(lines, max(_LEAST_WINDOW, 2 * self._seqs)):
+            for place, line in self._engine.answers(lines, self._window()):
                 while refusals:
                     yield bar.count(refusals.popleft())
                 yield bar.count(output_of(place, texts.pop(place), json.loads(line)["response"], self._text_of))
@@ -154,6 +164,10 @@ class _Bar:
     def __exit__(self, *_):
         if self._bar is not None:
             self._bar.close()
+
+
+def _line(url, body):
+    return b'{"custom_id":"-","method":"POST","url":"%b","body":%b}' % (url.encode(), body)
 
 
 def _completion(prompt):

@@ -34,7 +34,8 @@ struct InputLine {
   std::vector<TokenId> prompt;
   int max_tokens;
   std::uint64_t seed;
-  bool echo;  // with logprobs
+  bool echo;               // with logprobs
+  std::size_t score_from;  // 0: nothing is scored
 };
 
 std::vector<TokenId> predicted(const InputLine& line) {
@@ -64,7 +65,7 @@ class PlannerProcess : public testing::Test {
   std::filesystem::path at(const std::string& name) const { return folder_.path() / name; }
 
   // Requests of all lengths, one line each; some echo their prompt with its logprobs, some of these
-  // want nothing else.
+  // want nothing else. Of others a part of the prompt is scored.
   void write_requests(std::uint32_t seed, int count, int longest_answer = 30) {
     std::mt19937 random(seed);
     std::string text;
@@ -73,17 +74,22 @@ class PlannerProcess : public testing::Test {
           .prompt = std::vector<TokenId>(1 + random() % 90),
           .max_tokens = 1 + static_cast<int>(random() % static_cast<unsigned>(longest_answer)),
           .seed = random(),
-          .echo = i % 5 == 0};
-      line.max_tokens = i % 10 == 5 ? 0 : line.max_tokens;
+          .echo = i % 5 == 0,
+          .score_from = i % 10 == 8 ? 1 + random() % 40 : 0};
+      line.max_tokens = i % 10 == 5 || i % 10 == 8 ? 0 : line.max_tokens;
       for (TokenId& token : line.prompt) {
         token = static_cast<TokenId>(random() % kVocabulary);
       }
+      line.prompt.resize(std::max(line.prompt.size(), line.score_from + 1), 7);
       json body{{"prompt", line.prompt},   {"max_tokens", line.max_tokens},
                 {"seed", line.seed},       {"temperature", 1},
                 {"ignore_eos", true},      {"echo", line.echo},
                 {"return_token_ids", true}};
       if (line.echo) {
         body["logprobs"] = 1;
+      }
+      if (line.score_from > 0) {
+        body["score_from"] = line.score_from;
       }
       const std::string id = fmt::format("r{}", i);
       text += json{{"custom_id", id},
@@ -156,6 +162,13 @@ class PlannerProcess : public testing::Test {
         }
         values.insert(values.end(), static_cast<std::size_t>(line.max_tokens), -0.5);
         EXPECT_EQ(choice["logprobs"]["token_logprobs"], values) << id;
+      }
+      if (line.score_from > 0) {
+        json values = json::array();
+        for (std::size_t place = line.score_from; place < line.prompt.size(); ++place) {
+          values.push_back(-static_cast<double>(place - 1));
+        }
+        EXPECT_EQ(choice["scores"]["logprobs"], values) << id;
       }
     }
   }

@@ -258,6 +258,37 @@ TEST_F(RequestLine, APromptThatFillsTheContextMayStillBeScored) {
       "context_length_exceeded");
 }
 
+TEST_F(RequestLine, OfAPromptThatIsScoredTheLastTokenIsNotFed) {
+  const Request scored = request(R"({"prompt":[5,6,7,8],"score_from":2})");
+  EXPECT_THAT(scored.prompt, ElementsAre(5, 6, 7));
+  EXPECT_EQ(scored.scored_last, 8);
+  EXPECT_EQ(scored.sampling.max_tokens, 0);
+  EXPECT_TRUE(scored.sampling.prompt_logprobs());
+  EXPECT_EQ(scored.first_valued(), 2u);
+  EXPECT_EQ(scored.valued(), 2u);
+  EXPECT_EQ(scored.most_context(), 3);
+
+  // So it may be one token longer than the context.
+  const auto with_ids = [](int count) {
+    return fmt::format(R"({{"prompt":{},"score_from":1,"max_tokens":0}})", ids(count));
+  };
+  EXPECT_EQ(request(with_ids(kContext + 1)).most_context(), kContext);
+  const RequestError longer = error(with_ids(kContext + 2));
+  EXPECT_EQ(longer.code, "context_length_exceeded");
+  EXPECT_EQ(longer.param, "prompt");
+}
+
+TEST_F(RequestLine, APromptIsScoredFromAPlaceBehindItsFirstTokenAndNothingElseIsAsked) {
+  for (const char* body :
+       {R"("score_from":0)", R"("score_from":4)", R"("score_from":1.5)",
+        R"("score_from":2,"max_tokens":1)", R"("score_from":2,"echo":true)",
+        R"("score_from":2,"logprobs":0)", R"("score_from":2,"prompt_logprobs":0)",
+        R"("score_from":2,"n":2,"temperature":1)"}) {
+    EXPECT_EQ(error(fmt::format(R"({{"prompt":[5,6,7,8],{}}})", body)).param, "score_from") << body;
+  }
+  EXPECT_EQ(std::get<RequestError>(chat(R"({"score_from":1})", rules())).param, "score_from");
+}
+
 TEST_F(RequestLine, TinyTemperaturesAreGreedyAndTinyTopPStaysAboveZero) {
   EXPECT_EQ(request(R"({"prompt":"x","temperature":0})").sampling.temperature, 0);
   EXPECT_EQ(request(R"({"prompt":"x","temperature":-0.0})").sampling.temperature, 0);

@@ -28,6 +28,9 @@ std::string some_lines(int count) {
       const std::string limit = "\"max_tokens\":" + std::to_string(random() % 30);
       body = random() % 2 == 0 ? body + ", " + limit : limit + " , " + body;
     }
+    if (random() % 13 == 0) {
+      body += R"(, "score_from": 1)";
+    }
     if (random() % 7 == 0) {
       body += R"(, "user": "\"prompt\": [1]")";
     }

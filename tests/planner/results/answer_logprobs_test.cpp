@@ -81,6 +81,25 @@ TEST_F(AnswerLogprobs, OfThePromptEachTokenHasItsOwnAndTheBestWithRanks) {
   }
 }
 
+TEST_F(AnswerLogprobs, ScoresAreOfTheTokensThatWereAskedForAndTellWhichWereTheBest) {
+  Request asked = request(0);
+  asked.prompt = {kEos, byte_id('p')};
+  asked.scored_last = kAb;
+  asked.sampling.score_from = 1;
+  asked.sampling.prompt_top = 1;
+  asked.sampling.return_token_ids = true;
+  KeptAnswer answer(asked, tokenizer_, kEosList);
+  answer.set_prompt_values({{-0.5f, {}}, {-2, {{byte_id('q'), -0.25f}}}});
+  answer.finish_scoring();
+  const json body = json::parse(answer.result_line("m"))["response"]["body"];
+  EXPECT_EQ(body["choices"][0]["scores"],
+            json::parse(R"({"logprobs":[-0.5,-2.0],"best":[true,false]})"));
+  EXPECT_EQ(body["choices"][0]["text"], "");
+  EXPECT_EQ(body["choices"][0]["prompt_token_ids"], json({kEos, byte_id('p'), kAb}));
+  EXPECT_FALSE(body["choices"][0].contains("prompt_logprobs"));
+  EXPECT_EQ(body["usage"]["prompt_tokens"], 3);
+}
+
 TEST_F(AnswerLogprobs, EchoedLogprobsBeginWithNull) {
   Request asked = request(1);
   asked.prompt = {kEos, byte_id('p'), kAb};

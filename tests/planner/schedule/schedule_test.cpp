@@ -45,6 +45,10 @@ std::vector<Request> random_requests(std::mt19937& random, std::size_t count, in
                 static_cast<std::int32_t>(random() % static_cast<unsigned>(longest_answer + 1)));
     r.sampling.echo = random() % 4 == 0 || r.sampling.max_tokens == 0;
     r.sampling.logprobs = r.sampling.echo ? 0 : -1;
+    if (r.sampling.max_tokens == 0 && random() % 2 == 0) {
+      r.sampling.score_from = 1 + static_cast<std::int32_t>(random() % r.prompt.size());
+      r.scored_last = static_cast<TokenId>(random() % kVocabulary);
+    }
     requests.push_back(std::move(r));
   }
   return requests;
@@ -148,7 +152,7 @@ Outcomes run(const std::vector<Request>& requests, const Setting& setting) {
       if (result != results.end()) {
         for (const auto& [position, target] : result->second.prompt_targets) {
           auto& echoed = all.echoed[r.id.n];
-          EXPECT_EQ(echoed.size(), position) << "each prompt value comes once and in order";
+          EXPECT_EQ(echoed.size() + r.first_valued() - 1, position) << "each prompt value comes once and in order";
           echoed.push_back(target);
         }
       }
@@ -196,9 +200,11 @@ void expect_undisturbed(const std::vector<Request>& requests, const Outcomes& ou
     const auto echoed = outcomes.echoed.find(r.id.n);
     const std::vector<TokenId> targets =
         echoed == outcomes.echoed.end() ? std::vector<TokenId>{} : echoed->second;
-    const std::vector<TokenId> wanted =
-        r.sampling.prompt_logprobs() ? std::vector<TokenId>(r.prompt.begin() + 1, r.prompt.end())
-                                     : std::vector<TokenId>{};
+    std::vector<TokenId> wanted;
+    for (std::size_t place = r.first_valued();
+         r.sampling.prompt_logprobs() && place < r.given_tokens(); ++place) {
+      wanted.push_back(r.token_or_scored(place));
+    }
     EXPECT_EQ(targets, wanted) << "request " << r.id.n;
   }
 }
