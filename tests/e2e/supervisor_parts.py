@@ -2,6 +2,7 @@
 """The supervisor's parts by themselves: sizes, options, locks, who is dead, who is to blame, what stands still."""
 
 import argparse
+import concurrent.futures
 import contextlib
 import errno
 import fcntl
@@ -19,7 +20,7 @@ from unittest import mock
 import harness
 from harness import expect, expect_equal, test, wait_until
 from supervisor.commands import profile
-from supervisor.lifecycle import children, cublas, live_changes, loaders, locks, notification, processes, segments, short_folders, watchdog
+from supervisor.lifecycle import children, cublas, live_changes, loaders, locks, notification, own_packages, processes, segments, short_folders, watchdog
 from supervisor.lifecycle.locks import Lock, is_held
 from supervisor.lifecycle.supervision import Supervision
 from supervisor.shared import options, paths, quantities
@@ -642,6 +643,40 @@ def a_lock_whose_file_was_removed_meanwhile_is_taken_anew(workspace):
     expect(os.path.samestat(os.fstat(lock.descriptor), os.stat(path)), "the lock is on a file without a name")
     expect(locks.Lock.take(path) is None, "two hold it")
     lock.give_back()
+
+
+@test
+def an_environment_is_made_once_for_each_python_and_list_of_packages(workspace):
+    made = []
+
+    def run(words, **_):
+        if "venv" in words:
+            made.append(words[-1])
+            time.sleep(0.2)
+            os.makedirs(words[-1])
+        return SimpleNamespace(returncode=0)
+
+    needs = workspace / "requirements.txt"
+    needs.write_text("one")
+
+    def environment():
+        return str(own_packages.environment("of-a-test", "POISE_TEST_VENV", needs, "what a test needs", "one"))
+
+    home = {"XDG_CACHE_HOME": str(workspace.folder), "POISE_TEST_VENV": ""}
+    with mock.patch.dict(os.environ, home), mock.patch.object(own_packages, "is_bundle", lambda: True), mock.patch("subprocess.run", run):
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            found = set(pool.map(lambda _: environment(), range(3)))
+        expect_equal((len(found), made), (1, list(found)), "made at once")
+        with mock.patch.object(sys, "version", "3.99"):
+            expect(environment() not in found, "two Pythons share an environment")
+        expect(environment() in found and len(made) == 2, f"made again: {made}")
+        needs.write_text("two")
+        expect(environment() not in found and len(made) == 3, f"another list: {made}")
+        expect(not [name for name in os.listdir(workspace / "poise") if name.endswith(".lock")], "a lock is left")
+        needs.write_text("three")
+        with mock.patch("importlib.util.find_spec", lambda name: None):
+            refused = refuses(environment)
+        expect(f"python3.{sys.version_info.minor}-venv" in str(refused), str(refused))
 
 
 @test

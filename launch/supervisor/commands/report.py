@@ -67,6 +67,4 @@ def _write(output, text):
 def _library(named):
     if named is not None:
         return read_library(Path(named), f"--plotly {shown(named)}")
-    folder = own_packages.folder_of("report-venv", "POISE_REPORT_VENV")
-    own_packages.interpreter(folder, _NEEDS, "what draws a report", "plotly")
-    return library_in(folder)
+    return library_in(own_packages.environment("report-venv", "POISE_REPORT_VENV", _NEEDS, "what draws a report", "plotly"))

@@ -24,8 +24,8 @@ _MOST_AT_A_TIME, _LEAST_WINDOW = 256, 64
 
 def python():
     """The interpreter that has what the front needs."""
-    folder = own_packages.folder_of("serve-venv", "POISE_SERVE_VENV")
-    return own_packages.interpreter(folder, _NEEDS, "what a server needs", "starlette, uvicorn and others")
+    folder = own_packages.environment("serve-venv", "POISE_SERVE_VENV", _NEEDS, "what a server needs", "starlette, uvicorn and others")
+    return folder / "bin" / "python"
 
 
 def listening(host, port, option="--port"):
