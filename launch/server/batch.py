@@ -18,20 +18,20 @@ from .answers import Answer
 from .batch_lines import LONGEST_LINE, Unreadable, count_lines, late_line, refused_line, results_in, slices, split
 from .completions import CHAT, COMPLETIONS
 from .errors import Refused
-from .planner_link import OpenRequest
+from .planner_link import TimedRequest
 
 _SYNC = 1.0  # seconds until a result is safe on the disk, and until counts are; and until a disk that was full is tried again
 _ACTIVE = ("validating", "in_progress", "finalizing", "cancelling")
 
 
-class _Line(OpenRequest):
+class _Line(TimedRequest):
     """A line that the planner has; its result goes to its batch at once."""
 
-    counts = False
+    counts = 0
 
-    def __init__(self, number, batch, text, entry, line):
-        super().__init__(number, text, entry, line, False)
-        self.batch, self.line = batch, line
+    def __init__(self, batch, text, entry, number):
+        super().__init__(text, entry, number)
+        self.batch, self.number = batch, number
 
     def put(self, event):
         self.batch.take(self, event)
@@ -179,7 +179,7 @@ class Batch:
                             slots.release()
                             raise
                         if refusal is None:
-                            line = self._open[number] = _Line(planner.number(), self, text, entry, number)
+                            line = self._open[number] = _Line(self, text, entry, number)
                             planner.open(line)
                             continue
                         slots.release()
@@ -229,12 +229,12 @@ class Batch:
             return refused_line(number, json.loads(text).get("custom_id"), str(refused), "messages", status), None
 
     def take(self, line, event):
-        if not isinstance(event, bytes) or self._open.pop(line.line, None) is None:
+        if self._open.pop(line.number, None) is None:
             return
         self._batches.slots.release()
         answer = Answer(event)
         self._batches.metrics.finished(line, answer)
-        self._write(line.line, answer.line_numbered(line.line), answer.status == 200)
+        self._write(line.number, answer.line_numbered(line.number), answer.status == 200)
         self._moved.set()
 
     # ---- its results

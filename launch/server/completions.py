@@ -13,6 +13,7 @@ from .planner_link import TooManyRequests
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _STREAM_FIELDS = ("stream", "stream_options")
+_MOST_CHOICES = 128
 _SLOW_CLIENT = 120.0  # seconds for a piece of a stream to be taken
 
 
@@ -36,35 +37,33 @@ class Completions:
         if self._planner.closing:
             raise Refused(503, "the server is ending", code="server_ending", headers={"Connection": "close"})
         prompts = _prompts_of(body) if url == COMPLETIONS else None
+        choices = _choices_of(body)
         if prompts is None:
             bodies = [_as_text(_without_stream(body)) if any(name in body for name in _STREAM_FIELDS) else raw]
         else:
-            if len(prompts) > self._settings.max_open_requests:
-                most = self._settings.max_open_requests
-                raise Refused(400, f'"prompt" holds {len(prompts)} prompts; this server takes {most} at a time', "prompt")
             shared = _without_stream(body)
             bodies = [_as_text({**shared, "prompt": prompt}) for prompt in prompts]
         lines = [batch_line(b'"-"', url, one) for one in bodies]
-        if self._planner.room() < len(lines):
-            raise too_many(len(self._planner))
+        wanted, most = len(lines) * choices, self._settings.max_open_requests
+        if wanted > most:
+            raise Refused(400, f"{wanted} answers are wanted; this server makes {most} at a time", "prompt" if choices == 1 else "n")
+        if self._planner.room() < wanted:
+            raise too_many(self._planner.counted)
         entry = await self._chat.entry(lines[0]) if url == CHAT else None
         try:
-            opened = self._planner.submit([(line, entry) for line in lines], stream is not None)
+            opened = self._planner.submit([(line, entry) for line in lines], stream is not None, choices)
         except TooManyRequests:
-            raise too_many(len(self._planner)) from None
+            raise too_many(self._planner.counted) from None
         name = f"{self._planner.front_id}-{opened[0].id}"
         if stream is None:
             return await self._whole(request, opened, name)
-        return _Stream(self, opened, name, url == CHAT, stream, self._name_of(body))
+        return _Stream(self, opened, name, url == CHAT, stream, self._settings.names[0])
 
     def check_model(self, body):
         model = body.get("model")
         if model is not None and model not in self._settings.names:
             given = f'"{model[:200]}"' if isinstance(model, str) else "another"
             raise Refused(404, f'the model {given} is not served here; "{self._settings.names[0]}" is', "model", "model_not_found")
-
-    def _name_of(self, body):
-        return self._settings.names[0]
 
     @staticmethod
     def _stream_of(body):
@@ -76,12 +75,10 @@ class Completions:
             raise Refused(400, '"stream_options" must be an object of flags, such as {"include_usage": true}', "stream_options")
         if options and not stream:
             raise Refused(400, '"stream_options" goes with "stream": true', "stream_options")
-        if stream and body.get("n", 1) not in (1, None):
-            raise Refused(400, '"n" must be 1 in a stream', "n", "unsupported_parameter")
         return (options or {}) if stream else None
 
     async def _whole(self, request, opened, name):
-        gone = asyncio.ensure_future(_disconnected(request))
+        gone = asyncio.ensure_future(_disconnected(request.receive))
         gathered = asyncio.ensure_future(self._gather(opened))
         try:
             await asyncio.wait({gone, gathered}, return_when=asyncio.FIRST_COMPLETED)
@@ -122,6 +119,12 @@ def batch_line(custom_id, url, body):
     return b'{"custom_id":%b,"method":"POST","url":"%b","body":%b}' % (custom_id, url.encode(), body)
 
 
+def _choices_of(body):
+    """How many answers each prompt gets; what is no such number, the planner refuses."""
+    choices = body.get("n")
+    return choices if type(choices) is int and 1 <= choices <= _MOST_CHOICES else 1
+
+
 def _prompts_of(body):
     """The prompts of a list of several; None where there is one, which the planner reads itself."""
     prompt = body.get("prompt")
@@ -150,8 +153,8 @@ def _joined(bodies):
     return first
 
 
-async def _disconnected(request):
-    while (await request.receive())["type"] != "http.disconnect":
+async def _disconnected(receive):
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 
@@ -169,7 +172,7 @@ class _Stream:
         self._usage = [0, 0]
 
     async def __call__(self, scope, receive, send):
-        gone = asyncio.ensure_future(self._left(receive))
+        gone = asyncio.ensure_future(_disconnected(receive))
         work = asyncio.ensure_future(self._work(send))
         try:
             await asyncio.wait({gone, work}, return_when=asyncio.FIRST_COMPLETED)
@@ -182,27 +185,21 @@ class _Stream:
             work.cancel()
             self._completions.end(self._opened)
 
-    @staticmethod
-    async def _left(receive):
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
     async def _work(self, send):
         # The first event decides: a request that is refused has its own status.
-        parts = [_Part(index, one, self._chat) for index, one in enumerate(self._opened)]
-        if len(parts) == 1:
-            first = await parts[0].opened.next()
+        if len(self._opened) == 1:
+            only = self._opened[0]
+            first = await only.next()
             if isinstance(first[0], bytes) and (answer := Answer(first[0])).status != 200:
-                self._completions.take(parts[0].opened, first[0])
+                self._completions.take(only, first[0])
                 return await Response(answer.body, answer.status, media_type="application/json")({"type": "http"}, None, send)
             await self._begin(send)
-            await self._events(send, parts[0], first)
-            await self._rest(send, parts[0])
+            await self._rest(send, only, self._parts(0), first)
         else:
             await self._begin(send)
             async with _Together() as tasks:
-                for part in parts:
-                    tasks.add(self._rest(send, part))
+                for place, opened in enumerate(self._opened):
+                    tasks.add(self._rest(send, opened, self._parts(place)))
         if self._with_usage:
             await self._send(send, self._chunk([], self._usage_of(*self._usage)))
         await self._write(send, b"data: [DONE]\n\n", last=True)
@@ -211,27 +208,48 @@ class _Stream:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def _rest(self, send, part):
-        while not part.over:
-            await self._events(send, part, await part.opened.next())
+    def _parts(self, place):
+        """Those of a request's choices."""
+        choices = self._opened[place].counts
+        return [_Part(place * choices + choice, self._chat) for choice in range(choices)]
 
-    async def _events(self, send, part, events):
-        answer = None
-        if isinstance(events[-1], bytes):
-            part.over = True
-            answer = self._completions.take(part.opened, events.pop())
-            self._usage[0] += answer.prompt_tokens
-            self._usage[1] += answer.completion_tokens
+    async def _rest(self, send, opened, parts, events=None):
+        over = False
+        while not over:
+            events = events or await opened.next()
+            over = isinstance(events[-1], bytes)
+            answer = self._completions.take(opened, events.pop()) if over else None
+            data = self._events(parts, events) + (self._end(parts, answer) if over else b"")
+            events = None
+            if data:
+                await self._write(send, data)
+
+    def _events(self, parts, events):
         data = b""
-        if not part.begun and self._chat and (answer is None or answer.status == 200):
-            data += self._data(self._chunk([part.opening()]))
+        for choice, part in enumerate(parts):
+            if own := [event for event in events if event.get("choice", 0) == choice]:
+                data += self._opening(part)
+                for told in part.choices(own):
+                    data += self._data(self._chunk([told], self._usage_of(0, part.tokens) if self._each_usage else None))
+        return data
+
+    def _end(self, parts, answer):
+        """What is left when the answer is whole."""
+        body = json.loads(answer.body)
+        if answer.status != 200:
+            return self._data(body)
+        self._usage[0] += answer.prompt_tokens
+        self._usage[1] += answer.completion_tokens
+        return b"".join(
+            self._opening(part) + self._data(self._chunk([part.closing(choice)])) for part, choice in zip(parts, body["choices"], strict=True)
+        )
+
+    def _opening(self, part):
+        """How a message begins, once."""
+        if part.begun or not self._chat:
+            return b""
         part.begun = True
-        for choice in part.choices(events):
-            data += self._data(self._chunk([choice], self._usage_of(0, part.tokens) if self._each_usage else None))
-        if answer is not None:
-            data += self._data(self._chunk([part.closing(answer)])) if answer.status == 200 else self._data(json.loads(answer.body))
-        if data:
-            await self._write(send, data)
+        return self._data(self._chunk([part.opening()]))
 
     def _chunk(self, choices, usage=None):
         chunk = {**self._head, "choices": choices}
@@ -277,11 +295,10 @@ class _Together:
 class _Part:
     """One of a stream's choices."""
 
-    def __init__(self, index, opened, chat):
+    def __init__(self, index, chat):
         self.index = index
-        self.opened = opened
         self._chat = chat
-        self.begun = self.over = False
+        self.begun = False
         self.tokens = 0
         self._sent = 0  # bytes of text
         self._valued = 0  # tokens whose logprobs or ids were sent
@@ -318,9 +335,8 @@ class _Part:
             choice["token_ids"] = token_ids
         return choice
 
-    def closing(self, answer):
+    def closing(self, choice):
         """What of the whole answer has not been sent, and how it ended."""
-        choice = json.loads(answer.body)["choices"][0]
         text = choice["message"]["content"] if self._chat else choice["text"]
         text = text.encode()[self._sent :].decode()
         logprobs, ids = choice.get("logprobs"), choice.get("token_ids")

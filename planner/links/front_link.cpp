@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <utility>
@@ -59,7 +60,7 @@ void FrontLink::take(std::span<const std::string> frames) {
     front_ = front->get<std::string>();
     spdlog::info("front {}: {} of the one before it are dropped", front_, open_.size());
     while (!open_.empty()) {
-      drop({open_.begin()->first});
+      drop(open_.begin()->second.request->line());
     }
     events_.clear();
     results_.clear();
@@ -81,6 +82,9 @@ void FrontLink::take(std::span<const std::string> frames) {
 // Returns how many frames are this request's.
 std::size_t FrontLink::open(const json& entry, std::span<const std::string> frames) {
   const RequestId id = id_in(entry.at("id"));
+  if (id.n >= kFirstFurtherChoice) {
+    fail(Exit::foreign, "the front numbers a request {}", id.n);
+  }
   const bool chat = entry.value("chat", false);
   const std::size_t own = chat ? 2 : 1;
   if (frames.size() < own || open_.contains(id.n)) {
@@ -93,43 +97,72 @@ std::size_t FrontLink::open(const json& entry, std::span<const std::string> fram
     finish({.request = id, .error = true, .text = error_line(*error)});
     return own;
   }
-  auto request = std::make_unique<Request>(std::get<Request>(std::move(parsed)));
-  if (open_.size() >= kMostOpen) {
+  Request& request = std::get<Request>(parsed);
+  if (open_.size() + static_cast<std::size_t>(request.choices) > kMostOpen) {
     finish({.request = id,
             .error = true,
-            .text = error_line({id, request->custom_id, "too many requests are open", "",
+            .text = error_line({id, request.custom_id, "too many requests are open", "",
                                 "too_many_requests", 429})});
     return own;
   }
-  request->id = id;
-  const bool streams = entry.value("stream", false) && !request->sampling.prompt_logprobs();
-  arrived_.push_back(request.get());
-  open_.emplace(id.n, OpenRequest{.request = std::move(request),
-                                  .streams = streams,
-                                  .arrived = monotonic_now()});
+  request.id = id;
+  const bool streams = entry.value("stream", false) && !request.sampling.prompt_logprobs();
+  std::vector<Request> choices;
+  std::vector<RequestId> further;
+  add_choices(
+      std::move(request), [&] { return further.emplace_back(further_choice()); }, choices);
+  for (Request& choice : choices) {
+    auto kept = std::make_unique<const Request>(std::move(choice));
+    arrived_.push_back(kept.get());
+    const std::uint32_t key = kept->id.n;
+    open_.emplace(
+        key,
+        OpenRequest{.request = std::move(kept), .streams = streams, .arrived = monotonic_now()});
+  }
+  open_.at(id.n).further = std::move(further);
   return own;
 }
 
+// An id that no open request has.
+RequestId FrontLink::further_choice() {
+  while (open_.contains(next_further_)) {
+    next_further_ = std::max(next_further_ + 1, kFirstFurtherChoice);
+  }
+  const RequestId id{next_further_};
+  next_further_ = std::max(next_further_ + 1, kFirstFurtherChoice);
+  return id;
+}
+
 // One for which nobody waits any more.
-void FrontLink::drop(RequestId request) {
-  const auto found = open_.find(request.n);
+void FrontLink::drop(RequestId line) {
+  const auto found = open_.find(line.n);
   if (found == open_.end()) {
     return;  // it has just been answered
   }
-  const Request* const dropped = found->second.request.get();
-  if (std::erase(arrived_, dropped) == 0) {
-    cancelled_.push_back(dropped);
+  const auto take_back = [&](const OpenRequest& choice) {
+    if (std::erase(arrived_, choice.request.get()) == 0) {
+      cancelled_.push_back(choice.request.get());
+    }
+  };
+  take_back(found->second);
+  for (const RequestId further : found->second.further) {
+    take_back(open_.at(further.n));
   }
-  end(request);
+  end(line);
 }
 
 // The request itself stays until the next step: the run may still look at it.
-void FrontLink::end(RequestId request) {
-  const auto found = open_.find(request.n);
-  if (found != open_.end()) {
-    ended_.push_back(std::move(found->second.request));
-    open_.erase(found);
+void FrontLink::end(RequestId line) {
+  const auto found = open_.find(line.n);
+  if (found == open_.end()) {
+    return;
   }
+  for (const RequestId further : found->second.further) {
+    ended_.push_back(std::move(open_.at(further.n).request));
+    open_.erase(further.n);
+  }
+  ended_.push_back(std::move(found->second.request));
+  open_.erase(found);
 }
 
 void FrontLink::ran(RequestId request, bool generated, Seconds began, Seconds now,
@@ -167,7 +200,12 @@ void FrontLink::progress(RequestId request, const Answer& answer,
   if (settled.size() <= open.sent_text && !(with_tokens && tokens.size() > open.sent_tokens)) {
     return;
   }
-  std::string event = fmt::format("{{\"id\":{},\"at\":{},\"text\":", request.n, open.sent_text);
+  const Request& of = *open.request;
+  std::string event = fmt::format("{{\"id\":{},", of.line().n);
+  if (of.choice > 0) {
+    event += fmt::format("\"choice\":{},", of.choice);
+  }
+  event += fmt::format("\"at\":{},\"text\":", open.sent_text);
   append_json_text(event, settled.substr(std::min(open.sent_text, settled.size())));
   open.sent_text = std::max(open.sent_text, settled.size());
   if (with_tokens) {

@@ -8,10 +8,10 @@
 //   {"cancel": [id …]}
 //   to the front
 //   {"planner": ID, "context", …}                     once a second: a planner that starts asks for everything
-//   {"events": [{"id", "at", "text", …} …,            a stream's text, from byte `at` of it on
+//   {"events": [{"id", "choice", "at", "text", …} …,  a stream's text, from byte `at` of it on; "choice" if not the first
 //               {"id", "frame", "waited", …} …]}      a result line, in that frame (from 1); times in seconds
 //
-// Ids are the front's, each used once. A request under another front's ID is dropped: that front has died. The
+// Ids are the front's, below kFirstFurtherChoice, each used once; a line with "n" has one result line for all its choices. A request under another front's ID is dropped: that front has died. The
 // planner keeps what it could not send and begins no iteration meanwhile, so a slow front slows the run, and
 // memory is bounded by the requests that are open. One thread; no call blocks longer than its timeout.
 
@@ -42,6 +42,7 @@ class FrontLink {
   // Valid until the step after they ended.
   std::vector<const Request*> take_arrived() { return std::exchange(arrived_, {}); }
   // Requests that were taken as arrived, and for which nobody waits any more.
+  // The choices of a line stand together, the last one last.
   std::vector<const Request*> take_cancelled() { return std::exchange(cancelled_, {}); }
 
   // A request was in the iteration from `began` to `now`; `generated`: a token came of it. The time since its
@@ -57,6 +58,7 @@ class FrontLink {
  private:
   struct OpenRequest {
     std::unique_ptr<const Request> request;
+    std::vector<RequestId> further;  // of a first choice: the others of its line
     bool streams = false;
     std::size_t sent_text = 0;    // bytes
     std::size_t sent_tokens = 0;  // whose ids or logprobs were sent
@@ -65,14 +67,16 @@ class FrontLink {
 
   void take(std::span<const std::string> frames);
   std::size_t open(const nlohmann::json& entry, std::span<const std::string> frames);
-  void drop(RequestId request);
-  void end(RequestId request);
+  void drop(RequestId line);
+  void end(RequestId line);
+  RequestId further_choice();
   void add_event(const std::string& event);
 
   std::unique_ptr<FrameChannel> channel_;
   RequestRules rules_;
   std::string id_, front_;  // whom it was last heard of
-  std::unordered_map<std::uint32_t, OpenRequest> open_;
+  std::unordered_map<std::uint32_t, OpenRequest> open_;  // each choice for itself
+  std::uint32_t next_further_ = kFirstFurtherChoice;
   std::vector<std::unique_ptr<const Request>> ended_;
   std::vector<const Request*> arrived_, cancelled_;
   std::string events_;                // of the message that is being made

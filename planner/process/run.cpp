@@ -25,9 +25,8 @@ Run::Run(RunOptions asked)
     fail(Exit::foreign, "the loader holds another model than {}", options.input.model.string());
   }
   if (!options.front_socket.empty()) {
-    RequestRules rules = rules_of(options.input, input);
-    rules.most_choices = 1;  // the front numbers requests, and counts their answers
-    front = std::make_unique<FrontLink>(connect_frames(options.front_socket), std::move(rules));
+    front = std::make_unique<FrontLink>(connect_frames(options.front_socket),
+                                        rules_of(options.input, input));
     spdlog::info("requests come over {}", options.front_socket.string());
   } else {
     spdlog::info("{} and {} that {} none in {}", counted(input.requests.answerable(), "request"),
@@ -67,7 +66,7 @@ void Run::write(const std::vector<ResultLine>& lines) {
   for (const ResultLine& line : lines) {
     if (front) {
       front->finish(line);
-      std::erase_if(to_do, [&](const Request* one) { return one->id == line.request; });
+      std::erase_if(to_do, [&](const Request* one) { return one->line() == line.request; });
       ++status.done;
       status.errors += line.error ? 1 : 0;
       continue;

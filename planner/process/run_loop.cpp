@@ -163,7 +163,7 @@ bool RunLoop::receive_requests(Seconds wait) {
   for (const Request* arrived : front.take_arrived()) {
     run_.to_do.push_back(arrived);
     scheduler_->add(*arrived);
-    ++run_.status.requests;
+    run_.status.requests += arrived->choice == 0 ? 1 : 0;
     run_.status.tokens_left += arrived->sampling.max_tokens;
   }
   if (idle()) {
@@ -174,11 +174,14 @@ bool RunLoop::receive_requests(Seconds wait) {
 
 void RunLoop::remove(const Request& request) {
   std::erase(run_.to_do, &request);
-  --run_.status.requests;
-  const Answer* const answer = answers_->find(request.id);
-  run_.status.tokens_left -= request.sampling.max_tokens - (answer != nullptr ? answer->size() : 0);
-  scheduler_->remove(request.id);
-  answers_->remove(request.id);
+  run_.status.requests -= request.choice == 0 ? 1 : 0;
+  if (!answers_->ended(request)) {
+    const Answer* const answer = answers_->find(request.id);
+    run_.status.tokens_left -=
+        request.sampling.max_tokens - (answer != nullptr ? answer->size() : 0);
+    scheduler_->remove(request.id);
+  }
+  answers_->remove(request);
 }
 
 void RunLoop::give_up(RequestId culprit) {

@@ -274,12 +274,8 @@ void check_common(const RequestFields& body, const RequestRules& rules) {
 }
 
 // How many answers the line wants: "n", and "best_of" where it is the same.
-std::int32_t read_choices(const RequestFields& body, const RequestRules& rules,
-                          const SamplingParams& sampling) {
+std::int32_t read_choices(const RequestFields& body, const SamplingParams& sampling) {
   const std::int64_t n = body.integer("n", 1, kMostChoices).value_or(1);
-  if (n > rules.most_choices) {
-    body.refuse("n", fmt::format("must be {} here, not {}", rules.most_choices, n), kUnsupported);
-  }
   if (n > 1 && sampling.temperature == 0) {
     body.refuse("n", "must be 1 with a temperature of 0: all answers would be the same");
   }
@@ -397,7 +393,7 @@ Request read_body(const RequestFields& body, const RequestRules& rules) {
   read_prompt(body, rules, asked, request);
   request.sampling.max_tokens = granted_tokens(asked, request.prompt.size(), rules, "prompt");
   read_wishes(body, rules, asked, request);
-  request.choices = read_choices(body, rules, request.sampling);
+  request.choices = read_choices(body, request.sampling);
   return request;
 }
 
@@ -421,7 +417,7 @@ Request read_chat_body(const RequestFields& body, std::string_view entry,
   request.sampling.max_tokens =
       granted_tokens(limit.value_or(rules.context), request.prompt.size(), rules, "messages");
   read_wishes(body, rules, limit.value_or(rules.context), request);
-  request.choices = read_choices(body, rules, request.sampling);
+  request.choices = read_choices(body, request.sampling);
   return request;
 }
 

@@ -88,21 +88,6 @@ RequestError duplicate(RequestId line, std::string custom_id, RequestId first) {
           "custom_id", "duplicate_custom_id"};
 }
 
-// A request for each choice. Seeds as in vLLM: the request's and the numbers behind it.
-void add_choices(Request request, std::uint32_t& further, std::vector<Request>& requests) {
-  const RequestId line = request.id;
-  const std::int32_t choices = request.choices;
-  const std::uint64_t seed = request.sampling.seed;
-  requests.push_back(std::move(request));
-  for (std::int32_t choice = 1; choice < choices; ++choice) {
-    Request& one = requests.emplace_back(requests.back());
-    one.id = {further++};
-    one.first_choice = line;
-    one.choice = choice;
-    one.sampling.seed = seed + static_cast<std::uint64_t>(choice);
-  }
-}
-
 }  // namespace
 
 std::size_t RequestFile::answerable() const {
@@ -153,7 +138,7 @@ RequestFile read_requests(const std::filesystem::path& path, const RequestRules&
       Request& request = std::get<Request>(parsed);
       const RequestId first = custom_ids.first_user(request.custom_id, request.id);
       if (first == request.id) {
-        add_choices(std::move(request), further, file.requests);
+        add_choices(std::move(request), [&] { return RequestId{further++}; }, file.requests);
       } else {
         file.errors.push_back(duplicate(request.id, std::move(request.custom_id), first));
       }

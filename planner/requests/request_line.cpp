@@ -97,6 +97,21 @@ ParsedLine parse_request(RequestId line, std::string_view text, const RequestRul
   }
 }
 
+void add_choices(Request request, const std::function<RequestId()>& further,
+                 std::vector<Request>& requests) {
+  const RequestId line = request.id;
+  const std::int32_t choices = request.choices;
+  const std::uint64_t seed = request.sampling.seed;
+  requests.push_back(std::move(request));
+  for (std::int32_t choice = 1; choice < choices; ++choice) {
+    Request& one = requests.emplace_back(requests.back());
+    one.id = further();
+    one.first_choice = line;
+    one.choice = choice;
+    one.sampling.seed = seed + static_cast<std::uint64_t>(choice);
+  }
+}
+
 std::uint64_t derived_seed(std::uint64_t run_seed, RequestId line) {
   return mixed(mixed(run_seed) ^ line.n);
 }

@@ -6,11 +6,13 @@
 // any thread may call them.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "planner/requests/request.h"
 
@@ -35,7 +37,6 @@ struct RequestRules {
   const Tokenizer* tokenizer = nullptr;  // null with --skip-tokenizer-init
   std::uint64_t run_seed = 0;
   std::span<const TokenId> eos = {};  // barred until min_tokens are answered
-  std::int32_t most_choices = kMostChoices;
   std::string model = "";  // its served name; empty: any name is accepted
 };
 
@@ -45,6 +46,11 @@ using ParsedLine = std::variant<Request, RequestError>;
 // planner/requests/chat_prompts.h has for it; empty: nothing.
 ParsedLine parse_request(RequestId line, std::string_view text, const RequestRules& rules,
                          std::string_view chat_entry = {});
+
+// Appends a request for each choice that the line wants, the first one under its own id and each further one under a `further` one. Seeds
+// as in vLLM: the request's and the numbers behind it.
+void add_choices(Request request, const std::function<RequestId()>& further,
+                 std::vector<Request>& requests);
 
 // The seed of a request that names none: the same in every run with the same seed.
 std::uint64_t derived_seed(std::uint64_t run_seed, RequestId line);

@@ -78,6 +78,13 @@ const Answer* AnswerBook::find(RequestId request) const {
   return found == answers_.end() ? nullptr : &found->second.answer;
 }
 
+void AnswerBook::remove(const Request& request) {
+  answers_.erase(request.id.n);
+  if (request.choice + 1 == request.choices) {
+    choices_.forget(request.line());
+  }
+}
+
 AnswerBook::Progress AnswerBook::give_up(const Request& request) {
   const auto running = answers_.extract(request.id.n);
   const std::int32_t answered = running.empty() ? 0 : running.mapped().answer.size();

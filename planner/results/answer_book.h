@@ -38,8 +38,8 @@ class AnswerBook {
 
   // The answer under way; null if there is none. Valid until the next call that is not const.
   const Answer* find(RequestId request) const;
-  // Forgets a request that nobody waits for any more.
-  void remove(RequestId request) { answers_.erase(request.n); }
+  // Forgets a request that nobody waits for any more. With the last choice of its line also those that have ended.
+  void remove(const Request& request);
 
   // Ends a request that no executor survives: `lines` is its error line, once all choices of the line have
   // ended.

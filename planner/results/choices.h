@@ -30,6 +30,8 @@ class Choices {
   std::optional<ResultLine> fail(const Request& request, std::string error_line);
   // Whether this choice has ended while others of its line have not.
   bool ended(const Request& request) const;
+  // Forgets the choices of a line.
+  void forget(RequestId line) { lines_.erase(line.n); }
 
  private:
   struct Line {

@@ -154,6 +154,13 @@ LINES = [
 ]  # fmt: skip
 
 
+SEVERAL = [
+    request("three", "who lives in Lorun?", n=3, temperature=1.1, seed=3, max_tokens=12, logprobs=1),
+    {"custom_id": "chat-two", "method": "POST", "url": "/v1/chat/completions",
+     "body": {"messages": [{"role": "user", "content": "where is Jana?"}], "temperature": 1, "seed": 4, "max_tokens": 9, "n": 2}},
+]  # fmt: skip
+
+
 def endpoint(client, line):
     return client.chat.completions if "chat" in line["url"] else client.completions
 
@@ -181,7 +188,7 @@ def joined(chunks, chat):
 @test
 def answers_are_those_of_a_run_whole_and_as_streams(workspace):
     model = chat_model(workspace)
-    wanted = answers_of_run(workspace, model, LINES)
+    wanted = answers_of_run(workspace, model, LINES + SEVERAL)
     with serving(workspace, model=model) as server:
         client = server.client
         client.served = str(model)
@@ -199,10 +206,31 @@ def answers_are_those_of_a_run_whole_and_as_streams(workspace):
         many = client.completions.create(model=model.name, prompt=["where is Jana?", "Paris is"], temperature=0, max_tokens=8, n=1)
         expect_equal([choice.index for choice in many.choices], [0, 1], "indices")
         expect_equal(many.choices[0].text, wanted["greedy"]["choices"][0]["text"], "the first of two prompts")
+        _several_choices_are_those_of_a_run(client, wanted)
         _the_model_is_described(server, model)
         _what_is_wrong_is_told(server)
         _many_at_once(server, client)
         _metrics_add_up(server, client)
+
+
+def _several_choices_are_those_of_a_run(client, wanted):
+    for line in SEVERAL:
+        body, chat = wanted[line["custom_id"]], "chat" in line["url"]
+        expect_equal(len(body["choices"]), line["body"]["n"], "choices of the run")
+        expect_equal(comparable(ask(client, line)), body, f"the answer to {line['custom_id']}")
+        chunks = list(ask(client, line, stream=True, stream_options={"include_usage": True}))
+        expect_equal(chunks[-1].usage.model_dump(exclude_unset=True), body["usage"], "usage of the stream")
+        for choice in body["choices"]:
+            own = [one for chunk in chunks for one in chunk.choices if one.index == choice["index"]]
+            text = "".join((one.delta.content if chat else one.text) or "" for one in own)
+            expect_equal(text, choice["message"]["content"] if chat else choice["text"], f"choice {choice['index']} of {line['custom_id']}")
+            expect_equal([one.finish_reason for one in own if one.finish_reason], [choice["finish_reason"]], "how it ended")
+            values = [value for one in own if one.logprobs for value in one.logprobs.token_logprobs]
+            expect_equal(values, choice["logprobs"]["token_logprobs"] if choice["logprobs"] else [], "logprobs")
+    both = client.completions.create(model=client.served, prompt=["a", "b"], n=2, temperature=1, max_tokens=3, stream=True)
+    expect_equal({one.index for chunk in both for one in chunk.choices}, {0, 1, 2, 3}, "indices of two prompts with two answers each")
+    refused("BadRequestError", lambda: client.completions.create(model=client.served, prompt="x", n=2, temperature=0), 400)
+    refused("BadRequestError", lambda: client.completions.create(model=client.served, prompt=["x"] * 200, n=128), 400)
 
 
 def _the_model_is_described(server, model):
@@ -528,6 +556,7 @@ def a_batch_is_a_run_also_after_everything_was_killed(workspace):
     lines = [request(f"r{n}", f"where is Jana? {n}", temperature=1, max_tokens=60) for n in range(200)]
     for bad in (3, 150):
         lines[bad]["body"]["max_tokens"] = -1
+    lines[40]["body"]["n"] = 3
     wanted = lines_of_run(workspace, lines, "--served-model-name", "m")
     options = (*workspace.paced(2), "--served-model-name", "m", "--max-num-seqs", "16")
     server = Server(workspace, *options)

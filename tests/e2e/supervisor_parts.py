@@ -674,7 +674,7 @@ def an_environment_is_made_once_for_each_python_and_list_of_packages(workspace):
         expect(environment() not in found and len(made) == 3, f"another list: {made}")
         expect(not [name for name in os.listdir(workspace / "poise") if name.endswith(".lock")], "a lock is left")
         needs.write_text("three")
-        with mock.patch("importlib.util.find_spec", lambda name: None):
+        with mock.patch.dict(sys.modules, {"ensurepip": None}):
             refused = refuses(environment)
         expect(f"python3.{sys.version_info.minor}-venv" in str(refused), str(refused))
 

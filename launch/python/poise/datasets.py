@@ -9,7 +9,7 @@ _PROMPT, _MESSAGES = "prompt", "messages"
 
 
 def batch(dataset, model, sampling_params=None, *, prompt=None, answer="answer", output=None, use_tqdm=True, **options):
-    """Answers each row of `dataset` and adds three columns: `answer` (text, or a list of texts with `n`), `answer_finish_reason` and
+    """Answers each row of `dataset` and adds three columns: `answer` and `answer_finish_reason` (with `n` above 1 lists), and
     `answer_error`.
 
     `dataset`: a pandas DataFrame, a pyarrow Table, the name of a .parquet, .arrow, .feather or .jsonl file, or anything that iterates over
@@ -31,15 +31,20 @@ def batch(dataset, model, sampling_params=None, *, prompt=None, answer="answer",
     finally:
         if llm is not model:
             llm.close()
-    texts = [[one.text for one in each.outputs] or None for each in outputs]
-    if all(one is None or len(one) == 1 for one in texts):
-        texts = [one and one[0] for one in texts]
-    reasons = [each.outputs[0].finish_reason if each.outputs else None for each in outputs]
+    texts = _column([[one.text for one in each.outputs] for each in outputs])
+    reasons = _column([[one.finish_reason for one in each.outputs] for each in outputs])
     errors = [each.error and each.error.message for each in outputs]
     made = table.with_columns(dict(zip((answer, *_beside(answer)), (texts, reasons, errors), strict=True)))
     if output is not None:
         _write(made, output)
     return made
+
+
+def _column(answers):
+    """Lists only where a row has several answers; None where it has none."""
+    if any(len(one) > 1 for one in answers):
+        return [one or None for one in answers]
+    return [one[0] if one else None for one in answers]
 
 
 def _beside(answer):

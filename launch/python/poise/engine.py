@@ -8,8 +8,7 @@ import collections
 import itertools
 import json
 import os
-import secrets
-import select
+import queue
 import shutil
 import signal
 import subprocess
@@ -21,9 +20,10 @@ import zmq
 
 from . import programs
 
+_protocol = programs.shared("planner_protocol")
+
 _LONGEST_SOCKET = 107  # bytes of a Unix socket's path
-_LAST_ID = (1 << 32) - 1
-_AT_ONCE = 256  # requests of a message
+_AT_ONCE = 256  # requests that are read before they are sent
 _ENDS_WITHIN = 30.0  # seconds
 
 
@@ -31,160 +31,179 @@ class EngineError(RuntimeError):
     """The programs could not start, or have ended: one sentence."""
 
 
-class _Request:
-    __slots__ = ("header", "frames", "finished")
+class _Request(_protocol.OpenRequest):
+    def __init__(self, place, line, chat_entry, finished):
+        super().__init__(line, chat_entry, place + 1)
+        self._place, self._finished = place, finished
 
-    def __init__(self, number, line, chat_entry, place, finished):
-        self.header = {"id": number, "line": place + 1, "stream": False, "chat": chat_entry is not None}
-        self.frames = [line] if chat_entry is None else [line, chat_entry]
-        self.finished = finished  # where its result goes
+    def put(self, event):
+        """A result line, or the EngineError that there is instead."""
+        self._finished.put((self, self._place, event))
+
+
+class _Link:
+    """The planner's socket. One thread has it; others leave work for that thread."""
+
+    def __init__(self, socket, ended, reason):
+        """`ended`: the programs' pidfd. `reason()`: their last sentence."""
+        self._socket, self._ended, self._reason = socket, ended, reason
+        self._protocol = _protocol.PlannerProtocol(lambda peer, frames: socket.send_multipart([peer, *frames]))
+        self._work = collections.deque()
+        self._wakes, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._lock = threading.Lock()
+        self._over = None  # the EngineError with which it ended
+        self.greeted = queue.SimpleQueue()  # what became of the start: None or an EngineError
+        threading.Thread(target=self._run, name="poise", daemon=True).start()
+
+    @property
+    def context(self):
+        return self._protocol.facts["context"]
+
+    def submit(self, requests):
+        self._leave(lambda: self._protocol.submit(requests), requests)
+
+    def cancel(self, requests):
+        self._leave(lambda: self._protocol.cancel(requests), ())
+
+    def close(self):
+        """Ends the thread, and waits for that."""
+        ended = threading.Event()
+        if self._leave(lambda: self._end("this LLM is closed", ended), ()):
+            ended.wait()
+
+    def _leave(self, work, requests):
+        """Whether the thread will do it. If it has ended, `requests` get its reason."""
+        with self._lock:
+            if self._over is None:
+                self._work.append(work)
+                os.write(self._woken, b"x")
+                return True
+        for request in requests:
+            request.put(self._over)
+        return False
+
+    # ---- the thread
+
+    def _run(self):
+        try:
+            self._serve()
+        except Exception as problem:  # pylint: disable=broad-except
+            self._end(f"a defect of poise: {type(problem).__name__}: {problem}")
+
+    def _serve(self):
+        poller = zmq.Poller()
+        for one in (self._socket, self._ended, self._wakes):
+            poller.register(one, zmq.POLLIN)
+        while self._over is None:
+            found = dict(poller.poll())
+            if self._wakes in found:
+                os.read(self._wakes, 4096)
+            while self._work and self._over is None:
+                self._work.popleft()()
+            if self._over is None and self._socket in found:
+                self._take_all()
+            if self._over is None and self._ended in found:
+                self._end(self._reason())
+
+    def _take_all(self):
+        while True:
+            try:
+                peer, *frames = self._socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            new = not self._protocol.facts
+            self._protocol.take(peer, frames)
+            if new and self._protocol.facts:
+                self.greeted.put(None)
+
+    def _end(self, reason, ended=None):
+        if ended is not None:
+            ended.set()
+        if self._over is not None:
+            return
+        with self._lock:  # from here on nobody leaves work
+            self._over = EngineError(reason)
+            for one in (self._wakes, self._woken):
+                os.close(one)
+        for work in self._work:
+            work()  # what it brings is among the open requests then
+        self._socket.close()
+        self.greeted.put(self._over)
+        for request in list(self._protocol.open.values()):
+            request.put(self._over)
 
 
 class Engine:
-    """Any thread may ask; each call reads the socket for all of them."""
+    """Any thread may ask."""
 
     def __init__(self, words, verbose):
         """`words`: options of `poise serve`."""
-        self._lock = threading.RLock()
-        self._front = secrets.token_hex(8)
-        self._planner = self._peer = None
-        self._open = {}
-        self._next_id = 1
-        self.context = 0  # tokens of prompt and answer together
         self._folder = folder = _short_folder()
         socket = os.path.join(folder, "front.sock")
-        self._zmq = zmq.Context()
-        self._socket = self._zmq.socket(zmq.ROUTER)
+        context = zmq.Context()
+        bound = context.socket(zmq.ROUTER)
         for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):
-            self._socket.setsockopt(option, 0)  # bounded by the requests that are open
-        self._socket.bind(f"ipc://{socket}")
-        self._said = None if verbose else tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
+            bound.setsockopt(option, 0)  # bounded by the requests that are open
+        bound.bind(f"ipc://{socket}")
+        said = None if verbose else tempfile.TemporaryFile()
+        process = subprocess.Popen(
             programs.poise("serve", "--front", socket, "--run-dir", os.path.join(folder, "run"), *words),
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
             env={**os.environ, "POISE_COMMAND": os.environ.get("POISE_COMMAND", "poise")},
         )  # fmt: skip
-        self._ended = os.pidfd_open(self._process.pid)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._ended, select.POLLIN)
-        resources = (self._process, self._socket, self._zmq, self._ended, folder)
-        self.close = weakref.finalize(self, _end, os.getpid(), *resources)  # at the interpreter's exit, too
+        ended = os.pidfd_open(process.pid)
+        self._link = _Link(bound, ended, lambda: _reason(process, said))
+        self.close = weakref.finalize(self, _end, os.getpid(), self._link, process, context, ended, folder)  # at the interpreter's exit, too
         try:
-            while self._peer is None:
-                self._pump()
+            problem = self._link.greeted.get()
+            if problem is not None:
+                raise problem
         except BaseException:
             self.close()
             raise
 
+    @property
+    def context(self):
+        """Tokens of prompt and answer together."""
+        return self._link.context
+
     def answers(self, lines, window):
         """(place, result line) of each (place, batch line, rendered chat prompt or None) as they are finished; at most `window` are open."""
         lines = iter(lines)
-        finished, opened = collections.deque(), set()
+        finished, opened = queue.SimpleQueue(), set()
         try:
             more = True
             while more or opened:
-                while more and len(opened) < window and not finished:
-                    part = list(itertools.islice(lines, min(_AT_ONCE, window - len(opened))))
+                while more and len(opened) < window and finished.empty():
+                    part = [_Request(place, line, entry, finished) for place, line, entry in itertools.islice(lines, min(_AT_ONCE, window - len(opened)))]
                     more = bool(part)
-                    opened |= self._submit(part, finished)
-                with self._lock:
-                    if opened and not finished:
-                        self._pump()
-                while finished:
-                    number, place, line = finished.popleft()
-                    opened.discard(number)
+                    opened.update(part)
+                    self._link.submit(part)
+                if opened:
+                    request, place, line = finished.get()
+                    opened.discard(request)
+                    if isinstance(line, EngineError):
+                        self.close()
+                        raise EngineError(*line.args)
                     yield place, line
         finally:
-            self._cancel(opened)
-
-    def _submit(self, part, finished):
-        with self._lock:
-            requests = [_Request(self._number(), line, entry, place, finished) for place, line, entry in part]
-            numbers = {request.header["id"] for request in requests}
-            if requests:
-                self._check_alive()
-                self._send_requests(requests)
-            return numbers
-
-    def _number(self):
-        while self._next_id in self._open:
-            self._next_id = self._next_id % _LAST_ID + 1
-        number = self._next_id
-        self._next_id = number % _LAST_ID + 1
-        self._open[number] = None
-        return number
-
-    def _cancel(self, numbers):
-        if not numbers or not self.close.alive:
-            return
-        with self._lock:
-            for number in numbers:
-                self._open.pop(number, None)
-            self._send({"cancel": sorted(numbers)})
+            if opened:
+                self._link.cancel(list(opened))
 
     def model_folder(self):
         """Where the model lies; it may have been named by its name on the hub."""
         with open(os.path.join(self._folder, "run", "run.json"), encoding="utf-8") as file:
             return json.load(file)["model"]
 
-    # ---- messages
 
-    def _pump(self):
-        """Waits until something came, and hands it out."""
-        if not dict(self._poller.poll(1000)).get(self._socket):
-            self._check_alive()
-            return
-        while True:
-            try:
-                peer, first, *frames = self._socket.recv_multipart(zmq.DONTWAIT)
-            except zmq.Again:
-                return
-            self._take(peer, json.loads(first), frames)
-
-    def _take(self, peer, message, frames):
-        if "planner" in message:
-            self.context = message["context"]
-            if (message["planner"], peer) != (self._planner, self._peer):
-                anew = message["planner"] != self._planner
-                self._planner, self._peer = message["planner"], peer
-                self._send({"front": self._front})
-                if anew:
-                    self._send_requests([request for request in self._open.values() if request is not None])
-        elif peer == self._peer:
-            for event in message.get("events", ()):
-                request = self._open.pop(event["id"], None) if "frame" in event else None
-                if request is not None:
-                    request.finished.append((event["id"], request.header["line"] - 1, frames[event["frame"] - 1]))
-
-    def _send_requests(self, requests):
-        self._open |= {request.header["id"]: request for request in requests}
-        for begin in range(0, len(requests), _AT_ONCE):
-            part = requests[begin : begin + _AT_ONCE]
-            self._send({"submit": [request.header for request in part]}, [frame for request in part for frame in request.frames])
-
-    def _send(self, message, frames=()):
-        # A ROUTER never blocks here: what is for a planner that has gone is dropped, and the next one gets it again.
-        if self._peer is not None:
-            self._socket.send_multipart([self._peer, json.dumps(message).encode(), *frames])
-
-    # ---- the process
-
-    def _check_alive(self):
-        if not self.close.alive:
-            raise EngineError("this LLM is closed")
-        if self._process.poll() is not None:
-            reason = self._reason()
-            self.close()
-            raise EngineError(reason)
-
-    def _reason(self):
-        """Its last sentence."""
-        if self._said is None:
-            return f"poise has ended with {self._process.returncode}; it has said why on stderr"
-        self._said.seek(0)
-        lines = [line for line in self._said.read().decode(errors="replace").splitlines() if line.startswith("poise: ")]
-        return lines[-1].removeprefix("poise: ") if lines else f"poise has ended with {self._process.returncode} and gave no reason"
+def _reason(process, said):
+    """The last sentence of programs that have ended."""
+    code = process.wait()
+    if said is None:
+        return f"poise has ended with {code}; it has said why on stderr"
+    said.seek(0)
+    lines = [line for line in said.read().decode(errors="replace").splitlines() if line.startswith("poise: ")]
+    return lines[-1].removeprefix("poise: ") if lines else f"poise has ended with {code} and gave no reason"
 
 
 def _short_folder():
@@ -195,10 +214,11 @@ def _short_folder():
     return tempfile.mkdtemp(prefix="poise-", dir="/tmp")
 
 
-def _end(owner, process, socket, context, ended, folder):
-    """Closes its stdin, at which it ends everything; waits for that."""
+def _end(owner, link, process, context, ended, folder):
+    """Closes the programs' stdin, at which they end; waits for that."""
     if os.getpid() != owner:
         return  # a fork: the programs are its parent's
+    link.close()
     process.stdin.close()
     try:
         process.wait(_ENDS_WITHIN)
@@ -206,6 +226,5 @@ def _end(owner, process, socket, context, ended, folder):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     os.close(ended)
-    socket.close()
     context.term()
     shutil.rmtree(folder, ignore_errors=True)

@@ -5,14 +5,17 @@ import itertools
 import json
 import os
 
-from .engine import Engine
+from . import programs
+from .engine import Engine, EngineError
 from .outputs import output_of, refused
 from .sampling import SamplingParams
-from .workers import ChatRenderer, Tokens
+
+_workers = programs.shared("workers")
 
 _COMPLETIONS, _CHAT = "/v1/completions", "/v1/chat/completions"
 # Requests that the planner has at a time: more than may run, so that none is missing while others are sent.
 _LEAST_WINDOW, _OFTEN_AT_A_TIME = 1024, 256
+_MOST_ENDED = 8  # lines that ended the process which renders chats: no other is tried then (supervisor/lifecycle/chat_worker.py)
 _CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
 
 
@@ -29,7 +32,8 @@ class LLM:
         self.model = os.fspath(model)
         self._engine = Engine(["--model", self.model, *_words(options)], verbose)
         self.folder = self._engine.model_folder()  # where the model lies, if `model` is a name
-        self._tokens, self._chat = Tokens(self.folder), ChatRenderer(self.folder)
+        self._tokens, self._chat = _workers.Tokens(programs.planner(), self.folder), _workers.ChatTemplate(self.folder)
+        self._chats_ended = 0
 
     @property
     def max_model_len(self):
@@ -64,10 +68,21 @@ class LLM:
 
     def encode(self, text, add_special_tokens=True):
         """The token ids of a text."""
-        return self._tokens.encode(text, add_special_tokens)
+        try:
+            text.encode()
+        except UnicodeEncodeError as problem:
+            raise ValueError(f"the text has half of a surrogate pair at place {problem.start}, which is no character") from None
+        return self._asked(self._tokens.encode, text, add_special_tokens)
 
     def decode(self, token_ids):
-        return self._tokens.decode(token_ids)
+        return self._asked(self._tokens.decode, token_ids)
+
+    @staticmethod
+    def _asked(question, *arguments):
+        try:
+            return question(*arguments)
+        except _workers.WorkerEnded:
+            raise EngineError("the tokenizer's process has ended twice on this") from None
 
     def close(self):
         """Ends the programs. Safe to call twice."""
@@ -111,13 +126,23 @@ class LLM:
             line = _line(url, raw)
             entry = None
             if url == _CHAT and self._has_tokenizer:
-                entry = self._chat.entry(line)
+                entry = self._rendered(line)
                 text = json.loads(entry).get("prompt")
             texts[place] = text
             yield place, line, entry
 
     def _window(self):
         return max(_LEAST_WINDOW, 2 * self._seqs)
+
+    def _rendered(self, line):
+        if self._chats_ended >= _MOST_ENDED:
+            return _workers.chat_error("the chat template was ended on too many lines before this one")
+        try:
+            entry, ended = self._chat.entry(line)
+        except _workers.BadTemplate as problem:
+            raise ValueError(str(problem)) from None
+        self._chats_ended += ended
+        return entry
 
     def _finished(self, requests, use_tqdm):
         count, requests = requests
@@ -135,7 +160,7 @@ class LLM:
         return sorted(self._finished(requests, use_tqdm), key=lambda output: int(output.request_id))
 
     def _text_of(self, number):
-        return self._tokens.text_of(number) if self._has_tokenizer else None
+        return self._asked(self._tokens.text_of, number) if self._has_tokenizer else None
 
 
 class _Bar:

@@ -50,6 +50,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     error: RequestError | None = None
     finished: bool = True
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # of each prompt token; the first has none
 
 
 def refused(place, prompt, message):
@@ -66,7 +67,10 @@ def output_of(place, prompt, response, text_of):
         return RequestOutput(str(place), prompt, None, [], known)
     choices = body["choices"]
     ids = choices[0].get("prompt_token_ids", body.get("prompt_token_ids"))
-    return RequestOutput(str(place), prompt, ids, [_completion(choice, text_of) for choice in choices])
+    told = choices[0].get("prompt_logprobs", body.get("prompt_logprobs"))
+    values = None if told is None else [at and {int(token): Logprob(**one) for token, one in at.items()} for at in told]
+    outputs = [_completion(choice, text_of) for choice in choices]
+    return RequestOutput(str(place), prompt, ids, outputs, prompt_logprobs=values)
 
 
 def _completion(choice, text_of):

@@ -1,5 +1,6 @@
 """Where the programs and the supervisor lie: in an installed package beside this file, else in the checkout around it."""
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -16,6 +17,17 @@ def planner():
 def poise(*words):
     """The command line of `poise WORDS`."""
     return [sys.executable, "-s", str(ROOT / "launch" / "start.py"), *map(str, words)]
+
+
+def shared(name):
+    """A module that the server has, too: a file of launch/server that needs the standard library alone."""
+    whole = f"{__package__}._{name}"
+    if whole not in sys.modules:
+        spec = importlib.util.spec_from_file_location(whole, ROOT / "launch" / "server" / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[whole] = module
+    return sys.modules[whole]
 
 
 def main():

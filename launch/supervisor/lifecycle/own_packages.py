@@ -1,7 +1,6 @@
 """Packages of PyPI for the commands that need some: each command has an environment of its own, made when it is first used."""
 
 import hashlib
-import importlib.util
 import os
 import subprocess
 import sys
@@ -56,9 +55,11 @@ def _locked(folder, what):
 
 
 def _make(folder, digest, needs, what, examples):
-    if importlib.util.find_spec("ensurepip") is None:
+    try:
+        import ensurepip  # noqa: F401  # pylint: disable=unused-import,import-outside-toplevel
+    except ImportError:
         python = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        raise Refusal(f"{what} cannot be installed: this Python has no ensurepip; Debian: apt-get install {python}-venv")
+        raise Refusal(f"{what} cannot be installed: this Python has no ensurepip; Debian: apt-get install {python}-venv") from None
     say(f"installing {what} into {shown(folder)} ({examples}, from PyPI; once)")
     remove_tree(folder)
     for words in (

@@ -5,6 +5,7 @@ What it needs of PyPI comes into an environment of its own, build/python-venv, t
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -88,9 +89,12 @@ def told(output):
     """Of an output, what a result line has, too."""
     if output.error is not None:
         return output.error.status, output.error.message, output.error.param, output.error.code
-    (one,) = output.outputs
-    values = one.logprobs and [next(iter(at.values())).logprob for at in one.logprobs]
-    return one.text, one.token_ids, one.finish_reason, one.stop_reason, values, output.prompt_token_ids
+    of_prompt = output.prompt_logprobs and [at and {str(token): dataclasses.asdict(one) for token, one in at.items()} for at in output.prompt_logprobs]
+    answers = []
+    for one in output.outputs:
+        values = one.logprobs and [next(iter(at.values())).logprob for at in one.logprobs]
+        answers.append((one.index, one.text, one.token_ids, one.finish_reason, one.stop_reason, values))
+    return answers, output.prompt_token_ids, of_prompt
 
 
 def told_by_line(line):
@@ -98,13 +102,16 @@ def told_by_line(line):
     if "error" in body:
         error = body["error"]
         return status, error["message"], error["param"], error["code"]
-    (choice,) = body["choices"]
-    values, text = choice["logprobs"], choice.get("text")
-    if "message" in choice:
-        values, text = values and [one["logprob"] for one in values["content"]], choice["message"]["content"]
-    else:
-        values = values and values["token_logprobs"]
-    return text, choice["token_ids"], choice["finish_reason"], choice["stop_reason"], values, choice.get("prompt_token_ids") or body["prompt_token_ids"]
+    answers = []
+    for choice in body["choices"]:
+        values, text = choice["logprobs"], choice.get("text")
+        if "message" in choice:
+            values, text = values and [one["logprob"] for one in values["content"]], choice["message"]["content"]
+        else:
+            values = values and values["token_logprobs"]
+        answers.append((choice["index"], text, choice["token_ids"], choice["finish_reason"], choice["stop_reason"], values))
+    of_prompt = body if "message" in body["choices"][0] else body["choices"][0]
+    return answers, of_prompt["prompt_token_ids"], of_prompt.get("prompt_logprobs")
 
 
 def answers_of_run(workspace, model, url, bodies):
@@ -129,6 +136,8 @@ def answers_are_those_of_a_run(workspace):
         ([5] * 600, {"max_tokens": 4}),
         ("Q: 47 + 38 = ?\nA:", {"max_tokens": 9, "temperature": 0, "logprobs": 0, "stop": ["\n"]}),
         ("Q: 47 + 38 = ?\nA:", {"max_tokens": 9, "temperature": 5}),
+        ("who lives in Lorun?", {"max_tokens": 9, "n": 3, "temperature": 1.1, "logprobs": 1}),
+        ([5, 6, 7, 8], {"max_tokens": 2, "prompt_logprobs": 2}),
     ]
     samplings = [SamplingParams(**fields) for _, fields in given]
     chats = [[{"role": "user", "content": "where is Jana?"}], [{"role": "user"}, "no message"]]
@@ -138,6 +147,9 @@ def answers_are_those_of_a_run(workspace):
         again = llm.generate([{"prompt": prompts[0]}, {"prompt_token_ids": prompts[4]}], samplings[0], use_tqdm=False)
         strange = llm.generate(["a", object(), "\ud800"], samplings[0], use_tqdm=False)
         chatted = llm.chat(chats, SamplingParams(temperature=0, logprobs=1), use_tqdm=False)
+        of_chat = llm.chat(chats[0], SamplingParams(n=2, prompt_logprobs=0, max_tokens=3), use_tqdm=False)[0]
+        _a_killed_tokenizer_is_started_again(workspace, llm)
+        complains(ValueError, lambda: llm.encode("a\ud800"), "half of a surrogate pair at place 1")
         expect_equal(llm.decode(llm.encode("where is Jana?", add_special_tokens=False)), "where is Jana?", "decoded")
         for text, wrong in (("3 sampling_params for 2", lambda: llm.generate(["a", "b"], samplings[:3])), ("no option 'tool'", lambda: llm.chat(chats, tool=1))):
             complains((ValueError, TypeError), wrong, text)
@@ -146,6 +158,8 @@ def answers_are_those_of_a_run(workspace):
     expect_equal([one.request_id for one in outputs], [str(at) for at in range(len(given))], "ids")
     expect_equal([bool(one.error) for one in outputs], [at in (3, 5, 7) for at in range(len(given))], "errors")
     expect_equal(outputs[0].prompt, prompts[0], "the prompt")
+    expect_equal([len(outputs[8].outputs), len(outputs[9].prompt_logprobs), outputs[9].prompt_logprobs[0]], [3, 4, None], "several answers, and values of a prompt")
+    expect_equal([len(of_chat.outputs), len(of_chat.prompt_logprobs)], [2, len(of_chat.prompt_token_ids)], "the same of a chat")
     expect_equal(again[0], outputs[0], "the same prompt in a dict")
     expect_equal(again[1].prompt_token_ids, prompts[4], "ids in a dict")
     top = outputs[4].outputs[0]
@@ -155,6 +169,17 @@ def answers_are_those_of_a_run(workspace):
     bodies = [{"messages": one, "temperature": 0, "max_tokens": 16, "logprobs": True, "top_logprobs": 1} for one in chats]
     expect_equal([told(one) for one in chatted], answers_of_run(workspace, snapshot, "/v1/chat/completions", bodies), "chats")
     expect_equal(chatted[0].prompt, "user: where is Jana?\n", "a chat's prompt")
+
+
+def _a_killed_tokenizer_is_started_again(workspace, llm):
+    ids = llm.encode("where is Jana?")
+    (own,) = [pid for pid in _children_of(os.getpid()) if b"encode" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(own, signal.SIGKILL)
+    expect_equal(llm.encode("where is Jana?"), ids, "ids by another process")
+
+
+def _children_of(pid):
+    return [int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()]
 
 
 def complains(kinds, what, text):
@@ -226,6 +251,8 @@ def datasets_come_back_with_answers(workspace):
             expect_equal(made, of_table, name)
         again = poise.batch(workspace / "out.arrow", llm, greedy, answer="second", **more)
         texts = poise.batch(_ARITHMETIC[:2], llm, greedy, use_tqdm=False)
+        several = poise.batch(_ARITHMETIC[:2], llm, poise.SamplingParams(n=2, max_tokens=3), use_tqdm=False)
+        several_of_table = poise.batch(table.slice(0, 2), llm, poise.SamplingParams(n=2, max_tokens=3), **more)
         made_up = poise.batch(rows[:2], llm, greedy, prompt=lambda row: row["question"] * 2, use_tqdm=False)
         complains(ValueError, lambda: poise.batch(listed, llm, **more), 'has a column "answer" already')
         complains(ValueError, lambda: poise.batch(rows, llm), 'no column "prompt"')
@@ -241,6 +268,8 @@ def datasets_come_back_with_answers(workspace):
     expect_equal([json.loads(line) for line in (workspace / "out.jsonl").read_text().splitlines()], listed, "the lines")
     expect_equal(again.column("second"), again.column("answer"), "the second time")
     expect_equal([row["answer"] for row in texts], wanted[:2], "plain texts")
+    expect_equal([[len(row[name]) for name in ("answer", "answer_finish_reason")] for row in several], [[2, 2]] * 2, "two answers a row")
+    expect_equal([len(row["answer"]) for row in several_of_table.to_pylist()], [2, 2], "two answers a row of a table")
     expect(len(made_up) == 2 and "answer" in made_up[0], f"{made_up}")
 
 

@@ -124,6 +124,36 @@ TEST_F(FrontLinkTest, AStreamSendsWhatIsNewInItsText) {
   EXPECT_EQ(text, "abcx");  // the last letter may begin the stop string
 }
 
+TEST_F(FrontLinkTest, ALineWithChoicesArrivesAndEndsAsAWhole) {
+  submit(7, {{"prompt", "xy"}, {"n", 3}, {"seed", 40}}, true);
+  link_->step({0});
+  const auto arrived = link_->take_arrived();
+  ASSERT_EQ(arrived.size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(arrived[i]->sampling.seed, 40 + i);
+    EXPECT_EQ(arrived[i]->line(), RequestId{7});
+    EXPECT_TRUE(link_->streams(arrived[i]->id));
+  }
+  Answer answer(*arrived[2], &tokenizer_, kEnds);
+  const std::vector<TokenId> tokens{byte_id('a')};
+  answer.push(tokens[0], {});
+  link_->progress(arrived[2]->id, answer, tokens);
+  const json event = events().at(0);
+  EXPECT_EQ(event["id"], 7);
+  EXPECT_EQ(event["choice"], 2);
+  EXPECT_EQ(event["text"], "a");
+  link_->finish({.request = {7}, .error = false, .text = "the line"});
+  EXPECT_FALSE(link_->streams(arrived[1]->id));
+  submit(8, {{"prompt", "xy"}, {"n", 2}});
+  link_->step({0});
+  EXPECT_EQ(link_->take_arrived().size(), 2u);
+  frames_->to_come.push_back({R"({"cancel":[7,8]})"});
+  link_->step({0});
+  const auto cancelled = link_->take_cancelled();
+  ASSERT_EQ(cancelled.size(), 2u);
+  EXPECT_EQ(cancelled[1]->choice, 1);
+}
+
 TEST_F(FrontLinkTest, WhatCannotBeSentIsKept) {
   submit(7, {{"prompt", "xy"}});
   link_->step({0});

@@ -27,6 +27,7 @@ struct Asked {
   std::vector<TokenId> prompt;
   int max_tokens;
   std::uint64_t seed;
+  int choices = 1;
 };
 
 // A front that is stepped by hand.
@@ -40,7 +41,8 @@ class HandFront {
   void submit(std::uint32_t id, const Asked& asked) {
     const json body{{"prompt", asked.prompt}, {"max_tokens", asked.max_tokens},
                     {"seed", asked.seed},     {"temperature", 1},
-                    {"ignore_eos", true},     {"return_token_ids", true}};
+                    {"ignore_eos", true},     {"return_token_ids", true},
+                    {"n", asked.choices}};
     const json line{{"custom_id", "c"}, {"method", "POST"}, {"url", "/v1/completions"},
                     {"body", body}};
     const json head{{"submit", {{{"id", id}, {"line", id}, {"stream", id % 2 == 0}}}}};
@@ -63,7 +65,7 @@ class HandFront {
 
   int planners = 0;
   std::map<std::uint32_t, json> results;
-  std::map<std::uint32_t, std::vector<TokenId>> streamed;
+  std::map<std::pair<std::uint32_t, int>, std::vector<TokenId>> streamed;  // by id and choice
 
  private:
   void send(const std::vector<std::string>& frames) {
@@ -87,8 +89,9 @@ class HandFront {
         results[id] = json::parse(frames[event["frame"]]);
       } else {
         const auto ids = event["token_ids"].get<std::vector<TokenId>>();
-        EXPECT_EQ(event["first"], streamed[id].size());
-        streamed[id].insert(streamed[id].end(), ids.begin(), ids.end());
+        std::vector<TokenId>& so_far = streamed[{id, event.value("choice", 0)}];
+        EXPECT_EQ(event["first"], so_far.size());
+        so_far.insert(so_far.end(), ids.begin(), ids.end());
       }
     }
   }
@@ -151,16 +154,29 @@ class OpenArrival : public testing::Test {
   void expect_predicted(const HandFront& front) const {
     for (const auto& [id, result] : front.results) {
       const Asked& asked = asked_.at(id);
-      std::vector<TokenId> text = asked.prompt, answer;
-      for (int step = 0; step < asked.max_tokens; ++step) {
-        answer.push_back(symbolic_token(text, asked.seed ^ static_cast<std::uint64_t>(step)));
-        text.push_back(answer.back());
+      const json& body = result["response"]["body"];
+      ASSERT_EQ(body["choices"].size(), static_cast<std::size_t>(asked.choices)) << id;
+      EXPECT_EQ(body["usage"]["completion_tokens"], asked.choices * asked.max_tokens) << id;
+      for (int choice = 0; choice < asked.choices; ++choice) {
+        expect_predicted(front, id, choice, body["choices"][static_cast<std::size_t>(choice)]);
       }
-      EXPECT_EQ(result["response"]["body"]["choices"][0]["token_ids"], answer) << id;
-      if (const auto streamed = front.streamed.find(id); streamed != front.streamed.end()) {
-        answer.pop_back();  // the last token comes with the result
-        EXPECT_EQ(streamed->second, answer) << id;
-      }
+    }
+  }
+
+  void expect_predicted(const HandFront& front, std::uint32_t id, int choice,
+                        const json& told) const {
+    const Asked& asked = asked_.at(id);
+    const std::uint64_t seed = asked.seed + static_cast<std::uint64_t>(choice);
+    std::vector<TokenId> text = asked.prompt, answer;
+    for (int step = 0; step < asked.max_tokens; ++step) {
+      answer.push_back(symbolic_token(text, seed ^ static_cast<std::uint64_t>(step)));
+      text.push_back(answer.back());
+    }
+    EXPECT_EQ(told["token_ids"], answer) << id << ", " << choice;
+    EXPECT_EQ(told["index"], choice) << id;
+    if (const auto streamed = front.streamed.find({id, choice}); streamed != front.streamed.end()) {
+      answer.pop_back();  // the last token comes with the result
+      EXPECT_EQ(streamed->second, answer) << id << ", " << choice;
     }
   }
 
@@ -199,6 +215,36 @@ TEST_F(OpenArrival, RequestsAreAnsweredWhileOthersCome) {
   }
 }
 
+TEST_F(OpenArrival, ALineGetsAllItsChoices) {
+  HandFront front(at("front.sock"));
+  Planner planner(options());
+  step_until(planner, front, [&] { return front.planners > 0; });
+  for (std::uint32_t id = 1; id <= 8; ++id) {
+    Asked asked = any_request();
+    asked.choices = 1 + static_cast<int>(id % 4) * 3;
+    ask(front, id, asked);
+  }
+  step_until(planner, front, [&] { return front.results.size() >= 2; });
+  for (std::uint32_t id = 1; id <= 4; ++id) {
+    front.cancel(id);
+  }
+  step_until(planner, front, [&] {
+    return front.results.contains(5) && front.results.contains(6) && front.results.contains(7) &&
+           front.results.contains(8);
+  });
+  expect_predicted(front);
+  EXPECT_TRUE((front.streamed.contains({6, 2})));
+  ask(front, 9, any_request());
+  step_until(planner, front, [&] { return front.results.contains(9); });
+  for (int i = 0; i < 12; ++i) {  // the status is written twice a second
+    planner.step();
+  }
+  const json status = json::parse(testing_support::read_file(at("run") / "status.json"));
+  EXPECT_EQ(status["running"], 0);
+  EXPECT_EQ(status["done"], front.results.size());
+  EXPECT_EQ(status["requests"], front.results.size());
+}
+
 TEST_F(OpenArrival, TheLongestRequestsHaveRoom) {
   HandFront front(at("front.sock"));
   RunOptions run = options();
@@ -232,7 +278,7 @@ TEST_F(OpenArrival, ACancelledRequestGivesItsBlocksBack) {
   step_until(planner, front, [&] { return !front.results.empty(); });
   EXPECT_EQ(front.results.size(), 1u);
   expect_predicted(front);
-  EXPECT_LT(front.streamed[8].size(), front.streamed[2].size());
+  EXPECT_LT((front.streamed[{8, 0}].size()), (front.streamed[{2, 0}].size()));
   ask(front, 9, any_request());
   step_until(planner, front, [&] { return front.results.contains(9); });
   for (int i = 0; i < 12; ++i) {  // the status is written twice a second

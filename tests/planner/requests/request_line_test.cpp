@@ -453,9 +453,6 @@ TEST_F(RequestLine, SeveralChoicesAreDrawnAndNotGreedy) {
   EXPECT_EQ(request(R"({"prompt":"x","n":128,"best_of":128})").choices, 128);
   EXPECT_EQ(error(R"({"prompt":"x","n":2,"temperature":0})").param, "n");
   EXPECT_EQ(request(R"({"prompt":"x","n":1,"temperature":0})").choices, 1);
-  RequestRules one = rules();
-  one.most_choices = 1;
-  EXPECT_EQ(error(R"({"prompt":"x","n":2})", one).code, "unsupported_parameter");
 }
 
 TEST_F(RequestLine, UnsupportedFieldsMayHoldTheValueThatChangesNothing) {
