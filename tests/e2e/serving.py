@@ -463,14 +463,23 @@ def _status(server):
 
 
 def _a_client_that_leaves_is_cancelled(server, client, line):
-    stream = ask(client, line, stream=True)
+    """Twice a second the status says how many requests run; those that are cancelled are never done."""
+
+    def runs(count):
+        wait_until(lambda: _status(server)["running"] == count, f"{count} requests to run", 10)
+
+    runs(0)
+    before = _status(server)["done"]
+    stream = ask(client, line | {"body": {**line["body"], "max_tokens": 400}}, stream=True)
     next(iter(stream))
+    runs(1)
     stream.close()
-    wait_until(lambda: _status(server)["running"] == 0, "the request to be cancelled", 10)
-    with contextlib.suppress(Exception):
-        patient = client.with_options(timeout=0.3)
-        patient.completions.create(model=client.served, prompt="x", max_tokens=400, extra_body={"ignore_eos": True})
-    wait_until(lambda: _status(server)["running"] == 0, "the request to be cancelled", 10)
+    runs(0)
+    body = json.dumps({"prompt": "x", "max_tokens": 400, "ignore_eos": True}).encode()
+    with connected(server, post(len(body)) + body):
+        runs(1)
+    runs(0)
+    expect_equal(_status(server)["done"], before, "requests that were answered though nobody waited for them")
 
 
 def _bounds_hold(server, client, line):
@@ -637,12 +646,23 @@ def _the_front_serves_others_meanwhile(server, client):
     client.files.delete(file.id)
 
 
+def _two_batches_get_on_side_by_side(client):
+    file = upload(client, [request(f"b{n}", "who?", max_tokens=12, ignore_eos=True) for n in range(200)])
+    one, other = order(client, file), order(client, file)
+    wait_for(client, other, lambda now: now.request_counts.completed > 0)
+    expect_equal(client.batches.retrieve(one.id).status, "in_progress", "the first one when the second has answers")
+    for batch in (one, other):
+        expect_equal(ended(client, batch).request_counts.completed, 200, "answers")
+    client.files.delete(file.id)
+
+
 def _batches_end_in_each_way(server, client):
     slow = [request(f"s{n}", "who?", max_tokens=400) for n in range(100)]  # more than the planner gets at a time
     for line in slow:
         line["body"]["ignore_eos"] = True
+    _two_batches_get_on_side_by_side(client)
     file = upload(client, slow)
-    one, other = order(client, file), order(client, file)  # side by side: both get on
+    one, other = order(client, file), order(client, file)
     for batch in (one, other):
         wait_for(client, batch, lambda now: now.status == "in_progress")
     problem = refused("ConflictError", lambda: client.files.delete(file.id), 409, "file_in_use")
@@ -650,6 +670,8 @@ def _batches_end_in_each_way(server, client):
     expect(client.batches.cancel(one.id).status in ("cancelling", "cancelled"), "the batch is cancelled")
     one = ended(client, one)
     expect_equal((one.status, one.request_counts.completed), ("cancelled", 0), "a batch that was cancelled before its first answer")
+    open_lines = wait_until(lambda: summed(metrics_of(server.url + "/metrics", server.key), "poise:open_lines"), "lines of the other one")
+    expect_equal(open_lines, 64, "lines that the planner has: twice as many as may run, or 64")
     client.batches.cancel(other.id)
     ended(client, other)
     late = ended(client, order(client, file, window="1s"))
@@ -692,9 +714,13 @@ def connected(server, data=b""):
 def answer_of(connection):
     """What comes until the other side closes."""
     data = b""
-    with contextlib.suppress(OSError):
+    try:
         while piece := connection.recv(1 << 16):
             data += piece
+    except TimeoutError:
+        raise harness.Failed(f"the connection was not closed in time; until then came {data[:200]}") from None
+    except OSError:
+        pass  # a reset closes it, too
     return data
 
 
@@ -738,6 +764,49 @@ def clients_that_mean_no_good_disturb_nobody(workspace):
         peak = int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{front}/status").read_text())[1]) >> 10
         expect(peak < 200, f"the front took {peak} MiB")
         expect_equal(ask(server.client, line).choices[0].text, good, "an answer after them")
+
+
+_A_BATCH_ALONE = """
+import asyncio, os, sys, types
+from server import batches, files
+from server.answers import Answer
+
+class Planner:
+    closing, open_lines = False, []
+    def open(self, line):
+        self.open_lines.append(line)
+    def cancel(self, lines):
+        pass
+
+async def main(folder):
+    synced = []
+    os.fdatasync = lambda descriptor: synced.append(os.fstat(descriptor).st_size)
+    store = files.FileStore(folder + "/files")
+    store.part("file-" + "0" * 24).write_bytes(b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{}}\\n' * 2)
+    store.publish("file-" + "0" * 24, "in", "batch")
+    metrics = types.SimpleNamespace(finished=lambda *_: None)
+    all = batches.Batches(types.SimpleNamespace(run_dir=folder, batch_window=64), Planner(), None, metrics, store)
+    batch = all.create({"endpoint": "/v1/completions", "input_file_id": "file-" + "0" * 24, "completion_window": "24h"})
+    while len(Planner.open_lines) < 2:
+        await asyncio.sleep(0.01)
+    line = b'{"id":"poise-1","custom_id":"a","response":{"status_code":400,"request_id":"req-1","body":{"error":{}}},"error":null}'
+    batch.take(Planner.open_lines[0], line)
+    while not synced or max(synced) == 0:  # the second line goes on
+        await asyncio.sleep(0.05)
+    print(max(synced), batch.facts["request_counts"]["failed"])
+    await all.close()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@test
+def a_batch_has_its_results_on_the_disk_within_a_second(workspace):
+    """Without a planner: what a crash of the machine would leave is what was synced."""
+    python = Path(os.environ.get("POISE_SERVE_VENV") or ROOT / "build" / "serve-venv") / "bin" / "python"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "launch")}
+    done = subprocess.run([python, "-c", _A_BATCH_ALONE, workspace.folder], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    expect_equal((done.returncode, done.stdout), (0, "118 1\n"), done.stderr)
 
 
 @test
