@@ -282,6 +282,7 @@ class Batch:
     async def _finish(self, status):
         """Makes the two files. It may be done again after a crash: their ids were chosen at the beginning. `status`: None for completed
         or expired, as the lines say."""
+        self._flush()
         files = self._batches.files
         names = self._batches.output_names(self.facts["id"])
         kept = await asyncio.to_thread(split, f"{self._path}.results", *(files.part(name) for name in names))

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 from supervisor.shared.files import read_json
 
 from .batch import Batch
-from .bodies import read_object
+from .bodies import is_text, read_object
 from .completions import CHAT, COMPLETIONS
 from .errors import Refused
 from .files import new_digits, page_of
@@ -39,6 +39,8 @@ class Batches:
         for path in sorted(self.folder.glob("batch_*.json")):
             facts = read_json(path)
             if facts.get("id") == path.stem:
+                if not is_text(facts):  # earlier servers took half of a surrogate pair, and could not send it back
+                    facts["metadata"] = None
                 self._begin(Batch(self, facts))
 
     def _begin(self, batch):

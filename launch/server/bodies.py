@@ -84,12 +84,12 @@ def object_in(raw):
         raise Refused(400, f"the body is no JSON{where}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise Refused(400, "the body must be a JSON object", code="invalid_json")
-    if _SURROGATE.search(raw) and not _is_text(value):
+    if _SURROGATE.search(raw) and not is_text(value):
         raise Refused(400, "the body holds half of a surrogate pair (\\ud800 to \\udfff), which is no character", code="invalid_json")
     return value
 
 
-def _is_text(value):
+def is_text(value):
     """Whether every string in it can be written as UTF-8."""
     try:
         json.dumps(value, ensure_ascii=False).encode()

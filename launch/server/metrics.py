@@ -39,8 +39,8 @@ class Metrics:
         self._decode = made(Histogram, "vllm:request_decode_time_seconds", "From a request's first token to its last.", buckets=_LATENCY)
         self._prompts = made(Histogram, "vllm:request_prompt_tokens", "Tokens of a request's prompt.", buckets=_TOKENS)
         self._answers = made(Histogram, "vllm:request_generation_tokens", "Tokens of a request's answer.", buckets=_TOKENS)
-        made(Gauge, "poise:open_requests", "Requests over HTTP that are open.").set_function(lambda: planner.counted)
-        made(Gauge, "poise:open_lines", "Lines of batches that the planner has.").set_function(lambda: len(planner) - planner.counted)
+        made(Gauge, "poise:open_requests", "Requests over HTTP that are open.").set_function(lambda: len(planner) - planner.open_lines())
+        made(Gauge, "poise:open_lines", "Lines of batches that the planner has.").set_function(planner.open_lines)
         made(Gauge, "poise:ready", "1 while requests are answered.").set_function(lambda: planner.ready.is_set())
 
     def finished(self, opened, answer):

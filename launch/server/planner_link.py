@@ -76,6 +76,10 @@ class PlannerLink:
         """How many of the open requests count; one with several choices as often."""
         return self._protocol.counted
 
+    def open_lines(self):
+        """How many of the open requests are lines of batches."""
+        return sum(not request.counts for request in self._protocol.open.values())
+
     def room(self):
         """How many requests may be opened."""
         return max(0, self._most_open - self.counted)
