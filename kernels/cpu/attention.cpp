@@ -8,6 +8,10 @@
 namespace poise::cpu {
 namespace {
 
+// Of the run of keys or of values that a slice reads of one position. Those of 64 positions, and of the 64
+// that are prefetched meanwhile, share L2.
+constexpr std::int64_t kRunBytes = 4096;
+
 // How the queries of sequences are cut into slices. Bits do not depend on it.
 struct Cut {
   std::int32_t group, heads, head_parts, tokens, tile_rows, kv_heads_together;
@@ -19,7 +23,9 @@ struct Cut {
         tokens(kQueryRows / heads),
         tile_rows(all_tile_rows) {
     // Heads that are taken together make longer runs of memory, but fewer slices.
-    const std::int64_t heads_each = std::int64_t{op.kv_heads} * op.sequence_count / (4 * threads);
+    const std::int64_t heads_each =
+        std::min(std::int64_t{op.kv_heads} * op.sequence_count / (4 * threads),
+                 kRunBytes / (op.head_dim * size_of(op.dtype).n));
     kv_heads_together =
         static_cast<std::int32_t>(std::clamp<std::int64_t>(heads_each, 1, op.kv_heads));
   }

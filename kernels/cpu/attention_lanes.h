@@ -23,7 +23,8 @@ class AttentionTask {
         keys_(slice.scratch),
         values_(keys_ + kChunkTokens * kMaxHeadDim),
         context_(slice, values_ + kChunkTokens * kMaxHeadDim),
-        rows_(slice, values_ + (kChunkTokens + kBlockTokens) * kMaxHeadDim) {}
+        rows_(slice, values_ + (kChunkTokens + kBlockTokens) * kMaxHeadDim),
+        ahead_(context_) {}
 
   void run() {
     const bool narrow = takes_heads_together(op_, slice_.tokens * slice_.heads, Lanes::kTileRows);
@@ -52,12 +53,13 @@ class AttentionTask {
   }
 
  private:
-  // Keys of positions [start, start + count) as (blocks, head_dim, 16 positions) of float32.
-  void gather_keys(std::int32_t head, std::int32_t start, std::int32_t count) {
+  // Keys of positions [start, start + count) as (blocks, head_dim, 16 positions).
+  template <typename Number>
+  void gather_keys(Number* to, std::int32_t head, std::int32_t start, std::int32_t count) const {
     for (std::int32_t t = 0; t < count; t += kBlockTokens) {
       const int here = count - t < kBlockTokens ? count - t : kBlockTokens;
       const auto keys = context_.keys(head, (start + t) / kBlockTokens, here);
-      transpose_16(keys_ + t * dim_, keys.data, keys.step, here, dim_);
+      transpose_16(to + t * dim_, keys.data, keys.step, here, dim_);
     }
   }
   // Values of positions start + [begin, count), of the slice's first head, as (head_dim / 16, positions,
@@ -78,7 +80,7 @@ class AttentionTask {
   // Positions start + [begin, count), tile by tile.
   void attend_tiles(const Tiles& tiles, std::int32_t start, std::int32_t begin,
                     std::int32_t count) {
-    gather_keys(0, start + begin, count - begin);
+    gather_keys(keys_, 0, start + begin, count - begin);
     gather_values(start, begin, count);
     for (std::int64_t t = 0; t < tiles.count; ++t) {
       const auto first = static_cast<std::int32_t>(tiles.first(t));
@@ -95,36 +97,62 @@ class AttentionTask {
     }
   }
 
-  void touch(std::int32_t start, std::int32_t count) const {
-    for (std::int32_t t = 0; t < count; ++t) {
-      context_.touch((start + t) / kBlockTokens, t % kBlockTokens);
+  // Positions start + [begin, count) for all heads of the slice: scores, weights, values.
+  template <int kRows>
+  void attend_together(std::int32_t start, std::int32_t begin, std::int32_t count) {
+    for (std::int32_t t = begin; t < count; t += kAtOnce) {
+      const std::int32_t end = t + kAtOnce < count ? t + kAtOnce : count;
+      if (end < count) {
+        ahead_.begin(0, start + end, end + kAtOnce < count ? kAtOnce : count - end);
+      } else {
+        ahead_.begin(1, start + begin, begin + kAtOnce < count ? kAtOnce : count - begin);
+      }
+      score_together<kRows>(start, t, end);
+    }
+    rows_.weigh(0, slice_.kv_heads * kRows, start, count);
+    const std::int32_t rest = rows_.last_limit() - start - count;
+    for (std::int32_t t = begin; t < count; t += kAtOnce) {
+      const std::int32_t end = t + kAtOnce < count ? t + kAtOnce : count;
+      if (end < count) {
+        ahead_.begin(1, start + end, end + kAtOnce < count ? kAtOnce : count - end);
+      } else {
+        ahead_.begin(0, start + count, rest < kAtOnce ? rest : kAtOnce);
+      }
+      add_together<kRows>(start, count, t, end);
     }
   }
 
-  // Positions start + [begin, count) for all heads of the slice.
   template <int kRows>
-  void attend_together(std::int32_t start, std::int32_t begin, std::int32_t count) {
-    constexpr std::int32_t kAtOnce = 4 * kBlockTokens;  // whose keys stay in L1
-    for (std::int32_t t = begin; t < count; t += kAtOnce) {
-      const std::int32_t here = count - t < kAtOnce ? count - t : kAtOnce;
-      if (slice_.kv_heads > 1) {
-        touch(start + t, here);
+  void score_together(std::int32_t start, std::int32_t begin, std::int32_t end) {
+    auto* const keys = reinterpret_cast<typename Context::Number*>(keys_);
+    for (std::int32_t head = 0; head < slice_.kv_heads; ++head) {
+      for (std::int32_t t = begin; t < end; t += kBlockTokens) {
+        const int here = end - t < kBlockTokens ? end - t : kBlockTokens;
+        const auto block = context_.keys(head, (start + t) / kBlockTokens, here);
+        for (std::int64_t d = 0; d < dim_; d += 16) {
+          ahead_.prefetch(lines_of_square());
+          transpose_16(keys + (t - begin) * dim_ + 16 * d, block.data + d, block.step, here, 16);
+        }
       }
-      for (std::int32_t head = 0; head < slice_.kv_heads; ++head) {
-        gather_keys(head, start + t, here);
-        rows_.template score<kRows>(head * kRows, t, here, keys_);
-      }
+      rows_.template score<kRows>(head * kRows, begin, end - begin, keys);
     }
-    rows_.weigh(0, slice_.kv_heads * kRows, start, count);
-    for (std::int32_t t = begin; t < count; t += kBlockTokens) {
-      const std::int32_t end = t + kBlockTokens < count ? t + kBlockTokens : count;
-      for (std::int32_t head = 0; head < slice_.kv_heads; ++head) {
-        rows_.template add_values<kRows>(
-            head * kRows, start, count, t, end,
-            context_.values(head, (start + t) / kBlockTokens, end - t));
+  }
+
+  template <int kRows>
+  void add_together(std::int32_t start, std::int32_t count, std::int32_t begin, std::int32_t end) {
+    for (std::int32_t head = 0; head < slice_.kv_heads; ++head) {
+      for (std::int32_t t = begin; t < end; t += kBlockTokens) {
+        const std::int32_t until = t + kBlockTokens < end ? t + kBlockTokens : end;
+        const auto values = context_.values(head, (start + t) / kBlockTokens, until - t);
+        rows_.template add_values<kRows>(head * kRows, start, count, t, until, values,
+                                         LinesAhead<Context>{&ahead_});
       }
     }
   }
+  // Lines of 16 positions by 16 columns.
+  static constexpr std::int64_t lines_of_square() { return 4 * sizeof(typename Context::Number); }
+
+  static constexpr std::int32_t kAtOnce = 4 * kBlockTokens;  // whose keys stay in L1
 
   const AttentionSlice& slice_;
   const Attention& op_;
@@ -133,6 +161,7 @@ class AttentionTask {
   float* const values_;  // (head_dim / 16, kChunkTokens, 16)
   const Context context_;
   AttentionRows rows_;
+  Ahead<Context> ahead_;
 };
 
 inline void attention_slice(const AttentionSlice& slice) {

@@ -80,10 +80,10 @@ class AttentionRows {
   }
 
   // Scores of positions [begin, begin + count) of the chunk; keys: (blocks, head_dim, 16).
-  template <int kRows>
-  void score(std::int32_t first, std::int32_t begin, std::int32_t count, const float* keys) {
+  template <int kRows, typename Number>
+  void score(std::int32_t first, std::int32_t begin, std::int32_t count, const Number* keys) {
     multiply_panels<kRows, tile_panels(kRows)>(
-        Inputs<kRows, 1>{queries_ + first * dim_}, Panels<float>{keys, 16 * dim_},
+        Inputs<kRows, 1>{queries_ + first * dim_}, Panels<Number>{keys, 16 * dim_},
         (count + 15) / 16, dim_, Sums{score_row(first) + begin, kChunkTokens}, false);
   }
 
@@ -100,9 +100,10 @@ class AttentionRows {
 
   // Adds positions [begin, end) of the chunk to the sums: what only the earlier rows see (windows),
   // what all rows see together, then what only the later ones do. `values` starts at `begin`.
-  template <int kRows, typename Values>
+  // `ahead` is prefetched meanwhile.
+  template <int kRows, typename Values, typename Ahead = NothingAhead>
   void add_values(std::int32_t first, std::int32_t start, std::int32_t count, std::int32_t begin,
-                  std::int32_t end, Values values) {
+                  std::int32_t end, Values values, Ahead ahead = {}) {
     const auto seen = [&](std::int32_t r) {
       const std::int32_t until = visible(r, start, count);
       return until < begin ? begin : until < end ? until : end;
@@ -136,7 +137,7 @@ class AttentionRows {
       multiply_panels<kRows, tile_panels(kRows)>(
           Inputs<1, kChunkTokens>{score_row(first) + common_from},
           values.from(0, common_from - begin), dim_panels_, common - common_from,
-          Sums{sum_row(first), stride}, true);
+          Sums{sum_row(first), stride}, true, ahead);
     }
     for (std::int32_t r = first + 1; r < first + kRows; ++r) {
       add_row(r, common, seen(r));

@@ -95,19 +95,26 @@ constexpr int tile_panels(int rows) {
   return panels;
 }
 
-// Any number of panels: whole tiles, then halves of them.
-template <int kRows, int kPanels, typename In, typename Weight>
+// What multiply_panels prefetches: nothing.
+struct NothingAhead {
+  static constexpr int lines(int) { return 0; }
+  const void* at(std::int64_t, std::int64_t) const { return nullptr; }
+};
+
+// Any number of panels: whole tiles, then halves of them. For each input of a tile, ahead.lines(panels)
+// addresses of `ahead` are prefetched.
+template <int kRows, int kPanels, typename In, typename Weight, typename Ahead = NothingAhead>
 inline void multiply_panels(In in, Weight weight, std::int64_t panels, std::int64_t depth,
-                            Sums sums, bool onto) {
+                            Sums sums, bool onto, Ahead ahead = {}) {
   while (panels >= kPanels) {
-    multiply_tile<kRows, kPanels, 0>(in, weight, depth, sums, onto, weight);
+    multiply_tile<kRows, kPanels, Ahead::lines(kPanels)>(in, weight, depth, sums, onto, ahead);
     weight = weight.from(kPanels, 0);
     sums.data += kPanels * 16;
     panels -= kPanels;
   }
   if constexpr (kPanels > 1) {
     if (panels > 0) {
-      multiply_panels<kRows, kPanels / 2>(in, weight, panels, depth, sums, onto);
+      multiply_panels<kRows, kPanels / 2>(in, weight, panels, depth, sums, onto, ahead);
     }
   }
 }

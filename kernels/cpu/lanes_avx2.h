@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "common/dtype.h"
+#include "kernels/cpu/kv/transpose_halves.h"
 
 namespace poise::cpu {
 namespace {
@@ -95,6 +96,16 @@ struct Lanes {
     _mm_storeu_si128(halves + 1, narrow(hi, to));
   }
   template <typename T>
+  void store_number(T* to) const {
+    store(to);
+  }
+  void store_number(Half* to) const {
+    auto* halves = reinterpret_cast<__m128i*>(to);
+    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    _mm_storeu_si128(halves, _mm256_cvtps_ph(lo, kNearest));
+    _mm_storeu_si128(halves + 1, _mm256_cvtps_ph(hi, kNearest));
+  }
+  template <typename T>
   void store_first(T* to, int count) const {
     T copy[kCount];
     store(copy);
@@ -133,6 +144,11 @@ struct Lanes {
   static Lanes low_int4s(const std::uint8_t* from) { return int4s(sixteen_bytes(from)); }
   static Lanes high_int4s(const std::uint8_t* from) {
     return int4s(_mm_srli_epi16(sixteen_bytes(from), 4));
+  }
+
+  template <typename T>
+  static bool numbers_of_int4s(T*, const std::byte*, int, Lanes, Lanes) {
+    return false;
   }
 
   static Lanes fma(Lanes a, Lanes b, Lanes c) {
@@ -268,7 +284,13 @@ inline void transpose_square(To* to, const From* from, std::int64_t stride, int 
 template <bool kStream = false, typename From, typename To>
 inline void transpose_16(To* to, const From* from, std::int64_t stride, int rows,
                          std::int64_t cols) {
-  for (std::int64_t c = 0; c < cols; c += 8) {
+  std::int64_t c = 0;
+  if constexpr (sizeof(To) == 2) {
+    for (; rows == 16 && c + 8 <= cols; c += 8) {
+      transpose_halves(to + 16 * c, from + c, stride);
+    }
+  }
+  for (; c < cols; c += 8) {
     const int width = cols - c < 8 ? static_cast<int>(cols - c) : 8;
     for (int half = 0; half < 16; half += 8) {
       const From* corner = from + half * stride + c;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "common/dtype.h"
+#include "kernels/cpu/kv/transpose_halves.h"
 
 namespace poise::cpu {
 namespace {
@@ -74,6 +75,21 @@ struct Lanes {
   void store(T* to) const {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), narrow(to));
   }
+  template <typename T>
+  void store_number(T* to) const {
+    store(to);
+  }
+  void store_number(Half* to) const {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                        _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  void store_number(BFloat16* to) const {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(sum, 16)));
+  }
   void store_first(float* to, int count) const { _mm512_mask_storeu_ps(to, first_mask(count), v); }
   template <typename T>
   void store_first(T* to, int count) const {
@@ -117,6 +133,27 @@ struct Lanes {
   }
   static Lanes high_int4s(const std::uint8_t* from) {
     return int4s(_mm512_srli_epi32(_mm512_cvtepu8_epi32(sixteen_bytes(from)), 4));
+  }
+
+  // The sixteen numbers of a group are a table, in which 32 codes are looked up at once.
+  template <typename T>
+  static bool numbers_of_int4s(T* to, const std::byte* codes, int count, Lanes scale,
+                               Lanes offset) {
+    if (sizeof(T) != 2 || count % 32 != 0) {
+      return false;
+    }
+    alignas(64) T numbers[16];
+    const __m512 each = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    Lanes{_mm512_fmadd_ps(each, scale.v, offset.v)}.store_number(numbers);
+    // A lookup reads five bits of an index: the table stands twice, so the fifth does not count.
+    const __m512i table =
+        _mm512_broadcast_i64x4(_mm256_load_si256(reinterpret_cast<const __m256i*>(numbers)));
+    for (int i = 0; i < count; i += 32) {
+      const __m512i pairs = _mm512_cvtepu8_epi32(sixteen_bytes(codes + i / 2));
+      const __m512i indices = _mm512_or_si512(pairs, _mm512_slli_epi32(pairs, 12));
+      _mm512_storeu_si512(to + i, _mm512_permutexvar_epi16(indices, table));
+    }
+    return true;
   }
 
   static Lanes fma(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
@@ -261,9 +298,13 @@ template <bool kStream, typename From, typename To>
 inline void transpose_columns(To* to, const From* from, std::int64_t stride, int rows,
                               std::int64_t cols) {
   std::int64_t c = 0;
-  if constexpr (sizeof(To) == 2) {
+  if constexpr (sizeof(To) == 2 && kStream) {
     for (; rows == 16 && c + 32 <= cols; c += 32) {
       transpose_wide<kStream>(to + 16 * c, from + c, stride);
+    }
+  } else if constexpr (sizeof(To) == 2) {
+    for (; rows == 16 && c + 8 <= cols; c += 8) {
+      transpose_halves(to + 16 * c, from + c, stride);
     }
   }
   for (; c < cols; c += 16) {

@@ -7,6 +7,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 #include "common/dtype.h"
@@ -73,6 +74,12 @@ struct Lanes {
     store_first(to, kCount);
   }
 
+  // The same where a lane is a number, or a NaN without a payload.
+  template <typename T>
+  void store_number(T* to) const {
+    store(to);
+  }
+
   // Rounded to the type of the pointer, and float32 again.
   template <typename T>
   Lanes rounded(const T*) const {
@@ -93,6 +100,13 @@ struct Lanes {
   }
   static Lanes high_int4s(const std::uint8_t* from) {
     return of([from](int i) { return static_cast<float>((from[i] >> 4) - 8); });
+  }
+
+  // to[i] = code i · scale + offset, for `count` codes of 4 bits of one group, two in a byte, the low half
+  // first. False where a set has no quick way for them.
+  template <typename T>
+  static bool numbers_of_int4s(T*, const std::byte*, int, Lanes, Lanes) {
+    return false;
   }
 
   // a · b + c, rounded once.

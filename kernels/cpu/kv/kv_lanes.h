@@ -121,17 +121,6 @@ inline void quantize_kv_row(const QuantizeKv& op, std::int64_t row) {
 
 // ---- back
 
-template <typename T>
-inline Lanes rounded_to(Lanes numbers) {
-  if constexpr (std::is_same_v<T, float>) {
-    return numbers;
-  } else {
-    T rounded[Lanes::kCount];
-    numbers.store(rounded);
-    return Lanes::load(rounded);
-  }
-}
-
 // Sixteen codes, or the first `count`; numbers beyond them are some codes. `d` is a multiple of 16.
 inline Lanes load_codes(const std::byte* codes, KvFormat format, std::int64_t d, int count) {
   std::uint8_t some[16] = {};
@@ -149,9 +138,9 @@ inline Lanes load_codes(const std::byte* codes, KvFormat format, std::int64_t d,
   return Lanes::of_half_bytes(some);
 }
 
-// The numbers of a head's codes, as float32: (head_dim).
+// The numbers of a head's codes: (head_dim). They are rounded to T, so T loses nothing.
 template <typename T>
-inline void dequantize_head(float* to, const std::byte* codes, const std::byte* groups,
+inline void dequantize_head(T* to, const std::byte* codes, const std::byte* groups,
                             std::int32_t head_dim, KvFormat format) {
   for (std::int32_t first = 0; first < head_dim; first += kKvGroup) {
     KvGroup<T> group;
@@ -159,10 +148,19 @@ inline void dequantize_head(float* to, const std::byte* codes, const std::byte* 
     groups += sizeof group;
     const Lanes scale = Lanes::all(to_float(group.scale));
     const Lanes offset = Lanes::all(to_float(group.offset));
-    const std::int32_t end = first + kKvGroup < head_dim ? first + kKvGroup : head_dim;
-    in_sixteens(end - first, [&](std::int64_t d, int count) {
-      const Lanes code = load_codes(codes, format, first + d, count);
-      store_some(rounded_to<T>(Lanes::fma(code, scale, offset)), to + first + d, count);
+    const std::int32_t count = head_dim - first < kKvGroup ? head_dim - first : kKvGroup;
+    if (format == KvFormat::int4 &&
+        Lanes::numbers_of_int4s(to + first, codes + first / 2, count, scale, offset)) {
+      continue;
+    }
+    in_sixteens(count, [&](std::int64_t d, int some) {
+      const Lanes number =
+          Lanes::fma(load_codes(codes, format, first + d, some), scale, offset);
+      if (some == Lanes::kCount) {
+        number.store_number(to + first + d);
+      } else {
+        number.store_first(to + first + d, some);
+      }
     });
   }
 }
