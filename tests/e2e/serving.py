@@ -570,14 +570,18 @@ def a_batch_is_a_run_also_after_everything_was_killed(workspace):
     options = (*workspace.paced(2), "--served-model-name", "m", "--max-num-seqs", "16")
     server = Server(workspace, *options)
     batch = order(server.client, upload(server.client, lines), metadata={"for": "a test"})
-    counted = 0
+    counted, lost = 0, None
     for _ in range(2):
         least = counted + 5
         counted = wait_for(server.client, batch, lambda now: now.request_counts.completed > least).request_counts.completed
+        if lost is not None:
+            wait_for(server.client, lost, lambda now: now.request_counts.completed > 2)
         children = [server.process.pid, *_children_of(server.process.pid)]
         for pid in children:
             os.kill(pid, signal.SIGKILL)
         server.process.wait()
+        if lost is not None:
+            (server.run / "files" / lost.input_file_id).unlink()
         left = [server.run / "files" / name for name in (f"file-{'0' * 24}", f"file-{'1' * 24}.part", f"file-{'2' * 24}.json.new")]
         for path in left:  # of uploads that the end interrupted
             path.write_text("half")
@@ -585,6 +589,11 @@ def a_batch_is_a_run_also_after_everything_was_killed(workspace):
         server = Server(workspace, *options)
         expect(not any(path.exists() for path in left), f"{os.listdir(server.run / 'files')}: parts of files stay")
         expect(server.client.batches.retrieve(batch.id).request_counts.completed >= counted - 1, "answers were lost")
+        lost = lost or order(server.client, upload(server.client, lines[:100]))
+    lost = ended(server.client, lost)
+    expect_equal((lost.status, lost.errors.data[0].code), ("failed", "storage"), "a batch whose input is gone")
+    kept = lines_of(server.client, lost.output_file_id)
+    expect(len(kept) > 2 and all(line == wanted[name] for name, line in kept.items()), f"{list(kept)} were kept of it")
     batch = ended(server.client, batch, 120)
     expect_equal((batch.status, batch.metadata), ("completed", {"for": "a test"}), "the end")
     expect_equal(batch.request_counts.model_dump(), {"total": 200, "completed": 198, "failed": 2}, "counts")
@@ -711,7 +720,7 @@ def _what_is_wrong_with_batches_is_told(server, client, batch):
     expect_equal([(one["id"], one["response"]["body"]["error"]["param"]) for one in errors], [("poise-2", "url"), ("poise-3", None)], "errors")
     names = [one.id for one in client.batches.list(limit=2)]
     expect(names[0] == mixed.id and len(set(names)) == len(names) > 4, f"a list in pages: {names}")
-    expect_equal(len(client.files.list(purpose="batch").data), 3, "files of inputs")
+    expect_equal(len(client.files.list(purpose="batch").data), 4, "files of inputs")
 
 
 @contextlib.contextmanager
