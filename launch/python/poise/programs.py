@@ -30,6 +30,15 @@ def shared(name):
     return sys.modules[whole]
 
 
+def lm_eval():
+    """The command `poise-lm-eval` of an installed package."""
+    try:
+        from .lm_eval import main as evaluate
+    except ModuleNotFoundError as missing:
+        raise SystemExit(f"poise-lm-eval: the package {missing.name} is not there; pip install 'poise[lm-eval]' brings it") from None
+    evaluate()
+
+
 def main():
     """The command `poise` of an installed package."""
     os.environ.setdefault("POISE_COMMAND", "poise")

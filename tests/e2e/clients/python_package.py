@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The Python package: answers equal to a run's, datasets, models by their hub name, and a wheel in a fresh environment.
 
-What it needs of PyPI comes into an environment of its own, build/python-venv, the first time; the script goes on with its interpreter.
+What it needs of PyPI comes into build/python-venv (environment.py); the script goes on with its interpreter.
 """
 
 import contextlib
@@ -18,31 +18,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness  # noqa: E402
+from environment import PIP, with_packages  # noqa: E402
 from harness import DEMO_MODEL, ROOT, bin_folder, expect, expect_equal, test, wait_until  # noqa: E402
 
-_ENVIRONMENT = ROOT / "build" / "python-venv"
-_PACKAGES = ("jinja2>=3.1", "pyzmq>=25", "tqdm>=4.60", "scikit-build-core>=0.10", "pandas>=2", "pyarrow>=14")
-_PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 _TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 _ARITHMETIC = [f"Q: {first} + {first % 7} = ?\nA:" for first in range(40)]
-
-
-def with_packages():
-    """Starts this script again with an interpreter that has the packages."""
-    python = _ENVIRONMENT / "bin" / "python"
-    if Path(sys.prefix) == _ENVIRONMENT:
-        return
-    mark = _ENVIRONMENT / "installed"
-    if not mark.exists():
-        for words in (
-            [sys.executable, "-m", "venv", "--clear", "--system-site-packages", _ENVIRONMENT],
-            [python, *_PIP, "install", "--no-compile", *_PACKAGES],
-        ):
-            made = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
-            if made.returncode:
-                raise SystemExit(f"{made.stdout}{made.stderr}the packages cannot be installed")
-        mark.touch()
-    os.execv(python, [python, *sys.argv])
 
 
 @contextlib.contextmanager
@@ -298,11 +278,13 @@ def a_wheel_answers_in_a_fresh_environment_and_leaves_nothing(workspace):
     done(sys.executable, "-c", build, workspace / "wheels", POISE_BIN=str(bin_folder()))
     (wheel,) = (workspace / "wheels").iterdir()
     done(sys.executable, "-m", "venv", "--without-pip", fresh)
-    done(sys.executable, *_PIP, "--python", python, "install", "--no-compile", wheel)
+    done(sys.executable, *PIP, "--python", python, "install", "--no-compile", wheel)
     expect(any("poise" in path.name for path in fresh.rglob("*")), "nothing is installed")
     expect_equal(done(python, "-c", _IN_A_FRESH_ONE).strip(), "85", "the answer")
     expect(done(fresh / "bin" / "poise", "version").startswith("poise "), "poise version")
-    done(sys.executable, *_PIP, "--python", python, "uninstall", "--yes", "poise")
+    refused = subprocess.run([fresh / "bin" / "poise-lm-eval"], env={"HOME": str(workspace.folder)}, capture_output=True, text=True, check=False)
+    expect(refused.returncode == 1 and "pip install 'poise[lm-eval]'" in refused.stderr, refused.stderr)
+    done(sys.executable, *PIP, "--python", python, "uninstall", "--yes", "poise")
     left = [path for path in fresh.rglob("*") if "poise" in str(path.relative_to(fresh))]
     expect(not left, f"{left[:5]} stay behind")
 
