@@ -94,7 +94,8 @@ class _WatchedSupervision(Supervision):
         if own.returncode() is None:
             own.signal(signal.SIGTERM if seconds else signal.SIGKILL)
             self._interrupts.drain()
-            if own.descriptor not in select.select([own.descriptor, self._interrupts.descriptor], [], [], seconds)[0]:
+            patience = 0.0 if self._interrupts.count else seconds
+            if own.descriptor not in select.select([own.descriptor, self._interrupts.descriptor], [], [], patience)[0]:
                 own.signal(signal.SIGKILL)
                 processes.wait_gone([own.descriptor], 10)
         own.returncode()

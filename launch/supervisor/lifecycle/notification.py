@@ -32,7 +32,8 @@ def notify(command, facts, interrupts, patience=_PATIENCE):
         say(f"--notify: the command could not be started: {shown(problem)}")
         return
     before = interrupts.count
-    if not _ends(process, interrupts, patience):
+    interrupts.drain()
+    if not _ends(process, interrupts, patience if interrupts.count == before else 0.0):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         why = "the run was interrupted" if interrupts.count > before else f"it took more than {patience} s"
@@ -43,7 +44,6 @@ def notify(command, facts, interrupts, patience=_PATIENCE):
 
 def _ends(process, interrupts, patience):
     """Whether it ended by itself, in time, and before the next signal to us. It stays to be waited for: so its number is still its own."""
-    interrupts.drain()
     descriptor = os.pidfd_open(process.pid)
     try:
         return descriptor in select.select([descriptor, interrupts.descriptor], [], [], patience)[0]
