@@ -9,18 +9,20 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import time
 from collections import deque
 
 from supervisor.shared.files import remove, replace_file
 
 from .answers import Answer
-from .batch_lines import LONGEST_LINE, Unreadable, count_lines, late_line, refused_line, results_in, slices, split
+from .batch_lines import LONGEST_LINE, Unreadable, count_lines, field_of, late_line, refused_line, results_in, slices, split
 from .completions import CHAT, COMPLETIONS
 from .errors import Refused
 from .planner_link import TimedRequest
 
 _SYNC = 1.0  # seconds until a result is safe on the disk, and until counts are; and until a disk that was full is tried again
+_ESCAPED = re.compile(rb"\\(?:/|u00)")  # how a url may be written in another way
 _ACTIVE = ("validating", "in_progress", "finalizing", "cancelling")
 
 
@@ -168,13 +170,13 @@ class Batch:
         slots, planner = self._batches.slots, self._batches.planner
         async with contextlib.aclosing(slices(source, self._look)) as parts:
             async for part in parts:
-                for number, text, refusal, renders in part:
+                for number, text, refusal in part:
                     while self._unwritten:
                         await self._move()
                     if refusal is None:
                         await slots.acquire()
                         try:
-                            refusal, entry = await self._entry(number, text) if renders else (None, None)
+                            refusal, entry = await self._entry(number, text)
                         except BaseException:
                             slots.release()
                             raise
@@ -204,29 +206,29 @@ class Batch:
         return None if number in self._done else (number, late_line(number, text))
 
     def _look(self, number, text):
-        """(number, text, an error line or None, whether a chat template renders it); None if it has a result."""
+        """(number, text, an error line or None); None if it has a result. What else may be wrong with it, the planner says: a line may be
+        long, and is read as JSON only where it may be of the other endpoint."""
         if number in self._done:
             return None
         if text is None:
-            return number, text, refused_line(number, None, f"the line is longer than {LONGEST_LINE >> 20} MiB", None), False
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError):
-            return number, text, None, False  # the planner says what is wrong with it
-        url = document.get("url") if isinstance(document, dict) else None
+            return number, text, refused_line(number, None, f"the line is longer than {LONGEST_LINE >> 20} MiB", None)
         endpoint = self.facts["endpoint"]
-        if url in (COMPLETIONS, CHAT) and url != endpoint:
+        other = COMPLETIONS if endpoint == CHAT else CHAT
+        if (other.encode() in text or _ESCAPED.search(text)) and field_of(text, "url") == other:
             message = f'"url" must be "{endpoint}", the endpoint of the batch'
-            return number, text, refused_line(number, document.get("custom_id"), message, "url"), False
-        return number, text, None, endpoint == CHAT and url == CHAT
+            return number, text, refused_line(number, field_of(text, "custom_id"), message, "url")
+        return number, text, None
 
     async def _entry(self, number, text):
-        """(an error line or None, the rendered prompt)."""
+        """(an error line or None, the rendered prompt, if this is a chat line)."""
+        if self.facts["endpoint"] != CHAT:
+            return None, None
         try:
-            return None, await self._batches.chat.entry(text)
+            entry = await self._batches.chat.entry(text)
+            return None, None if entry == b"null" else entry
         except Refused as refused:
             status = 400 if refused.status == 429 else refused.status  # too many of these lines: the others have their turn
-            return refused_line(number, json.loads(text).get("custom_id"), str(refused), "messages", status), None
+            return refused_line(number, field_of(text, "custom_id"), str(refused), "messages", status), None
 
     def take(self, line, event):
         if self._open.pop(line.number, None) is None:

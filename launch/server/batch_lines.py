@@ -132,11 +132,15 @@ def refused_line(number, custom_id, message, param, status=400):
 
 
 def late_line(number, text):
+    return _text({"id": f"poise-{number}", "custom_id": _as_id(field_of(text, "custom_id")), "response": None, "error": _LATE})
+
+
+def field_of(text, name):
+    """What stands under this name in a line; None if there is nothing, or the line is no JSON object."""
     try:
-        custom_id = json.loads(text or b"{}").get("custom_id")
+        return json.loads(text or b"{}").get(name)
     except (ValueError, RecursionError, AttributeError):
-        custom_id = None
-    return _text({"id": f"poise-{number}", "custom_id": _as_id(custom_id), "response": None, "error": _LATE})
+        return None
 
 
 def _as_id(value):

@@ -207,6 +207,7 @@ def answers_are_those_of_a_run_whole_and_as_streams(workspace):
         expect_equal([choice.index for choice in many.choices], [0, 1], "indices")
         expect_equal(many.choices[0].text, wanted["greedy"]["choices"][0]["text"], "the first of two prompts")
         _several_choices_are_those_of_a_run(client, wanted)
+        _a_batch_of_chats_is_a_run(client, wanted)
         _the_model_is_described(server, model)
         _what_is_wrong_is_told(server)
         _many_at_once(server, client)
@@ -231,6 +232,13 @@ def _several_choices_are_those_of_a_run(client, wanted):
     expect_equal({one.index for chunk in both for one in chunk.choices}, {0, 1, 2, 3}, "indices of two prompts with two answers each")
     refused("BadRequestError", lambda: client.completions.create(model=client.served, prompt="x", n=2, temperature=0), 400)
     refused("BadRequestError", lambda: client.completions.create(model=client.served, prompt=["x"] * 200, n=128), 400)
+
+
+def _a_batch_of_chats_is_a_run(client, wanted):
+    chats = [line for line in LINES + SEVERAL if "chat" in line["url"]]
+    batch = ended(client, order(client, upload(client, chats), "/v1/chat/completions"))
+    got = {name: comparable(line["response"]["body"]) for name, line in lines_of(client, batch.output_file_id).items()}
+    expect_equal(got, {line["custom_id"]: wanted[line["custom_id"]] for line in chats}, "answers to chats")
 
 
 def _the_model_is_described(server, model):
@@ -708,6 +716,12 @@ def _batches_end_in_each_way(server, client):
 
 def _what_is_wrong_with_batches_is_told(server, client, batch):
     file = upload(client, [request("a", "x"), {**request("b", "x"), "url": "/v1/chat/completions"}, "no line"])
+    chat = {**request("c", "/v1/completions"), "url": "/v1/chat/completions"}  # names the other endpoint, and is none
+    hidden = json.dumps(request("d", "x")).replace("/v1", "\\/v1")
+    of_chats = client.files.create(file=("in", json.dumps(chat).encode() + b"\n" + hidden.encode() + b"\n[]\n"), purpose="batch")
+    of_chats = ended(client, order(client, of_chats, "/v1/chat/completions"))
+    errors = [json.loads(text)["response"]["body"]["error"] for text in client.files.content(of_chats.error_file_id).text.splitlines()]
+    expect_equal([one["code"] for one in errors], ["no_chat_template", "invalid_value", "invalid_json"], "errors of chats")
     refused("BadRequestError", lambda: order(client, file, "/v1/embeddings"), 400, "invalid_value")
     refused("BadRequestError", lambda: order(client, file, window="soon"), 400, "invalid_value")
     refused("NotFoundError", lambda: client.batches.retrieve("batch_0"), 404, "batch_not_found")
@@ -720,7 +734,7 @@ def _what_is_wrong_with_batches_is_told(server, client, batch):
     expect_equal([(one["id"], one["response"]["body"]["error"]["param"]) for one in errors], [("poise-2", "url"), ("poise-3", None)], "errors")
     names = [one.id for one in client.batches.list(limit=2)]
     expect(names[0] == mixed.id and len(set(names)) == len(names) > 4, f"a list in pages: {names}")
-    expect_equal(len(client.files.list(purpose="batch").data), 4, "files of inputs")
+    expect_equal(len(client.files.list(purpose="batch").data), 5, "files of inputs")
 
 
 @contextlib.contextmanager
