@@ -25,7 +25,7 @@ cxxopts::Options described_options() {
        cxxopts::value<double>()->default_value("0"))  //
       ("compute-gflops", "speed of the CPU device's arithmetic",
        cxxopts::value<double>()->default_value("0"))  //
-      ("host-threads", "of the CPU device, that attend on host cores",
+      ("host-threads", "that attend on host cores",
        cxxopts::value<int>()->default_value("0"))  //
       ("host-gbps", "speed at which these read, 10^9 bytes a second",
        cxxopts::value<double>()->default_value("0"))  //

@@ -34,7 +34,7 @@ void check_speed(const char* name, double speed) {
 std::optional<std::string> missing_cuda() { return cuda_is_missing(); }
 #else
 std::optional<std::string> missing_cuda() { return "this build has no CUDA"; }
-std::unique_ptr<Device> open_cuda_device() {
+std::unique_ptr<Device> open_cuda_device(int, bool) {
   fail("--device cuda: this build has no CUDA; use --device cpu, or build where nvcc is found");
 }
 #endif
@@ -56,13 +56,15 @@ std::unique_ptr<Device> open_device(const DeviceOptions& options) {
   check_speed("host-gbps", options.host_gbps);
   std::optional<std::string> why;
   if (options.device == "cuda" || (options.device == "auto" && !(why = missing_cuda()))) {
-    if (options.host_threads > 0 || options.host_gbps > 0) {
+    if (options.host_gbps > 0) {
       fail(
-          "--{}: only the CPU device attends on host cores so far; leave it out, or use --device "
-          "cpu",
-          options.host_threads > 0 ? "host-threads" : "host-gbps");
+          "--host-gbps: only the CPU device rehearses host cores of a set speed; leave it out, or "
+          "use --device cpu");
     }
-    std::unique_ptr<Device> device = open_cuda_device();
+    // One core is left for who queues and plans.
+    const int most = std::clamp(usable_cores() - 1, 1, kMaxThreads);
+    const bool given = options.host_threads > 0;
+    std::unique_ptr<Device> device = open_cuda_device(given ? options.host_threads : most, given);
     spdlog::info("device: {}", device->name());
     return device;
   }

@@ -13,7 +13,8 @@ struct DeviceOptions {
   int threads = 0;              // CPU device: that compute; 0: as many as this process may use
   double link_gbps = 0;         // CPU device: 10⁹ bytes a second, each way; 0: as fast as it goes
   double compute_gflops = 0;    // CPU device: 10⁹ operations a second; 0: as fast as it goes
-  int host_threads = 0;         // CPU device: that attend on host cores; 0: as many as compute
+  int host_threads = 0;         // that attend on host cores; 0: as many as compute, or, on a GPU's
+                                // host, as many as this process may use, but for one
   double host_gbps = 0;         // CPU device: 10⁹ bytes of KV rows a second there; 0: no limit
 };
 

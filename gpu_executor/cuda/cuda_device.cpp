@@ -13,13 +13,17 @@
 
 #include "common/device_memory.h"
 #include "common/trouble.h"
+#include "common/words.h"
 #include "gpu_executor/cuda/cuda_clock.h"
 #include "gpu_executor/cuda/cuda_stream.h"
 #include "gpu_executor/cuda/gpu_memory.h"
+#include "gpu_executor/cuda/host_work.h"
 #include "gpu_executor/cuda/pinned_host.h"
+#include "kernels/cpu/workers.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/kernels_cuda.h"
+#include "kernels/host/host_attention.h"
 
 namespace poise {
 namespace {
@@ -109,7 +113,8 @@ class Pieces {
 
 class Opened final : public Device {
  public:
-  Opened() : bus_(pci_bus_id()) {
+  Opened(int host_threads, bool named)
+      : bus_(pci_bus_id()), host_threads_(host_threads), host_threads_named_(named) {
     const auto before = gpu_memory_in_use(bus_);
     cuda_check(cudaSetDevice(0), "choosing the GPU");
     cuda_check(cudaSetDeviceFlags(cudaDeviceScheduleYield), "setting up the GPU");
@@ -118,6 +123,7 @@ class Opened final : public Device {
     for (auto& stream : streams_) {
       stream = std::make_unique<CudaStream>();
     }
+    host_work_ = std::make_unique<HostWork>();
     clock_ = std::make_unique<CudaClock>();
     clock_begins();
     gemms_ = std::make_unique<cuda::Gemms>();
@@ -142,11 +148,17 @@ class Opened final : public Device {
     clock_.reset();
   }
 
-  std::string name() const override { return fmt::format("cuda: {}", properties_.name); }
+  std::string name() const override {
+    // What was measured with another number of threads does not hold.
+    return fmt::format("cuda: {}", properties_.name) +
+           (host_threads_named_ ? fmt::format(", {} on host cores", counted(host_threads_, "thread"))
+                                : "");
+  }
   DeviceKind kind() const override { return DeviceKind::cuda; }
   Bytes memory() const override { return memory_; }
   Bytes overhead() const override { return overhead_ + page_tables_of(pinned_.bytes()); }
   DType work_type(DType stored) const override { return stored; }
+  int host_threads() const override { return host_threads_; }
   double link_bytes_per_s() const override { return link_bytes_per_s_; }
 
   std::unique_ptr<Event> make_event() override { return std::make_unique<CudaEvent>(true); }
@@ -238,13 +250,21 @@ class Opened final : public Device {
   void launch(const ScatterRows& op) override { cuda::scatter_rows(op, compute()); }
   void launch(const Attention& op) override { cuda::attention(op, compute()); }
   void launch(const SampleTokens& op) override { cuda::sample_tokens(op, compute()); }
+  // The bytes are those that host cores read; none are copied.
+  void launch(const HostAttention& op) override {
+    host_work_->queue(stream_of(Stream::host).work({op.bytes}), [this, op] {
+      if (!host_workers_) {
+        host_workers_.emplace(host_threads_);
+      }
+      host::host_attention(op, *host_workers_);
+    });
+  }
 
   void range_push(const char* name) override { nvtxRangePushA(name); }
   void range_pop() override { nvtxRangePop(); }
 
-  std::optional<std::string> failure() override {
-    return std::nullopt;
-  }  // calls fail by themselves
+  // Calls of CUDA fail by themselves.
+  std::optional<std::string> failure() override { return host_work_->failure(); }
 
  protected:
   std::byte* take(Bytes size) override {
@@ -322,13 +342,17 @@ class Opened final : public Device {
   }
 
   const std::string bus_;
+  const int host_threads_;
+  const bool host_threads_named_;
   cudaDeviceProp properties_{};
-  std::array<std::unique_ptr<CudaStream>, kDeviceStreams> streams_;
+  std::array<std::unique_ptr<CudaStream>, kStreams> streams_;
   std::unique_ptr<CudaClock> clock_;
   std::unique_ptr<cuda::Gemms> gemms_;
   Bytes overhead_{}, memory_{};
   double link_bytes_per_s_ = 0;
   PinnedHost pinned_;
+  std::optional<cpu::Workers> host_workers_;  // the host work's thread only
+  std::unique_ptr<HostWork> host_work_;
 };
 
 }  // namespace
@@ -344,12 +368,13 @@ std::optional<std::string> cuda_is_missing() {
                              : fmt::format("no GPU can be used: {}", cudaGetErrorString(code));
 }
 
-std::unique_ptr<Device> open_cuda_device() {
+std::unique_ptr<Device> open_cuda_device(int host_threads, bool named) {
+  check(host_threads >= 1, "a device with host cores has at least one thread there");
   if (const auto why = cuda_is_missing()) {
     fail("--device cuda: {}; use --device cpu, or look at nvidia-smi and CUDA_VISIBLE_DEVICES",
          *why);
   }
-  return std::make_unique<Opened>();
+  return std::make_unique<Opened>(host_threads, named);
 }
 
 }  // namespace poise

@@ -25,7 +25,8 @@ class Workers;
 namespace host {
 
 // As the operations of kernels/cpu/kernels_cpu.h: splits the work over `workers`, and returns when it
-// is done.
+// is done. Queries and outputs of 16 bits, which a GPU keeps, are float32 meanwhile, in memory that it takes
+// for them; the output is rounded once.
 void host_attention(const HostAttention& op, cpu::Workers& workers);
 
 }  // namespace host

@@ -138,7 +138,7 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
                  .overhead = made.profile.gpu_overhead,
                  .is_host = device_is_host,
                  .holds_blocks = !device_is_host || options.gpu_memory.has_value(),
-                 .attends_on_host = device_is_host},
+                 .attends_on_host = device_is_host || made.profile.knows_host()},
       .profile = policy_options.profile};
   options.placement.add_to(problem.fixed.placement, made.shape.num_hidden_layers,
                            problem.device.holds_blocks);
@@ -186,10 +186,6 @@ void export_machine(const PlanOptions& options, const std::filesystem::path& out
 }
 
 void check_named(const PlanOptions& options, const ModelConfig& model) {
-  if (options.policy && options.device == DeviceKind::cuda &&
-      policy_named(*options.policy).attends_on_host) {
-    fail_for_no_host_attention("the policy " + *options.policy);
-  }
   FixedPlacement placement;
   options.placement.add_to(placement, model.shape.num_hidden_layers,
                            options.device != DeviceKind::cpu || options.gpu_memory.has_value());

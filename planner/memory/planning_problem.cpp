@@ -51,7 +51,10 @@ void check_host_attention(const PlanningProblem& problem, const Allocation& host
     fail_for_host_attention_off("this policy");
   }
   if (!problem.device.attends_on_host) {
-    fail_for_no_host_attention("this policy");
+    fail(
+        "this policy has host cores attend, and what they read is not known: use another policy "
+        "(kv-only keeps the same blocks), a machine with host_gbps (--machine), or a profile that "
+        "was measured with them (--profile)");
   }
 }
 
@@ -76,13 +79,6 @@ void fail_for_host_attention_off(std::string_view policy) {
   fail(
       "--host-attention off: {} has host cores attend; use another policy (kv-only keeps the same "
       "blocks), or leave --host-attention out",
-      policy);
-}
-
-void fail_for_no_host_attention(std::string_view policy) {
-  fail(
-      "{} has host cores attend, which is done beside the CPU device alone so far: use another "
-      "policy (kv-only keeps the same blocks), or --device cpu",
       policy);
 }
 

@@ -55,9 +55,8 @@ struct RunPlan {
   std::int64_t blocks() const { return host.all_act_blocks() + host.all_kv_blocks(); }
 };
 
-// Refuse a policy that has host cores attend: where the user forbids it, and where the device does not do it.
+// Refuses a policy that has host cores attend where the user forbids it.
 [[noreturn]] void fail_for_host_attention_off(std::string_view policy);
-[[noreturn]] void fail_for_no_host_attention(std::string_view policy);
 
 // Fails with numbers if host or device are too small.
 RunPlan solve(const Policy& policy, const PlanningProblem& problem);

@@ -233,6 +233,9 @@ def a_plan_refuses_with_numbers_what_cannot_fit(workspace):
     shares = ("--policy", "token-recompute", "--recompute-share", "0.5")
     workspace.poise(*words, "--machine", "l4-pcie4", *shares).expect(2, "host memory")  # and not the share
     workspace.poise(*words, "--machine", "l4-pcie4", "--profile", requests).expect(2, "--profile", "--machine")
+    on_host = ("plan", "--model", DEMO_MODEL, "-i", requests, "--policy", "host-kv", "--device", "cuda")
+    workspace.poise(*on_host, "--machine", "l4-pcie4").expect(2, "host_gbps")
+    workspace.poise(*on_host, "--machine", ROOT / "tests" / "planner" / "profiles" / "host_machine.json").expect(0)
 
 
 @test

@@ -81,26 +81,35 @@ inline std::vector<std::uint32_t> bits_of(const messages::LogprobRowT& row) {
 class PipelineRun {
  public:
   PipelineRun(const TinyModel& model, const Plan& plan, const Setting& setting)
+      : PipelineRun(model, plan, setting, open_cpu_device(setting.device)) {}
+  // On another device: of `setting.device` nothing counts, and it must not ask to hold.
+  PipelineRun(const TinyModel& model, const Plan& plan, const Setting& setting,
+              std::unique_ptr<Device> device)
       : plan_(plan),
         setting_(setting),
         sizes_(block_sizes(model.shape, model.dtype, setting.limits.kv_format)),
         partition_(partition()),
         pool_(static_cast<std::size_t>(partition_.region_bytes) *
               static_cast<std::size_t>(model.shape.num_hidden_layers)),
-        device_(open_cpu_device(setting.device)),
+        device_(std::move(device)),
+        cpu_(dynamic_cast<CpuDevice*>(device_.get())),
+        pool_registered_(device_->register_host(pool_, false)),
+        weights_registered_(device_->register_host(
+            {const_cast<std::byte*>(model.bytes.data()), model.bytes.size()}, true)),
         pipeline_(*device_,
                   {.shape = model.shape,
                    .dtype = model.dtype,
                    .layout = model.layout,
                    .weights = model.bytes},
-                  setting.limits, setting.device.memory, setting.trace),
+                  setting.limits, cpu_ != nullptr ? setting.device.memory : device_->memory(),
+                  setting.trace),
         check_(model.shape, model.layout, setting.limits, 1'000'000),
         planner_(plan, model.layout, setting.limits, partition_) {}
 
   Outcome run() {
     Outcome outcome;
     if (setting_.hold) {
-      device_->hold();
+      cpu_->hold();
     }
     while (true) {
       const Planned planned = planner_.next();
@@ -114,7 +123,7 @@ class PipelineRun {
       }
     }
     if (setting_.hold) {
-      device_->release_streams();
+      cpu_->release_streams();
     }
     finish(outcome);
     return outcome;
@@ -124,7 +133,7 @@ class PipelineRun {
   void mutate(std::function<void(std::span<std::uint32_t>)> how) { mutate_ = std::move(how); }
 
   Pipeline& pipeline() { return pipeline_; }
-  CpuDevice& device() { return *device_; }
+  CpuDevice& device() { return *cpu_; }
 
  private:
   void finish(Outcome& outcome) {
@@ -192,7 +201,9 @@ class PipelineRun {
   const BlockSizes sizes_;
   const PoolPartition partition_;
   std::vector<std::byte> pool_;
-  std::unique_ptr<CpuDevice> device_;
+  std::unique_ptr<Device> device_;
+  CpuDevice* const cpu_;  // the same, or null
+  const Registration pool_registered_, weights_registered_;
   Pipeline pipeline_;
   OrderCheck check_;
   SmallPlanner planner_;

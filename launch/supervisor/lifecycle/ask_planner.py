@@ -35,10 +35,8 @@ def plan_words(given):
 
 def check_decisions(given):
     """Refuses an impossible policy, or costs that are not there, before minutes of loading; the sentence is the planner's."""
-    for name in ("host_threads", "host_gbps"):
-        if given.device == "cuda" and getattr(given, name) is not None:
-            option = "--" + name.replace("_", "-")
-            raise Refusal(f"{option}: only the CPU device attends on host cores so far; leave it out, or use --device cpu")
+    if given.device == "cuda" and given.host_gbps is not None:
+        raise Refusal("--host-gbps: only the CPU device rehearses host cores of a set speed; leave it out, or use --device cpu")
     if any(getattr(given, name) is not None for name in DECIDING):
         ask(*plan_words(given), "--check")
 

@@ -107,7 +107,7 @@ def add_device(to):
     to.add_argument("--threads", type=quantities.count, metavar="N", help="threads of the CPU device")
     to.add_argument("--link-gbps", type=quantities.positive, metavar="X", help="pace the CPU device's link: GB/s")
     to.add_argument("--compute-gflops", type=quantities.positive, metavar="X", help="pace the CPU device's computation")
-    to.add_argument("--host-threads", type=quantities.count, metavar="N", help="threads that attend on host cores, with the CPU device (default: as --threads)")
+    to.add_argument("--host-threads", type=quantities.count, metavar="N", help="threads that attend on host cores (default: as --threads; beside a GPU, as many as may be used but for one)")
     to.add_argument("--host-gbps", type=quantities.positive, metavar="X", help="pace those: GB/s of keys and values that they read")
 
 

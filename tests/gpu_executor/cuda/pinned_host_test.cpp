@@ -92,7 +92,7 @@ TEST_F(PinnedHostTest, ACopyEndsWhereItsSliceDoes) {
 }
 
 TEST_F(PinnedHostTest, CopiesCrossSlices) {
-  const auto device = open_cuda_device();
+  const auto device = open_cuda_device(1, false);
   constexpr std::size_t kFrom = kCut - 3 * kMiBytes - 8, kLong = kCut + 7 * kMiBytes;
   auto* words = reinterpret_cast<std::uint64_t*>(memory_.data() + kFrom);
   for (std::size_t i = 0; i < kLong / 8; ++i) {

@@ -161,6 +161,15 @@ TEST_F(StandingResources, StayAsTheyAreUnderEveryOtherPolicy) {
   }
 }
 
+TEST_F(StandingResources, HostCoresAttendOnlyWhereTheyAreKnown) {
+  PlanningProblem problem = problem_;
+  EXPECT_GT(solve(*policy("host-kv"), problem).host.host_share, 0);
+  problem.device.attends_on_host = false;
+  const std::string told =
+      testing_support::complaint([&] { solve(*policy("host-kv"), problem); });
+  EXPECT_NE(told.find("host_gbps"), std::string::npos) << told;
+}
+
 // The policy knows the device: with most weights there, and not as if every layer were streamed.
 TEST_F(StandingResources, OptimalDecidesByThemAndNotAsIfEveryLayerWereStreamed) {
   const RunPlan before = solve(*policy("kv-only"), problem_);
