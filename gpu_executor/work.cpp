@@ -134,24 +134,34 @@ ContextBlock context_block(const messages::AttentionEntry& entry, const DeviceLi
 
 LayerTable layer_table(const messages::MiniBatch& batch, const ModelShape& shape,
                        const DeviceLimits& limits, const PoolPartition& pool, TableWriter& writer) {
+  // Dropped blocks are not in the table. A sequence's first block counts them nevertheless, so that the j-th
+  // block behind it is the j-th of its context; it may lie before the table.
   std::vector<ContextBlock> blocks;
+  std::vector<std::int32_t> dropped_before;  // by entry
   for (const messages::AttentionEntry* entry : *batch.entries()) {
-    blocks.push_back(context_block(*entry, limits, pool));
+    dropped_before.push_back(static_cast<std::int32_t>(dropped_before.size() - blocks.size()));
+    if (entry->place() != messages::Place::Dropped) {
+      blocks.push_back(context_block(*entry, limits, pool));
+    }
   }
   std::vector<AttentionSequence> sequences;
   std::array<std::vector<RowMove>, 3> moves;  // by buffer
   std::int32_t max_new_tokens = 0;
   std::int32_t max_context = 0;
   for (const messages::Sequence* sequence : *batch.sequences()) {
+    const std::uint32_t first_entry = sequence->first_entry();
+    // Its dropped entries come before all of the others.
+    const std::int32_t before = dropped_before[first_entry + sequence->context() / kBlockTokens];
     sequences.push_back({.first_row = to_int(sequence->first_row()),
                          .new_tokens = to_int(sequence->new_tokens()),
                          .context = to_int(sequence->context()),
-                         .first_block = to_int(sequence->first_entry())});
+                         .first_block = to_int(first_entry) - before});
     max_new_tokens = std::max(max_new_tokens, sequences.back().new_tokens);
     max_context = std::max(max_context, sequences.back().context + sequences.back().new_tokens);
     for (std::uint32_t i = 0; i < sequence->new_tokens(); ++i) {
       const std::uint32_t position = sequence->context() + i;
-      const ContextBlock& block = blocks[sequence->first_entry() + position / kBlockTokens];
+      const ContextBlock& block = blocks[static_cast<std::size_t>(
+          sequences.back().first_block + to_int(position / kBlockTokens))];
       moves[block.buffer].push_back(
           {.from = sequence->first_row() + i,
            .to = std::int64_t{block.slot} * kBlockTokens + position % kBlockTokens});

@@ -190,7 +190,9 @@ struct AttentionSequence {
   std::int32_t first_row;   // of q and out
   std::int32_t new_tokens;  // rows
   std::int32_t context;     // tokens before the first row; row i attends positions 0 .. context + i
-  std::int32_t first_block;  // into `blocks`; ceil((context + new_tokens) / 16) of them
+  // Into `blocks`; ceil((context + new_tokens) / 16) of them. Those before the window of all of its rows may be
+  // missing: then these are others' entries, or none, and first_block may be negative.
+  std::int32_t first_block;
 };
 // out[r, a, :] = Σ_t softmax_t(q[r, a, :] · k[t, a', :] · scale) · v[t, a', :], a' = a / (heads /
 // kv_heads); new rows included. With a window the row at position p attends positions

@@ -49,6 +49,18 @@ std::int32_t window_of(const LayerWindows& windows) {
   return windows.empty() ? 0 : std::ranges::max(windows);
 }
 
+std::int32_t window_of_all(const ModelShape& shape) {
+  std::int32_t widest = 0;
+  for (std::int32_t layer = 0; layer < shape.num_hidden_layers; ++layer) {
+    const std::int32_t window = shape.window({static_cast<std::uint32_t>(layer)});
+    if (window == 0) {
+      return 0;
+    }
+    widest = std::max(widest, window);
+  }
+  return widest;
+}
+
 BlockTables::BlockTables(const messages::MiniBatch& batch)
     : sequences(span_of(batch.sequences())),
       entries(span_of(batch.entries())),

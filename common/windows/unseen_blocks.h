@@ -3,7 +3,8 @@
 // max(0, p - window + 1) .. p alone (kernels/kernels.h), so a block whose tokens all lie before that is
 // unseen by the row and by all later ones. The tables of an iteration hold for every layer and name
 // unseen blocks, too. A layer with a window carries out no load and no regeneration of which all slots
-// are unseen; nothing reads such a slot there. Executor and planner compute this from the same tables.
+// are unseen; nothing reads such a slot there. If all layers have a window, unseen blocks need not be there at
+// all. Executor and planner compute this from the same tables.
 // Pure.
 
 #include <cstdint>
@@ -28,6 +29,10 @@ using LayerWindows = std::vector<std::int32_t>;
 LayerWindows windows_of(const ModelShape& shape);
 // The window of the layers that have one: a model has one size. 0 if no layer has one.
 std::int32_t window_of(const LayerWindows& windows);
+
+// The window beyond which no layer sees anything, if every layer has one; otherwise 0. Blocks that it leaves
+// unseen are dropped: given back, and never loaded or read again (Place::Dropped).
+std::int32_t window_of_all(const ModelShape& shape);
 
 // A mini-batch's tables, in either form of the messages.
 struct BlockTables {

@@ -54,6 +54,9 @@ std::vector<messages::BlockRun> reads_of(const messages::MiniBatch& batch) {
     for (std::uint32_t first = 0; first < sequence->context(); first += kBlockTokens) {
       const messages::AttentionEntry& entry =
           *batch.entries()->Get(sequence->first_entry() + first / kBlockTokens);
+      if (entry.place() == messages::Place::Dropped) {
+        continue;
+      }
       const auto tokens = static_cast<std::uint16_t>(
           std::min<std::uint32_t>(sequence->context() - first, kBlockTokens));
       reads.emplace_back(entry.kind(), entry.place(), tokens, 1, entry.block(), 0);

@@ -22,9 +22,13 @@ void check_host_batch(const CheckedBatch& batch) {
   std::vector<bool> read(batch.entries());
   for (std::uint32_t i = 0; i < batch.entries(); ++i) {
     const messages::AttentionEntry& entry = *batch.tables.entries()->Get(i);
+    const bool dropped = entry.place() == messages::Place::Dropped;
     if (entry.where() != messages::Where::HostInPlace || entry.kind() != messages::Kind::Kv ||
-        entry.place() != messages::Place::Host) {
+        (entry.place() != messages::Place::Host && !dropped)) {
       batch.refuse("entry {} is no Kv block of the host, as all that host cores attend are", i);
+    }
+    if (dropped) {
+      continue;
     }
     if (entry.block() >= blocks || taken[entry.block()]) {
       batch.refuse("entry {} is Kv block {} {}", i, entry.block(),
@@ -39,6 +43,10 @@ void check_host_batch(const CheckedBatch& batch) {
         batch.refuse("sequence {}, block {}: its entry is another's too", i, j);
       }
       read[sequence.first_entry() + j] = true;
+      if (batch.tables.entries()->Get(sequence.first_entry() + j)->place() ==
+          messages::Place::Dropped) {
+        batch.check_dropped(i, j);
+      }
     }
   }
 }

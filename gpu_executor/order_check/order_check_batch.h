@@ -28,6 +28,10 @@ struct CheckedBatch {
   std::uint32_t rows() const { return size_of_vector(tables.tokens()); }
   std::uint32_t entries() const { return size_of_vector(tables.entries()); }
   std::uint32_t pool_blocks(messages::Kind kind, messages::Place place) const;
+  // Entries that have a slot, or a block where they lie.
+  std::uint32_t entries_there() const;
+  // Of a sequence's `block`-th entry, which is dropped: fails if a row may see the block.
+  void check_dropped(std::uint32_t sequence, std::uint32_t block) const;
   // Of a table's line `i`.
   void check_place(const char* what, std::uint32_t i, messages::Kind kind,
                    messages::Place place) const;

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "common/families/rotary.h"
+#include "common/windows/unseen_blocks.h"
 #include "gpu_executor/order_check/order_check_batch.h"
 #include "kernels/kernels.h"
 
@@ -17,6 +18,25 @@ void CheckedBatch::check_place(const char* what, std::uint32_t i, messages::Kind
   }
   if (place != messages::Place::Host && place != messages::Place::Gpu) {
     refuse("{} {} is of place {}, which is none", what, i, static_cast<int>(place));
+  }
+}
+
+std::uint32_t CheckedBatch::entries_there() const {
+  return entries() == 0 ? 0
+                        : static_cast<std::uint32_t>(std::ranges::count_if(
+                              *tables.entries(), [](const messages::AttentionEntry* entry) {
+                                return entry->place() != messages::Place::Dropped;
+                              }));
+}
+
+void CheckedBatch::check_dropped(std::uint32_t sequence, std::uint32_t block) const {
+  const std::uint32_t context = tables.sequences()->Get(sequence)->context();
+  const std::int32_t unseen = unseen_blocks(context, window_of_all(shape));
+  if (block >= static_cast<std::uint32_t>(unseen)) {
+    refuse(
+        "sequence {}, block {} is dropped, but its rows see it: from token {} on, {} blocks are "
+        "not seen",
+        sequence, block, context, unseen);
   }
 }
 
@@ -56,8 +76,8 @@ void RowCheck::check_sizes() const {
   const std::int64_t most = batch_.entries() > 0 && is_on_host(batch_.tables)
                                 ? batch_.pool_blocks(messages::Kind::Kv, messages::Place::Host)
                                 : batch_.limits.max_entries();
-  if (batch_.entries() == 0 || batch_.entries() > most) {
-    batch_.refuse("{} attention entries, not 1 to {}", batch_.entries(), most);
+  if (const std::uint32_t there = batch_.entries_there(); there == 0 || there > most) {
+    batch_.refuse("{} attention entries, not 1 to {}", there, most);
   }
 }
 

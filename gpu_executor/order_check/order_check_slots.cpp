@@ -80,10 +80,15 @@ void SlotCheck::check_regenerate() {
 void SlotCheck::check_entries() {
   for (std::uint32_t i = 0; i < batch_.entries(); ++i) {
     const messages::AttentionEntry& entry = *batch_.tables.entries()->Get(i);
-    if (entry.place() != Place::Nowhere) {
+    const bool dropped = entry.place() == Place::Dropped;
+    if (entry.place() != Place::Nowhere && !dropped) {
       batch_.check_place("entry", i, entry.kind(), entry.place());
     } else if (entry.kind() != Kind::Kv || entry.where() != Where::LoadedKv) {
-      batch_.refuse("entry {} is kept nowhere: it is of kind Kv, in the KV buffer", i);
+      batch_.refuse("entry {} is {}: it is of kind Kv, in the KV buffer", i,
+                    dropped ? "dropped" : "kept nowhere");
+    }
+    if (dropped) {  // it has no slot
+      continue;
     }
     if (entry.where() != Where::LoadedKv && entry.where() != Where::RegeneratedKv) {
       batch_.refuse("entry {} is to be computed {} ({}), which this device does not do", i,
@@ -124,6 +129,10 @@ void SlotCheck::check_context(std::uint32_t index, const messages::Sequence& seq
   for (std::uint32_t j = 0; j < blocks_of(sequence); ++j) {
     const messages::AttentionEntry& entry =
         *batch_.tables.entries()->Get(sequence.first_entry() + j);
+    if (entry.place() == Place::Dropped) {
+      batch_.check_dropped(index, j);
+      continue;
+    }
     const std::int64_t start = std::int64_t{j} * kBlockTokens;
     const auto old_rows = static_cast<std::uint32_t>(
         std::clamp<std::int64_t>(sequence.context() - start, 0, kBlockTokens));

@@ -9,6 +9,7 @@
 
 #include "common/files/sha256.h"
 #include "common/trouble.h"
+#include "common/windows/unseen_blocks.h"
 #include "planner/links/clock.h"
 
 namespace poise {
@@ -74,6 +75,9 @@ std::string order_log_header(const ControlSegment& control, const std::string& r
                                 {"hidden_size", control.shape.hidden_size},
                                 {"kv_row_bytes", sizes.kv_row.n},
                                 {"act_row_bytes", sizes.act_row.n}};
+  if (const std::int32_t window = window_of_all(control.shape); window > 0) {
+    header["window"] = window;  // blocks before it are dropped
+  }
   for (const WeightPiece& piece : layout.layer.pieces) {
     header["piece_bytes"].push_back(piece.bytes.n);
   }

@@ -38,7 +38,7 @@ class JobTimes {
   // Whether the device keeps most weights beside this number of requests. If not, every iteration
   // streams most of the model, and more requests are always better.
   bool holds_most_weights(std::int32_t sequences) const {
-    const Demand demand = demand_of(problem_.requests, sequences);
+    const Demand demand = problem_.demand(sequences);
     const RunDevice& device = problem_.device;
     const DeviceMemory memory{
         .cap = device.cap, .overhead = device.overhead, .pins_host_memory = !device.is_host};
@@ -65,7 +65,7 @@ class JobTimes {
   Times estimate(std::int32_t sequences) const {
     try {
       const MemoryPlan made =
-          plan_memory(policy_, problem_, demand_of(problem_.requests, sequences));
+          plan_memory(policy_, problem_, problem_.demand(sequences));
       return {.full = work(made, problem_.requests, sequences),
               .early = work(made, early_, sequences)};
     } catch (const Failure&) {
@@ -76,7 +76,8 @@ class JobTimes {
 
   double work(const MemoryPlan& made, std::span<const RequestSize> requests,
               std::int32_t sequences) const {
-    const Demand demand = demand_of(requests, sequences);
+    const Demand demand =
+        demand_of(requests, sequences, problem_.kept, problem_.batch.prefill_tokens);
     Allocation blocks = made.host;
     blocks.resident_layers = made.device.resident_layers;
     return work_time(
@@ -98,7 +99,7 @@ class JobTimes {
 }  // namespace
 
 std::int32_t choose_concurrency(const Policy& policy, const PlanningProblem& problem) {
-  const std::int32_t most = demand_of(problem.requests, problem.batch.max_num_seqs).sequences;
+  const std::int32_t most = problem.demand(problem.batch.max_num_seqs).sequences;
   const std::int32_t least = std::max({kFewest, problem.batch.min_num_seqs, problem.fixed.running});
   if (!policy.chooses_concurrency() || problem.device.is_host || !problem.device.holds_blocks ||
       most <= least) {

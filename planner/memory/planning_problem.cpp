@@ -25,7 +25,7 @@ std::int32_t with_room(const PlanningProblem& problem, std::int32_t wanted) {
   const std::int64_t blocks =
       static_cast<std::int64_t>(problem.fixed.pool->region_bytes) / smaller +
       placed.gpu_act_blocks.value_or(0) + placed.gpu_kv_blocks.value_or(0);
-  const Demand all = demand_of(problem.requests, wanted);
+  const Demand all = problem.demand(wanted);
   const std::int64_t room =
       kEarlyEnds * ceil_div(all.sequences * blocks, std::max<std::int64_t>(all.most_blocks, 1));
   return static_cast<std::int32_t>(
@@ -67,6 +67,7 @@ BatchOptions batch_for(const Policy& policy, const PlanningProblem& problem) {
   const RunDevice& device = problem.device;
   const Bytes pinned = device.is_host ? Bytes{0} : page_tables_of(problem.budget.weights);
   return with_largest_mini_batch(problem.batch, problem.shape, problem.dtype, problem.requests,
+                                 problem.kept,
                                  {.cap = device.cap,
                                   .overhead = device.overhead + pinned,
                                   .pins_host_memory = !device.is_host},
@@ -84,15 +85,16 @@ void fail_for_host_attention_off(std::string_view policy) {
 
 RunPlan solve(const Policy& policy, const PlanningProblem& given) {
   PlanningProblem problem = given;
-  problem.batch = batch_for(policy, given);
+  problem.kept = kept_context(given.shape, policy);
+  problem.batch = batch_for(policy, problem);
   if (const auto& pool = given.fixed.pool) {
     problem.budget.pool = bytes_of(*pool, given.shape);
   }
   problem.batch.max_num_seqs =
-      with_room(problem, demand_of(problem.requests, problem.batch.max_num_seqs).sequences);
+      with_room(problem, problem.demand(problem.batch.max_num_seqs).sequences);
   const std::int32_t sequences =
       problem.profile ? choose_concurrency(policy, problem) : problem.batch.max_num_seqs;
-  RunPlan plan{.batch = problem.batch, .demand = demand_of(problem.requests, sequences)};
+  RunPlan plan{.batch = problem.batch, .demand = problem.demand(sequences)};
   plan.batch.max_num_seqs = given.batch.max_num_seqs;
   const MemoryPlan memory = plan_memory(policy, problem, plan.demand);
   plan.host = memory.host;

@@ -40,6 +40,11 @@ struct PlanningProblem {
   RunDevice device;
   std::shared_ptr<const Profile> profile = nullptr;  // null: costs are not known
   FixedResources fixed = {};
+  KeptContext kept = {};  // by the policy; `solve` fills it in
+
+  Demand demand(std::int32_t sequences) const {
+    return demand_of(requests, sequences, kept, batch.prefill_tokens);
+  }
 };
 
 struct RunPlan {

@@ -154,14 +154,23 @@ Demand demand_of(std::span<const Request* const> requests, std::int32_t max_num_
   return demand_of(sizes_of(requests), max_num_seqs);
 }
 
-Demand demand_of(std::span<const RequestSize> requests, std::int32_t max_num_seqs) {
-  Demand demand{.requests = static_cast<std::int64_t>(requests.size())};
+KeptContext kept_context(const ModelShape& shape, const Policy& policy) {
+  constexpr std::int32_t kManyBlocks = 1 << 20;
+  return {.window = policy.token_blocks(kManyBlocks) > 0 ? 0 : window_of_all(shape)};
+}
+
+Demand demand_of(std::span<const RequestSize> requests, std::int32_t max_num_seqs,
+                 const KeptContext& kept, std::int32_t prefill_rows) {
+  Demand demand{.requests = static_cast<std::int64_t>(requests.size()), .kept = kept};
   demand.sequences = static_cast<std::int32_t>(
       std::min<std::int64_t>(max_num_seqs, static_cast<std::int64_t>(requests.size())));
-  std::vector<std::int32_t> blocks, prompts;
+  std::vector<std::int32_t> blocks, together, prompts, contexts;
   for (const RequestSize& request : requests) {
-    blocks.push_back(blocks_for(request.most_context()));
+    const std::int32_t all = blocks_for(request.most_context());
+    blocks.push_back(kept.at_most(all));
+    together.push_back(kept.between(all));
     prompts.push_back(request.prompt);
+    contexts.push_back(request.most_context());
     demand.most_edits = std::max(demand.most_edits, request.edits);
     demand.longest_context = std::max(demand.longest_context, request.most_context());
     if (blocks.back() > demand.largest_request) {
@@ -169,8 +178,15 @@ Demand demand_of(std::span<const RequestSize> requests, std::int32_t max_num_seq
       demand.largest = request.id;
     }
   }
-  demand.most_blocks = sum_of_largest(std::move(blocks), demand.sequences);
   demand.most_prompt_rows = sum_of_largest(std::move(prompts), demand.sequences);
+  demand.most_tokens = sum_of_largest(std::move(contexts), demand.sequences);
+  // Only some of them run a part of their prompt at a time.
+  const std::int64_t beside =
+      kept.beside(std::min<std::int64_t>(prefill_rows, demand.most_prompt_rows));
+  const std::int64_t all_at_once = sum_of_largest(std::move(blocks), demand.sequences);
+  const std::int64_t some_at_once = sum_of_largest(std::move(together), demand.sequences) + beside;
+  demand.most_blocks =
+      std::max<std::int64_t>(std::min(all_at_once, some_at_once), demand.largest_request);
   return demand;
 }
 
@@ -218,7 +234,8 @@ AllocationInputs allocation_inputs(const ModelShape& shape, DType dtype, const D
           .requests = demand.requests,
           .sequences = demand.sequences,
           .prompt_rows = demand.most_prompt_rows,
-          .prefill_rows = options.prefill_tokens};
+          .prefill_rows = options.prefill_tokens,
+          .most_tokens = demand.kept.window > 0 ? demand.most_tokens : 0};
 }
 
 Rehearsal rehearsal_of(const ModelShape& shape, const Demand& demand, const Allocation& blocks,
@@ -229,6 +246,8 @@ Rehearsal rehearsal_of(const ModelShape& shape, const Demand& demand, const Allo
           .requests = demand.requests,
           .sequences = demand.sequences,
           .most_blocks = demand.most_blocks,
+          .most_tokens = demand.kept.window > 0 ? demand.most_tokens : 0,
+          .kept = demand.kept,
           .prompt_rows = demand.most_prompt_rows,
           .prefill_rows = device.max_rows - demand.sequences,
           .windows = windows_of(shape)};
@@ -434,12 +453,16 @@ BatchOptions with_mini_batch(BatchOptions options, const Profile* profile) {
 
 BatchOptions with_largest_mini_batch(BatchOptions options, const ModelShape& shape, DType dtype,
                                      std::span<const RequestSize> requests,
-                                     const DeviceMemory& memory, std::int32_t resident) {
+                                     const KeptContext& kept, const DeviceMemory& memory,
+                                     std::int32_t resident) {
   constexpr std::int64_t kMaxTokens = 1 << 24;  // as many as an option may say
-  const Demand all = demand_of(requests, options.max_num_seqs);
+  const auto demand = [&](std::int32_t sequences) {
+    return demand_of(requests, sequences, kept, options.prefill_tokens);
+  };
+  const Demand all = demand(options.max_num_seqs);
   // Buffers are also for the rows of all that are under way, however few mini-batches these are.
   const auto fits = [&](std::int32_t sequences) {
-    const std::int64_t blocks = demand_of(requests, sequences).most_blocks;
+    const std::int64_t blocks = demand(sequences).most_blocks;
     if (blocks * kBlockTokens > kMaxTokens) {
       return false;
     }
@@ -457,7 +480,7 @@ BatchOptions with_largest_mini_batch(BatchOptions options, const ModelShape& sha
     (fits(middle) ? least : beyond) = middle;
   }
   options.mini_batch_tokens = static_cast<std::int32_t>(
-      std::min(kMaxTokens, demand_of(requests, least).most_blocks * kBlockTokens));
+      std::min(kMaxTokens, demand(least).most_blocks * kBlockTokens));
   options.by_profile = false;
   return options;
 }
@@ -466,7 +489,8 @@ ScheduleLimits schedule_limits(const Demand& demand, const Allocation& host,
                                const DeviceLimits& device) {
   return {.max_num_seqs = demand.sequences,
           .prefill_rows = device.max_rows - demand.sequences * (1 + recompute_rows(host)),
-          .sequence_rows = device.max_mini_batch_rows};
+          .sequence_rows = device.max_mini_batch_rows,
+          .kept = demand.kept};
 }
 
 PackLimits pack_limits(const BatchOptions& options, const DeviceLimits& device) {

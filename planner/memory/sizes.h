@@ -46,20 +46,29 @@ BatchOptions with_mini_batch(BatchOptions options, const Profile* profile);
 // while all layers but `resident` ones are streamed (Policy::fills_the_device).
 BatchOptions with_largest_mini_batch(BatchOptions options, const ModelShape& shape, DType dtype,
                                      std::span<const RequestSize> requests,
-                                     const DeviceMemory& memory, std::int32_t resident);
+                                     const KeptContext& kept, const DeviceMemory& memory,
+                                     std::int32_t resident);
+
+// Where all layers have a window, what a policy's requests keep of their context; with a policy that runs first
+// tokens again, everything.
+KeptContext kept_context(const ModelShape& shape, const Policy& policy);
 
 // What the requests need at most, with at most `max_num_seqs` of them under way.
 struct Demand {
   std::int64_t requests = 0;
   std::int32_t sequences = 0;         // under way at a time
   std::int32_t longest_context = 0;   // tokens
-  std::int32_t largest_request = 0;   // blocks
+  std::int32_t largest_request = 0;   // blocks that it has at a time
   RequestId largest;                  // the request with that many
   std::int64_t most_blocks = 0;       // of the largest `sequences` together
   std::int64_t most_prompt_rows = 0;  // of the longest `sequences` prompts together
+  std::int64_t most_tokens = 0;       // of the longest `sequences` contexts together, dropped ones too
   std::int32_t most_edits = 0;        // of logits, of one request's sample
+  KeptContext kept = {};
 };
-Demand demand_of(std::span<const RequestSize> requests, std::int32_t max_num_seqs);
+// `prefill_rows`: of prompts in an iteration, at most.
+Demand demand_of(std::span<const RequestSize> requests, std::int32_t max_num_seqs,
+                 const KeptContext& kept = {}, std::int32_t prefill_rows = INT32_MAX);
 Demand demand_of(std::span<const Request* const> requests, std::int32_t max_num_seqs);
 
 // Bytes for blocks of context, all layers together: the smaller of what the user allows beside the

@@ -164,6 +164,7 @@ std::optional<AllocationInputs> beside_host(const AllocationInputs& inputs, std:
     return std::nullopt;
   }
   rest.most_blocks = part(inputs.most_blocks);
+  rest.most_tokens = part(inputs.most_tokens);
   rest.sequences = static_cast<std::int32_t>(all - on_host);
   rest.requests = part(inputs.requests);
   rest.prompt_rows = part(inputs.prompt_rows);

@@ -67,6 +67,7 @@ struct AllocationInputs {
   std::int32_t sequences = 0;                       // of them, under way at a time
   std::int64_t prompt_rows = 0;                     // of the prompts of those
   std::int32_t prefill_rows = 0;                    // of prompts in an iteration
+  std::int64_t most_tokens = 0;  // of the contexts of those, if some are dropped; 0: those of most_blocks
   std::optional<DeviceRoom> device = std::nullopt;  // nothing: none, or not known
   bool host_cores = false;                          // may attend sequences where their blocks lie
   // Requests, with so many KV blocks of the host, that host cores attend: they are not among those above,

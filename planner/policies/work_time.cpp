@@ -22,10 +22,17 @@ double requests_of(const AllocationInputs& inputs, const Allocation& blocks) {
   return std::max(1.0, inputs.sequences * all / most);
 }
 
-// Of a request's tokens at its end, how many it has halfway through its answer.
+// Of the requests' contexts at their ends, dropped tokens included.
+double tokens_of(const AllocationInputs& inputs) {
+  return static_cast<double>(inputs.most_tokens > 0 ? inputs.most_tokens
+                                                    : inputs.most_blocks * kBlockTokens);
+}
+
+// Of the tokens that a request's blocks hold at its end, how many they hold halfway through its answer.
 double halfway(const AllocationInputs& inputs) {
-  const double tokens = static_cast<double>(inputs.most_blocks * kBlockTokens);
-  return tokens > 0 ? (static_cast<double>(inputs.prompt_rows) + tokens) / (2 * tokens) : 1;
+  const double held = static_cast<double>(inputs.most_blocks * kBlockTokens);
+  const double tokens = (static_cast<double>(inputs.prompt_rows) + tokens_of(inputs)) / 2;
+  return held > 0 ? std::min(1.0, tokens / held) : 1;
 }
 
 // The same blocks for fewer requests.
@@ -113,7 +120,7 @@ double work_time(const Profile& profile, const AllocationInputs& inputs, const A
   const double last =
       rest == 0 ? 0 : decoding_score(profile, inputs, share_of(blocks, rest / of_blocks)) / 2;
   const double prompt = static_cast<double>(inputs.prompt_rows) / sequences;
-  const double tokens = static_cast<double>(inputs.most_blocks * kBlockTokens) / sequences;
+  const double tokens = tokens_of(inputs) / sequences;
   const double answer = std::max(1.0, tokens - prompt);
   const double chunks = inputs.prefill_rows > 0 ? std::ceil(prompt * all / inputs.prefill_rows) : 0;
   const double flowing = all / std::min(of_blocks, sequences) * times.decoding.n;

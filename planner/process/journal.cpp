@@ -16,7 +16,7 @@ namespace {
 using nlohmann::json;
 
 constexpr char kMagic[8] = {'P', 'O', 'I', 'S', 'E', 'J', 'N', 'L'};
-constexpr std::uint32_t kJournalVersion = 5;
+constexpr std::uint32_t kJournalVersion = 6;
 
 struct Head {
   char magic[8];
@@ -72,7 +72,7 @@ json to_json(const BlockRef& block) {
 BlockRef block_ref(const json& from) {
   const auto bits = from.get<std::uint64_t>();
   return {.kind = (bits & 4) != 0 ? BlockKind::act : BlockKind::kv,
-          .place = static_cast<Place>(std::min<std::uint64_t>(bits & 3, 2)),
+          .place = static_cast<Place>(bits & 3),
           .number = BlockId{static_cast<std::uint32_t>(bits >> 4)}};
 }
 

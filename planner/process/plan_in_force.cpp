@@ -88,7 +88,10 @@ std::optional<RunPlan> kept_plan(const Run& run, const PolicyWish& wish, std::ui
       return std::nullopt;
     }
     RunPlan plan{.batch = run.options.batch,
-                 .demand = demand_of(run.sizes(run.to_do), json.at("requests_at_a_time").get<std::int32_t>()),
+                 .demand = demand_of(run.sizes(run.to_do),
+                                     json.at("requests_at_a_time").get<std::int32_t>(),
+                                     {.window = json.at("kept_window").get<std::int32_t>()},
+                                     run.options.batch.prefill_tokens),
                  .host = from_json(json.at("blocks"), kBlocks),
                  .device = from_json(json.at("device"), kLimits),
                  .overhead = {json.at("overhead").get<std::int64_t>()}};
@@ -189,6 +192,7 @@ void keep_plan(const Run& run, const PlanInForce& in_force, std::uint64_t pool_e
   const RunPlan& plan = in_force.plan;
   Json json{{"made_for", made_for(run, in_force.wish, pool_epoch)},
             {"requests_at_a_time", plan.demand.sequences},
+            {"kept_window", plan.demand.kept.window},
             {"mini_batch_tokens", plan.batch.mini_batch_tokens},
             {"blocks", json_of(plan.host, kBlocks)},
             {"token_blocks", plan.host.token_blocks},

@@ -38,8 +38,10 @@ std::string to_text(const CheckedBlockName& block) {
                      block.place == messages::Place::Host ? "" : " of the device");
 }
 
-LogCheck::LogCheck(std::int32_t layers, std::size_t pieces)
-    : layers_(layers), weights_(std::make_unique<CheckedWeights>(layers, pieces, report_)) {}
+LogCheck::LogCheck(std::int32_t layers, std::size_t pieces, std::int64_t window)
+    : layers_(layers),
+      window_(window),
+      weights_(std::make_unique<CheckedWeights>(layers, pieces, report_)) {}
 
 LogCheck::~LogCheck() = default;
 
@@ -265,7 +267,8 @@ LogCheckReport check_log(const std::filesystem::path& path) {
   if (!layers || !pieces) {
     header.refuse(layers ? "piece_bytes" : "layers", "is missing");
   }
-  LogCheck check(static_cast<std::int32_t>(*layers), pieces->size());
+  LogCheck check(static_cast<std::int32_t>(*layers), pieces->size(),
+                 header.integer("window", {.min = 1, .max = INT32_MAX}).value_or(0));
   if (reader.extent().begins_late()) {
     check.begin_in_the_middle();
   }

@@ -7,6 +7,7 @@
 //   rows      a mini-batch loads only rows that were stored before, and attention reads the rows of the
 //             sequence's request, at its positions, made from its tokens
 //   entries   of a sequence cover its context and new rows; no slot and no block belongs to two of them
+//   dropped   are only blocks that no row of a sequence sees in any layer
 //   stores    put each new row once to the place that its sequence's entries name
 //   tokens    a request's rows continue its text: its prompt, then its sampled tokens
 //   prompts   a request's prompt has the same length in each mini-batch; its first token is sampled behind it
@@ -115,8 +116,9 @@ class CheckedWeights;
 
 class LogCheck {
  public:
-  // `layers` and `pieces` (of a layer's weights) as the log's header has them.
-  LogCheck(std::int32_t layers, std::size_t pieces);
+  // `layers`, `pieces` (of a layer's weights) and `window` (of all layers; 0: not all have one) as the log's
+  // header has them.
+  LogCheck(std::int32_t layers, std::size_t pieces, std::int64_t window = 0);
   ~LogCheck();
 
   // What came before is unknown.
@@ -158,6 +160,7 @@ class LogCheck {
   }
 
   std::int32_t layers_;
+  std::int64_t window_;  // beyond which no layer sees anything; 0: some layers have none
   LogCheckReport report_;
   std::unique_ptr<CheckedWeights> weights_;
   std::optional<messages::ConfigureT> configure_;

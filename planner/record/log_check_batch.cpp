@@ -52,6 +52,9 @@ std::vector<std::string> wrong_on_host(const messages::MiniBatchT& batch) {
   }
   std::set<CheckedBlockName> taken;
   for (const messages::AttentionEntry& entry : batch.entries) {
+    if (entry.place() == messages::Place::Dropped) {
+      continue;
+    }
     if (is_in_place(entry) && entry.place() != messages::Place::Host) {
       wrong.push_back(fmt::format("host cores attend {}", to_text(name_of(entry))));
     }
@@ -165,7 +168,8 @@ bool MiniBatchCheck::check_size(const messages::Sequence& sequence, std::uint32_
 
 // Where an entry's keys and values (or activations) stand; null where that is nowhere.
 MiniBatchCheck::Slot* MiniBatchCheck::slot_of(const messages::AttentionEntry& entry) {
-  if (entry.where() == messages::Where::HostInPlace) {
+  if (entry.where() == messages::Where::HostInPlace ||
+      entry.place() == messages::Place::Dropped) {
     return nullptr;
   }
   const int buffer = entry.where() == messages::Where::LoadedKv ? 0 : 1;
@@ -188,7 +192,8 @@ void MiniBatchCheck::claim_slots() {
     if (is_kept(entry) && entry.block() >= blocks) {
       violation(fmt::format("entry {}: there are {} of {}", i, blocks, to_text(name_of(entry))));
     }
-    if (entry.where() == messages::Where::HostInPlace) {
+    if (entry.where() == messages::Where::HostInPlace ||
+        entry.place() == messages::Place::Dropped) {
       continue;
     }
     Slot* slot = slot_of(entry);

@@ -26,7 +26,7 @@ inline std::uint64_t blocks_of(const messages::Sequence& sequence) {
   return static_cast<std::uint64_t>(
       ceil_div(static_cast<std::int64_t>(end_of(sequence)), kBlockTokens));
 }
-// False if an entry's rows are computed each time and not stored.
+// False if an entry's rows are computed each time and not stored, or were given back.
 bool is_kept(const messages::AttentionEntry& entry);
 // What is wrong with a mini-batch some of which host cores attend: they attend all of it or nothing, from blocks
 // of the host, and nothing is loaded for them.

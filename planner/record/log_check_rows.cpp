@@ -33,6 +33,20 @@ std::optional<std::string> take_prompt(std::uint32_t prompt, CheckedText& text) 
              : std::nullopt;
 }
 
+// What is wrong with a sequence that goes without a block; nothing if no row sees it. Its first row sees the most
+// of what lies behind: itself and the window's other tokens.
+std::optional<std::string> wrong_to_drop(const messages::Sequence& sequence, std::uint32_t block,
+                                         std::int64_t window) {
+  if (window == 0) {
+    return fmt::format("its block {} is dropped, but not all layers have a window", block);
+  }
+  const std::int64_t first_seen = std::int64_t{sequence.context()} + 1 - window;
+  return (std::int64_t{block} + 1) * kBlockTokens > first_seen
+             ? std::optional(fmt::format("its block {} is dropped, but position {} is seen", block,
+                                         std::max<std::int64_t>(first_seen, 0)))
+             : std::nullopt;
+}
+
 // The first token of an answer follows the prompt; one that was begun before may go on.
 bool may_be_sampled(std::uint64_t end, const CheckedText& text, bool begun_before) {
   return !text.prompt || end == *text.prompt ||
@@ -147,6 +161,12 @@ void MiniBatchCheck::attend() {
 void MiniBatchCheck::attend(const messages::Sequence& sequence, std::uint32_t index,
                             std::uint32_t block) {
   const messages::AttentionEntry& entry = batch_.entries[sequence.first_entry() + block];
+  if (entry.place() == messages::Place::Dropped) {
+    if (const auto wrong = wrong_to_drop(sequence, block, log_.window_)) {
+      log_.violation(at(index), *wrong);
+    }
+    return;
+  }
   const auto name = [&] {
     return is_kept(entry) ? to_text(name_of(entry)) : fmt::format("slot {}", entry.slot());
   };

@@ -34,7 +34,7 @@ void BlockPools::give_back(const BlockRef& block) {
 }
 
 bool BlockPools::take(const BlockRef& block) {
-  return block.place != Place::nowhere &&
+  return (block.place == Place::host || block.place == Place::gpu) &&
          pools_[pool_index(block.kind, block.place)].take(block.number);
 }
 
@@ -65,7 +65,22 @@ void ContextBlocks::append(const BlockRef& block) {
         "blocks that are kept nowhere come first");
   static_assert(pool_index(BlockKind::kv, Place::nowhere) == kPools);
   blocks_.push_back(block);
+  if (block.place == Place::dropped) {
+    check(block.kind == BlockKind::kv && ++dropped_ == size(), "dropped blocks come first");
+    return;
+  }
   ++counts_[pool_index(block.kind, block.place)];
+}
+
+void ContextBlocks::drop(std::int32_t blocks, BlockPools& pools) {
+  check(blocks <= dropped_ || (blocks * kBlockTokens <= stored_ && token_blocks() == 0),
+        "blocks that are dropped hold rows that are stored");
+  for (; dropped_ < blocks; ++dropped_) {
+    BlockRef& block = blocks_[static_cast<std::size_t>(dropped_)];
+    --counts_[pool_index(block.kind, block.place)];
+    pools.give_back(block);
+    block = {.kind = BlockKind::kv, .place = Place::dropped, .number = {}};
+  }
 }
 
 void ContextBlocks::mark_stored(std::int32_t tokens) {
@@ -135,12 +150,13 @@ void ContextBlocks::give_back_empty(BlockPools& pools) {
 
 void ContextBlocks::give_back_all(BlockPools& pools) {
   for (const BlockRef& block : blocks_) {
-    if (block.place != Place::nowhere) {
+    if (block.place != Place::nowhere && block.place != Place::dropped) {
       pools.give_back(block);
     }
   }
   blocks_.clear();
   counts_ = {};
+  dropped_ = 0;
   stored_ = kept_end_ = 0;
   lost_.clear();
 }

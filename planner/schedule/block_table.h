@@ -18,8 +18,9 @@
 namespace poise {
 
 // Where a block's bytes are between iterations. Nowhere: its tokens run again in each iteration; such a
-// block has kind KV and no number, and comes before all other blocks of its request.
-enum class Place : std::uint8_t { host = 0, gpu = 1, nowhere = 2 };
+// block has kind KV and no number, and comes before all other blocks of its request. Dropped: no row sees the
+// block again, and its memory was given back; it has kind KV and no number, and only dropped blocks come before it.
+enum class Place : std::uint8_t { host = 0, gpu = 1, nowhere = 2, dropped = 3 };
 
 struct BlockRef {
   BlockKind kind;
@@ -75,6 +76,8 @@ class ContextBlocks {
   // Blocks of place Nowhere.
   std::int32_t token_blocks() const { return counts_[kPools]; }
   std::int32_t size() const { return static_cast<std::int32_t>(blocks_.size()); }
+  // Of its first blocks, those that were dropped.
+  std::int32_t dropped() const { return dropped_; }
   // Tokens from the first on whose rows are in the blocks, in every layer.
   std::int32_t stored() const { return stored_; }
   // After those: the number of lost tokens before the next one whose rows are kept; nothing if there is
@@ -89,6 +92,9 @@ class ContextBlocks {
 
   // REQUIRES: blocks of place Nowhere come before all others.
   void append(const BlockRef& block);
+  // Gives back its first blocks up to this number, which no row will read. REQUIRES: all of their tokens are
+  // stored, and no block has place Nowhere.
+  void drop(std::int32_t blocks, BlockPools& pools);
   // `tokens` rows after stored() are stored now; kept rows that follow them then count too.
   // REQUIRES: stored() + tokens <= room(), and no more than gap().
   void mark_stored(std::int32_t tokens);
@@ -106,7 +112,8 @@ class ContextBlocks {
   void skip_kept();
 
   std::vector<BlockRef> blocks_;
-  std::array<std::int32_t, kPools + 1> counts_{};  // by pool_index
+  std::array<std::int32_t, kPools + 1> counts_{};  // by pool_index; without those that were dropped
+  std::int32_t dropped_ = 0;
   std::int32_t stored_ = 0;
   std::int32_t kept_end_ = 0;        // tokens that were stored when blocks were lost
   std::vector<std::uint32_t> lost_;  // rising

@@ -15,7 +15,8 @@ messages::Kind wire(BlockKind kind) {
 }
 messages::Place wire(Place place) {
   static_assert(static_cast<int>(messages::Place::Gpu) == static_cast<int>(Place::gpu) &&
-                static_cast<int>(messages::Place::Nowhere) == static_cast<int>(Place::nowhere));
+                static_cast<int>(messages::Place::Nowhere) == static_cast<int>(Place::nowhere) &&
+                static_cast<int>(messages::Place::Dropped) == static_cast<int>(Place::dropped));
   return static_cast<messages::Place>(place);
 }
 std::size_t index(BlockKind kind) { return static_cast<std::size_t>(kind); }
@@ -113,7 +114,9 @@ class MiniBatchBuilder {
     for (std::int32_t i = 0; i < chunk.blocks(); ++i) {
       const BlockRef& block = blocks[static_cast<std::size_t>(i)];
       std::uint32_t slot = 0;  // of a loaded block: once all are known
-      if (i < loaded && block.place != Place::nowhere) {
+      if (block.place == Place::dropped) {  // it has none
+        check(i < unseen, "a block that was dropped is not seen");
+      } else if (i < loaded && block.place != Place::nowhere) {
         (i < unseen ? loaded_.unseen : loaded_.seen)[pool_index(block.kind, block.place)].add(
             block.number, count_of(tables_->entries),
             std::min(chunk.context - i * kBlockTokens, kBlockTokens));

@@ -12,7 +12,8 @@
 // their own, so that these layers can leave them out (common/windows/unseen_blocks.h). A block of place
 // Nowhere has a slot of the KV buffer too; the rows that compute it again form a sequence of their own,
 // before the sequence of the request's new rows, and both read it through the same entries. What host cores
-// attend has no slots: its entries name the blocks themselves.
+// attend has no slots: its entries name the blocks themselves. Dropped blocks have entries, so that a sequence's
+// entries count from its first token, and nothing else.
 
 #include <array>
 #include <cstdint>

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "common/trouble.h"
+#include "common/windows/unseen_blocks.h"
 
 namespace poise {
 
@@ -18,7 +19,7 @@ Scheduler::Scheduler(const Policy& policy, const Allocation& host, const Schedul
 
 void Scheduler::add(const Request& request) {
   const RunningRequest alone(request, *policy_);
-  check(!request.prompt.empty() && alone.of_pools(alone.most_blocks) <= blocks_.total() &&
+  check(!request.prompt.empty() && most_of_pools(alone) <= blocks_.total() &&
             alone.token_blocks * kBlockTokens < limits_.sequence_rows,
         "the pool holds the largest request");
   fresh_.push_back(&request);
@@ -36,10 +37,9 @@ std::span<const ScheduledChunk> Scheduler::next(std::span<const RequestId> only)
     all_went_on = (!may_run(i) || schedule(i)) && all_went_on;
   }
   if (all_went_on && preemptions_ == preemptions_before) {
-    most_blocks_ = known_blocks_ = 0;
+    need_ = {};
     for (const auto& request : running_) {
-      most_blocks_ += request->of_pools(request->most_blocks);
-      known_blocks_ += request->of_pools(blocks_for(request->known()) + 1);
+      need_ += need_of(*request);
     }
     while (admit()) {
       if (may_run(running_.size() - 1)) {
@@ -61,6 +61,7 @@ bool Scheduler::schedule(std::size_t index) {
   std::int32_t rows = left;
   if (left > 1) {
     rows = std::min({left, prefill_left_, limits_.sequence_rows - recompute});
+    rows = request.token_blocks > 0 ? rows : std::min(rows, limits_.kept.rows_at_once());
     if (rows == 0) {
       return true;  // no prefill rows are left; it waits for its turn, not for blocks
     }
@@ -75,7 +76,8 @@ bool Scheduler::schedule(std::size_t index) {
   }
   const ContextBlocks& context = request.context;
   const bool on_host = left == 1 && stored > 0 && wants_host(request) &&
-                       context.count(BlockKind::kv, Place::host) == context.size();
+                       context.count(BlockKind::kv, Place::host) + context.dropped() ==
+                           context.size();
   chunks_.push_back({.request = &request,
                      .context = stored,
                      .new_tokens = rows,
@@ -108,7 +110,7 @@ std::optional<BlockRef> Scheduler::take_block(const RunningRequest& request) {
   const BlockKind kind =
       policy_->next_block(host_, {.act_blocks = context.count(BlockKind::act),
                                   .kv_blocks = context.count(BlockKind::kv),
-                                  .most_blocks = request.of_pools(request.most_blocks)});
+                                  .most_blocks = most_of_pools(request)});
   return blocks_.take(kind, next_place(request, kind));
 }
 
@@ -118,7 +120,7 @@ std::optional<BlockRef> Scheduler::take_block(const RunningRequest& request) {
 Place Scheduler::next_place(const RunningRequest& request, BlockKind kind) const {
   const std::int64_t here = kind == BlockKind::act ? host_.gpu_act_blocks : host_.gpu_kv_blocks;
   const std::int64_t all = host_.all_act_blocks() + host_.device_kv_blocks();
-  const std::int64_t most = request.of_pools(request.most_blocks);
+  const std::int64_t most = most_of_pools(request);
   // One more lies nearer to the share than none: (count + 1/2) / most <= here / all.
   const bool room = (2 * request.context.count(kind, Place::gpu) + 1) * all <= 2 * here * most;
   return here > 0 && room ? Place::gpu : Place::host;
@@ -142,20 +144,36 @@ bool Scheduler::admit() {
   if (!may_begin(*resumed_.front())) {
     return false;
   }
-  const RunningRequest& request = *resumed_.front();
-  most_blocks_ += request.of_pools(request.most_blocks);
-  known_blocks_ += request.of_pools(blocks_for(request.known()) + 1);
+  need_ += need_of(*resumed_.front());
   running_.push_back(std::move(resumed_.front()));
   resumed_.pop_front();
   return true;
 }
 
+Scheduler::Need& Scheduler::Need::operator+=(const Need& more) {
+  most += more.most;
+  known += more.known;
+  beside += more.beside;
+  return *this;
+}
+
+Scheduler::Need Scheduler::need_of(const RunningRequest& request) const {
+  const KeptContext& kept = limits_.kept;
+  return {.most = most_of_pools(request),
+          .known = request.of_pools(blocks_for(request.known()) + 1, kept),
+          .beside = request.token_blocks > 0
+                        ? 0
+                        : kept.at_most(request.most_blocks) - kept.between(request.most_blocks)};
+}
+
 // Surely: all running requests can grow to their ends beside it. Likely: there is room for every
 // request's present text and one more block each; answers often end before max_tokens.
 bool Scheduler::may_begin(const RunningRequest& request) const {
-  return running_.empty() ||
-         most_blocks_ + request.of_pools(request.most_blocks) <= blocks_.total() ||
-         known_blocks_ + request.of_pools(blocks_for(request.known()) + 1) <= blocks_.total();
+  Need all = need_;
+  all += need_of(request);
+  const std::int64_t room =
+      blocks_.total() - std::min(all.beside, limits_.kept.beside(limits_.prefill_rows));
+  return running_.empty() || all.most <= room || all.known <= room;
 }
 
 void Scheduler::complete(std::span<const Outcome> outcomes) {
@@ -177,6 +195,7 @@ void Scheduler::complete(std::span<const Outcome> outcomes) {
     if (finished) {
       running->context.give_back_all(blocks_);
     } else {
+      drop_unseen(*running);
       std::swap(running_[kept++], running);
     }
   }
@@ -196,6 +215,22 @@ void Scheduler::go_on(RunningRequest& request, const ScheduledChunk& ran, const 
   }
 }
 
+void Scheduler::drop_unseen(RunningRequest& request) {
+  if (limits_.kept.window > 0 && request.token_blocks == 0) {
+    ContextBlocks& context = request.context;
+    context.drop(unseen_blocks(context.stored(), limits_.kept.window), blocks_);
+  }
+}
+
+// Without a window in the limits it is not known what is seen: everything is.
+void Scheduler::begin_again_if_needed(RunningRequest& request) {
+  ContextBlocks& context = request.context;
+  if (!context.lost().empty() &&
+      unseen_blocks(context.stored(), limits_.kept.window) < context.dropped()) {
+    context.give_back_all(blocks_);
+  }
+}
+
 void Scheduler::use(const Policy& policy, const Allocation& wished, const ScheduleLimits& limits) {
   check(chunks_.empty(), "a policy changes between iterations");
   policy_ = &policy;
@@ -210,6 +245,7 @@ void Scheduler::use(const Policy& policy, const Allocation& wished, const Schedu
     if (request.context.size() == 0) {
       request.token_blocks = token_blocks;
     }
+    drop_unseen(request);
   };
   std::ranges::for_each(running_, follow,
                         [](auto& request) -> RunningRequest& { return *request; });
@@ -239,6 +275,7 @@ void Scheduler::abandon(bool device_lost) {
   for (const auto& request : running_) {
     if (device_lost) {
       request->context.lose_device();
+      begin_again_if_needed(*request);
     }
     request->context.give_back_empty(blocks_);
   }
@@ -277,7 +314,7 @@ bool Scheduler::restore(const Request& request, const Snapshot& begun) {
     return false;
   }
   restored->token_blocks = begun.token_blocks;
-  if (restored->of_pools(restored->most_blocks) > blocks_.total()) {
+  if (most_of_pools(*restored) > blocks_.total()) {
     return false;
   }
   if (!begun.running || running() >= limits_.max_num_seqs) {
@@ -285,17 +322,26 @@ bool Scheduler::restore(const Request& request, const Snapshot& begun) {
     return true;
   }
   for (const BlockRef& block : begun.blocks) {
-    const bool nowhere = restored->context.size() < begun.token_blocks;
-    if (nowhere ? !(block == BlockRef{BlockKind::kv, Place::nowhere, {}}) : !blocks_.take(block)) {
+    const ContextBlocks& before = restored->context;
+    const bool nowhere = before.size() < begun.token_blocks;
+    const bool dropped = begun.token_blocks == 0 && before.size() == before.dropped() &&
+                         block == BlockRef{BlockKind::kv, Place::dropped, {}} &&
+                         (before.size() + 1) * kBlockTokens <= begun.stored;
+    if (nowhere ? !(block == BlockRef{BlockKind::kv, Place::nowhere, {}})
+                : !dropped && !blocks_.take(block)) {
       return false;
     }
     restored->context.append(block);
   }
   if (!std::ranges::is_sorted(begun.lost) ||
-      (!begun.lost.empty() && begun.lost.back() >= begun.blocks.size())) {
+      (!begun.lost.empty() &&
+       (begun.lost.back() >= begun.blocks.size() ||
+        begun.lost.front() < static_cast<std::uint32_t>(restored->context.dropped())))) {
     return false;
   }
   restored->context.restore(begun.stored, begun.lost);
+  begin_again_if_needed(*restored);
+  drop_unseen(*restored);
   running_.push_back(std::move(restored));
   return true;
 }

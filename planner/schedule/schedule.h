@@ -10,6 +10,10 @@
 // blocks back is recomputed later: prompt and answer so far run as one prompt, and the next token is
 // sampled with the same seed and step.
 //
+// Where every layer has a window, blocks that no later row sees are dropped when an iteration is done: a request
+// keeps its window, and its prompt runs in parts of about a window. If blocks that a row has to see are gone (rows of
+// a lost device would run again, before dropped ones' end), the request runs again from its beginning.
+//
 // Prompts are attended on the device, whatever the policy says: they are much computation for few bytes.
 // Host cores attend the single rows of a request that the policy gives to them (attended_on_host), while
 // all of its blocks are KV blocks of the host.
@@ -27,6 +31,7 @@
 #include "planner/policies/policy.h"
 #include "planner/requests/request.h"
 #include "planner/schedule/block_table.h"
+#include "planner/schedule/kept_context.h"
 
 namespace poise {
 
@@ -35,6 +40,7 @@ struct ScheduleLimits {
   std::int32_t prefill_rows = 0;   // rows of prompts in an iteration
   std::int32_t sequence_rows = 0;  // rows of one request in an iteration, those that run again
                                    // included: it lies in one mini-batch
+  KeptContext kept = {};           // of requests without token blocks
 };
 
 // A request that has begun: its text so far and where its context lies.
@@ -60,8 +66,10 @@ struct RunningRequest {
   }
   std::int32_t prompt_size() const { return static_cast<std::int32_t>(request->prompt.size()); }
   std::int32_t answered() const { return static_cast<std::int32_t>(answer.size()); }
-  // Of its first `blocks` blocks, those that are taken from the pools.
-  std::int32_t of_pools(std::int32_t blocks) const { return std::max(0, blocks - token_blocks); }
+  // Blocks of the pools that it has once it has come to `blocks` blocks, between two iterations.
+  std::int32_t of_pools(std::int32_t blocks, const KeptContext& kept) const {
+    return token_blocks > 0 ? std::max(0, blocks - token_blocks) : kept.between(blocks);
+  }
 };
 
 // What one request runs in an iteration. Its blocks have room for context + new_tokens.
@@ -164,6 +172,22 @@ class Scheduler {
   }
   void preempt_youngest();
   static void go_on(RunningRequest& request, const ScheduledChunk& ran, const Outcome* outcome);
+  std::int32_t most_of_pools(const RunningRequest& request) const {
+    return request.of_pools(request.most_blocks, limits_.kept);
+  }
+  // Blocks of the pools that requests need.
+  struct Need {
+    std::int64_t most = 0;    // at their full lengths
+    std::int64_t known = 0;   // at their present lengths, and one more each
+    std::int64_t beside = 0;  // while parts of their prompts run
+
+    Need& operator+=(const Need& more);
+  };
+  Need need_of(const RunningRequest& request) const;
+  // Drops the blocks that no row of the request sees from now on.
+  void drop_unseen(RunningRequest& request);
+  // Gives all blocks back if the rows to run next see one that was dropped.
+  void begin_again_if_needed(RunningRequest& request);
 
   const Policy* policy_;
   Allocation host_;
@@ -175,8 +199,7 @@ class Scheduler {
   std::deque<const Request*> fresh_;
   std::vector<ScheduledChunk> chunks_;
   std::int32_t prefill_left_ = 0;  // of this iteration
-  std::int64_t most_blocks_ = 0;   // of all running requests, each at its full length
-  std::int64_t known_blocks_ = 0;  // of all running requests at their present length, and one each
+  Need need_;                      // of all running requests
   std::int64_t preemptions_ = 0;
 };
 

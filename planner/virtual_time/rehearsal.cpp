@@ -121,7 +121,8 @@ std::optional<Seconds> rehearse_job(const Profile& profile, const Policy& policy
   const std::int64_t sequences = std::max(rehearsal.sequences, 1);
   const std::int64_t all = std::max<std::int64_t>(rehearsal.requests, sequences);
   const std::int64_t most = std::max<std::int64_t>(rehearsal.most_blocks / sequences, 1);
-  const std::int64_t tokens = most * kBlockTokens;
+  const std::int64_t tokens =
+      rehearsal.most_tokens > 0 ? rehearsal.most_tokens / sequences : most * kBlockTokens;
   const std::int64_t prompt = std::clamp<std::int64_t>(rehearsal.prompt_rows / sequences, 1,
                                                        std::max<std::int64_t>(tokens - 1, 1));
   const std::int64_t answer = tokens - prompt + 1;
@@ -140,7 +141,8 @@ std::optional<Seconds> rehearse_job(const Profile& profile, const Policy& policy
   Scheduler scheduler(policy, rehearsal.host,
                       {.max_num_seqs = rehearsal.sequences,
                        .prefill_rows = std::max(rehearsal.prefill_rows, 1),
-                       .sequence_rows = rehearsal.device.max_mini_batch_rows});
+                       .sequence_rows = rehearsal.device.max_mini_batch_rows,
+                       .kept = rehearsal.kept});
   for (const Request& request : requests) {
     scheduler.add(request);
   }

@@ -11,6 +11,7 @@
 #include "common/windows/unseen_blocks.h"
 #include "planner/costs/cost_model.h"
 #include "planner/policies/policy.h"
+#include "planner/schedule/kept_context.h"
 
 namespace poise {
 
@@ -21,6 +22,8 @@ struct Rehearsal {
   std::int64_t requests = 0;      // in all
   std::int32_t sequences = 0;     // wished under way; limited by the number of blocks
   std::int64_t most_blocks = 0;   // of all those requests, at their ends
+  std::int64_t most_tokens = 0;   // of their contexts, where some are dropped; 0: those of the blocks
+  KeptContext kept = {};
   std::int64_t prompt_rows = 0;   // of all their prompts
   std::int32_t prefill_rows = 0;  // of prompts in an iteration
   LayerWindows windows;

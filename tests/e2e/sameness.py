@@ -163,6 +163,35 @@ rotated_heads("llama_grouped2", 5, "int8")
 rotated_heads("mistral_window", 5, "int4")
 
 
+@test
+def contexts_far_longer_than_a_window_take_the_memory_of_windows(workspace):
+    """Every layer's window is 24 tokens. Each request's context fills 38 blocks, and the pool has about 28 for all of them: it is enough
+    for several at a time, for parts of prompts and preemptions, and for an executor that dies with blocks on its device."""
+    random, model = workspace.random, ROOT / "tests" / "golden" / "models" / "mistral_window"
+    lines = [
+        request(n, [random.randrange(3, 61) for _ in range(random.randrange(540, 570))], max_tokens=40, ignore_eos=True, return_token_ids=True)
+        for n in range(6)
+    ]
+    requests = workspace.write_requests("requests.jsonl", lines)
+    common = ("--skip-tokenizer-init",)
+    workspace.run(requests, workspace / "oracle.jsonl", *common, "--policy", "kv-only", "--max-num-seqs", "1", model=model).expect(0)
+    oracle = comparable(workspace / "oracle.jsonl")
+    for number, options in enumerate((("kv-only",), ("act-only",), ("hybrid", "--act-share", "0.5"), ("host-kv", "--host-threads", "2"))):
+        output = workspace / f"{number}.jsonl"
+        words = (*common, "--host-memory", "180000", "--prefill-tokens", random.choice(("48", "300", "8192")), "--policy", *options)
+        workspace.run(requests, output, *words, model=model).expect(0)
+        expect_equal(comparable(output), oracle, f"answers with {' '.join(words)}")
+        workspace.poise("inspect", "--check", f"{output}.poise").expect(0)
+    workspace.replay(f"{output}.poise", "--model", model)
+    output = workspace / "killed.jsonl"
+    words = (*common, "--policy", "kv-only", "--gpu-memory", "900000", "--max-num-seqs", "2", "--restarts", "3")
+    (workspace / "fired").mkdir()
+    dies = {"POISE_FAILPOINTS": "executor.computing:kill@40", "POISE_FAILPOINTS_FIRED": str(workspace / "fired")}
+    workspace.run(requests, output, *words, model=model, env=dies).expect(0)
+    expect(any((workspace / "fired").iterdir()), "no executor died")
+    expect_equal(comparable(output), oracle, "answers behind an executor that died")
+
+
 def written_otherwise(workspace, name, change):
     """A copy of a golden checkpoint with another config: `change` alters "quantization_config" and may alter the tensors' bytes."""
     folder = workspace / f"{name}-{len(list(workspace.folder.iterdir()))}"

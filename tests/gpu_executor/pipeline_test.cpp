@@ -621,6 +621,32 @@ TEST_P(SameBits, OnALinkThatIsSlow) {
   expect_same(plan, setting);
 }
 
+// Blocks before the window are given back, and hold other requests' rows soon: nothing reads them there.
+TEST(Pipeline, BlocksThatNoLayerSeesAreNotNeeded) {
+  const TinyModel model(windowed_shape(), DType::float16, 11);
+  Plan plan = some_plan(model.shape);
+  plan.chunk = 7;
+  plan.seed = 0;
+  Setting setting;
+  setting.device.synchronous = true;
+  const auto expected = run_pipeline(model, plan, setting).rows;
+  plan.window = 9;
+  for (std::uint32_t seed = 0; seed < 6; ++seed) {
+    Setting overlapped;
+    overlapped.device.jitter = seed;
+    overlapped.limits.gpu_kv_blocks = seed == 2 ? 5 : 0;
+    overlapped.limits.host_attention = seed == 3;
+    plan.on_host = nullptr;
+    if (seed == 3) {
+      plan.on_host = [](std::uint32_t request) { return request % 3 == 0; };
+    }
+    plan.seed = seed;
+    plan.kind = seed % 3 == 0 ? all_kv : seed % 3 == 1 ? mixed : all_act;
+    plan.per_batch = 1 + static_cast<std::int32_t>(seed % 3);
+    EXPECT_TRUE(run_pipeline(model, plan, overlapped).rows == expected) << seed;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Pipeline, SameBits,
                          testing::Values(KindOfModel{tiny_shape, DType::float32, "float32"},
                                          KindOfModel{tiny_shape, DType::float16, "float16"},

@@ -15,6 +15,7 @@
 #include "common/device_memory.h"
 #include "common/messages_generated.h"
 #include "common/weight_layout.h"
+#include "common/windows/unseen_blocks.h"
 
 namespace poise::test {
 
@@ -23,6 +24,8 @@ struct Plan {
   std::function<BlockKind(std::uint32_t request, std::uint32_t block)> kind;
   // First blocks of each request that are kept nowhere: made again by rows of their own.
   std::uint32_t nowhere = 0;
+  // Of all layers: blocks that it leaves unseen are given back between two iterations. 0: none are.
+  std::int32_t window = 0;
   std::int32_t prompt = 20;         // tokens of each sequence that are a prompt …
   std::int32_t chunk = 1000;        // … run in chunks of this many; the rest one by one
   std::int32_t chunks_at_once = 1;  // chunks of one prompt in one iteration, each its own batch
@@ -75,6 +78,10 @@ class SmallPlanner {
     Planned planned;
     planned.tables.iteration = ++iteration_;
     planned.tables.pool_epoch = 1;
+    for (std::uint32_t request = 0; request < blocks_.size(); ++request) {
+      drop(blocks_[request],
+           static_cast<std::size_t>(unseen_blocks(context_[request], plan_.window)));
+    }
     for (const std::vector<Part>& batch : cut()) {
       planned.tables.mini_batches.push_back(
           tables(batch, static_cast<std::uint32_t>(planned.tables.mini_batches.size())));
@@ -107,6 +114,16 @@ class SmallPlanner {
     const bool here = (request + j) % 2 == 0 && !free_here.empty();
     return {kind, here ? messages::Place::Gpu : messages::Place::Host,
             take(here ? free_here : free_[static_cast<std::size_t>(kind)])};
+  }
+
+  void drop(std::vector<Block>& blocks, std::size_t unseen) {
+    for (std::size_t j = 0; j < unseen; ++j) {
+      if (blocks[j].place != messages::Place::Dropped) {
+        auto& free = blocks[j].place == messages::Place::Gpu ? free_here_ : free_;
+        free[static_cast<std::size_t>(blocks[j].kind)].push_back(blocks[j].number);
+        blocks[j] = {BlockKind::kv, messages::Place::Dropped, 0};
+      }
+    }
   }
 
   bool of_host(std::uint32_t request) const { return plan_.on_host && plan_.on_host(request); }
@@ -228,6 +245,12 @@ class SmallPlanner {
       const bool kv = block.kind == BlockKind::kv;
       const bool here = kv && block.place == messages::Place::Gpu;
       const bool in_place = attended_on_host(part);
+      if (block.place == messages::Place::Dropped) {
+        batch.entries.emplace_back(
+            in_place ? messages::Where::HostInPlace : messages::Where::LoadedKv,
+            messages::Kind::Kv, block.place, 0, 0, 0);
+        continue;
+      }
       const std::uint32_t slot =
           in_place ? 0 : take(here ? slots_here : kv ? kv_slots : act_slots);
       const auto kind = static_cast<messages::Kind>(block.kind);

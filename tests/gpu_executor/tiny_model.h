@@ -80,7 +80,16 @@ inline ModelShape rotary_shape() {
   return shape;
 }
 
-// The same with matrices of 4 bits, zero points, and groups that are not of neighbours.
+// Every layer has the window.
+inline ModelShape windowed_shape() {
+  ModelShape shape = rotary_shape();
+  for (std::uint32_t layer = 0; layer < 3; ++layer) {
+    shape.set_window({layer});
+  }
+  return shape;
+}
+
+// As rotary_shape, with matrices of 4 bits, zero points, and groups that are not of neighbours.
 inline ModelShape packed_shape() {
   ModelShape shape = rotary_shape();
   shape.hidden_size = shape.word_embed_proj_dim = 32;

@@ -162,6 +162,19 @@ TEST_F(HostOrderCheckTest, AnEntryThatIsNoKvBlockOfTheHostIsRefused) {
   EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("to be computed on host cores"));
 }
 
+TEST_F(HostOrderCheckTest, DroppedBlocksAreThoseThatNoLayerSees) {
+  shape_.sliding_window = 20;
+  const auto dropped = AttentionEntry(Where::HostInPlace, Kind::Kv, Place::Dropped, 0, 0, 0);
+  host_batch().entries[host_batch().sequences[0].first_entry()] = dropped;
+  expect_wrong("block 0 is dropped, but its rows see it");
+  for (std::uint32_t layer = 0; layer < 3; ++layer) {
+    shape_.set_window({layer});
+  }
+  check_.emplace(shape_, layout_, limits_, kCredits);
+  accept_all(prefill_);
+  accept(decode_.tables);
+}
+
 TEST_F(HostOrderCheckTest, BlocksBeyondThePoolOrOfTwoSequencesAreRefused) {
   auto& entries = host_batch().entries;
   const AttentionEntry right = entries[1];
@@ -494,6 +507,52 @@ TEST_F(OrderCheckTest, ContextThatIsNeitherKeptNorComputedAgainIsRefused) {
       batch().entries, [](const auto& one) { return one.where() == Where::RegeneratedKv; }));
   decode_.tables.iteration = 4;
   EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("is kept nowhere"));
+}
+
+// Behind prompts of 40 tokens a window of 20 leaves the first block unseen, and no other.
+TEST_F(OrderCheckTest, DroppedBlocksAreThoseThatNoLayerSees) {
+  const auto drop = [&](std::uint32_t block) {
+    const Sequence& sequence = batch().sequences[0];
+    AttentionEntry& one = batch().entries[sequence.first_entry() + block];
+    const Kind kind = one.kind();
+    const std::uint32_t slot = one.slot();
+    std::erase_if(batch().loads, [&](const BlockRun& run) {
+      return run.kind() == kind && run.count() == 1 && run.first_slot() == slot;
+    });
+    std::erase_if(batch().regenerate, [&](const SlotRange& range) {
+      return kind == Kind::Act && range.count() == 1 && range.first_slot() == slot;
+    });
+    one = AttentionEntry(Where::LoadedKv, Kind::Kv, Place::Dropped, 0, 0, 0);
+  };
+  std::uint64_t number = decode_.tables.iteration;
+  const auto with_windows = [&](std::uint32_t layers) {
+    shape_.sliding_window = 20;
+    for (std::uint32_t layer = 0; layer < layers; ++layer) {
+      shape_.set_window({layer});
+    }
+    check_.emplace(shape_, layout_, limits_, kCredits);
+    accept_all(prefill_);
+    decode_ = again();
+    decode_.tables.iteration = number;
+  };
+  with_windows(2);  // one layer has none
+  drop(0);
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("0 blocks are not seen"));
+  with_windows(3);
+  drop(1);
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }),
+              HasSubstr("sequence 0, block 1 is dropped, but its rows see it"));
+  with_windows(3);
+  drop(0);
+  batch().loads.emplace_back(Kind::Kv, Place::Dropped, 16, 1, 0, 0);
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("is of place 3, which is none"));
+  batch().loads.pop_back();
+  AttentionEntry& entry = batch().entries[batch().sequences[0].first_entry()];
+  entry = AttentionEntry(Where::RegeneratedKv, Kind::Act, Place::Dropped, 0, 0, 0);
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("is dropped: it is of kind Kv"));
+  with_windows(3);
+  drop(0);
+  accept(decode_.tables);
 }
 
 TEST_F(OrderCheckTest, ContextOfAnotherBlockThanWasLoadedIsRefused) {

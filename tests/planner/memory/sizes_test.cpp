@@ -50,6 +50,23 @@ Demand demand(const std::vector<Request>& requests, std::int32_t max_num_seqs) {
 
 BlockBudget roomy() { return {.weights = kMiB * 2, .available = kGiB * 8, .host_memory = {}}; }
 
+// 32,768 tokens of context in a window of 4,096: between iterations 257 blocks a request, and twice as many while a
+// part of its prompt runs.
+TEST(Demand, IsOfTheWindowWhereAllLayersHaveOne) {
+  const std::vector<RequestSize> requests(
+      8, {.id = {1}, .prompt = 30'000, .answer = 2'769});
+  const KeptContext kept{.window = 4096};
+  const Demand whole = demand_of(requests, 4), windowed = demand_of(requests, 4, kept, 8192);
+  EXPECT_EQ(whole.most_blocks, 4 * 2048);
+  EXPECT_EQ(windowed.most_blocks, 4 * 257 + 512);
+  EXPECT_EQ(windowed.largest_request, 513);
+  EXPECT_EQ(windowed.longest_context, 32'768);
+  EXPECT_EQ(windowed.most_tokens, 4 * 32'768);
+  EXPECT_EQ(demand_of(requests, 1, kept, 8192).most_blocks, 513);
+  const std::vector<RequestSize> small(8, {.id = {1}, .prompt = 1'000, .answer = 100});
+  EXPECT_EQ(demand_of(small, 4, kept, 8192).most_blocks, demand_of(small, 4).most_blocks);
+}
+
 TEST(Demand, IsThatOfTheLargestRequestsUnderWayAtOnce) {
   const std::vector<Request> requests{request(1, 16, 1), request(2, 100, 50), request(3, 33, 0),
                                       request(4, 17, 16)};

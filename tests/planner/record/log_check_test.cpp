@@ -40,8 +40,8 @@ ModelShape shape() {
 class Recorded {
  public:
   explicit Recorded(const char* policy_name = "hybrid", std::uint64_t pool = 1,
-                    std::uint32_t seed = 1)
-      : layout_(weight_layout(shape(), DType::float16)), random_(seed) {
+                    std::uint32_t seed = 1, std::int32_t window = 0)
+      : layout_(weight_layout(shape(), DType::float16)), random_(seed), window_(window) {
     Allocation blocks = kHost;
     blocks.host_share = std::string_view(policy_name) == "host-kv" ? 0.7 : 0;
     for (std::uint32_t id = 1; id <= 12; ++id) {
@@ -57,11 +57,14 @@ class Recorded {
     begin();
     const auto policy = make_policy(policy_name, {});
     Scheduler scheduler(*policy, blocks,
-                        {.max_num_seqs = 8, .prefill_rows = 64, .sequence_rows = 38});
+                        {.max_num_seqs = 8,
+                         .prefill_rows = 64,
+                         .sequence_rows = 38,
+                         .kept = {.window = window}});
     for (const Request& request : requests_) {
       scheduler.add(request);
     }
-    OrderTables tables(kHost);
+    OrderTables tables(kHost, window > 0 ? LayerWindows{window} : LayerWindows());
     WeightStream weights(layout_, {.resident_layers = 1});
     const PackLimits limits{
         .act_slots = 24, .kv_slots = 24, .tokens = 160, .rows = 40, .sequences = 4};
@@ -90,7 +93,7 @@ class Recorded {
   }
 
   LogCheckReport check() const {
-    LogCheck check(kLayers, layout_.layer.pieces.size());
+    LogCheck check(kLayers, layout_.layer.pieces.size(), window_);
     check_into(check);
     return check.report();
   }
@@ -199,6 +202,7 @@ class Recorded {
 
   WeightLayout layout_;
   std::mt19937 random_;
+  std::int32_t window_;
   std::vector<Request> requests_;
 };
 
@@ -215,6 +219,25 @@ TEST(LogCheck, OrdersOfEveryPolicyHold) {
     }
   }
   EXPECT_GT(Recorded("hybrid").preemptions, 0) << "too much room to test anything";
+}
+
+TEST(LogCheck, BlocksThatNoLayerSeesMayBeDroppedAndNoOthers) {
+  for (const char* policy : {"hybrid", "kv-only", "act-only", "host-kv"}) {
+    EXPECT_EQ(Recorded(policy, 1, 2, 20).check().violations, 0u) << policy;
+  }
+  const auto is_dropped = [](const messages::AttentionEntry& entry) {
+    return entry.place() == messages::Place::Dropped;
+  };
+  Recorded recorded("kv-only", 1, 2, 20);
+  messages::MiniBatchT& batch = recorded.batch(1, [&](const messages::MiniBatchT& one) {
+    return std::ranges::any_of(one.entries, is_dropped);
+  });
+  const auto dropped = std::ranges::find_if(batch.entries, is_dropped);
+  dropped[1] = *dropped;  // its rows see the next one
+  EXPECT_THAT(to_text(recorded.check()), HasSubstr("is dropped, but position"));
+  LogCheck without_window(kLayers, recorded.pieces());
+  Recorded("kv-only", 1, 2, 20).check_into(without_window);
+  EXPECT_THAT(to_text(without_window.report()), HasSubstr("not all layers have a window"));
 }
 
 TEST(LogCheck, ALogThatGoesOnWithTheSameBlocksOrWithOthersHolds) {

@@ -54,11 +54,15 @@ std::vector<Request> random_requests(std::mt19937& random, std::size_t count, in
   return requests;
 }
 
-std::vector<TokenId> undisturbed_answer(const Request& request) {
+// `window`: how much of the text each token hangs on; 0: all of it.
+std::vector<TokenId> undisturbed_answer(const Request& request, std::int32_t window) {
   std::vector<TokenId> text = request.prompt, answer;
   while (static_cast<std::int32_t>(answer.size()) < request.sampling.max_tokens &&
          (answer.empty() || answer.back() != kEnd)) {
-    answer.push_back(symbolic_token(text, request.sampling.seed ^ answer.size()));
+    const auto seen = static_cast<std::size_t>(window);
+    const std::vector<TokenId> last(
+        window > 0 && text.size() > seen ? text.end() - window : text.begin(), text.end());
+    answer.push_back(symbolic_token(last, request.sampling.seed ^ answer.size()));
     text.push_back(answer.back());
   }
   return answer;
@@ -83,7 +87,7 @@ struct Setting {
 struct Outcomes {
   std::map<std::uint32_t, std::vector<TokenId>> answers;
   std::map<std::uint32_t, std::vector<TokenId>> echoed;  // targets, by position
-  std::int64_t iterations = 0, preemptions = 0, most_running = 0, last_said = 0, host_rows = 0;
+  std::int64_t iterations = 0, preemptions = 0, most_running = 0, last_said = 0, host_rows = 0, dropped = 0;
 };
 
 // Blocks of one size: the border between the kinds may be anywhere.
@@ -99,10 +103,12 @@ Outcomes run(const std::vector<Request>& requests, const Setting& setting) {
   auto held = std::make_unique<Scheduler>(*policy, setting.host, setting.schedule);
   Allocation wished = setting.host;
   const Allocation most = setting.disturb ? most_of_each(setting.host) : setting.host;
-  OrderTables order_tables(most);
+  const std::int32_t window = setting.schedule.kept.window;
+  OrderTables order_tables(most, window > 0 ? LayerWindows{window} : LayerWindows());
   SymbolicExecutor executor(most, setting.pack,
                             setting.schedule.prefill_rows +
-                                setting.schedule.max_num_seqs * setting.schedule.sequence_rows);
+                                setting.schedule.max_num_seqs * setting.schedule.sequence_rows,
+                            window);
   std::map<std::uint32_t, const Request*> by_id;
   for (const Request& r : requests) {
     held->add(r);
@@ -189,14 +195,16 @@ Outcomes run(const std::vector<Request>& requests, const Setting& setting) {
   EXPECT_EQ(held->blocks().free(), held->blocks().total()) << "blocks were kept";
   all.preemptions = held->preemptions();
   all.host_rows = executor.host_rows();
+  all.dropped = executor.dropped();
   return all;
 }
 
-void expect_undisturbed(const std::vector<Request>& requests, const Outcomes& outcomes) {
+void expect_undisturbed(const std::vector<Request>& requests, const Outcomes& outcomes,
+                        std::int32_t window = 0) {
   for (const Request& r : requests) {
     const auto answer = outcomes.answers.find(r.id.n);
     ASSERT_NE(answer, outcomes.answers.end()) << "request " << r.id.n << " has no answer";
-    EXPECT_EQ(answer->second, undisturbed_answer(r)) << "request " << r.id.n;
+    EXPECT_EQ(answer->second, undisturbed_answer(r, window)) << "request " << r.id.n;
     const auto echoed = outcomes.echoed.find(r.id.n);
     const std::vector<TokenId> targets =
         echoed == outcomes.echoed.end() ? std::vector<TokenId>{} : echoed->second;
@@ -218,8 +226,8 @@ std::int32_t largest(const std::vector<Request>& requests) {
 }
 
 TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
-  std::int64_t preemptions = 0, hybrids = 0, recomputed = 0, host_rows = 0;
-  for (std::uint32_t seed = 1; seed <= 120; ++seed) {
+  std::int64_t preemptions = 0, hybrids = 0, recomputed = 0, host_rows = 0, dropped = 0;
+  for (std::uint32_t seed = 1; seed <= 160; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
     const auto one_of = [&](std::uint32_t n) { return static_cast<std::int32_t>(random() % n); };
@@ -228,8 +236,11 @@ TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
     const auto requests = random_requests(random, 1 + random() % 30, 1 + one_of(tight ? 20 : 120),
                                           tight ? 120 : one_of(60));
     Setting setting;
+    // In the last ones every layer has a window, and a pool may hold no more than that of one request.
+    const KeptContext kept{.window = seed > 120 ? 1 + one_of(60) : 0};
     const std::int32_t need = largest(requests);
-    const std::uint32_t pool = static_cast<std::uint32_t>(need + one_of(tight ? 10 : 40));
+    const std::uint32_t pool =
+        static_cast<std::uint32_t>(kept.between(need) + one_of(tight ? 10 : 40));
     switch (one_of(5)) {
       case 0:
         setting.host = {.act_blocks = 0, .kv_blocks = pool};
@@ -242,7 +253,7 @@ TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
         ++recomputed;
         setting.policy = "token-recompute";
         setting.recompute_share = one_of(11) / 10.0;
-        setting.host = {.act_blocks = 0, .kv_blocks = pool};
+        setting.host = {.act_blocks = 0, .kv_blocks = pool + static_cast<std::uint32_t>(need)};
         break;
       case 3: {
         const char* names[] = {"optimal", "hybrid-static", "kvpr", "row-by-row"};
@@ -270,7 +281,8 @@ TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
     setting.host.host_share = seed % 3 == 0 ? one_of(5) / 4.0 : 0;  // some requests on host cores
     setting.schedule = {.max_num_seqs = 1 + one_of(20),
                         .prefill_rows = 1 + one_of(150),
-                        .sequence_rows = 1 + one_of(60)};
+                        .sequence_rows = 1 + one_of(60),
+                        .kept = kept};
     if (setting.recompute_share) {  // their rows come in one mini-batch with the new ones
       setting.schedule.sequence_rows += need * kBlockTokens;
     }
@@ -280,12 +292,14 @@ TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
                     .rows = setting.schedule.sequence_rows + one_of(60),
                     .sequences = 2 + one_of(10)};
     const Outcomes outcomes = run(requests, setting);
-    expect_undisturbed(requests, outcomes);
+    expect_undisturbed(requests, outcomes, kept.window);
+    dropped += outcomes.dropped;
     preemptions += outcomes.preemptions;
     host_rows += outcomes.host_rows;
     EXPECT_TRUE(setting.host.host_share > 0 || outcomes.host_rows == 0);
   }
   EXPECT_GT(host_rows, 2000);
+  EXPECT_GT(dropped, 2000);
   // The cases above are worth nothing if they never come to the hard part.
   EXPECT_GT(preemptions, 50);
   EXPECT_GT(hybrids, 10);
@@ -296,8 +310,9 @@ TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
 // this one tells, and iterations come to nothing with the device they ran on.
 TEST(Schedule, AnswersDoNotDependOnSwapsHandOversOrLostDevices) {
   std::int64_t swaps = 0, moves = 0, hand_overs = 0, breaks = 0, kept = 0, sent_back = 0;
+  std::int64_t dropped = 0;
   const BlockSizes sizes{.kv_row = {1}, .act_row = {1}};
-  for (std::uint32_t seed = 1; seed <= 60; ++seed) {
+  for (std::uint32_t seed = 1; seed <= 80; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
     const auto one_of = [&](int n) {
@@ -305,8 +320,9 @@ TEST(Schedule, AnswersDoNotDependOnSwapsHandOversOrLostDevices) {
     };
     const auto requests =
         random_requests(random, static_cast<std::size_t>(1 + one_of(30)), 1 + one_of(60), 80);
+    const std::int32_t window = seed > 60 ? 1 + one_of(60) : 0;
     const std::int32_t need = largest(requests);
-    const auto pool = static_cast<std::uint32_t>(need + one_of(30));
+    const auto pool = static_cast<std::uint32_t>(KeptContext{window}.between(need) + one_of(30));
     const auto here = static_cast<std::uint32_t>(one_of(3) * one_of(6));
     const auto kv_here = static_cast<std::uint32_t>(one_of(3) * one_of(6));
     PoolPartition border{
@@ -316,7 +332,8 @@ TEST(Schedule, AnswersDoNotDependOnSwapsHandOversOrLostDevices) {
         .act_blocks = 0, .kv_blocks = pool, .gpu_act_blocks = here, .gpu_kv_blocks = kv_here};
     setting.schedule = {.max_num_seqs = 1 + one_of(12),
                         .prefill_rows = 1 + one_of(150),
-                        .sequence_rows = 1 + one_of(60)};
+                        .sequence_rows = 1 + one_of(60),
+                        .kept = {.window = window}};
     setting.pack = {.act_slots = need + one_of(20),
                     .kv_slots = need + one_of(20),
                     .tokens = 16 + one_of(600),
@@ -345,7 +362,8 @@ TEST(Schedule, AnswersDoNotDependOnSwapsHandOversOrLostDevices) {
         policy = std::move(another);
         ++swaps;
       }
-      const PoolPartition next = border_toward(border, wished, scheduler->blocks(), sizes, need);
+      const PoolPartition next = border_toward(border, wished, scheduler->blocks(), sizes,
+                                               KeptContext{window}.between(need));
       if (next.act_blocks != border.act_blocks) {
         scheduler->move_border(next.act_blocks, next.kv_blocks);
         border = next;
@@ -371,13 +389,17 @@ TEST(Schedule, AnswersDoNotDependOnSwapsHandOversOrLostDevices) {
           const bool runs = one.running && another->running() < most;
           ASSERT_TRUE(another->restore(again, one));
           if (runs) {
-            EXPECT_TRUE(one.blocks.empty() || another->running() == most ||
+            const std::int64_t without =
+                std::ranges::count(one.blocks, Place::dropped, &BlockRef::place);
+            EXPECT_TRUE(std::ssize(one.blocks) == without || another->running() == most ||
                         !another->restore(again, one))
                 << "blocks were taken twice";
           }
           known.insert(one.request.n);
           kept += runs ? one.stored : 0;
-          given_up += runs ? 0 : std::ssize(one.blocks);
+          given_up += runs ? 0
+                           : std::ssize(one.blocks) -
+                                 std::ranges::count(one.blocks, Place::dropped, &BlockRef::place);
         }
         for (const Request& r : requests) {
           if (!known.contains(r.id.n)) {
@@ -393,8 +415,11 @@ TEST(Schedule, AnswersDoNotDependOnSwapsHandOversOrLostDevices) {
         ++hand_overs;
       }
     };
-    expect_undisturbed(requests, run(requests, setting));
+    const Outcomes outcomes = run(requests, setting);
+    expect_undisturbed(requests, outcomes, window);
+    dropped += outcomes.dropped;
   }
+  EXPECT_GT(dropped, 1000);
   EXPECT_GT(swaps, 100);
   EXPECT_GT(moves, 100);
   EXPECT_GT(breaks, 100);
@@ -445,6 +470,86 @@ TEST(Schedule, ALostDeviceCostsTheRowsOfItsBlocksAlone) {
   scheduler.complete(generates);
   EXPECT_EQ(scheduler.snapshots().front().blocks, blocks);
   EXPECT_TRUE(scheduler.snapshots().front().lost.empty());
+}
+
+// A prompt of 3,000 tokens and an answer of 500, in a window of 100: between iterations there are never more than
+// eight blocks, and during the prompt's parts no more than the window's and the part's.
+TEST(Schedule, AWindowBoundsTheMemoryOfARequestHoweverLongItIs) {
+  const auto policy = make_policy("kv-only", {});
+  const KeptContext kept{.window = 100};
+  Scheduler scheduler(*policy, {.act_blocks = 0, .kv_blocks = 300},
+                      {.max_num_seqs = 1, .prefill_rows = 400, .sequence_rows = 400, .kept = kept});
+  const Request one = request(1, std::vector<TokenId>(3000, 1), 500);
+  scheduler.add(one);
+  std::int64_t most = 0, between = 0, rows = 0;
+  while (!scheduler.idle()) {
+    const auto chunks = scheduler.next();
+    rows += chunks[0].new_tokens;
+    const auto taken = [&] { return scheduler.blocks().total() - scheduler.blocks().free(); };
+    most = std::max(most, taken());
+    scheduler.complete(any_outcomes(chunks));
+    between = std::max(between, taken());
+  }
+  EXPECT_EQ(rows, 3499) << "no row ran twice";
+  EXPECT_LE(between, kept.between(INT32_MAX));
+  EXPECT_EQ(kept.between(INT32_MAX), 8);
+  EXPECT_LE(most, kept.at_most(INT32_MAX));
+  EXPECT_EQ(kept.at_most(INT32_MAX), 24);
+}
+
+// In a pool for two whole requests eight run at a time, and none gives its blocks back.
+TEST(Schedule, MoreRequestsRunAtATimeWhereTheirWindowsAreKeptAlone) {
+  const auto policy = make_policy("kv-only", {});
+  const auto most_running = [&](std::int32_t window) {
+    Scheduler scheduler(
+        *policy, {.act_blocks = 0, .kv_blocks = 64},
+        {.max_num_seqs = 20, .prefill_rows = 64, .sequence_rows = 64, .kept = {.window = window}});
+    std::vector<Request> requests;
+    for (std::uint32_t id = 1; id <= 20; ++id) {
+      requests.push_back(request(id, std::vector<TokenId>(300, 1), 200));
+    }
+    for (const Request& r : requests) {
+      scheduler.add(r);
+    }
+    std::int64_t most = 0;
+    while (!scheduler.idle()) {
+      const auto chunks = scheduler.next();
+      most = std::max(most, scheduler.running());
+      scheduler.complete(any_outcomes(chunks));
+    }
+    return std::pair(most, scheduler.preemptions());
+  };
+  EXPECT_LE(most_running(0).first, 4);
+  EXPECT_GE(most_running(100).first, 7);
+  EXPECT_EQ(most_running(100).second, 0);
+}
+
+// Its rows would see blocks that were dropped: the request runs again from its first token. One whose lost rows see
+// none of those goes on.
+TEST(Schedule, ALostDeviceWhoseRowsSeeDroppedBlocksMakesARequestBeginAgain) {
+  const auto policy = make_policy("kv-only", {});
+  const Request one = request(1, std::vector<TokenId>(300, 1), 8);
+  const auto after_loss = [&](const Allocation& host) {
+    Scheduler scheduler(*policy, host,
+                        {.max_num_seqs = 1, .prefill_rows = 400, .sequence_rows = 400,
+                         .kept = {.window = 64}});
+    scheduler.add(one);
+    while (!scheduler.next().front().complete()) {
+      scheduler.complete({});
+    }
+    scheduler.complete(std::vector<Outcome>{{.request = one.id, .token = 2}});
+    scheduler.next();
+    scheduler.abandon(true);
+    const Scheduler::Snapshot begun = scheduler.snapshots().front();
+    return std::pair(begun, scheduler.next().front().context);
+  };
+  const auto [begun, context] = after_loss({.act_blocks = 0, .kv_blocks = 4, .gpu_kv_blocks = 40});
+  EXPECT_EQ(context, 0);
+  EXPECT_TRUE(begun.lost.empty());
+  EXPECT_EQ(begun.prompt_values, 300);
+  const auto [kept, goes_on] = after_loss({.act_blocks = 0, .kv_blocks = 40, .gpu_kv_blocks = 0});
+  EXPECT_EQ(goes_on, 300);
+  EXPECT_EQ(kept.blocks.front().place, Place::dropped);
 }
 
 TEST(Schedule, EveryRequestHasTheSameShareOfItsActBlocksOnTheDevice) {

@@ -40,8 +40,10 @@ struct SymbolicResult {
 
 class SymbolicExecutor {
  public:
-  SymbolicExecutor(const Allocation& host, const PackLimits& limits, std::int32_t max_rows)
-      : limits_(limits), max_rows_(max_rows) {
+  // `window`: of all layers; 0: none.
+  SymbolicExecutor(const Allocation& host, const PackLimits& limits, std::int32_t max_rows,
+                   std::int32_t window = 0)
+      : limits_(limits), max_rows_(max_rows), window_(window) {
     pools_[kAct].resize(host.act_blocks);
     pools_[kKv].resize(host.kv_blocks);
     pools_[kHere + kAct].resize(host.gpu_act_blocks);
@@ -60,7 +62,8 @@ class SymbolicExecutor {
       EXPECT_EQ(batch.id, i);
       rows += static_cast<std::int64_t>(batch.tokens.size());
       for (const auto& entry : batch.entries) {
-        if (entry.place() == messages::Place::Nowhere) {
+        if (entry.place() == messages::Place::Nowhere ||
+            entry.place() == messages::Place::Dropped) {
           continue;
         }
         EXPECT_TRUE(blocks.emplace(pool_of(entry), entry.block()).second)
@@ -88,6 +91,7 @@ class SymbolicExecutor {
   std::int64_t loaded_tokens() const { return loaded_tokens_; }
   std::int64_t load_runs() const { return load_runs_; }
   std::int64_t host_rows() const { return host_rows_; }  // that host cores attended
+  std::int64_t dropped() const { return dropped_; }      // blocks that sequences went without
 
  private:
   struct Row {
@@ -103,7 +107,7 @@ class SymbolicExecutor {
 
   template <typename Named>
   static int pool_of(const Named& named) {
-    EXPECT_NE(named.place(), messages::Place::Nowhere);
+    EXPECT_TRUE(named.place() == messages::Place::Host || named.place() == messages::Place::Gpu);
     return static_cast<int>(named.kind()) + (named.place() == messages::Place::Gpu ? kHere : 0);
   }
 
@@ -143,8 +147,9 @@ class SymbolicExecutor {
     const bool on_host = batch.entries.at(0).where() == messages::Where::HostInPlace;
     for (const auto& entry : batch.entries) {
       EXPECT_EQ(entry.where() == messages::Where::HostInPlace, on_host);
-      EXPECT_TRUE(!on_host ||
-                  (entry.kind() == messages::Kind::Kv && entry.place() == messages::Place::Host));
+      EXPECT_TRUE(!on_host || (entry.kind() == messages::Kind::Kv &&
+                               (entry.place() == messages::Place::Host ||
+                                entry.place() == messages::Place::Dropped)));
     }
     EXPECT_TRUE(!on_host || (batch.loads.empty() && batch.regenerate.empty()));
     return on_host;
@@ -204,6 +209,7 @@ class SymbolicExecutor {
   std::optional<Row>& at(const messages::MiniBatchT& batch, Buffers& buffers,
                          const messages::Sequence& sequence, std::uint32_t position) {
     const auto& entry = batch.entries.at(sequence.first_entry() + position / kBlockTokens);
+    EXPECT_NE(entry.place(), messages::Place::Dropped) << "position " << position << " is gone";
     if (entry.where() == messages::Where::HostInPlace) {
       return pools_[kKv].at(entry.block())[position % kBlockTokens];
     }
@@ -232,6 +238,10 @@ class SymbolicExecutor {
           continue;
         }
         const bool in_place = entry.where() == messages::Where::HostInPlace;
+        if (entry.place() == messages::Place::Dropped) {
+          ++dropped_;
+          continue;
+        }
         EXPECT_TRUE(in_place || slots.emplace(static_cast<int>(entry.kind()), entry.slot()).second)
             << "two blocks share a slot";
       }
@@ -293,15 +303,22 @@ class SymbolicExecutor {
   std::vector<TokenId> attend(const messages::MiniBatchT& batch, Buffers& buffers,
                               const messages::Sequence& sequence) {
     std::vector<TokenId> text;
-    for (std::uint32_t p = 0; p < sequence.context() + sequence.new_tokens(); ++p) {
+    const std::uint32_t end = sequence.context() + sequence.new_tokens();
+    for (std::uint32_t p = first_seen(sequence.context()); p < end; ++p) {
       const auto& row = at(batch, buffers, sequence, p);
       EXPECT_TRUE(row.has_value())
           << "attention reads a row that was never written, position " << p;
       EXPECT_EQ(row.value_or(Row{}).request, sequence.request());
       EXPECT_EQ(row.value_or(Row{}).position, p);
-      text.push_back(row.value_or(Row{}).token);
+      if (p >= first_seen(end - 1)) {  // by the last row
+        text.push_back(row.value_or(Row{}).token);
+      }
     }
     return text;
+  }
+  std::uint32_t first_seen(std::uint32_t position) const {
+    const auto window = static_cast<std::uint32_t>(window_);
+    return window_ == 0 || position < window ? 0 : position + 1 - window;
   }
 
   void sample(const messages::MiniBatchT& batch, const std::vector<std::vector<TokenId>>& texts,
@@ -324,7 +341,8 @@ class SymbolicExecutor {
   }
 
   PackLimits limits_;
-  std::int32_t max_rows_;
+  std::int32_t max_rows_, window_;
+  std::int64_t dropped_ = 0;
   std::vector<Block> pools_[4];
   std::int64_t loaded_tokens_ = 0;
   std::int64_t load_runs_ = 0, host_rows_ = 0;
