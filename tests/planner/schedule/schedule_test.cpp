@@ -21,6 +21,7 @@
 namespace poise {
 namespace {
 
+constexpr std::int32_t kMostAfterHandOver = 12;  // requests at a time, as the next planner may choose
 constexpr TokenId kEnd = 7;  // as an EOS: the answer ends with it
 
 Request request(std::uint32_t id, std::vector<TokenId> prompt, std::int32_t max_tokens) {
@@ -107,7 +108,8 @@ Outcomes run(const std::vector<Request>& requests, const Setting& setting) {
   OrderTables order_tables(most, window > 0 ? LayerWindows{window} : LayerWindows());
   SymbolicExecutor executor(most, setting.pack,
                             setting.schedule.prefill_rows +
-                                setting.schedule.max_num_seqs * setting.schedule.sequence_rows,
+                                (setting.disturb ? kMostAfterHandOver : setting.schedule.max_num_seqs) *
+                                    setting.schedule.sequence_rows,
                             window);
   std::map<std::uint32_t, const Request*> by_id;
   for (const Request& r : requests) {
@@ -371,7 +373,7 @@ TEST(Schedule, AnswersDoNotDependOnSwapsHandOversOrLostDevices) {
       }
       if (one_of(10) == 0) {
         if (one_of(3) == 0) {  // the next planner chooses another number
-          setting.schedule.max_num_seqs = 1 + one_of(12);
+          setting.schedule.max_num_seqs = 1 + one_of(kMostAfterHandOver);
         }
         const std::int64_t most = setting.schedule.max_num_seqs;
         const auto begun = scheduler->snapshots();
