@@ -42,6 +42,7 @@ struct SamplingParams {
   std::int32_t logprobs = -1;    // -1: none; 0..20: best k beside the chosen one
   std::int32_t prompt_top = -1;  // of the prompt's tokens the best k, too; -1: none
   std::int32_t score_from = 0;   // tokens from this place on are scored, nothing else; 0: not
+  std::int32_t score_best = 0;   // … and at the last of them the best k are reported, too
   bool echo = false;             // text and logprobs begin with the prompt's
   bool ignore_eos = false;
   bool return_token_ids = false;

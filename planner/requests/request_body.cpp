@@ -335,7 +335,9 @@ void read_scored(const RequestFields& body, const RequestRules& rules, std::int6
                                           request.prompt.size()));
   }
   request.sampling.max_tokens = 0;
-  request.sampling.prompt_top = 1;
+  request.sampling.score_best =
+      static_cast<std::int32_t>(body.integer("score_best", 0, 20).value_or(0));
+  request.sampling.prompt_top = std::max(request.sampling.score_best, 1);
   request.sampling.score_from = static_cast<std::int32_t>(from);
   request.scored_last = request.prompt.back();
   request.prompt.pop_back();

@@ -218,7 +218,7 @@ std::string Answer::of_the_prompt() const {
   }
   if (request_->sampling.score_from > 0) {
     out += ",\"scores\":";
-    append_scores(out, prompt_values_);
+    append_scores(out, *request_, prompt_values_);
   } else if (request_->sampling.prompt_top >= 0) {
     out += ",\"prompt_logprobs\":";
     append_prompt_logprobs(out, *request_, tokenizer_, prompt_values_);

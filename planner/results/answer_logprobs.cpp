@@ -201,18 +201,32 @@ void append_prompt_logprobs(std::string& out, const Request& request, const Toke
   out += ']';
 }
 
-void append_scores(std::string& out, std::span<const TokenLogprobs> values) {
+void append_scores(std::string& out, const Request& request,
+                   std::span<const TokenLogprobs> values) {
+  check(values.size() == request.valued(), "what was scored has its values");
+  const auto most = static_cast<std::size_t>(request.sampling.prompt_best());
   std::string best;
   out += "{\"logprobs\":[";
-  for (const TokenLogprobs& value : values) {
-    if (!best.empty()) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (i > 0) {
       out += ',';
       best += ',';
     }
-    append_json_logprob(out, value.logprob);
-    best += value.top.empty() ? "true" : "false";
+    append_json_logprob(out, values[i].logprob);
+    const TokenId own = request.token_or_scored(request.first_valued() + i);
+    best += best_of(own, values[i], most).front().first == own ? "true" : "false";
   }
-  out += "],\"best\":[" + best + "]}";
+  out += "],\"best\":[" + best + ']';
+  if (request.sampling.score_best > 0) {
+    out += ",\"last\":{";
+    for (const auto& [token, logprob] : best_of(request.scored_last, values.back(), most)) {
+      out += out.back() == '{' ? "" : ",";
+      out += fmt::format("\"{}\":", token);
+      append_json_logprob(out, logprob);
+    }
+    out += '}';
+  }
+  out += '}';
 }
 
 void append_chat_logprobs(std::string& out, const Request& request, const Tokenizer* tokenizer,

@@ -22,8 +22,9 @@ void append_logprobs(std::string& out, const Request& request, const Tokenizer* 
 // "decoded_token": the token itself, and the best. The rank of a token that is not among the best is null.
 void append_prompt_logprobs(std::string& out, const Request& request, const Tokenizer* tokenizer,
                             std::span<const TokenLogprobs> prompt_values);
-// Of a request with score_from: {"logprobs", "best"}, an entry for each value; "best" says whether no token was likelier.
-void append_scores(std::string& out, std::span<const TokenLogprobs> values);
+// Of a request with score_from: {"logprobs", "best"}, an entry for each value; "best" says whether no token was likelier. With
+// score_best also "last": {id: logprob} of the best at the last place. REQUIRES: `values` are all that the request has.
+void append_scores(std::string& out, const Request& request, std::span<const TokenLogprobs> values);
 void append_chat_logprobs(std::string& out, const Request& request, const Tokenizer* tokenizer,
                           std::span<const TokenId> tokens, std::span<const TokenLogprobs> values);
 

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from .llm import LLM
 
 _MOST_NEW_TOKENS = 256  # where a task does not say; hf's
+_BEST = 20  # tokens that are told of a place, at most
 _AT_ONCE = 4096  # texts that are made tokens of together
 # Fields of a task's generation_kwargs that mean the same in a request; `do_sample`, `until` and `max_gen_toks` are translated.
 _SAMPLING = frozenset(("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed"))
@@ -127,21 +128,51 @@ class PoiseLM(TemplateLM):
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **_):
         """(logprob, whether greedy decoding gives it) of each (cache key, ids of a context, ids of its continuation)."""
         found = [(0.0, True)] * len(requests)  # so much for a continuation of no tokens
-        order = sorted((at for at, (_, _, after) in enumerate(requests) if after), key=lambda at: -len(requests[at][1]) - len(requests[at][2]))
-        bodies = (self._scored(*requests[at][1:]) for at in order)
-        for place, choice in self._answers(bodies, len(order), "loglikelihood", disable_tqdm):
-            at, scores = order[place], choice["scores"]
-            found[at] = (sum(scores["logprobs"]), all(scores["best"]))
+
+        def take(at, score):
+            found[at] = score
             if requests[at][0] is not None:
-                self.cache_hook.add_partial("loglikelihood", requests[at][0], found[at])
+                self.cache_hook.add_partial("loglikelihood", requests[at][0], score)
+            bar.update()
+
+        with tqdm(total=len(requests), desc="Running loglikelihood requests", disable=disable_tqdm) as bar:
+            missed = self._score(requests, self._groups(requests), take)
+            self._score(requests, [[at] for at in missed], take)
         return found
 
-    def _scored(self, before, after):
+    def _groups(self, requests):
+        """Places of requests. Continuations of one token behind the same context are together: the context runs once, and the best tokens
+        behind it are told."""
+        groups = {}
+        for at, (_, before, after) in enumerate(requests):
+            if after:
+                groups.setdefault(tuple(before) if len(after) == 1 else at, []).append(at)
+        return list(groups.values())
+
+    def _score(self, requests, groups, take):
+        """The longest first. Gives the places of requests whose token was not among the best."""
+        missed = []
+        groups.sort(key=lambda group: -len(requests[group[0]][1]) - len(requests[group[0]][2]))
+        bodies = (self._scored(*requests[group[0]][1:], _BEST if len(group) > 1 else 0) for group in groups)
+        for place, choice in self._answers(bodies, "loglikelihood"):
+            first, *others = groups[place]
+            scores = choice["scores"]
+            take(first, (sum(scores["logprobs"]), all(scores["best"])))
+            last = scores.get("last", {})
+            for at in others:
+                token = str(requests[at][2][-1])
+                if token in last:
+                    take(at, (last[token], token == next(iter(last))))
+                else:
+                    missed.append(at)
+        return missed
+
+    def _scored(self, before, after, best):
         if len(after) > self.max_length:
             raise ValueError(f"a continuation has {len(after)} tokens; max_length is {self.max_length}")
         # One more than max_length: the last is never an input.
         ids = (before + after)[-(self.max_length + 1) :]
-        return {"prompt": ids, "score_from": len(ids) - len(after)}
+        return {"prompt": ids, "score_from": len(ids) - len(after), "score_best": best}
 
     # ---- generation
 
@@ -150,10 +181,12 @@ class PoiseLM(TemplateLM):
         ids = self._encoded([request.args[0] for request in requests])
         asked = [self._generated(ids[request.args[0]], request.args[1]) for request in requests]
         order = sorted(range(len(requests)), key=lambda at: -len(asked[at][0]["prompt"]))
-        for place, choice in self._answers((asked[at][0] for at in order), len(order), "generate_until", disable_tqdm):
-            at = order[place]
-            found[at] = self._text(choice["token_ids"], asked[at][1])
-            self.cache_hook.add_partial("generate_until", requests[at].args, found[at])
+        with tqdm(total=len(order), desc="Running generate_until requests", disable=disable_tqdm) as bar:
+            for place, choice in self._answers((asked[at][0] for at in order), "generate_until"):
+                at = order[place]
+                found[at] = self._text(choice["token_ids"], asked[at][1])
+                self.cache_hook.add_partial("generate_until", requests[at].args, found[at])
+                bar.update()
         return found
 
     def _generated(self, ids, task_says):
@@ -188,14 +221,12 @@ class PoiseLM(TemplateLM):
 
     # ---- the engine
 
-    def _answers(self, bodies, count, what, disable_tqdm):
-        with tqdm(total=count, desc=f"Running {what} requests", disable=disable_tqdm) as bar:
-            for place, response in self._llm.responses(bodies):
-                error = response["body"].get("error")
-                if error is not None:
-                    raise ValueError(f"a request of {what} was refused: {error['message']}")
-                bar.update()
-                yield place, response["body"]["choices"][0]
+    def _answers(self, bodies, what):
+        for place, response in self._llm.responses(bodies):
+            error = response["body"].get("error")
+            if error is not None:
+                raise ValueError(f"a request of {what} was refused: {error['message']}")
+            yield place, response["body"]["choices"][0]
 
     # ---- chat templates
 

@@ -144,6 +144,28 @@ def what_cannot_be_is_said(workspace):
                 raise harness.Failed(f"{what!r} was expected")
 
 
+@test
+def answers_of_one_token_share_a_run_of_their_context(workspace):
+    """The twenty best tokens behind a context are told at once; each is what it is alone."""
+    import poise.lm_eval
+    from lm_eval.api.instance import Instance
+
+    def asked(ends):
+        return [Instance("loglikelihood", {}, ("where is the c", end), 0) for end in ends]
+
+    sent = []
+    with used(workspace), contextlib.closing(poise.lm_eval.PoiseLM(str(golden.assembled("llama", workspace.folder)), device="cpu")) as model:
+        responses = model._llm.responses
+        model._llm.responses = lambda bodies: responses(sent.append(body) or body for body in bodies)
+        ends = "bdfhijklmnpqstuvxyz0123456789.?=+:QA"  # none is one token with the c
+        alone = [model.loglikelihood(asked(end), disable_tqdm=True)[0] for end in ends]
+        sent.clear()
+        together = model.loglikelihood(asked(ends + ends[:1] + "oo"), disable_tqdm=True)
+    expect_equal(together[: len(ends) + 1], [*alone, alone[0]], "likelihoods")
+    expect(1 + len(ends) - 20 <= len(sent) < len(ends), f"{len(sent)} contexts were run for {len(ends)} tokens")
+    expect(sum(greedy for _, greedy in together[: len(ends)]) <= 1, f"{together}")
+
+
 @contextlib.contextmanager
 def served(workspace, folder):
     """The URL of completions of a server."""

@@ -267,6 +267,12 @@ TEST_F(RequestLine, OfAPromptThatIsScoredTheLastTokenIsNotFed) {
   EXPECT_EQ(scored.first_valued(), 2u);
   EXPECT_EQ(scored.valued(), 2u);
   EXPECT_EQ(scored.most_context(), 3);
+  EXPECT_EQ(scored.sampling.prompt_top, 1);
+  EXPECT_EQ(scored.sampling.score_best, 0);
+  const Request best = request(R"({"prompt":[5,6,7,8],"score_from":2,"score_best":20})");
+  EXPECT_EQ(best.sampling.prompt_top, 20);
+  EXPECT_EQ(best.sampling.score_best, 20);
+  EXPECT_EQ(error(R"({"prompt":[5,6],"score_from":1,"score_best":21})").param, "score_best");
 
   // So it may be one token longer than the context.
   const auto with_ids = [](int count) {

@@ -98,6 +98,16 @@ TEST_F(AnswerLogprobs, ScoresAreOfTheTokensThatWereAskedForAndTellWhichWereTheBe
   EXPECT_EQ(body["choices"][0]["prompt_token_ids"], json({kEos, byte_id('p'), kAb}));
   EXPECT_FALSE(body["choices"][0].contains("prompt_logprobs"));
   EXPECT_EQ(body["usage"]["prompt_tokens"], 3);
+
+  asked.sampling.score_best = asked.sampling.prompt_top = 3;
+  KeptAnswer with_best(asked, tokenizer_, kEosList);
+  with_best.set_prompt_values({{-0.5f, {{byte_id('x'), -1}, {byte_id('y'), -2}}},
+                               {-2, {{byte_id('q'), -0.25f}, {byte_id('r'), -3}}}});
+  with_best.finish_scoring();
+  const std::string line = with_best.result_line("m");
+  EXPECT_THAT(line, HasSubstr(fmt::format(
+                        R"("scores":{{"logprobs":[-0.5,-2.0],"best":[true,false],"last":{{"{}":-0.25,"{}":-2.0,"{}":-3.0}}}})",
+                        byte_id('q'), kAb, byte_id('r'))));
 }
 
 TEST_F(AnswerLogprobs, EchoedLogprobsBeginWithNull) {
