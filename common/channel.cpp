@@ -10,6 +10,7 @@
 
 #include "common/testing/failpoint.h"
 #include "common/trouble.h"
+#include "common/words.h"
 
 namespace poise {
 namespace {
@@ -68,6 +69,10 @@ class CommonChannel : public Channel {
     message.body = std::move(body);
     flatbuffers::FlatBufferBuilder builder(4096);
     messages::FinishMessageBuffer(builder, messages::Message::Pack(builder, &message));
+    if (builder.GetSize() > kMaxMessage.n) {  // its receiver would close the connection for good
+      fail(Exit::internal, "a message of {} on {} is larger than the largest, {}: a defect of poise",
+           size_text(Bytes{builder.GetSize()}), path_, size_text(kMaxMessage));
+    }
     return builder.Release();
   }
 
@@ -373,30 +378,58 @@ class ClientChannel final : public CommonChannel {
   std::uint64_t connections_ = 0;
 };
 
-class DealerFrames final : public FrameChannel {
+// A socket that a program connects, and what ZeroMQ says of its connections.
+class WatchedDealer {
  public:
-  explicit DealerFrames(const std::string& path) : socket_(context_, zmq::socket_type::dealer) {
-    socket_.set(zmq::sockopt::linger, 0);
-    socket_.set(zmq::sockopt::maxmsgsize, kMaxMessage.n);
-    socket_.set(zmq::sockopt::sndhwm, kQueueLimit);
-    socket_.set(zmq::sockopt::rcvhwm, kQueueLimit);
-    socket_.set(zmq::sockopt::immediate, 1);
-    socket_.set(zmq::sockopt::reconnect_ivl, 20);
-    socket_.set(zmq::sockopt::reconnect_ivl_max, 500);
+  WatchedDealer(const std::string& path, Bytes max_frame)
+      : socket(context_, zmq::socket_type::dealer), monitor(context_, zmq::socket_type::pair) {
+    socket.set(zmq::sockopt::linger, 0);
+    socket.set(zmq::sockopt::maxmsgsize, max_frame.n);
+    socket.set(zmq::sockopt::sndhwm, kQueueLimit);
+    socket.set(zmq::sockopt::rcvhwm, kQueueLimit);
+    socket.set(zmq::sockopt::immediate, 1);
+    socket.set(zmq::sockopt::reconnect_ivl, 20);
+    socket.set(zmq::sockopt::reconnect_ivl_max, 500);
+    constexpr const char* kEnds = "inproc://ends";  // of a context of its own
+    if (zmq_socket_monitor(socket.handle(), kEnds, ZMQ_EVENT_DISCONNECTED) != 0) {
+      fail("socket {} cannot be watched: {}", path, zmq_strerror(zmq_errno()));
+    }
+    monitor.set(zmq::sockopt::linger, 0);
+    monitor.connect(kEnds);
     try {
-      socket_.connect("ipc://" + path);
+      socket.connect("ipc://" + path);
     } catch (const zmq::error_t& error) {
       fail("socket {} cannot be connected to: {} (a path has at most 107 bytes)", path,
            error.what());
     }
   }
+  ~WatchedDealer() { zmq_socket_monitor(socket.handle(), nullptr, 0); }
+  WatchedDealer(const WatchedDealer&) = delete;
+  WatchedDealer& operator=(const WatchedDealer&) = delete;
+
+ private:
+  zmq::context_t context_{1};  // the sockets end before it
+
+ public:
+  zmq::socket_t socket, monitor;
+};
+
+class DealerFrames final : public FrameChannel {
+ public:
+  DealerFrames(std::string path, Bytes max_frame)
+      : path_(std::move(path)),
+        max_frame_(max_frame),
+        dealer_(std::make_unique<WatchedDealer>(path_, max_frame_)) {}
 
   bool send(std::span<const std::string> frames) override {
+    if (renewed()) {
+      return false;
+    }
     for (std::size_t i = 0; i < frames.size(); ++i) {
       const auto more = i + 1 < frames.size() ? zmq::send_flags::sndmore : zmq::send_flags::none;
       // The queue takes a message whole: only its first frame may be refused.
       const auto flags = i == 0 ? more | zmq::send_flags::dontwait : more;
-      if (!socket_.send(zmq::buffer(frames[i]), flags)) {
+      if (!dealer_->socket.send(zmq::buffer(frames[i]), flags)) {
         return false;
       }
     }
@@ -405,13 +438,14 @@ class DealerFrames final : public FrameChannel {
 
   std::vector<std::string> receive(Seconds timeout) override {
     std::vector<std::string> frames;
-    zmq::pollitem_t item{socket_.handle(), 0, ZMQ_POLLIN, 0};
-    if (!wait_for(&item, 1, timeout)) {
+    zmq::pollitem_t items[2] = {{dealer_->socket.handle(), 0, ZMQ_POLLIN, 0},
+                                {dealer_->monitor.handle(), 0, ZMQ_POLLIN, 0}};
+    if (!wait_for(items, 2, timeout) || renewed()) {
       return frames;
     }
     zmq::message_t frame;
     do {
-      if (!socket_.recv(frame, zmq::recv_flags::dontwait)) {
+      if (!dealer_->socket.recv(frame, zmq::recv_flags::dontwait)) {
         break;
       }
       frames.push_back(frame.to_string());
@@ -419,9 +453,25 @@ class DealerFrames final : public FrameChannel {
     return frames;
   }
 
+  std::uint64_t ended() const override { return ended_; }
+
  private:
-  zmq::context_t context_{1};
-  zmq::socket_t socket_;
+  // ZeroMQ connects no socket again whose peer sent too large a frame: where a connection has ended, this makes another
+  // socket.
+  bool renewed() {
+    zmq::message_t event;
+    if (!dealer_->monitor.recv(event, zmq::recv_flags::dontwait)) {
+      return false;
+    }
+    dealer_ = std::make_unique<WatchedDealer>(path_, max_frame_);
+    ++ended_;
+    return true;
+  }
+
+  std::string path_;
+  Bytes max_frame_;
+  std::unique_ptr<WatchedDealer> dealer_;
+  std::uint64_t ended_ = 0;
 };
 
 }  // namespace
@@ -447,8 +497,8 @@ std::unique_ptr<Channel> connect(const std::string& path, const Identity& identi
   return std::make_unique<ClientChannel>(path, identity);
 }
 
-std::unique_ptr<FrameChannel> connect_frames(const std::string& path) {
-  return std::make_unique<DealerFrames>(path);
+std::unique_ptr<FrameChannel> connect_frames(const std::string& path, Bytes max_frame) {
+  return std::make_unique<DealerFrames>(path, max_frame);
 }
 
 }  // namespace poise

@@ -21,6 +21,8 @@ namespace poise {
 inline constexpr std::uint32_t kProtocol = 1;
 inline constexpr Bytes kMaxMessage =
     kMiB * 64;  // an iteration's tables for 10,000 sequences of 2,048 tokens are 20 MiB
+inline constexpr Bytes kMaxFrame =
+    kMiB * 128;  // a chat's rendered prompt of 16 MiB, each byte of it escaped, is 96 MiB
 
 // "poise 0.1.0 (release, …)": both ends of a channel must say the same.
 std::string build_id();
@@ -51,7 +53,8 @@ class Channel {
  public:
   virtual ~Channel() = default;
   // Packs, numbers and sends `body`; false if the peer is absent or its queue is full (the message
-  // is then dropped). The bytes as sent go to `sent` if given: the order log stores them.
+  // is then dropped). The bytes as sent go to `sent` if given: the order log stores them. Fails if the
+  // message is larger than kMaxMessage.
   virtual bool send(messages::BodyUnion body, std::vector<std::byte>* sent = nullptr) = 0;
   // The next message; nothing if none arrives within `timeout`. Fails if a message does not
   // verify.
@@ -88,7 +91,8 @@ std::unique_ptr<Channel> connect(const std::string& path, const Identity& identi
 
 // Messages to and from a program that is none of poise's three, such as the front of `poise serve`: each
 // is one or more frames of bytes, and what they mean is the two ends' own affair. ZeroMQ DEALER to a
-// socket that the other program binds. Nothing is queued while it is absent. One thread.
+// socket that the other program binds. Nothing is queued while it is absent. A connection that ends, also over a frame
+// beyond kMaxFrame, is made again; what was under way on it is lost. One thread.
 class FrameChannel {
  public:
   virtual ~FrameChannel() = default;
@@ -96,7 +100,9 @@ class FrameChannel {
   virtual bool send(std::span<const std::string> frames) = 0;
   // The next message; empty if none arrives within `timeout`.
   virtual std::vector<std::string> receive(Seconds timeout) = 0;
+  // How many connections have ended. If the number has grown, messages may be lost in both directions.
+  virtual std::uint64_t ended() const = 0;
 };
-std::unique_ptr<FrameChannel> connect_frames(const std::string& path);
+std::unique_ptr<FrameChannel> connect_frames(const std::string& path, Bytes max_frame = kMaxFrame);
 
 }  // namespace poise

@@ -7,6 +7,7 @@ import time
 from starlette.responses import Response
 
 from .answers import Answer
+from .batch_lines import LONGEST_LINE
 from .bodies import read_object
 from .errors import Refused, too_many
 from .planner_link import TooManyRequests
@@ -14,6 +15,7 @@ from .planner_link import TooManyRequests
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _STREAM_FIELDS = ("stream", "stream_options")
 _MOST_CHOICES = 128
+_MOST_LINES = 256 << 20  # bytes of one body's lines
 _SLOW_CLIENT = 120.0  # seconds for a piece of a stream to be taken
 
 
@@ -42,8 +44,8 @@ class Completions:
             bodies = [_as_text(_without_stream(body)) if any(name in body for name in _STREAM_FIELDS) else raw]
         else:
             shared = _without_stream(body)
-            bodies = [_as_text({**shared, "prompt": prompt}) for prompt in prompts]
-        lines = [batch_line(b'"-"', url, one) for one in bodies]
+            bodies = (_as_text({**shared, "prompt": prompt}) for prompt in prompts)
+        lines = _lines_of(url, bodies)
         wanted, most = len(lines) * choices, self._settings.max_open_requests
         if wanted > most:
             raise Refused(400, f"{wanted} answers are wanted; this server makes {most} at a time", "prompt" if choices == 1 else "n")
@@ -119,6 +121,18 @@ def batch_line(custom_id, url, body):
     return b'{"custom_id":%b,"method":"POST","url":"%b","body":%b}' % (custom_id, url.encode(), body)
 
 
+def _lines_of(url, bodies):
+    """They are written anew, which may make them longer: 1e9 becomes 1000000000.0. Each prompt of a list has its own line."""
+    lines, size = [], 0
+    for one in bodies:
+        lines.append(batch_line(b'"-"', url, one))
+        size += len(lines[-1])
+        if len(lines[-1]) > LONGEST_LINE or size > _MOST_LINES:
+            what = f"a request of {LONGEST_LINE >> 20} MiB" if len(lines[-1]) > LONGEST_LINE else f"requests of {_MOST_LINES >> 20} MiB"
+            raise Refused(413, f"the body makes more than {what}; send fewer prompts at a time, or shorter ones", code="request_too_large")
+    return lines
+
+
 def _choices_of(body):
     """How many answers each prompt gets; what is no such number, the planner refuses."""
     choices = body.get("n")
@@ -142,7 +156,7 @@ def _without_stream(body):
 
 
 def _as_text(value):
-    return json.dumps(value, separators=(",", ":")).encode()
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
 def _joined(bodies):

@@ -50,9 +50,9 @@ class PlannerLink:
         self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the requests that may be open
         self._socket.setsockopt(zmq.RCVHWM, 0)  # the planner stops when its own queue is full
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # to tell a planner that has gone
         self._socket.bind(f"ipc://{path}")
-        # A ROUTER never blocks here.
-        self._protocol = PlannerProtocol(lambda peer, frames: self._socket.send_multipart([peer, *frames]))
+        self._protocol = PlannerProtocol(self._send)
         self._most_open = most_open
         self.closing = False
         self.ready = asyncio.Event()
@@ -116,8 +116,16 @@ class PlannerLink:
         """A planner that is gone shows at once; the next one says who it is."""
         while True:
             await self._monitor.recv_multipart()
-            self._protocol.lost()
-            self.ready.clear()
+            self._lost()
+
+    def _lost(self):
+        self._protocol.lost()
+        self.ready.clear()
+
+    def _send(self, peer, frames):
+        sent = self._socket.send_multipart([peer, *frames])  # a ROUTER never blocks here
+        if sent.done() and sent.exception() is not None:
+            self._lost()  # its last words were read after its end
 
     def close(self):
         self._context.destroy(linger=0)

@@ -48,6 +48,12 @@ bool FrontLink::step(Seconds timeout) {
     take(frames);
     frames = channel_->receive(Seconds{0});
   }
+  if (channel_->ended() != lost_connections_) {
+    lost_connections_ = channel_->ended();
+    spdlog::warn("the connection to the front has ended: {} are dropped", open_.size());
+    drop_all();
+    id_ = any_id();
+  }
   return came;
 }
 
@@ -59,12 +65,7 @@ void FrontLink::take(std::span<const std::string> frames) {
   if (const auto front = message.find("front"); front != message.end() && *front != front_) {
     front_ = front->get<std::string>();
     spdlog::info("front {}: {} of the one before it are dropped", front_, open_.size());
-    while (!open_.empty()) {
-      drop(open_.begin()->second.request->line());
-    }
-    events_.clear();
-    results_.clear();
-    said_hello_ = Seconds{-1};
+    drop_all();
   }
   if (const auto submitted = message.find("submit"); submitted != message.end()) {
     auto rest = frames.subspan(1);
@@ -151,6 +152,15 @@ void FrontLink::drop(RequestId line) {
   end(line);
 }
 
+void FrontLink::drop_all() {
+  while (!open_.empty()) {
+    drop(open_.begin()->second.request->line());
+  }
+  events_.clear();
+  results_.clear();
+  said_hello_ = Seconds{-1};
+}
+
 // The request itself stays until the next step: the run may still look at it.
 void FrontLink::end(RequestId line) {
   const auto found = open_.find(line.n);
@@ -196,18 +206,24 @@ void FrontLink::progress(RequestId request, const Answer& answer,
   OpenRequest& open = open_.at(request.n);
   const SamplingParams& sampling = open.request->sampling;
   const bool with_tokens = sampling.logprobs >= 0 || sampling.return_token_ids;
+  const Request& of = *open.request;
+  const std::string_view prompt = sampling.echo ? of.prompt_text : std::string_view();
   const std::string_view settled = answer.settled_text();
-  if (settled.size() <= open.sent_text && !(with_tokens && tokens.size() > open.sent_tokens)) {
+  const std::size_t size = prompt.size() + settled.size();
+  if (size <= open.sent_text && !(with_tokens && tokens.size() > open.sent_tokens)) {
     return;
   }
-  const Request& of = *open.request;
   std::string event = fmt::format("{{\"id\":{},", of.line().n);
   if (of.choice > 0) {
     event += fmt::format("\"choice\":{},", of.choice);
   }
   event += fmt::format("\"at\":{},\"text\":", open.sent_text);
-  append_json_text(event, settled.substr(std::min(open.sent_text, settled.size())));
-  open.sent_text = std::max(open.sent_text, settled.size());
+  if (open.sent_text < prompt.size()) {
+    append_json_text(event, fmt::format("{}{}", prompt.substr(open.sent_text), settled));
+  } else {
+    append_json_text(event, settled.substr(std::min(open.sent_text - prompt.size(), settled.size())));
+  }
+  open.sent_text = std::max(open.sent_text, size);
   if (with_tokens) {
     event += fmt::format(",\"first\":{}", open.sent_tokens);
     if (sampling.logprobs >= 0) {

@@ -7,11 +7,13 @@
 //   {"submit": [{"id", "line", "stream", "chat"} …]}  of each: its batch line; with "chat" its rendered prompt
 //   {"cancel": [id …]}
 //   to the front
-//   {"planner": ID, "context", …}                     once a second: a planner that starts asks for everything
+//   {"planner": ID, "context", …}                     once a second, between iterations: a planner that starts asks for everything
 //   {"events": [{"id", "choice", "at", "text", …} …,  a stream's text, from byte `at` of it on; "choice" if not the first
 //               {"id", "frame", "waited", …} …]}      a result line, in that frame (from 1); times in seconds
 //
-// Ids are the front's, below kFirstFurtherChoice, each used once; a line with "n" has one result line for all its choices. A request under another front's ID is dropped: that front has died. The
+// Ids are the front's, below kFirstFurtherChoice, each used once; a line with "n" has one result line for all its choices. If another front says
+// its ID, the requests of the one before it are dropped: that front has died. If the connection ends, the planner drops all requests, too,
+// and has another ID on the next one, so that the front sends them again. During an iteration nothing is sent. The
 // planner keeps what it could not send and begins no iteration meanwhile, so a slow front slows the run, and
 // memory is bounded by the requests that are open. One thread; no call blocks longer than its timeout.
 
@@ -60,7 +62,7 @@ class FrontLink {
     std::unique_ptr<const Request> request;
     std::vector<RequestId> further;  // of a first choice: the others of its line
     bool streams = false;
-    std::size_t sent_text = 0;    // bytes
+    std::size_t sent_text = 0;    // bytes, of an echoed prompt too
     std::size_t sent_tokens = 0;  // whose ids or logprobs were sent
     Seconds arrived{}, began{-1}, first_token{-1}, last_token{-1};
   };
@@ -68,6 +70,7 @@ class FrontLink {
   void take(std::span<const std::string> frames);
   std::size_t open(const nlohmann::json& entry, std::span<const std::string> frames);
   void drop(RequestId line);
+  void drop_all();
   void end(RequestId line);
   RequestId further_choice();
   void add_event(const std::string& event);
@@ -75,6 +78,7 @@ class FrontLink {
   std::unique_ptr<FrameChannel> channel_;
   RequestRules rules_;
   std::string id_, front_;  // whom it was last heard of
+  std::uint64_t lost_connections_ = 0;
   std::unordered_map<std::uint32_t, OpenRequest> open_;  // each choice for itself
   std::uint32_t next_further_ = kFirstFurtherChoice;
   std::vector<std::unique_ptr<const Request>> ended_;

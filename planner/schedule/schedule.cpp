@@ -7,6 +7,15 @@
 #include "common/windows/unseen_blocks.h"
 
 namespace poise {
+namespace {
+
+// Of the sample behind the request's text, at most.
+std::int64_t edits_of(const RunningRequest& request) {
+  const LogitWishes* const wishes = request.request->sampling.wishes.get();
+  return wishes != nullptr ? wishes->most_edits(request.answered()) : 0;
+}
+
+}  // namespace
 
 Scheduler::Scheduler(const Policy& policy, const Allocation& host, const ScheduleLimits& limits)
     : policy_(&policy),
@@ -28,6 +37,7 @@ void Scheduler::add(const Request& request) {
 std::span<const ScheduledChunk> Scheduler::next(std::span<const RequestId> only) {
   check(chunks_.empty(), "an iteration is completed before the next is made");
   prefill_left_ = limits_.prefill_rows;
+  edits_ = 0;
   const std::int64_t preemptions_before = preemptions_;
   const auto may_run = [&](std::size_t index) {
     return only.empty() || std::ranges::find(only, running_[index]->request->id) != only.end();
@@ -53,6 +63,10 @@ std::span<const ScheduledChunk> Scheduler::next(std::span<const RequestId> only)
 
 bool Scheduler::schedule(std::size_t index) {
   RunningRequest& request = *running_[index];
+  const std::int64_t edits = edits_of(request);
+  if (edits > 0 && edits_ > 0 && edits_ + edits > limits_.edits) {
+    return true;  // as where no prefill rows are left
+  }
   const std::int32_t stored = request.context.stored();
   const std::int32_t unstored = request.known() - stored;
   const std::int32_t left = std::min(unstored, request.context.gap().value_or(unstored));
@@ -83,6 +97,7 @@ bool Scheduler::schedule(std::size_t index) {
                      .new_tokens = rows,
                      .recompute_rows = recompute,
                      .on_host = on_host});
+  edits_ += chunks_.back().generates() ? edits : 0;
   return true;
 }
 

@@ -4,6 +4,9 @@
 // takes its place at once. A prompt runs in chunks: at most `prefill_rows` prompt tokens in an iteration
 // beside one token of each generating request.
 //
+// An order has one size at most, and edits of logits are the only part of it that grows with what requests wish
+// for. A request whose edits find no room in an iteration waits until older ones have ended.
+//
 // If a request finds no free block, the youngest of all gives its blocks back, then the next youngest, until
 // there is one. No request takes blocks from an older one: the youngest, if it finds none, keeps those it
 // has and waits. So the oldest request always advances, and every request ends. A request that gave its
@@ -41,6 +44,7 @@ struct ScheduleLimits {
   std::int32_t sequence_rows = 0;  // rows of one request in an iteration, those that run again
                                    // included: it lies in one mini-batch
   KeptContext kept = {};           // of requests without token blocks
+  std::int64_t edits = 1 << 21;    // of logits in an iteration: half of the longest message
 };
 
 // A request that has begun: its text so far and where its context lies.
@@ -199,6 +203,7 @@ class Scheduler {
   std::deque<const Request*> fresh_;
   std::vector<ScheduledChunk> chunks_;
   std::int32_t prefill_left_ = 0;  // of this iteration
+  std::int64_t edits_ = 0;         // … so far, at most
   Need need_;                      // of all running requests
   std::int64_t preemptions_ = 0;
 };

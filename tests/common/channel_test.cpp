@@ -274,6 +274,40 @@ TEST_F(ChannelTest, ASentMessageIsHandedBackAsItWasSent) {
   EXPECT_TRUE(std::ranges::equal(sent, order->bytes()));
 }
 
+TEST_F(ChannelTest, AMessageThatNoPeerTakesIsASentenceAndTheConnectionStays) {
+  meet();
+  EXPECT_THROW(send(*server_, messages::StopT{.reason = std::string(64 << 20, 'x')}), Failure);
+  ASSERT_TRUE(send(*server_, messages::AckT{.seq = 3}));
+  const auto ack = next(*client_);
+  ASSERT_TRUE(ack);
+  EXPECT_EQ((*ack)->body_as_Ack()->seq(), 3u);
+}
+
+TEST_F(ChannelTest, FramesPassAgainAfterOneThatWasTooLarge) {
+  zmq::context_t context;
+  zmq::socket_t front(context, zmq::socket_type::router);
+  front.set(zmq::sockopt::linger, 0);
+  front.set(zmq::sockopt::rcvtimeo, 2000);
+  front.bind("ipc://" + path_.string());
+  const auto frames = connect_frames(path_, kKiB);
+  const std::vector<std::string> hello{"hello"};
+  zmq::message_t sender, text;
+  const auto heard = [&] {
+    frames->receive({0});
+    return frames->send(hello) && front.recv(sender, zmq::recv_flags::none) &&
+           front.recv(text, zmq::recv_flags::none) && text.to_string() == "hello";
+  };
+  ASSERT_TRUE(eventually(heard));
+  EXPECT_EQ(frames->ended(), 0u);
+  front.send(sender, zmq::send_flags::sndmore);
+  front.send(zmq::buffer(std::string(1025, 'x')), zmq::send_flags::none);
+  ASSERT_TRUE(eventually([&] { return frames->receive({0.01}).empty() && frames->ended() == 1; }));
+  ASSERT_TRUE(eventually(heard));
+  front.send(sender, zmq::send_flags::sndmore);
+  front.send(zmq::buffer(std::string(1024, 'x')), zmq::send_flags::none);
+  EXPECT_TRUE(eventually([&] { return frames->receive({0.01}).size() == 1; }));
+}
+
 TEST_F(ChannelTest, OnlyThisUserMayConnect) {
   server_ = serve(path_, kIdentity);
   struct stat status {};

@@ -145,6 +145,7 @@ LINES = [
     request("sampled", "who lives in Lorun?", temperature=0.8, seed=5, max_tokens=40, top_p=0.9),
     request("logprobs", "Paris is", logprobs=3, max_tokens=6),
     request("echo", "Paris is", logprobs=1, echo=True, max_tokens=1),
+    request("echoed", "Paris is", echo=True, max_tokens=9),
     request("scored", [5, 6, 7, 8], logprobs=0, echo=True, max_tokens=0),
     request("stopped", "who lives in Lorun?", stop=["."], max_tokens=30),
     {"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions",
@@ -487,6 +488,7 @@ def _a_client_that_leaves_is_cancelled(server, client, line):
     with connected(server, post(len(body)) + body):
         runs(1)
     runs(0)
+    expect_equal(_status(server).get("seconds_left", 0), 0, "what is left where nothing runs")
     expect_equal(_status(server)["done"], before, "requests that were answered though nobody waited for them")
 
 
@@ -799,6 +801,37 @@ def clients_that_mean_no_good_disturb_nobody(workspace):
         peak = int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{front}/status").read_text())[1]) >> 10
         expect(peak < 200, f"the front took {peak} MiB")
         expect_equal(ask(server.client, line).choices[0].text, good, "an answer after them")
+
+
+_LINES_ALONE = """
+import asyncio, json, sys
+from server import completions, planner_link
+from server.errors import Refused
+
+text = chr(0x1F600) * 1000
+print(len(completions._as_text({"prompt": text})) < 4020)
+for bodies in ([b"x" * (64 << 20)], (b"x" * (16 << 20) for _ in range(20)), [b"x"] * 20):
+    try:
+        print(len(completions._lines_of("/v1/completions", bodies)))
+    except Refused as refused:
+        print(refused.status)
+
+async def main(path):
+    link = planner_link.PlannerLink(path, 8)
+    link._protocol.take(b"gone", [b'{"planner": "one", "context": 64}'])  # it was read after the planner's end
+    print(link._protocol.peer, link.ready.is_set())
+    link.close()
+
+asyncio.run(main(sys.argv[1] + "/front.sock"))
+"""
+
+
+@test
+def no_body_makes_a_message_that_the_planner_does_not_take(workspace):
+    python = Path(os.environ.get("POISE_SERVE_VENV") or ROOT / "build" / "serve-venv") / "bin" / "python"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "launch")}
+    done = subprocess.run([python, "-c", _LINES_ALONE, workspace.folder], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    expect_equal((done.returncode, done.stdout), (0, "True\n413\n413\n20\nNone False\n"), done.stderr)
 
 
 _A_BATCH_ALONE = """

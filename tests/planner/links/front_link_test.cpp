@@ -39,7 +39,10 @@ class KeptFrames final : public FrameChannel {
     return frames;
   }
 
+  std::uint64_t ended() const override { return times_ended; }
+
   bool full = false;
+  std::uint64_t times_ended = 0;
   std::vector<std::vector<std::string>> sent;
   std::deque<std::vector<std::string>> to_come;
 };
@@ -124,6 +127,25 @@ TEST_F(FrontLinkTest, AStreamSendsWhatIsNewInItsText) {
   EXPECT_EQ(text, "abcx");  // the last letter may begin the stop string
 }
 
+TEST_F(FrontLinkTest, AStreamThatEchoesBeginsWithThePrompt) {
+  submit(7, {{"prompt", "xy"}, {"echo", true}}, true);
+  link_->step({0});
+  const Request& request = *link_->take_arrived().at(0);
+  EXPECT_TRUE(link_->streams(request.id));
+  Answer answer(request, &tokenizer_, kEnds);
+  std::vector<TokenId> tokens;
+  std::vector<std::pair<std::size_t, std::string>> parts;
+  for (const char letter : std::string("abc")) {
+    tokens.push_back(byte_id(letter));
+    answer.push(tokens.back(), {});
+    link_->progress(request.id, answer, tokens);
+    const json event = events().at(0);
+    parts.emplace_back(event["at"], event["text"]);
+  }
+  EXPECT_THAT(parts, testing::ElementsAre(testing::Pair(0, "xya"), testing::Pair(3, "b"),
+                                          testing::Pair(4, "c")));
+}
+
 TEST_F(FrontLinkTest, ALineWithChoicesArrivesAndEndsAsAWhole) {
   submit(7, {{"prompt", "xy"}, {"n", 3}, {"seed", 40}}, true);
   link_->step({0});
@@ -198,6 +220,26 @@ TEST_F(FrontLinkTest, RequestsOfAFrontThatWasReplacedAreDropped) {
   EXPECT_EQ(link_->take_cancelled().size(), 1u);
   EXPECT_EQ(link_->take_arrived().size(), 1u);
   EXPECT_TRUE(events().empty());
+}
+
+TEST_F(FrontLinkTest, APlannerWhoseConnectionEndedAsksForEverythingAgain) {
+  submit(7, {{"prompt", "xy"}});
+  link_->step({0});
+  EXPECT_EQ(link_->take_arrived().size(), 1u);
+  EXPECT_TRUE(link_->flush({10}));
+  const json before = json::parse(frames_->sent.at(0)[0]);
+  link_->finish({.request = {8}, .error = false, .text = "lost"});
+  frames_->times_ended = 1;
+  link_->step({0});
+  EXPECT_EQ(link_->take_cancelled().size(), 1u);
+  frames_->sent.clear();
+  EXPECT_TRUE(link_->flush({10}));
+  ASSERT_EQ(frames_->sent.size(), 1u);
+  EXPECT_NE(json::parse(frames_->sent[0][0])["planner"], before["planner"]);
+  frames_->to_come.push_back({R"({"front":"one"})"});
+  submit(7, {{"prompt", "xy"}});
+  link_->step({0});
+  EXPECT_EQ(link_->take_arrived().size(), 1u);
 }
 
 TEST_F(FrontLinkTest, AResultSaysHowLongEachPartTook) {

@@ -675,6 +675,49 @@ TEST(Schedule, APromptLongerThanAWaveRunsInChunksBesideThoseThatGenerate) {
   EXPECT_EQ(chunks, (std::vector<std::int32_t>{80, 80, 80, 10}));
 }
 
+TEST(Schedule, ARequestWhoseEditsFindNoRoomWaitsUntilAnOlderOneHasEnded) {
+  LogitWishes wishes;
+  wishes.allowed = {1, 2, 3, 4};
+  std::vector<Request> requests;
+  for (std::uint32_t id = 1; id <= 4; ++id) {
+    requests.push_back(request(id, {5, 6}, 2));
+    if (id != 3) {
+      requests.back().sampling.wishes = std::make_shared<const LogitWishes>(wishes);
+    }
+  }
+  const auto policy = make_policy("kv-only", {});
+  for (const std::int64_t edits : {3, 7, 8}) {  // one always has room
+    SCOPED_TRACE(edits);
+    Scheduler scheduler(*policy, {.act_blocks = 0, .kv_blocks = 100},
+                        {.max_num_seqs = 8, .prefill_rows = 200, .sequence_rows = 200, .edits = edits});
+    for (const Request& r : requests) {
+      scheduler.add(r);
+    }
+    const auto run = [&](const std::vector<std::uint32_t>& expected, bool ends) {
+      std::vector<std::uint32_t> ids;
+      std::vector<Outcome> outcomes;
+      for (const ScheduledChunk& chunk : scheduler.next()) {
+        ids.push_back(chunk.request->request->id.n);
+        outcomes.push_back({.request = {ids.back()}});
+        if (!ends) {
+          outcomes.back().token = 9;
+        }
+      }
+      EXPECT_EQ(ids, expected);
+      scheduler.complete(outcomes);
+    };
+    const bool two = edits == 8;
+    run(two ? std::vector{1u, 2u, 3u} : std::vector{1u, 3u}, false);
+    run(two ? std::vector{1u, 2u, 3u} : std::vector{1u, 3u}, true);
+    if (!two) {
+      run({2}, false);
+      run({2}, true);
+    }
+    run({4}, true);
+    EXPECT_TRUE(scheduler.idle());
+  }
+}
+
 TEST(Schedule, TheYoungestGivesItsBlocksBackAndTheOldestGoesOn) {
   // Two requests of 16 + 17 tokens on five blocks: both begin, only one can have three blocks.
   std::vector<Request> requests;
