@@ -13,6 +13,7 @@ namespace {
 
 // Bounds the work a single line can ask for at every token; far above what anybody uses.
 constexpr std::size_t kMaxStopStrings = 1024;
+constexpr std::size_t kMaxStopBytes = 1 << 16;  // of all; each token of a stream is compared with them
 constexpr std::size_t kMaxStopIds = 1 << 16;
 // Below this vLLM takes a temperature for 0: logits divided by it would leave float's range.
 constexpr double kGreedyBelow = 1e-5;
@@ -97,7 +98,8 @@ std::vector<TokenId> tokens_of(const RequestFields& body, const char* name, std:
 }
 
 // "truncate_prompt_tokens": the prompt's last tokens alone are kept, behind what the tokenizer puts
-// before every text. Returns whether any was left out. `asked`: tokens of answer to leave room for.
+// before every text. Returns whether any was left out. -1 leaves room for `asked` tokens of answer, unless the prompt
+// fits beside fewer of them.
 bool truncate_prompt(const RequestFields& body, const RequestRules& rules, std::int64_t asked,
                      std::int64_t special, std::vector<TokenId>& prompt) {
   const auto wanted = body.integer("truncate_prompt_tokens", -1, rules.context);
@@ -107,8 +109,16 @@ bool truncate_prompt(const RequestFields& body, const RequestRules& rules, std::
   if (*wanted == 0) {
     body.refuse("truncate_prompt_tokens", "must be at least 1, or -1 for what the context leaves");
   }
-  const std::int64_t room =
-      *wanted > 0 ? *wanted : std::max<std::int64_t>(rules.context - asked, 1);
+  if (*wanted < 0 && std::ssize(prompt) + std::min<std::int64_t>(asked, 1) <= rules.context) {
+    return false;
+  }
+  if (*wanted < 0 && asked >= rules.context) {
+    body.refuse("truncate_prompt_tokens",
+                fmt::format("cannot be -1 here: an answer of {} tokens leaves the prompt nothing of the "
+                            "model's context, which holds {}; ask for fewer",
+                            asked, rules.context));
+  }
+  const std::int64_t room = *wanted > 0 ? *wanted : rules.context - asked;
   const std::int64_t left_out = std::ssize(prompt) - room;
   if (left_out <= 0) {
     return false;
@@ -175,6 +185,13 @@ std::vector<std::string> read_stop(const RequestFields& body, const RequestRules
                                       stop->size()));
     }
     std::ranges::for_each(*stop, take);
+  }
+  std::size_t bytes = 0;
+  for (const std::string& one : strings) {
+    bytes += one.size();
+  }
+  if (bytes > kMaxStopBytes) {
+    body.refuse("stop", fmt::format("must hold at most {} bytes in all, not {}", kMaxStopBytes, bytes));
   }
   if (!strings.empty() && rules.tokenizer == nullptr) {
     body.refuse("stop", "needs a tokenizer: the run has none (--skip-tokenizer-init)");
@@ -330,11 +347,20 @@ void read_scored(const RequestFields& body, const RequestRules& rules, std::int6
                     request.prompt.size(), rules.context),
         "prompt", "context_length_exceeded"};
   }
+  if (request.prompt.size() < 2) {
+    body.refuse("score_from", "needs a prompt of two tokens: the first has none before it");
+  }
   if (from >= std::ssize(request.prompt)) {
     body.refuse("score_from", fmt::format("must be below {}, the number of the prompt's tokens",
                                           request.prompt.size()));
   }
   request.sampling.max_tokens = 0;
+  read_wishes(body, rules, 0, request);
+  if (request.sampling.wishes != nullptr || request.sampling.min_p > 0) {
+    body.refuse("score_from",
+                "scores with the model's own logits: leave out penalties, \"logit_bias\", "
+                "\"bad_words\", \"allowed_token_ids\" and \"min_p\"");
+  }
   request.sampling.score_best =
       static_cast<std::int32_t>(body.integer("score_best", 0, 20).value_or(0));
   request.sampling.prompt_top = std::max(request.sampling.score_best, 1);
@@ -415,7 +441,7 @@ Request read_chat_body(const RequestFields& body, std::string_view entry,
   // The template writes BOS and the like itself.
   request.prompt = tokens_of(body, "messages", rendered_prompt(entry), false, rules);
   const std::optional<std::int64_t> limit = asked ? asked : most;
-  truncate_prompt(body, rules, limit.value_or(0), 0, request.prompt);
+  truncate_prompt(body, rules, limit.value_or(1), 0, request.prompt);
   request.sampling.max_tokens =
       granted_tokens(limit.value_or(rules.context), request.prompt.size(), rules, "messages");
   read_wishes(body, rules, limit.value_or(rules.context), request);

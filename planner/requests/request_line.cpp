@@ -19,6 +19,7 @@ std::uint64_t mixed(std::uint64_t x) {
 }
 
 constexpr JsonLimits kLineLimits{kMiB * 64, 64};
+constexpr std::size_t kMaxCustomId = 1 << 16;  // bytes; each of a line's choices keeps it
 
 nlohmann::json parsed(const std::string& what, std::string_view text) {
   try {
@@ -46,6 +47,10 @@ Request read_line(RequestId line, std::string_view text, const RequestRules& rul
   const RequestFields fields(document);
   if (custom_id->empty()) {
     fields.refuse("custom_id", "must not be empty");
+  }
+  if (custom_id->size() > kMaxCustomId) {
+    fields.refuse("custom_id",
+                  fmt::format("must have at most {} bytes, not {}", kMaxCustomId, custom_id->size()));
   }
   const auto method = fields.string("method");
   if (!method) {

@@ -28,7 +28,8 @@ float repetition_penalty(const RequestFields& body) {
           .value_or(1);
   const auto factor = static_cast<float>(asked);
   if (!std::isnormal(factor)) {
-    body.refuse("repetition_penalty", fmt::format("must be above 0, not {}", asked));
+    body.refuse("repetition_penalty",
+                fmt::format("must be at least {:g}, not {}", std::numeric_limits<float>::min(), asked));
   }
   return factor;
 }
@@ -41,11 +42,11 @@ void check_id(const RequestFields& body, const char* name, std::optional<std::in
   }
 }
 
+// Each token has one key: "01" and "-0" are none.
 std::optional<std::int64_t> id_of_key(const std::string& key) {
   std::int64_t id = 0;
-  const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
-  return error == std::errc() && end == key.data() + key.size() && !key.empty() ? std::optional(id)
-                                                                                : std::nullopt;
+  std::from_chars(key.data(), key.data() + key.size(), id);
+  return std::to_string(id) == key ? std::optional(id) : std::nullopt;
 }
 
 std::vector<std::pair<TokenId, float>> read_bias(const RequestFields& body,

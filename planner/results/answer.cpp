@@ -38,6 +38,28 @@ bool is_sound(const TokenLogprobs& value) {
          std::ranges::all_of(value.top, is_probability, &std::pair<TokenId, float>::second);
 }
 
+// Bytes of the longest part that `word` begins and `text` ends with; the whole word is none. In time that grows with the
+// word alone (Knuth, Morris, Pratt): `borders` of its parts are the same measure of that part and itself.
+std::size_t begun_part(std::string_view word, std::string_view text,
+                       std::vector<std::size_t>& borders) {
+  const std::size_t most = std::min(word.size() - 1, text.size());
+  borders.assign(most + 1, 0);
+  const auto extended = [&](std::size_t part, char next) {
+    while (part > 0 && (part == most || word[part] != next)) {
+      part = borders[part];
+    }
+    return part < most && word[part] == next ? part + 1 : part;
+  };
+  for (std::size_t size = 2; size <= most; ++size) {
+    borders[size] = extended(borders[size - 1], word[size - 1]);
+  }
+  std::size_t part = 0;
+  for (const char next : text.substr(text.size() - most)) {
+    part = extended(part, next);
+  }
+  return part;
+}
+
 bool holds(const std::vector<TokenId>& ids, TokenId id) {
   return std::ranges::find(ids, id) != ids.end();
 }
@@ -142,16 +164,12 @@ bool Answer::cut_at_stop_string(std::size_t searched) {
 
 std::string_view Answer::settled_text() const {
   const std::string_view text = text_;
-  std::size_t settled = text.size();
+  std::size_t begun = 0;
+  std::vector<std::size_t> borders;
   for (const std::string& stop : request_->sampling.stop) {
-    for (std::size_t part = std::min(stop.size() - 1, text.size()); part > 0; --part) {
-      if (text.ends_with(std::string_view(stop).substr(0, part))) {
-        settled = std::min(settled, text.size() - part);
-        break;
-      }
-    }
+    begun = std::max(begun, begun_part(stop, text, borders));
   }
-  return text.substr(0, settled);
+  return text.substr(0, text.size() - begun);
 }
 
 void Answer::append_logprobs_from(std::string& out, std::span<const TokenId> tokens,

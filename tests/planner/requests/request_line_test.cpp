@@ -289,9 +289,11 @@ TEST_F(RequestLine, APromptIsScoredFromAPlaceBehindItsFirstTokenAndNothingElseIs
        {R"("score_from":0)", R"("score_from":4)", R"("score_from":1.5)",
         R"("score_from":2,"max_tokens":1)", R"("score_from":2,"echo":true)",
         R"("score_from":2,"logprobs":0)", R"("score_from":2,"prompt_logprobs":0)",
-        R"("score_from":2,"n":2,"temperature":1)"}) {
+        R"("score_from":2,"n":2,"temperature":1)", R"("score_from":2,"logit_bias":{"5":1})",
+        R"("score_from":2,"repetition_penalty":2)", R"("score_from":2,"min_p":0.5)"}) {
     EXPECT_EQ(error(fmt::format(R"({{"prompt":[5,6,7,8],{}}})", body)).param, "score_from") << body;
   }
+  EXPECT_THAT(error(R"({"prompt":[5],"score_from":1})").message, HasSubstr("two tokens"));
   EXPECT_EQ(std::get<RequestError>(chat(R"({"score_from":1})", rules())).param, "score_from");
 }
 
@@ -397,6 +399,8 @@ TEST_F(RequestLine, WishesOfLogitsOutOfRangeAreErrors) {
                                      {"repetition_penalty", "0"},
                                      {"repetition_penalty", "-1"},
                                      {"repetition_penalty", "1e-42"},
+                                     {"logit_bias", R"({"01":1})"},
+                                     {"logit_bias", R"({"-0":1})"},
                                      {"min_p", "1.1"},
                                      {"min_p", "-0.1"},
                                      {"min_tokens", "17"},
@@ -427,6 +431,8 @@ TEST_F(RequestLine, WishesOfLogitsOutOfRangeAreErrors) {
     EXPECT_EQ(refused.code, "invalid_value") << field << ' ' << value;
     EXPECT_THAT(refused.message, HasSubstr(field)) << value;
   }
+  const std::string long_stop((1 << 19) + 1, 'x');
+  EXPECT_EQ(error(fmt::format(R"({{"prompt":"x","stop":["{0}","{0}"]}})", long_stop)).param, "stop");
   RequestRules bare = rules();
   bare.tokenizer = nullptr;
   EXPECT_THAT(error(R"({"prompt":[5],"bad_words":["x"]})", bare).message, HasSubstr("tokenizer"));
@@ -452,6 +458,28 @@ TEST_F(RequestLine, ATruncatedPromptIsItsLastTokensBehindBos) {
   EXPECT_EQ(cut.sampling.max_tokens, 5);
   const Request of_chat = std::get<Request>(chat(R"({"truncate_prompt_tokens":1})", rules()));
   EXPECT_THAT(of_chat.prompt, ElementsAre(byte_id('y')));
+}
+
+TEST_F(RequestLine, AnAnswerOfAnyLengthCutsNoPromptThatFits) {
+  const auto body = [](std::int32_t prompt, std::int32_t answer) {
+    return fmt::format(R"({{"prompt":"{}","truncate_prompt_tokens":-1,"max_tokens":{}}})",
+                       std::string(static_cast<std::size_t>(prompt) - 1, 'x'), answer);
+  };
+  for (const std::int32_t answer : {kContext - 1, kContext, 2 * kContext}) {
+    for (const std::int32_t prompt : {3, kContext - 1}) {
+      const Request whole = request(body(prompt, answer));
+      EXPECT_EQ(std::ssize(whole.prompt), prompt);
+      EXPECT_EQ(whole.sampling.max_tokens, std::min(answer, kContext - prompt));
+    }
+  }
+  EXPECT_EQ(request(body(kContext, kContext - 1)).prompt.size(), 1u);
+  EXPECT_EQ(error(body(kContext, kContext)).param, "truncate_prompt_tokens");
+  // A chat's answer has no length where none is asked for: it gets what is left.
+  const Request long_chat = std::get<Request>(
+      chat(R"({"truncate_prompt_tokens":-1})", rules(),
+           fmt::format(R"({{"line": 7, "prompt": "{}"}})", std::string(2 * kContext, 'x'))));
+  EXPECT_EQ(std::ssize(long_chat.prompt), kContext - 1);
+  EXPECT_EQ(long_chat.sampling.max_tokens, 1);
 }
 
 TEST_F(RequestLine, SeveralChoicesAreDrawnAndNotGreedy) {
@@ -541,8 +569,9 @@ TEST_F(RequestLine, TypesAndRangesAreStrictAndTheFieldIsNamed) {
 }
 
 TEST_F(RequestLine, TheEnvelopeIsHeldToo) {
+  const std::string long_id((1 << 16) + 1, 'x');
   struct Row {
-    const char* text;
+    std::string text;
     const char* param;
     std::optional<std::string> custom_id;
   };
@@ -551,6 +580,8 @@ TEST_F(RequestLine, TheEnvelopeIsHeldToo) {
       {R"({"custom_id":null,"method":"POST","url":"/v1/completions","body":{}})", "custom_id", {}},
       {R"({"custom_id":5,"method":"POST","url":"/v1/completions","body":{}})", "custom_id", {}},
       {R"({"custom_id":"","method":"POST","url":"/v1/completions","body":{}})", "custom_id", ""},
+      {fmt::format(R"({{"custom_id":"{}","method":"POST","url":"/v1/completions","body":{{}}}})", long_id),
+       "custom_id", long_id},
       {R"({"custom_id":"b","url":"/v1/completions","body":{"prompt":"x"}})", "method", "b"},
       {R"({"custom_id":"b","method":"GET","url":"/v1/completions","body":{}})", "method", "b"},
       {R"({"custom_id":"b","method":5,"url":"/v1/completions","body":{}})", "method", "b"},

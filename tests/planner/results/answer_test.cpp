@@ -175,6 +175,42 @@ TEST_F(AnswerTest, AmongTheFirstMinTokensNoStringStops) {
   EXPECT_EQ(choice(asked, bytes("abxyab"))["text"], "abxy");
   // One that ends behind them stops.
   EXPECT_EQ(choice(asked, bytes("xxab"))["text"], "xx");
+  // One that ends with them does not, and it is not found later.
+  EXPECT_EQ(choice(asked, bytes("xabqqqqq"))["text"], "xabqqqqq");
+}
+
+TEST_F(AnswerTest, WhatMayYetBecomeAStopStringIsNotSettled) {
+  std::mt19937 random(7);
+  const auto word = [&](std::size_t most) {
+    std::string made(1 + random() % most, 'a');
+    for (char& letter : made) {
+      letter = random() % 3 == 0 ? 'b' : 'a';
+    }
+    return made;
+  };
+  int held_back = 0;
+  for (int i = 0; i < 2000; ++i) {
+    Request asked = request(64);
+    asked.sampling.stop = {word(9), word(4)};
+    KeptAnswer answer(asked, tokenizer_, kEosList);
+    std::string text;
+    for (const char letter : word(20)) {
+      answer.push(byte_id(static_cast<unsigned char>(letter)), {});
+      text += letter;
+      if (answer.finished()) {
+        break;
+      }
+      std::size_t begun = 0;
+      for (const std::string& stop : asked.sampling.stop) {
+        for (std::size_t part = 1; part < stop.size(); ++part) {
+          begun = text.ends_with(stop.substr(0, part)) ? std::max(begun, part) : begun;
+        }
+      }
+      EXPECT_EQ(answer.settled_text(), text.substr(0, text.size() - begun)) << asked.sampling.stop[0];
+      held_back += begun > 0 ? 1 : 0;
+    }
+  }
+  EXPECT_GT(held_back, 100);
 }
 
 TEST_F(AnswerTest, WhereEveryTokenIsBarredTheLineSaysSo) {
