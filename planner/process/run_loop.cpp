@@ -188,12 +188,7 @@ void RunLoop::give_up(RequestId culprit) {
   const auto request = std::ranges::find(run_.to_do, culprit, &Request::id);
   check(request != run_.to_do.end(), "a culprit is a request under way");
   const RequestId line = (*request)->line();
-  for (const Request* one : std::vector(run_.to_do)) {  // its other choices have the same prompt
-    if (one->line() == line && !answers_->ended(*one)) {
-      scheduler_->remove(one->id);
-      write(answers_->give_up(*one));
-    }
-  }
+  end_choices(line);  // its other choices have the same prompt
   if (run_.results) {
     run_.results->sync();  // it cost several executors
   }
@@ -201,6 +196,16 @@ void RunLoop::give_up(RequestId culprit) {
       fmt::format("the gpu_executor dies each time it runs line {}: that line gets an error, and "
                   "the others go on",
                   line.n));
+}
+
+// Those of a line that gets an error.
+void RunLoop::end_choices(RequestId line) {
+  for (const Request* one : std::vector(run_.to_do)) {
+    if (one->line() == line && !answers_->ended(*one)) {
+      scheduler_->remove(one->id);
+      write(answers_->give_up(*one));
+    }
+  }
 }
 
 void RunLoop::begin_iteration() {
@@ -243,6 +248,9 @@ bool RunLoop::take_results() {
   for (const RunningRequest* one : streams) {
     const RequestId id = one->request->id;
     run_.front->progress(id, *answers_->find(id), one->answer);
+  }
+  for (const RequestId line : progress.failed) {
+    end_choices(line);
   }
   run_.status.answer_time += middle - begin;
   run_.status.planning_time += monotonic_now() - middle;

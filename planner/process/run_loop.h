@@ -67,6 +67,7 @@ class RunLoop {
   void note_iteration(Seconds now);
   void write(const AnswerBook::Progress& progress);
   void give_up(RequestId culprit);
+  void end_choices(RequestId line);
   void remove(const Request& request);
 
   Run& run_;

@@ -53,8 +53,10 @@ void Verification::take_answer(Seconds timeout) {
     return;
   }
   if (checked->sound) {
-    sound_ = *asked_at_;
-    write_verified(run_.options.run_dir, sound_);
+    if (*asked_at_ != sound_) {
+      sound_ = *asked_at_;
+      write_verified(run_.options.run_dir, sound_);
+    }
     asked_at_.reset();
     return;
   }

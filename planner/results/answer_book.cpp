@@ -65,6 +65,8 @@ AnswerBook::Progress AnswerBook::apply(std::span<const ScheduledChunk> chunks,
       }
       if (auto line = choices_.add(request, entry.answer, tokens, *model_name_, created)) {
         progress.lines.push_back(*std::move(line));
+      } else if (entry.answer.reason() == FinishReason::error) {
+        progress.failed.push_back(request.line());
       }
       progress.saved_tokens += request.sampling.max_tokens - entry.answer.size();
       answers_.erase(request.id.n);
@@ -172,6 +174,10 @@ std::optional<TokenId> AnswerBook::add(const ScheduledChunk& chunk,
              running.prompt_values.size(), request.valued(), request.line().n);
       }
       answer.set_prompt_values(std::move(running.prompt_values));
+      if (answer.finished()) {  // one of them is no probability
+        progress.outcomes.push_back({.request = request.id, .token = std::nullopt});
+        return std::nullopt;
+      }
     }
   }
   if (!chunk.complete()) {

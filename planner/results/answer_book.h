@@ -27,6 +27,7 @@ class AnswerBook {
   struct Progress {
     std::vector<Outcome> outcomes;   // for the scheduler
     std::vector<ResultLine> lines;   // of requests that are finished
+    std::vector<RequestId> failed;   // lines of which a choice failed while others go on
     std::int64_t prompt_tokens = 0;  // of prompts that ran to their end for the first time
     std::int64_t generated_tokens = 0;
     std::int64_t saved_tokens = 0;  // of max_tokens, by requests that ended before

@@ -55,6 +55,10 @@ def a_request_that_kills_its_executor_becomes_an_error_line(workspace):
     for prompts in (True, False):
         requests, token, deadly = of_deaths(workspace, prompts)
         output = workspace / f"out-{prompts}.jsonl"
+        if prompts:  # all answers of such a line end with it
+            with open(requests, "a") as file:
+                print(json.dumps(request("three", [5, token], n=3, temperature=1, max_tokens=6)), file=file)
+            deadly.add("three")
         # Two of the allowed restarts for each; those that the search takes are not counted. Where two deaths have one request in
         # common, as may be while requests decode, no search is announced.
         ended = workspace.run(requests, output, "--restarts", str(2 * len(deadly)), env=fatal("dies_of", token))

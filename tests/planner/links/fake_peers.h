@@ -9,10 +9,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -84,6 +87,8 @@ class FakeLoader final : public Peer {
   std::atomic<bool> refuses{false};
   std::atomic<int> releases{0};
   std::atomic<std::uint64_t> cap{0};  // of the last claim
+  // The answer to the check of the weights that is asked for; nothing: not yet.
+  std::function<std::optional<messages::WeightsCheckedT>()> check;
   Allocation granted() const {
     const std::scoped_lock lock(mutex_);
     return granted_;
@@ -93,8 +98,13 @@ class FakeLoader final : public Peer {
   void serve_until(const std::stop_token& stop) override {
     const auto channel = serve(socket_, identity_);
     Control control = Control::attach(identity_.run_id);
+    std::optional<std::uint32_t> asked;  // the serial of a check
     while (!stop.stop_requested()) {
       const auto message = channel->receive({0.01});
+      if (auto checked = asked ? check() : std::nullopt) {
+        checked->serial = *std::exchange(asked, std::nullopt);
+        send(*channel, *std::move(checked));
+      }
       if (!message) {
         continue;
       }
@@ -106,6 +116,8 @@ class FakeLoader final : public Peer {
         send(*channel, std::move(grant));
       } else if ((*message)->body_type() == messages::Body::Hello) {
         send(*channel, messages::LoaderReplyT{});
+      } else if (const auto* wanted = (*message)->body_as_WeightsCheck()) {
+        asked = wanted->serial();
       } else if (const auto* claim = (*message)->body_as_PoolClaim()) {
         EXPECT_EQ(control->pool_epoch, 0u) << "a pool was claimed beside another one's";
         cap = claim->host_memory();
@@ -137,6 +149,7 @@ class FakeExecutor final : public Peer {
 
   std::atomic<int> refuses_iteration{-1};
   std::atomic<std::uint32_t> breaks_request{0};  // its logits are not finite
+  std::atomic<std::uint32_t> breaks_prompt{0};   // its prompt's values are no numbers
   std::atomic<std::uint32_t> dies_of{0};    // the request whose rows kill it,
   std::atomic<std::uint32_t> dies_from{0};  // once it has as many tokens in blocks
   std::atomic<int> deaths{0};  // each is followed by another executor
@@ -288,7 +301,8 @@ class FakeExecutor final : public Peer {
       for (const auto& [position, target] : result.prompt_targets) {
         auto row = std::make_unique<messages::LogprobRowT>();
         row->token = target;
-        row->logprob = -static_cast<float>(position);
+        row->logprob =
+            request == breaks_prompt ? std::nanf("") : -static_cast<float>(position);
         one->prompt.push_back(std::move(row));
       }
       all.results.push_back(std::move(one));

@@ -203,6 +203,71 @@ TEST_F(PlannerProcess, AnswersEveryLineUnderEachPolicy) {
   }
 }
 
+// A pass that ends sound says nothing of answers that came while it was under way.
+TEST_F(PlannerProcess, AnswersThatCameDuringASoundPassAreTakenBackIfTheNextOneFindsDamage) {
+  write_requests(6, 60);
+  const auto size = [&] {
+    std::error_code none_yet;
+    const auto bytes = std::filesystem::file_size(at("run") / "results.jsonl.partial", none_yet);
+    return none_yet ? 0 : bytes;
+  };
+  std::optional<std::uintmax_t> at_first;  // not before it was asked for
+  bool second = false;
+  const auto check = [&]() -> std::optional<messages::WeightsCheckedT> {
+    messages::WeightsCheckedT checked;
+    if (second) {
+      checked.damaged = true;
+      checked.sentence = "a weight has another value";
+      return checked;
+    }
+    if (!at_first) {
+      at_first = size();
+    }
+    if (size() == *at_first) {
+      return std::nullopt;  // until a line came
+    }
+    second = checked.sound = true;
+    return checked;
+  };
+  try {
+    attempt({.options =
+                 [](RunOptions& run) {
+                   run.verify = true;
+                   run.batch.max_num_seqs = 4;
+                 },
+             .peers = [&](FakeLoader& loader, FakeExecutor&) { loader.check = check; }});
+    ADD_FAILURE() << "damage was not noticed";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::interrupted);
+    EXPECT_THAT(failure.what(), testing::HasSubstr("taken back"));
+  }
+  EXPECT_TRUE(second);
+  EXPECT_LE(size(), at_first.value());
+}
+
+TEST_F(PlannerProcess, WhereOneChoiceFailsTheOthersOfItsLineComputeNoFurther) {
+  testing_support::write_file(
+      at("in.jsonl"),
+      R"({"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":[5,6],"n":3,"temperature":1,"max_tokens":200,"ignore_eos":true}})"
+      "\n");
+  int iterations = 0;
+  {
+    SealedModel model(new_run_id());
+    FakeLoader loader(at("loader.sock"), model.identity());
+    FakeExecutor executor(at("executor.sock"), model.identity(), loader);
+    executor.breaks_request = 1;
+    loader.start();
+    executor.start();
+    Planner planner(options(model.control().run_id()));
+    while (planner.step()) {
+    }
+    EXPECT_EQ(planner.outcome(), Exit::done);
+    iterations = executor.iterations;
+  }
+  EXPECT_EQ(output().at("a")["response"]["status_code"], 500);
+  EXPECT_LE(iterations, 2);
+}
+
 TEST_F(PlannerProcess, ASmallPoolChangesNoAnswer) {
   write_requests(10, 30, 150);
   const Bytes weights = weight_layout(test_shape(), DType::float32).total();
@@ -318,6 +383,28 @@ TEST_F(PlannerProcess, LogitsThatAreNotFiniteEndTheirRequestAlone) {
   EXPECT_NE(results.at("r3")["response"]["status_code"], 200);
   lines_.erase("r3");
   expect_predicted(results);
+}
+
+TEST_F(PlannerProcess, AValueOfAPromptThatIsNoNumberEndsItsRequestAlone) {
+  write_requests(3, 12);
+  for (const char* id : {"r5", "r10"}) {  // one that only wants these values, one that is answered too
+    SCOPED_TRACE(id);
+    std::filesystem::remove_all(at("run"));
+    std::filesystem::create_directory(at("run"));
+    ASSERT_GT(lines_.at(id).prompt.size(), 1u);
+    EXPECT_EQ(attempt({.options = [](RunOptions& run) { run.overwrite = true; },
+                       .peers =
+                           [&](FakeLoader&, FakeExecutor& executor) {
+                             executor.breaks_prompt =
+                                 static_cast<std::uint32_t>(std::stoul(id + 1) + 1);
+                           }}),
+              Exit::done);
+    const auto results = output();
+    EXPECT_NE(results.at(id)["response"]["status_code"], 200);
+    const InputLine line = lines_.extract(id).mapped();
+    expect_predicted(results);
+    lines_.emplace(id, line);
+  }
 }
 
 TEST_F(PlannerProcess, ARequestThatKillsItsExecutorGetsAnErrorLineAndTheOthersGoOn) {
