@@ -94,7 +94,7 @@ TEST_F(HostWorkTest, AStreamDoesNotWaitForWorkThatFailed) {
 }
 
 TEST_F(HostWorkTest, AStreamWaitsAsLongAsTheWorkTakes) {
-  constexpr auto kLong = std::chrono::milliseconds(30);
+  static constexpr std::chrono::milliseconds kLong{30};
   HostWork work;
   const auto begin = std::chrono::steady_clock::now();
   work.queue(stream_, [] { std::this_thread::sleep_for(kLong); });
