@@ -19,7 +19,7 @@ std::uint64_t mixed(std::uint64_t x) {
 }
 
 constexpr JsonLimits kLineLimits{kMiB * 64, 64};
-constexpr std::size_t kMaxCustomId = 1 << 16;  // bytes; each of a line's choices keeps it
+constexpr std::size_t kMaxCustomId = 1 << 20;  // bytes; each of a line's choices keeps it
 
 nlohmann::json parsed(const std::string& what, std::string_view text) {
   try {

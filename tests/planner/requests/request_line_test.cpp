@@ -569,7 +569,7 @@ TEST_F(RequestLine, TypesAndRangesAreStrictAndTheFieldIsNamed) {
 }
 
 TEST_F(RequestLine, TheEnvelopeIsHeldToo) {
-  const std::string long_id((1 << 16) + 1, 'x');
+  const std::string long_id((1 << 20) + 1, 'x');
   struct Row {
     std::string text;
     const char* param;
