@@ -10,7 +10,7 @@ from harness import ROOT
 FOLDER = ROOT / "build" / "python-venv"
 PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 _PACKAGES = (
-    *("jinja2>=3.1", "pyzmq>=25", "tqdm>=4.60"),  # the package's own
+    *("jinja2>=3.1.6", "pyzmq>=25", "tqdm>=4.60"),  # the package's own; transformers renders chats with no older jinja2
     *("scikit-build-core>=0.10", "pandas>=2", "pyarrow>=14", "pyyaml", "requests", "attrs", "packaging", "typing_extensions"),
 )
 # lm-evaluation-harness and what it imports for the tasks here. It names twice as much (scikit-learn, nltk …), which takes as long again.
