@@ -200,11 +200,13 @@ void RunLoop::give_up(RequestId culprit) {
 
 // Those of a line that gets an error.
 void RunLoop::end_choices(RequestId line) {
-  for (const Request* one : std::vector(run_.to_do)) {
-    if (one->line() == line && !answers_->ended(*one)) {
-      scheduler_->remove(one->id);
-      write(answers_->give_up(*one));
-    }
+  std::vector<const Request*> open;  // found before one of them ends the line
+  std::ranges::copy_if(run_.to_do, std::back_inserter(open), [&](const Request* one) {
+    return one->line() == line && !answers_->ended(*one);
+  });
+  for (const Request* one : open) {
+    scheduler_->remove(one->id);
+    write(answers_->give_up(*one));
   }
 }
 

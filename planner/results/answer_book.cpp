@@ -1,5 +1,6 @@
 #include "planner/results/answer_book.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -65,13 +66,17 @@ AnswerBook::Progress AnswerBook::apply(std::span<const ScheduledChunk> chunks,
       }
       if (auto line = choices_.add(request, entry.answer, tokens, *model_name_, created)) {
         progress.lines.push_back(*std::move(line));
-      } else if (entry.answer.reason() == FinishReason::error) {
+      } else if (entry.answer.reason() == FinishReason::error &&
+                 std::ranges::find(progress.failed, request.line()) == progress.failed.end()) {
         progress.failed.push_back(request.line());
       }
       progress.saved_tokens += request.sampling.max_tokens - entry.answer.size();
       answers_.erase(request.id.n);
     }
   }
+  std::erase_if(progress.failed, [&](RequestId line) {  // all its choices ended in this iteration
+    return std::ranges::find(progress.lines, line, &ResultLine::request) != progress.lines.end();
+  });
   return progress;
 }
 

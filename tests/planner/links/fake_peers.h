@@ -149,6 +149,7 @@ class FakeExecutor final : public Peer {
 
   std::atomic<int> refuses_iteration{-1};
   std::atomic<std::uint32_t> breaks_request{0};  // its logits are not finite
+  std::atomic<bool> breaks_all{false};
   std::atomic<std::uint32_t> breaks_prompt{0};   // its prompt's values are no numbers
   std::atomic<std::uint32_t> dies_of{0};    // the request whose rows kill it,
   std::atomic<std::uint32_t> dies_from{0};  // once it has as many tokens in blocks
@@ -291,7 +292,7 @@ class FakeExecutor final : public Peer {
     for (const auto& [request, result] : executor_->run(tables_)) {
       auto one = std::make_unique<messages::SampleResultT>();
       one->request = request;
-      one->finite = request != breaks_request;
+      one->finite = !breaks_all && request != breaks_request;
       one->token = result.token.value_or(-1);
       if (samples.at(request)->logprobs >= 0 && result.token) {
         one->chosen = std::make_unique<messages::LogprobRowT>();

@@ -250,22 +250,30 @@ TEST_F(PlannerProcess, WhereOneChoiceFailsTheOthersOfItsLineComputeNoFurther) {
       at("in.jsonl"),
       R"({"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":[5,6],"n":3,"temperature":1,"max_tokens":200,"ignore_eos":true}})"
       "\n");
-  int iterations = 0;
-  {
-    SealedModel model(new_run_id());
-    FakeLoader loader(at("loader.sock"), model.identity());
-    FakeExecutor executor(at("executor.sock"), model.identity(), loader);
-    executor.breaks_request = 1;
-    loader.start();
-    executor.start();
-    Planner planner(options(model.control().run_id()));
-    while (planner.step()) {
+  for (const std::uint32_t broken : {0U, 1U, kFirstFurtherChoice, kFirstFurtherChoice + 1}) {
+    SCOPED_TRACE(broken);
+    std::filesystem::remove_all(at("run"));
+    std::filesystem::create_directory(at("run"));
+    int iterations = 0;
+    {
+      SealedModel model(new_run_id());
+      FakeLoader loader(at("loader.sock"), model.identity());
+      FakeExecutor executor(at("executor.sock"), model.identity(), loader);
+      executor.breaks_request = broken;
+      executor.breaks_all = broken == 0;
+      loader.start();
+      executor.start();
+      RunOptions run = options(model.control().run_id());
+      run.overwrite = true;
+      Planner planner(run);
+      while (planner.step()) {
+      }
+      EXPECT_EQ(planner.outcome(), Exit::done);
+      iterations = executor.iterations;
     }
-    EXPECT_EQ(planner.outcome(), Exit::done);
-    iterations = executor.iterations;
+    EXPECT_EQ(output().at("a")["response"]["status_code"], 500);
+    EXPECT_LE(iterations, 2);
   }
-  EXPECT_EQ(output().at("a")["response"]["status_code"], 500);
-  EXPECT_LE(iterations, 2);
 }
 
 TEST_F(PlannerProcess, ASmallPoolChangesNoAnswer) {
