@@ -1,7 +1,8 @@
 #pragma once
 // The CUDA device: one GPU, four streams, copies by the copy engines, kernels of kernels/cuda and
-// cuBLASLt, and attention on host cores between them (host_work.h). Interface and rules are those of gpu_executor/device.h. Errors of a GPU are sticky:
-// the first one fails (Exit::interrupted) out of whatever call meets it, and the process must end.
+// cuBLASLt, and attention on host cores between them (host_work.h). Interface and rules are those of
+// gpu_executor/device.h. Errors of a GPU are sticky: the first one fails (Exit::interrupted) out of
+// whatever call meets it, and the process must end.
 
 #include <memory>
 #include <optional>
