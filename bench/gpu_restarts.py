@@ -83,10 +83,12 @@ def _answers(path):
 
 
 def _same_tokens(bench):
-    """The demo model, long answers, few at a time: the executor is ended three times meanwhile, the loader twice."""
+    """The demo model, long answers, few at a time: the executor is ended three times meanwhile, the loader twice. The works' "demo"
+    may ask for another number of them, and for more options."""
+    work = bench.works["restart"].get("demo", {})
     body = {"prompt": _QUESTION, "max_tokens": 100, "ignore_eos": True, "temperature": 0.7, "logprobs": 1}
-    words = ["--model", bench.root / "launch" / "demo" / "model", "-i", _requests(bench.folder / "long.jsonl", 150, body)]
-    words += ["--policy", "hybrid", "--act-share", "0.5", "--max-num-seqs", "3"]
+    words = ["--model", bench.root / "launch" / "demo" / "model", "-i", _requests(bench.folder / "long.jsonl", work.get("num_prompts", 150), body)]
+    words += ["--policy", "hybrid", "--act-share", "0.5", "--max-num-seqs", "3", *work.get("options", ())]
     plain = _Run(bench, "undisturbed", words)
     if plain.end(bench.seconds_left()) != 0:
         bench.note("tokens after restarts", False, f"the undisturbed run failed: {plain.last_words()}")
@@ -116,7 +118,7 @@ def _ready_again(bench):
     body = {"prompt": [5] * work["input_len"], "max_tokens": work["output_len"], "ignore_eos": True, "temperature": 0}
     words = ["--model", model, "--load-format", "dummy", "--skip-tokenizer-init", "--policy", work["policy"]]
     words += ["-i", _requests(bench.folder / "prompts.jsonl", work["num_prompts"], body), "--max-num-seqs", work["num_prompts"]]
-    words += ["--gpu-memory", work["gpu_memory"], "--host-memory", bench.works["host_memory"]]
+    words += ["--gpu-memory", work["gpu_memory"], "--host-memory", bench.works["host_memory"], *work.get("options", ())]
     run = _Run(bench, "pools", words)
     if not run.wait_for_iteration(3):
         run.end()

@@ -378,41 +378,40 @@ class ClientChannel final : public CommonChannel {
   std::uint64_t connections_ = 0;
 };
 
-// A socket that a program connects, and what ZeroMQ says of its connections.
-class WatchedDealer {
- public:
-  WatchedDealer(const std::string& path, Bytes max_frame)
-      : socket(context_, zmq::socket_type::dealer), monitor(context_, zmq::socket_type::pair) {
-    socket.set(zmq::sockopt::linger, 0);
-    socket.set(zmq::sockopt::maxmsgsize, max_frame.n);
-    socket.set(zmq::sockopt::sndhwm, kQueueLimit);
-    socket.set(zmq::sockopt::rcvhwm, kQueueLimit);
-    socket.set(zmq::sockopt::immediate, 1);
-    socket.set(zmq::sockopt::reconnect_ivl, 20);
-    socket.set(zmq::sockopt::reconnect_ivl_max, 500);
-    constexpr const char* kEnds = "inproc://ends";  // of a context of its own
-    if (zmq_socket_monitor(socket.handle(), kEnds, ZMQ_EVENT_DISCONNECTED) != 0) {
-      fail("socket {} cannot be watched: {}", path, zmq_strerror(zmq_errno()));
-    }
-    monitor.set(zmq::sockopt::linger, 0);
-    monitor.connect(kEnds);
-    try {
-      socket.connect("ipc://" + path);
-    } catch (const zmq::error_t& error) {
-      fail("socket {} cannot be connected to: {} (a path has at most 107 bytes)", path,
-           error.what());
-    }
-  }
+// A socket that a program connects, and what ZeroMQ says of its connections. In this order: the sockets end before their
+// context.
+struct WatchedDealer {
+  WatchedDealer(const std::string& path, Bytes max_frame);
   ~WatchedDealer() { zmq_socket_monitor(socket.handle(), nullptr, 0); }
   WatchedDealer(const WatchedDealer&) = delete;
   WatchedDealer& operator=(const WatchedDealer&) = delete;
 
- private:
-  zmq::context_t context_{1};  // the sockets end before it
-
- public:
-  zmq::socket_t socket, monitor;
+  zmq::context_t context{1};
+  zmq::socket_t socket{context, zmq::socket_type::dealer};
+  zmq::socket_t monitor{context, zmq::socket_type::pair};
 };
+
+WatchedDealer::WatchedDealer(const std::string& path, Bytes max_frame) {
+  socket.set(zmq::sockopt::linger, 0);
+  socket.set(zmq::sockopt::maxmsgsize, max_frame.n);
+  socket.set(zmq::sockopt::sndhwm, kQueueLimit);
+  socket.set(zmq::sockopt::rcvhwm, kQueueLimit);
+  socket.set(zmq::sockopt::immediate, 1);
+  socket.set(zmq::sockopt::reconnect_ivl, 20);
+  socket.set(zmq::sockopt::reconnect_ivl_max, 500);
+  constexpr const char* kEnds = "inproc://ends";  // of a context of its own
+  if (zmq_socket_monitor(socket.handle(), kEnds, ZMQ_EVENT_DISCONNECTED) != 0) {
+    fail("socket {} cannot be watched: {}", path, zmq_strerror(zmq_errno()));
+  }
+  monitor.set(zmq::sockopt::linger, 0);
+  monitor.connect(kEnds);
+  try {
+    socket.connect("ipc://" + path);
+  } catch (const zmq::error_t& error) {
+    fail("socket {} cannot be connected to: {} (a path has at most 107 bytes)", path,
+         error.what());
+  }
+}
 
 class DealerFrames final : public FrameChannel {
  public:

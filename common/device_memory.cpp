@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "common/families/rotary.h"
 #include "common/trouble.h"
@@ -65,6 +66,35 @@ Bytes iteration_table_bytes(const ModelShape& shape, const DeviceLimits& limits)
                  place_bytes(shape, limits.max_rows) + kTableArrays * kAlignment);
 }
 
+struct WeightSizes {
+  Bytes outer, layer, unpacked;
+};
+
+WeightSizes weight_sizes(const ModelShape& shape, DType dtype) {
+  const WeightLayout layout = weight_layout(shape, dtype);
+  WeightSizes sizes{.outer = device_slab(layout.outer, dtype).bytes,
+                    .layer = device_slab(layout.layer, dtype).bytes,
+                    .unpacked = {}};
+  for (const WeightEntry& entry : layout.layer.entries) {
+    sizes.unpacked += entry.packed ? unpacked_bytes(entry.rows, entry.cols, dtype) : Bytes{};
+  }
+  return sizes;
+}
+
+// The same, kept for the model that was asked for last: planning asks for one model's at each trial.
+WeightSizes last_weight_sizes(const ModelShape& shape, DType dtype) {
+  struct Kept {
+    ModelShape shape;
+    DType dtype;
+    WeightSizes sizes;
+  };
+  static thread_local std::optional<Kept> last;
+  if (!last || !(last->shape == shape) || last->dtype != dtype) {
+    last = Kept{shape, dtype, weight_sizes(shape, dtype)};
+  }
+  return last->sizes;
+}
+
 class Table {
  public:
   void add(std::string name, Bytes bytes, std::string what) {
@@ -104,23 +134,18 @@ Bytes unpacked_bytes(std::int32_t rows, std::int32_t cols, DType dtype) {
 }
 
 DeviceSizes device_sizes(const ModelShape& shape, DType dtype, const DeviceLimits& limits) {
-  const WeightLayout layout = weight_layout(shape, dtype);
+  const WeightSizes weights = last_weight_sizes(shape, dtype);
   const BlockSizes blocks = block_sizes(shape, dtype, limits.kv_format);
   const bool quantizes = limits.kv_format != KvFormat::plain;
   const std::int64_t rows = limits.max_mini_batch_rows;
   const std::int64_t width = std::max(shape.hidden_size, shape.word_embed_proj_dim);
   const std::int64_t logits_rows = limits.logits_rows;
-  const Bytes layer_slab = device_slab(layout.layer, dtype).bytes;
   const bool streams = limits.resident_layers < shape.num_hidden_layers;
-  Bytes unpacked{};
-  for (const WeightEntry& entry : layout.layer.entries) {
-    unpacked += entry.packed ? unpacked_bytes(entry.rows, entry.cols, dtype) : Bytes{};
-  }
   return {
-      .outer_slab = device_slab(layout.outer, dtype).bytes,
-      .layer_slab = layer_slab,
-      .layer_buffer = streams ? layer_slab : Bytes{0},
-      .unpacked = unpacked,
+      .outer_slab = weights.outer,
+      .layer_slab = weights.layer,
+      .layer_buffer = streams ? weights.layer : Bytes{0},
+      .unpacked = weights.unpacked,
       .act_buffer = aligned(blocks.block(BlockKind::act).n * limits.act_slots),
       .kv_buffer = aligned(blocks.block(BlockKind::kv).n * limits.kv_slots),
       .regenerated = aligned(blocks.block(BlockKind::kv).n * limits.act_slots),

@@ -28,7 +28,8 @@ struct DeviceLimits {
   std::int32_t max_context = 0;
   std::int32_t gpu_act_blocks = 0;  // ACT blocks that stay on the device, in every layer
   std::int32_t gpu_kv_blocks = 0;   // KV blocks likewise
-  std::int32_t logit_edits = 0;  // of the samples of logits_rows rows together; of one in any case
+  // Of the samples of logits_rows rows together; of one in any case. A mask of tokens counts as mask_edits.
+  std::int32_t logit_edits = 0;
   KvFormat kv_format = KvFormat::plain;
   bool host_attention = false;  // sequences may be attended on host cores
 
@@ -70,10 +71,19 @@ bool is_panelled(const WeightEntry& entry);
 inline constexpr std::int64_t kRowMoveBytes = 16;
 inline constexpr std::int64_t kContextBlockBytes = 8;
 inline constexpr std::int64_t kAttentionSequenceBytes = 16;
-inline constexpr std::int64_t kSampleRowBytes = 56;
+inline constexpr std::int64_t kSampleRowBytes = 64;
 inline constexpr std::int64_t kLogitEditBytes = 16;
 inline constexpr std::int64_t kSampledRowBytes = 172;
 inline constexpr std::int64_t kRotaryPlaceBytes = 8;
+
+// Of a mask of tokens: words of 32 tokens, and the edits of logits in whose room it stands.
+constexpr std::int32_t mask_words(std::int32_t vocab_size) {
+  return static_cast<std::int32_t>(ceil_div(vocab_size, 32));
+}
+constexpr std::int32_t mask_edits(std::int32_t vocab_size) {
+  return static_cast<std::int32_t>(
+      ceil_div(std::int64_t{mask_words(vocab_size)} * 4, kLogitEditBytes));
+}
 
 // Every buffer the executor allocates, each with its size; a buffer of 0 bytes is not needed.
 struct DeviceSizes {

@@ -26,7 +26,7 @@ inline constexpr std::uint64_t kControlMagic = 0x4553494f50ull;  // "POISE"
 // One more for each change of what lies here, in ModelShape, in PoolPartition or in blocks and weights: a
 // field added, moved or with another meaning. launch/supervisor/lifecycle/segments.py reads the same words,
 // and has the same number.
-inline constexpr std::uint32_t kAbiVersion = 6;
+inline constexpr std::uint32_t kAbiVersion = 7;
 
 enum class LoaderState : std::uint32_t {
   creating = 0,  // nothing but magic, ABI and layout hash may be trusted
@@ -50,7 +50,8 @@ struct alignas(64) ProgressWord {
 //     96 | model fingerprint                        loader, before `sealed`
 //    128 | ModelShape, dtype                         loader, before `loading`
 //   2048 | loader state, epochs, released layers     loader
-//   2112 | pool: epoch, partition, newest, format    loader, at a planner's request
+//   2112 | pool: epoch, partition, newest, format,   loader, at a planner's request
+//        |   spare and standing bytes
 //   2176 | progress words, one cache line each       their owners
 struct ControlSegment {
   std::uint64_t magic;
@@ -81,6 +82,11 @@ struct ControlSegment {
   PoolPartition pool;
   std::uint64_t newest_pool_epoch;  // of all pools of this run; noted before such a pool is made
   KvFormat kv_format;               // of the pool's KV blocks
+  // Of an earlier pool whose memory the loader keeps for the next one: it is not free, but the next pool has it.
+  std::atomic<std::uint64_t> spare_pool_bytes;
+  // Bytes at each end of each layer's region whose memory is there; region_bytes for all of it. A block that lies
+  // within them may be used.
+  std::atomic<std::uint64_t> pool_standing;
 
   ProgressWord progress[kProcesses];
 };

@@ -20,6 +20,7 @@
 
 #include "common/control_groups.h"
 #include "common/files/regular_file.h"
+#include "common/standing_ends.h"
 #include "common/testing/failpoint.h"
 #include "common/trouble.h"
 
@@ -69,18 +70,29 @@ int reserve_part(int descriptor, std::int64_t begin, std::int64_t end,
   return 0;
 }
 
-// Reserves `size` bytes, which also gives the segment its size.
-int reserve(int descriptor, Bytes size, const std::function<bool()>& stop) {
+// An error number, or 0, as the next one.
+int resize(int descriptor, Bytes size) {
+  return !fails_at("segment.size") && ftruncate(descriptor, size.n) == 0 ? 0 : errno;
+}
+
+int give_size(int descriptor, Bytes size) {
   struct statvfs shm {};
   if (fstatvfs(descriptor, &shm) == 0 && shm.f_blocks > 0 &&
       static_cast<std::uint64_t>(size.n) > shm.f_bavail * shm.f_frsize) {
     return ENOSPC;  // before all of it is taken from others
   }
-  if (fails_at("segment.size") ||
-      ftruncate(descriptor, size.n) != 0) {  // so that others see how much there will be
-    return errno;
+  return resize(descriptor, size);  // so that others see how much there will be
+}
+
+[[noreturn]] void fail_to_reserve(int error, const std::string& name, Bytes size) {
+  if (error == ECANCELED) {
+    fail(Exit::interrupted, "reserving {} bytes of shared memory for {} was given up", size.n,
+         name);
   }
-  return reserve_part(descriptor, 0, size.n, stop);
+  fail("{} bytes of shared memory for {} cannot be reserved ({}; {} bytes are available): {}",
+       size.n, name, std::strerror(error), available_host_memory().n,
+       error == EFBIG ? "raise the limit on the size of files (ulimit -f)"
+                      : "use a smaller --host-memory or enlarge /dev/shm");
 }
 
 // Throws as Boost.Interprocess does where the call behind this point is to fail.
@@ -122,6 +134,16 @@ std::byte* Segment::data() const { return static_cast<std::byte*>(mapping_->regi
 Bytes Segment::size() const { return {static_cast<std::int64_t>(mapping_->region.get_size())}; }
 
 Segment Segment::create(const std::string& name, Bytes size, const std::function<bool()>& stop) {
+  return make(name, size,
+              [&](int descriptor) { return reserve_part(descriptor, 0, size.n, stop); });
+}
+
+Segment Segment::create_hollow(const std::string& name, Bytes size) {
+  return make(name, size, [](int) { return 0; });
+}
+
+Segment Segment::make(const std::string& name, Bytes size,
+                      const std::function<int(int descriptor)>& reserve) {
   check(size.n > 0, "a segment has a size");
   auto mapping = std::make_unique<Mapping>();
   try {
@@ -131,19 +153,13 @@ Segment Segment::create(const std::string& name, Bytes size, const std::function
                                                   bip::permissions(0600));
     } while (!hold(mapping->descriptor(), name));
     failpoint("segment.unsized");
-    const int error = reserve(mapping->descriptor(), size, stop);
+    int error = give_size(mapping->descriptor(), size);
+    error = error == 0 ? reserve(mapping->descriptor()) : error;
     if (error != 0) {
       bip::shared_memory_object::remove(name.c_str());
     }
-    if (error == ECANCELED) {
-      fail(Exit::interrupted, "reserving {} bytes of shared memory for {} was given up", size.n,
-           name);
-    }
     if (error != 0) {
-      fail("{} bytes of shared memory for {} cannot be reserved ({}; {} bytes are available): {}",
-           size.n, name, std::strerror(error), available_host_memory().n,
-           error == EFBIG ? "raise the limit on the size of files (ulimit -f)"
-                          : "use a smaller --host-memory or enlarge /dev/shm");
+      fail_to_reserve(error, name, size);
     }
     expect_no_fault("segment.map");
     mapping->region = bip::mapped_region(mapping->object, bip::read_write);
@@ -226,6 +242,32 @@ void Segment::reserve_again(std::uint64_t offset, Bytes bytes, const std::functi
   }
 }
 
+// The kernel counts by the locks. It gives up the old lock before it tries the new one.
+bool Segment::is_ours_alone() const {
+  const bool alone = flock(mapping_->descriptor(), LOCK_EX | LOCK_NB) == 0;
+  return hold(mapping_->descriptor(), name_) && alone;  // without its name it is good for nothing
+}
+
+void Segment::make_over(const std::string& name, Bytes size) {
+  const std::string folder = std::string(kShmDirectory) + "/";
+  if (link((folder + name_).c_str(), (folder + name).c_str()) != 0) {
+    fail("shared memory {} cannot get the name {}: {}", name_, name, std::strerror(errno));
+  }
+  unlink_segment(std::exchange(name_, name));
+  if (size == this->size()) {
+    return;
+  }
+  mapping_->region = bip::mapped_region();
+  if (const int error = resize(mapping_->descriptor(), size); error != 0) {
+    fail_to_reserve(error, name, size);
+  }
+  try {
+    mapping_->region = bip::mapped_region(mapping_->object, bip::read_write);
+  } catch (const bip::interprocess_exception& problem) {
+    fail("shared memory {} cannot be mapped: {}", name, problem.what());
+  }
+}
+
 std::string segment_name(std::string_view run_id, std::string_view what) {
   return fmt::format("poise-{}-{}-{}", geteuid(), run_id, what);
 }
@@ -286,6 +328,19 @@ Control Control::attach(std::string_view run_id) {
 std::string Control::run_id() const {
   const char* begin = (**this).run_id;
   return {begin, strnlen(begin, sizeof(ControlSegment::run_id))};
+}
+
+Bytes memory_for_blocks(const ControlSegment& control) {
+  const std::uint64_t spare = control.spare_pool_bytes.load(std::memory_order_acquire);
+  Bytes room = available_host_memory() +
+               Bytes{static_cast<std::int64_t>(std::min<std::uint64_t>(spare, INT64_MAX / 2))};
+  if (control.pool_epoch.load(std::memory_order_acquire) != 0) {
+    const StandingEnds ends = standing_ends(control.pool.region_bytes,
+                                            control.pool_standing.load(std::memory_order_acquire));
+    const Bytes unmade{static_cast<std::int64_t>(ends.high - ends.low)};
+    room -= unmade * control.shape.num_hidden_layers;
+  }
+  return std::max(room, Bytes{0});
 }
 
 SharedModel model_in(const ControlSegment& control) {

@@ -30,6 +30,9 @@ class Segment {
   // progress. `stop`, if given, is polled meanwhile; if it returns true, this fails (Exit::interrupted).
   static Segment create(const std::string& name, Bytes size,
                         const std::function<bool()>& stop = nullptr);
+  // The same, but nothing of it is reserved yet: the caller does that with `reserve_again`, part by part, before
+  // anyone touches the part. Fails if there is not enough room now.
+  static Segment create_hollow(const std::string& name, Bytes size);
   // Attaches to an existing segment; fails if there is none, if it belongs to another user, or if
   // other users may read it.
   static Segment attach(const std::string& name, Access access);
@@ -60,8 +63,17 @@ class Segment {
   void reserve_again(std::uint64_t offset, Bytes bytes,
                      const std::function<bool()>& stop = nullptr);
 
+  // Whether no other process is attached, dying ones included. Nobody may be about to attach.
+  bool is_ours_alone() const;
+  // Gives the segment another name, then another size. What lay in it stays there; what it grows by is not reserved
+  // yet, as in `create_hollow`. After a failure it is good for nothing, and has the new name. REQUIRES: adopted or
+  // created by this process, is_ours_alone().
+  void make_over(const std::string& name, Bytes size);
+
  private:
   struct Mapping;
+  static Segment make(const std::string& name, Bytes size,
+                      const std::function<int(int descriptor)>& reserve);
   Segment(std::string name, std::unique_ptr<Mapping> mapping);
 
   std::string name_;
@@ -90,6 +102,10 @@ class Control {
   explicit Control(Segment segment) : segment_(std::move(segment)) {}
   Segment segment_;
 };
+
+// What a new pool of this loader may have: what is available, less what is still being made of the present one, and the
+// memory of an earlier pool that the loader keeps.
+Bytes memory_for_blocks(const ControlSegment& control);
 
 // The model that a control segment describes. Every process that attaches reads it here, because what
 // another process wrote is not trusted: sizes that no model has would overflow all arithmetic on them.

@@ -67,6 +67,19 @@ std::vector<Registration> Device::register_host(std::span<const std::span<std::b
   return registrations;
 }
 
+void Device::end(std::vector<Registration> registrations) {
+  std::vector<std::span<std::byte>> parts;
+  for (Registration& one : registrations) {
+    if (one.data() != nullptr) {
+      parts.emplace_back(one.data(), static_cast<std::size_t>(one.size().n));
+      one.forget();
+    }
+  }
+  if (!parts.empty()) {
+    unpin(parts);
+  }
+}
+
 void Device::release(Memory kind, std::byte* data, Bytes size) {
   switch (kind) {
     case Memory::device:
@@ -75,8 +88,10 @@ void Device::release(Memory kind, std::byte* data, Bytes size) {
     case Memory::host:
       host_in_use_ -= size;
       return give_host(data, size);
-    case Memory::registered:
-      return unpin({data, static_cast<std::size_t>(size.n)});
+    case Memory::registered: {
+      const std::span<std::byte> memory(data, static_cast<std::size_t>(size.n));
+      return unpin({&memory, 1});
+    }
   }
 }
 

@@ -84,6 +84,7 @@ class Held {
   }
   ~Held();
 
+  void forget() { data_ = nullptr; }  // the device has taken it back
   std::byte* data() const { return data_; }
   Bytes size() const { return size_; }
 
@@ -140,6 +141,11 @@ class Device {
   std::vector<Registration> register_host(std::span<const std::span<std::byte>> parts,
                                           bool read_only);
 
+  // Ends several at once, which is faster on a GPU than one by one.
+  void end(std::vector<Registration> registrations);
+  // So much more will be registered: what that takes of the device's memory counts from now on.
+  virtual void expect_registered(Bytes /*more*/) {}
+
   virtual std::unique_ptr<Event> make_event() = 0;
   // For waiting alone: it has neither totals nor a time, which makes it cheaper on a GPU.
   virtual std::unique_ptr<Event> make_signal() = 0;
@@ -193,7 +199,7 @@ class Device {
   virtual std::byte* take_host(Bytes size) = 0;
   virtual void give_host(std::byte* data, Bytes size) = 0;
   virtual void pin(std::span<const std::span<std::byte>> parts, bool read_only) = 0;
-  virtual void unpin(std::span<std::byte> memory) = 0;
+  virtual void unpin(std::span<const std::span<std::byte>> parts) = 0;
   // The device's clock begins; without it, when this object was made.
   void clock_begins() { opened_ = std::chrono::steady_clock::now(); }
 

@@ -18,6 +18,7 @@ namespace {
 constexpr std::uint32_t kCredits = 8;
 constexpr Seconds kIdleWait{0.1};   // for a message, where nothing is under way
 constexpr Seconds kBusyWait{1e-3};  // for the order under way, before messages are looked for again
+constexpr auto kStandsWait = std::chrono::milliseconds(1);
 constexpr auto kLoaderWait = std::chrono::milliseconds(5);
 
 // Differs from that of earlier executors by its time of start; never 0.
@@ -26,6 +27,19 @@ std::uint32_t executor_epoch() {
   return std::max<std::uint32_t>(
       1, static_cast<std::uint32_t>(
              std::chrono::duration_cast<std::chrono::milliseconds>(now).count()));
+}
+
+// What the executor may take: the least of what the device has, its own cap, and what is asked for (0: nothing is).
+Bytes cap_of(const Device& device, const ExecutorOptions& options, std::uint64_t asked) {
+  Bytes most = device.memory();
+  if (options.gpu_memory.n > 0) {
+    most = std::min(most, options.gpu_memory);
+  }
+  if (asked > 0) {
+    most =
+        std::min(most, Bytes{static_cast<std::int64_t>(std::min<std::uint64_t>(asked, INT64_MAX))});
+  }
+  return most;
 }
 
 // As a request does that kills its executor each time it runs.
@@ -74,8 +88,21 @@ bool Executor::talk() {
   if (!stopping_) {
     const bool idle = !pipeline_ || pipeline_->idle();
     greet();
-    auto message = channel_->receive(idle ? kIdleWait : Seconds{0});
-    for (; message && !stopping_; message = channel_->receive({0})) {
+    memory_.register_standing();
+    // In the order in which they came: what is behind an iteration that waits, waits too.
+    const auto next = [&](Seconds timeout) -> std::optional<Received> {
+      if (!waiting_) {
+        waiting_ = channel_->receive(timeout);
+      }
+      const auto* iteration = waiting_ ? (*waiting_)->body_as_Iteration() : nullptr;
+      if (iteration != nullptr && !memory_.stands(*iteration)) {
+        std::this_thread::sleep_for(kStandsWait);
+        return std::nullopt;
+      }
+      return std::exchange(waiting_, std::nullopt);
+    };
+    auto message = next(idle ? kIdleWait : Seconds{0});
+    for (; message && !stopping_; message = next({0})) {
       take(*message);
       moved = true;
     }
@@ -111,7 +138,7 @@ void Executor::greet() {
   hello.pid = static_cast<std::uint32_t>(getpid());
   hello.device = device_->name();
   hello.device_kind = static_cast<messages::DeviceKind>(device_->kind());
-  hello.device_memory = static_cast<std::uint64_t>(cap(0).n);
+  hello.device_memory = static_cast<std::uint64_t>(cap_of(*device_, options_, 0).n);
   hello.device_overhead = static_cast<std::uint64_t>(device_->overhead().n);
   hello.resident_layers = held_.weights ? held_.weights->layers() : -1;
   hello.after_death = options_.after_death;
@@ -125,6 +152,7 @@ void Executor::greet() {
 void Executor::forget_planner() {
   spdlog::info("the planner is gone");
   accepted_ = acked_ = 0;
+  waiting_.reset();
   if (pipeline_) {
     check_->abandon();
     pipeline_->abandon();
@@ -182,7 +210,7 @@ void Executor::configure(const messages::Configure& configure) {
     fail("a Configure asks for attention on host cores, which the device {} does not do",
          device_->name());
   }
-  const Bytes allowed = cap(configure.gpu_memory());
+  const Bytes allowed = cap_of(*device_, options_, configure.gpu_memory());
   report_all();
   // Before the planner waits for an answer: a large pool takes seconds to pin, and memory of the device.
   if (const PoolNow pool = memory_.pool(); pool.epoch != 0 && !memory_.mapped(pool)) {
@@ -310,18 +338,6 @@ void Executor::tell(Table&& table) {
   if (!send(*channel_, std::forward<Table>(table)) && planner_listens()) {
     fail(Exit::interrupted, "the planner takes no more messages");
   }
-}
-
-Bytes Executor::cap(std::uint64_t asked) const {
-  Bytes most = device_->memory();
-  if (options_.gpu_memory.n > 0) {
-    most = std::min(most, options_.gpu_memory);
-  }
-  if (asked > 0) {
-    most =
-        std::min(most, Bytes{static_cast<std::int64_t>(std::min<std::uint64_t>(asked, INT64_MAX))});
-  }
-  return most;
 }
 
 }  // namespace poise

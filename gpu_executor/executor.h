@@ -52,7 +52,6 @@ class Executor {
   void submit(const messages::LayerOrder& order, std::uint64_t seq);
   template <typename Table>
   void tell(Table&& table);
-  Bytes cap(std::uint64_t asked) const;
 
   // What stays on the device from Configure to Configure, also if one fails.
   struct OnDevice {
@@ -67,6 +66,7 @@ class Executor {
   const Connect connect_;
   HostMemory memory_;
   std::unique_ptr<Channel> channel_;  // once the weights are there
+  std::optional<Received> waiting_;   // an Iteration whose blocks' memory is still being made
   std::optional<OrderCheck> check_;   // both once configured
   OnDevice held_;
   std::optional<Pipeline> pipeline_;

@@ -3,6 +3,11 @@
 #include <fmt/core.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "common/standing_ends.h"
 #include "common/testing/failpoint.h"
 #include "common/trouble.h"
 
@@ -11,6 +16,37 @@ namespace {
 
 LoaderState state_of(const ControlSegment& control) {
   return static_cast<LoaderState>(control.loader_state.load(std::memory_order_acquire));
+}
+
+// How far from their ends of a region the blocks of the host reach that an iteration names.
+std::uint64_t bytes_from_end(const messages::Iteration& iteration, const BlockSizes& sizes) {
+  std::uint64_t farthest = 0;
+  const auto reach = [&](messages::Kind kind, messages::Place place, std::uint64_t blocks) {
+    if (place == messages::Place::Host) {
+      const BlockKind own = kind == messages::Kind::Kv ? BlockKind::kv : BlockKind::act;
+      farthest = std::max(farthest, blocks * static_cast<std::uint64_t>(sizes.block(own).n));
+    }
+  };
+  // Not checked yet: any of these may be absent.
+  const auto each = [](const auto* vector, const auto& act) {
+    if (vector != nullptr) {
+      std::for_each(vector->begin(), vector->end(), act);
+    }
+  };
+  each(iteration.mini_batches(), [&](const messages::MiniBatch* batch) {
+    each(batch->loads(), [&](const messages::BlockRun* run) {
+      reach(run->kind(), run->place(), std::uint64_t{run->first_block()} + run->count());
+    });
+    each(batch->stores(), [&](const messages::Store* store) {
+      reach(store->kind(), store->place(), std::uint64_t{store->block()} + 1);
+    });
+    each(batch->entries(), [&](const messages::AttentionEntry* entry) {
+      if (entry->where() == messages::Where::HostInPlace) {
+        reach(entry->kind(), messages::Place::Host, std::uint64_t{entry->block()} + 1);
+      }
+    });
+  });
+  return farthest;
 }
 
 }  // namespace
@@ -109,15 +145,78 @@ PoolNow HostMemory::pool() const {
   return now;
 }
 
+HostMemory::~HostMemory() { device_.end(std::move(blocks_registrations_)); }
+
 void HostMemory::map_blocks(const PoolNow& pool) {
-  blocks_registration_ = {};
+  device_.end(std::exchange(blocks_registrations_, {}));
   blocks_.reset();
-  Segment segment = Segment::attach(segment_name(run_id_, fmt::format("blocks-{}", pool.epoch)),
-                                    Access::read_write);
-  blocks_registration_ = device_.register_host(all_of(segment), false);
-  blocks_ = std::move(segment);
+  blocks_ = Segment::attach(segment_name(run_id_, fmt::format("blocks-{}", pool.epoch)),
+                            Access::read_write);
   blocks_epoch_ = pool.epoch;
+  region_bytes_ = pool.partition.region_bytes;
+  registered_ = 0;
   spdlog::info("mapped block pool {}: {} bytes", pool.epoch, blocks_->size().n);
+  device_.expect_registered(blocks_->size());
+  register_standing();
+}
+
+void HostMemory::register_standing() {
+  if (!blocks_ || registered_ >= region_bytes_) {
+    return;
+  }
+  const auto layers = static_cast<std::uint64_t>(model_->shape.num_hidden_layers);
+  const auto size = static_cast<std::uint64_t>(blocks_->size().n);
+  // `blocks` refuses a header that contradicts the segment.
+  const bool sound = size / layers == region_bytes_ && size % layers == 0;
+  const std::uint64_t standing =
+      sound ? control_->pool_standing.load(std::memory_order_acquire) : region_bytes_;
+  const StandingEnds before = standing_ends(region_bytes_, registered_);
+  const StandingEnds now = standing_ends(region_bytes_, standing);
+  const std::span<std::byte> all = all_of(*blocks_);
+  std::vector<std::span<std::byte>> parts;
+  if (!sound || (registered_ == 0 && now.low == now.high)) {
+    parts.push_back(all);
+  } else {
+    for (std::uint64_t layer = 0; layer < layers; ++layer) {
+      const auto add = [&](std::uint64_t begin, std::uint64_t end) {
+        if (begin < end) {
+          parts.push_back(all.subspan(layer * region_bytes_ + begin, end - begin));
+        }
+      };
+      if (now.low == now.high) {
+        add(before.low, before.high);
+      } else {
+        add(before.low, now.low);
+        add(now.high, before.high);
+      }
+    }
+  }
+  if (parts.empty()) {
+    return;
+  }
+  std::vector<Registration> made = device_.register_host(parts, false);
+  std::ranges::move(made, std::back_inserter(blocks_registrations_));
+  registered_ = !sound || now.low == now.high ? region_bytes_ : standing;
+  device_.expect_registered(
+      sound ? Bytes{static_cast<std::int64_t>(now.high - now.low)} * model_->shape.num_hidden_layers
+            : Bytes{});
+}
+
+bool HostMemory::stands(const messages::Iteration& iteration) const {
+  const PoolNow now = pool();
+  const std::uint64_t standing = control_->pool_standing.load(std::memory_order_acquire);
+  if (now.epoch == 0 || iteration.pool_epoch() != now.epoch || now.kv_format > KvFormat::int4 ||
+      standing >= now.partition.region_bytes) {
+    return true;
+  }
+  const BlockSizes sizes = block_sizes(model_->shape, model_->dtype, now.kv_format);
+  if (std::min(bytes_from_end(iteration, sizes), now.partition.region_bytes) <= standing) {
+    return true;
+  }
+  if (state_of(*control_) == LoaderState::draining) {
+    fail(Exit::interrupted, "the loader ends before the block pool's memory is there");
+  }
+  return false;
 }
 
 HostBlocks HostMemory::blocks(const PoolNow& pool) const {

@@ -3,6 +3,9 @@
 // they are sealed) and the block pool of the current epoch, registered with the device where it
 // copies from them. Offsets in the control segment are used only once they were checked against the
 // sizes of the segments. One thread; the device must outlive this.
+//
+// A pool may be mapped while the loader still makes its memory: parts are registered as they stand, and an iteration
+// whose blocks do not stand yet waits.
 
 #include <cstdint>
 #include <optional>
@@ -21,6 +24,9 @@ class HostMemory {
  public:
   // Attaches to the control segment; fails where there is none.
   HostMemory(const std::string& run_id, Device& device);
+  ~HostMemory();
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
 
   // True once the weights are sealed and mapped. Fails where the loader ends, or where header and
   // weights contradict each other.
@@ -42,6 +48,11 @@ class HostMemory {
   // nothing uses those mapped before. Fails where header and segment contradict each other.
   bool mapped(const PoolNow& pool) const { return blocks_ && blocks_epoch_ == pool.epoch; }
   void map_blocks(const PoolNow& pool);
+  // Registers what has come to stand of the mapped pool since. Cheap if there is nothing.
+  void register_standing();
+  // Whether all blocks of the host that an iteration names may be used; true as well where it is to be refused. Fails
+  // where the loader ends before they stand.
+  bool stands(const messages::Iteration& iteration) const;
   HostBlocks blocks(const PoolNow& pool) const;
 
   // Says that the work loop moved.
@@ -59,7 +70,9 @@ class HostMemory {
   std::vector<std::optional<Registration>> weights_registrations_;  // by slab
   std::optional<Model> model_;
   std::optional<Segment> blocks_;
-  Registration blocks_registration_;
+  std::vector<Registration> blocks_registrations_;
+  std::uint64_t region_bytes_ = 0;  // of the mapped pool
+  std::uint64_t registered_ = 0;    // bytes at each end of each region
   std::uint64_t blocks_epoch_ = 0;
 };
 

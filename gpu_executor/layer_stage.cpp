@@ -32,14 +32,11 @@ void LayerStage::run(RunningOrder& order, const LayerOrderWork& work, LayerId la
     }
     order.link.weights += parts_.weights.fetch_behind(visits[i].id, work.fetch);
   };
-  load_next(0);
-  for (const RowGroup& group : group(visits)) {
+  // Makes a group's keys, values and queries, and sends what host cores attend.
+  const auto project = [&](const RowGroup& group, const RowsSide& side, bool regenerate_first) {
     const std::span<const Visit> members(&visits[group.begin], group.end - group.begin);
-    const RowsSide& side = copies_.next_rows_side();
     const LayerRows rows = rows_of(members.front(), group, side, places);
     const LayerHooks of_rows = hooks(members.front().id, side);
-    const bool regenerate_first =
-        queries_wait && group.begin == 0 && !members.front().batch.on_host;
     parts_.device.wait(Stream::compute, *side.stored);
     parts_.decoder.project_kv(weights, rows, of_rows);
     copies_.store(*order.work, members, side, layer, order.link);
@@ -52,6 +49,25 @@ void LayerStage::run(RunningOrder& order, const LayerOrderWork& work, LayerId la
     parts_.tracer.end();
     parts_.orders.mark(order, group.begin == 0 ? WaitsFor::weights : WaitsFor::rows, false);
     host_.send(order, members, side, layer);
+  };
+  load_next(0);
+  const std::vector<RowGroup> groups = group(visits);
+  const RowGroup* const ahead = queries_wait ? nullptr : sent_ahead(groups);
+  const RowsSide* ahead_side = nullptr;
+  if (ahead != nullptr) {
+    ahead_side = &copies_.next_rows_side();
+    project(*ahead, *ahead_side, false);
+    host_.wait_until_down();
+  }
+  for (const RowGroup& group : groups) {
+    const bool sent = &group == ahead;
+    const RowsSide& side = sent ? *ahead_side : copies_.next_rows_side();
+    const LayerRows rows = rows_of(visits[group.begin], group, side, places);
+    const bool regenerate_first =
+        queries_wait && group.begin == 0 && !visits[group.begin].batch.on_host;
+    if (!sent) {
+      project(group, side, regenerate_first);
+    }
     for (std::size_t i = group.begin; i < group.end; ++i) {
       if (i + 1 < visits.size()) {  // before this one computes, and behind the stores it may read
         load_next(i + 1);
@@ -85,7 +101,9 @@ void LayerStage::run(RunningOrder& order, const LayerOrderWork& work, LayerId la
 std::vector<RowGroup> LayerStage::group(std::span<Visit> visits) const {
   std::vector<BatchRows> rows;
   for (const Visit& visit : visits) {
-    rows.push_back({.first = visit.batch.first_row, .count = visit.batch.rows});
+    rows.push_back({.first = visit.batch.first_row,
+                    .count = visit.batch.rows,
+                    .on_host = visit.batch.on_host});
   }
   std::vector<RowGroup> groups = row_groups(rows, limits_.max_mini_batch_rows);
   for (const RowGroup& group : groups) {

@@ -10,8 +10,8 @@
 // blocks and W_K, W_V, attention also for its KV blocks, a product for the pieces its weight is in;
 // and for the stores of the rows that it overwrites. The order of launches is that in which the link
 // brings what they read: where W_Q comes behind the first mini-batch's blocks, KV Gen comes before the
-// queries (KVPR section 3.3). Mini-batches that host cores attend come last of all
-// (host_attention/host_attention_stage.h). Belongs to the pipeline, and is used by its thread alone.
+// queries (KVPR section 3.3). Mini-batches that host cores attend come last of all, but where they are a group of
+// their own, its queries go to the host cores first (host_attention/host_attention_stage.h). Belongs to the pipeline, and is used by its thread alone.
 
 #include <span>
 #include <vector>

@@ -16,6 +16,8 @@ static_assert(sizeof(RowMove) == kRowMoveBytes && sizeof(ContextBlock) == kConte
 static_assert(sizeof(RotaryPlace) == kRotaryPlaceBytes);
 static_assert(sizeof(AttentionSequence) == kAttentionSequenceBytes);
 static_assert(sizeof(LogitEdit) == kLogitEditBytes);
+constexpr std::int64_t kEditWords =
+    kLogitEditBytes / sizeof(std::uint32_t);  // of a mask, in the room of an edit
 static_assert(sizeof(SampleRow) == kSampleRowBytes && sizeof(SampledRow) == kSampledRowBytes);
 
 constexpr std::int64_t kSpanAlignment = 256;
@@ -205,7 +207,10 @@ class HeadBuilder {
       }
       const std::uint32_t edits =
           generate && sample.edits() != nullptr ? sample.edits()->size() : 0;
-      const std::int32_t row = add_row(work.first_row + sequence.first_row() + i, edits);
+      const std::uint32_t mask = generate && sample.mask() != nullptr ? sample.mask()->size() : 0;
+      const auto mask_room = static_cast<std::uint32_t>(ceil_div(mask, kEditWords));
+      const std::int32_t row =
+          add_row(work.first_row + sequence.first_row() + i, edits + mask_room);
       if (target >= 0) {
         add_sample({.row = row, .logprobs = prompt_top(sample), .target = target});
         work.results.push_back({.sample = index, .prompt = true});
@@ -222,13 +227,20 @@ class HeadBuilder {
                     .min_p = sample.min_p(),
                     .only_edited = sample.only_edited() ? 1 : 0,
                     .first_edit = static_cast<std::int32_t>(chunks_.back().edits.size()),
-                    .edits = to_int(edits)});
+                    .edits = to_int(edits),
+                    .masked = mask > 0 ? 1 : 0});
         for (std::uint32_t e = 0; e < edits; ++e) {
           const messages::LogitEdit& edit = *sample.edits()->Get(e);
           chunks_.back().edits.push_back({.token = edit.token(),
                                           .bias = edit.bias(),
                                           .factor = edit.factor(),
                                           .minus = edit.minus()});
+        }
+        if (mask > 0) {
+          std::vector<LogitEdit>& all = chunks_.back().edits;
+          const std::size_t first = all.size();
+          all.resize(first + mask_room);
+          std::memcpy(&all[first], sample.mask()->data(), mask * sizeof(std::uint32_t));
         }
         work.results.push_back({.sample = index, .prompt = false});
       }

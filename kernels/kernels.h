@@ -229,6 +229,8 @@ struct SampleRow {
   float min_p = 0;        // tokens of less than this share of the best one's weight are left out
   std::int32_t only_edited = 0;            // 1: only tokens with an edit may be sampled
   std::int32_t first_edit = 0, edits = 0;  // of SampleTokens::edits, by token, each once
+  // 1: behind these edits stands a mask, a bit for each token; tokens whose bit is 0 are barred.
+  std::int32_t masked = 0;
 };
 // One token's logit before the draw: x + bias; then x / factor where that is above 0, else x · factor;
 // then x - minus, at most ±kLargestLogit. A bias of minus infinity bars the token.
@@ -248,12 +250,13 @@ struct SampledRow {
 };
 // Greedy takes the lowest id among equal maxima. A random number is a function of (seed, step)
 // alone. Of what min_p, top_k and top_p leave out, each speaks of what the ones before it kept.
-// REQUIRES: a row of logits with edits belongs to one sample alone.
+// REQUIRES: a row of logits with edits or a mask belongs to one sample alone.
 struct SampleTokens {
   SampledRow* out;        // (count)
   const SampleRow* rows;  // (count)
-  float* logits;          // (max row + 1, vocab_size); a row with edits is changed
-  LogitEdit* edits;       // of all rows; changed
+  float* logits;          // (max row + 1, vocab_size); a row with edits or a mask is changed
+  // Of all rows; changed. A mask is (ceil(vocab_size / 32)) uint32_t, padded to whole edits.
+  LogitEdit* edits;
   std::int32_t count, vocab_size;
 };
 

@@ -195,7 +195,7 @@ bool Loader::step() {
     begin_restoring();
   }
   // A pool is made only beside the weights' memory, so that what is available is known.
-  if (weights_.has_segment() && pools_.busy()) {
+  if (weights_.has_segment() && (pools_.busy() || pools_.is_growing())) {
     if (auto grant = pools_.advance()) {
       moved = true;
       if (!send(*channel_, std::move(*grant))) {
@@ -203,10 +203,12 @@ bool Loader::step() {
       }
     }
   }
+  pools_.look_at_spare();
   const std::optional<Received> message = receive();
   moved = (!message && go_on_checking()) || moved;
   // Reserving memory, or waiting for it, takes seconds for many GiB, and shows nowhere meanwhile.
-  const bool reserving = weights_.reserving() || pools_.busy() || restore_asked_;
+  const bool reserving =
+      weights_.reserving() || pools_.busy() || pools_.is_growing() || restore_asked_;
   if (moved || message || reserving) {
     control_->progress[static_cast<int>(Process::loader)].steps.fetch_add(
         1, std::memory_order_release);
@@ -333,6 +335,9 @@ void Loader::begin_restoring() {
     return tell_restored();
   }
   if (const auto why_not = pools_.why_no_room(weights_.released_bytes())) {
+    if (pools_.drop_spare()) {
+      return;  // its memory is free soon
+    }
     const auto waited = std::chrono::steady_clock::now() - *restore_asked_;
     if (pools_.there() || waited > kUntilRoom) {
       restore_asked_.reset();

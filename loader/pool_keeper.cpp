@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "common/standing_ends.h"
 #include "common/testing/failpoint.h"
 #include "common/trouble.h"
 #include "common/words.h"
@@ -31,6 +32,7 @@ PoolKeeper::PoolKeeper(Control& control, const HostBudget& budget, std::function
       layers_(control->shape.num_hidden_layers) {}
 
 PoolKeeper::~PoolKeeper() {
+  stop_growing();
   stop_ = true;
   if (coming_.valid()) {
     coming_.wait();
@@ -39,23 +41,28 @@ PoolKeeper::~PoolKeeper() {
 
 void PoolKeeper::adopt() {
   const std::uint64_t epoch = control_->pool_epoch.load(std::memory_order_acquire);
-  if (control_->newest_pool_epoch != epoch) {
-    unlink_segment(name_of(control_->newest_pool_epoch));
+  // Also one that a loader was about to make over.
+  const std::uint64_t newest = control_->newest_pool_epoch;
+  for (std::uint64_t other = newest; other > epoch && other + 2 > newest; --other) {
+    unlink_segment(name_of(other));
   }
+  control_->spare_pool_bytes.store(0, std::memory_order_release);
   if (epoch != 0) {
     blocks_ = std::make_unique<BlocksSegment>(name_of(epoch));
+    begin_growing();  // where the ended loader was
   }
 }
 
 void PoolKeeper::leave() {
   check(!busy(), "a pool that is being made is not left to a successor");
+  stop_growing();
   if (blocks_) {
     blocks_->leave();
   }
 }
 
 void PoolKeeper::unlink() {
-  if (blocks_) {
+  if (blocks_ || spare_) {
     unlink_segment(name_of(control_->newest_pool_epoch));
   }
 }
@@ -86,6 +93,16 @@ void PoolKeeper::forget_claim() {
 }
 
 std::optional<messages::PoolGrantT> PoolKeeper::advance() {
+  if (growing_.valid() &&
+      growing_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
+    try {
+      growing_.get();
+      spdlog::info("block pool {}: all of its memory stands", control_->newest_pool_epoch);
+    } catch (const Failure& failure) {
+      fail(Exit::interrupted, "the memory of the block pool cannot be had any more: {}",
+           failure.what());
+    }
+  }
   if (coming_.valid()) {
     if (coming_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
       return std::nullopt;
@@ -114,7 +131,11 @@ std::optional<messages::PoolGrantT> PoolKeeper::begin() {
     return refusal(*reason);
   }
   const Bytes size{static_cast<std::int64_t>(partition.region_bytes) * layers_};
-  const Bytes available = available_();
+  look_at_spare();
+  if (spare_ && control_->spare_pool_bytes.load(std::memory_order_relaxed) == 0) {
+    drop_spare();
+  }
+  const Bytes available = available_() + (spare_ ? spare_->size() : Bytes{0});
   const HostBudget budget = asked_ ? host_budget(asked_, weights() + available) : budget_;
   if (const auto reason = why_no_pool(size, weights(), budget, available)) {
     return refusal(*reason);
@@ -122,8 +143,15 @@ std::optional<messages::PoolGrantT> PoolKeeper::begin() {
   ++control_->newest_pool_epoch;
   stop_ = false;
   wanted_ = true;
-  coming_ = std::async(std::launch::async, [this, size] {
-    return std::make_unique<BlocksSegment>(name_of(control_->newest_pool_epoch), size, stop_);
+  control_->spare_pool_bytes.store(0, std::memory_order_release);
+  making_.stands = spare_ != nullptr && spare_->size() >= size;
+  coming_ = std::async(std::launch::async, [this, size, spare = std::move(spare_)]() mutable {
+    const std::string name = name_of(control_->newest_pool_epoch);
+    if (!spare) {
+      return std::make_unique<BlocksSegment>(name, size);
+    }
+    spare->make_over(name, size);
+    return std::move(spare);
   });
   return std::nullopt;
 }
@@ -140,14 +168,38 @@ messages::PoolGrantT PoolKeeper::finish() {
                control_->newest_pool_epoch, gib_text(blocks_->size()), making_.partition.act_blocks,
                counted(making_.partition.kv_blocks, "KV block"), poise::name_of(making_.kv_format),
                counted(layers_, "layer"));
+  begin_growing();
   return grant();
+}
+
+void PoolKeeper::begin_growing() {
+  const std::uint64_t region = control_->pool.region_bytes;
+  const std::uint64_t standing = control_->pool_standing.load(std::memory_order_relaxed);
+  if (standing >= region) {
+    return;
+  }
+  stop_ = false;
+  growing_ = std::async(std::launch::async, [this, region, standing] {
+    const auto stands = [this](std::uint64_t bytes) {
+      control_->pool_standing.store(bytes, std::memory_order_release);
+    };
+    blocks_->grow(region, layers_, standing, stands, stop_);
+  });
+}
+
+void PoolKeeper::stop_growing() {
+  if (growing_.valid()) {
+    stop_ = true;
+    growing_.wait();
+    growing_ = {};
+  }
 }
 
 messages::PoolGrantT PoolKeeper::move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks) {
   if (!blocks_ || busy()) {
     return refusal("there is no block pool: claim one before moving its border");
   }
-  PoolWish moved{.partition = control_->pool, .kv_format = control_->kv_format};
+  PoolWish moved{.partition = control_->pool, .kv_format = control_->kv_format, .moved = true};
   moved.partition.act_blocks = act_blocks;
   moved.partition.kv_blocks = kv_blocks;
   if (const auto reason = why_no_partition(moved.partition, sizes(moved.kv_format), layers_)) {
@@ -164,17 +216,43 @@ messages::PoolGrantT PoolKeeper::release() {
   return grant();
 }
 
-// In this order: a loader that is killed meanwhile, which takes seconds for many GiB, leaves a pool that its
-// successor removes, rather than one that it misses.
+// In this order: a loader that is killed meanwhile leaves a pool that its successor removes, rather than one that
+// it misses.
 void PoolKeeper::give_up() {
+  stop_growing();
+  const bool whole = blocks_ && control_->pool_standing.load(std::memory_order_relaxed) >=
+                                    control_->pool.region_bytes;
   publish(0, {});
+  if (whole) {
+    spare_ = std::move(blocks_);
+    look_at_spare();
+  }
   blocks_.reset();
 }
 
+void PoolKeeper::look_at_spare() {
+  if (spare_ && control_->spare_pool_bytes.load(std::memory_order_relaxed) == 0 &&
+      spare_->is_unused()) {
+    control_->spare_pool_bytes.store(static_cast<std::uint64_t>(spare_->size().n),
+                                     std::memory_order_release);
+  }
+}
+
+bool PoolKeeper::drop_spare() {
+  control_->spare_pool_bytes.store(0, std::memory_order_release);
+  return std::exchange(spare_, nullptr) != nullptr;
+}
+
 std::optional<std::string> PoolKeeper::why_no_room(Bytes bytes) const {
-  const Bytes pool = blocks_ ? blocks_->size() : Bytes{0};
+  const BlocksSegment* const held = blocks_ ? blocks_.get() : spare_.get();
+  const Bytes pool = held != nullptr ? held->size() : Bytes{0};
   Bytes left = available_();
-  if (blocks_) {  // without a pool, weights that fitted once fit again
+  if (blocks_) {  // what is not there yet is not free either
+    const StandingEnds ends = standing_ends(
+        control_->pool.region_bytes, control_->pool_standing.load(std::memory_order_relaxed));
+    left -= Bytes{static_cast<std::int64_t>(ends.high - ends.low)} * layers_;
+  }
+  if (held != nullptr) {  // without a pool, weights that fitted once fit again
     left = std::min(left, asked_.value_or(budget_.cap) - weights() - pool);
   }
   if (bytes <= left) {
@@ -210,6 +288,10 @@ void PoolKeeper::publish(std::uint64_t epoch, const PoolWish& pool) {
   }
   control_->pool = pool.partition;
   control_->kv_format = pool.kv_format;
+  if (!pool.moved) {
+    control_->pool_standing.store(pool.stands ? pool.partition.region_bytes : 0,
+                                  std::memory_order_relaxed);
+  }
   control_->pool_epoch.store(epoch, std::memory_order_release);
 }
 

@@ -1,8 +1,12 @@
 #pragma once
 // Makes the block pool and its partition as planners ask for them. There is one pool at a time. A claim
 // gives up the earlier pool (its planner is gone, or wants another), then makes the new one in a
-// thread; `advance` returns the answer when the pool is ready. Only the loader's one thread calls this
-// class, and only this class writes the control segment's pool fields.
+// thread; `advance` returns the answer when the pool is there, and its memory is made behind the work that has begun in it
+// (`pool_standing`). Only the loader's one thread calls this class, and only this class writes the control segment's
+// pool fields; the thread that makes memory writes `pool_standing`.
+//
+// A pool that is given up is spare: its memory stays for the next claim, whatever size that has, unless an executor still
+// has it mapped then. So the next run of a kept loader need not wait for pages. Weights that need the room come first.
 
 #include <atomic>
 #include <functional>
@@ -21,6 +25,8 @@ namespace poise {
 struct PoolWish {
   PoolPartition partition{};
   KvFormat kv_format = KvFormat::plain;
+  bool stands = false;  // all its memory is there …
+  bool moved = false;   // … or as much as before
 };
 
 class PoolKeeper {
@@ -36,6 +42,10 @@ class PoolKeeper {
   void adopt();
   // The pool stays for a successor. REQUIRES: not busy.
   void leave();
+  // Looks whether a spare pool is unused by now, and publishes its bytes then.
+  void look_at_spare();
+  // Gives a spare pool's memory back; false if there is none.
+  bool drop_spare();
   // Removes the pool's name; its memory is given back on destruction.
   void unlink();
   // `host_memory`: the claiming run's cap, weights included; nothing: the loader's own.
@@ -44,8 +54,10 @@ class PoolKeeper {
   void forget_claim();
   messages::PoolGrantT move_border(std::uint32_t act_blocks, std::uint32_t kv_blocks);
   messages::PoolGrantT release();
-  // The answer to a claim, once it is ready.
+  // The answer to a claim, once it is ready. Fails (Exit::interrupted) if a granted pool's memory cannot be had.
   std::optional<messages::PoolGrantT> advance();
+  // A granted pool's memory is being made.
+  bool is_growing() const { return growing_.valid(); }
   bool busy() const { return claimed_.has_value() || coming_.valid(); }
   bool there() const { return blocks_ != nullptr; }
   // Weights that are not in host memory: a pool may use their room.
@@ -56,6 +68,8 @@ class PoolKeeper {
  private:
   std::optional<messages::PoolGrantT> begin();
   messages::PoolGrantT finish();
+  void begin_growing();
+  void stop_growing();
   void give_up();
   messages::PoolGrantT grant() const;
   std::string name_of(std::uint64_t epoch) const;
@@ -75,6 +89,8 @@ class PoolKeeper {
   std::atomic<bool> stop_{false};
   std::future<std::unique_ptr<BlocksSegment>> coming_;
   std::unique_ptr<BlocksSegment> blocks_;
+  std::future<void> growing_;
+  std::unique_ptr<BlocksSegment> spare_;  // of the newest epoch; never beside another
 };
 
 }  // namespace poise

@@ -211,12 +211,7 @@ void refuse_files(const cxxopts::ParseResult& given) {
   }
 }
 
-PlannerCommand run_command(const std::vector<std::string>& words) {
-  cxxopts::Options options(
-      "poise-planner",
-      "Decides which request runs when and where its context lies.\n"
-      "Also: poise-planner policies | simulate NAME | inspect LOG | replay | validate | encode");
-  add_input(options);
+void add_run(cxxopts::Options& options) {
   const auto text = [] { return cxxopts::value<std::string>(); };
   options.add_options()("o,output-file", "results", text())(
       "front-socket", "to connect to: requests and answers pass over it, and there is no file",
@@ -241,16 +236,14 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
       "trace", "log what each stream did, span by span")(
       "orders-log", "what it keeps: off, tables or full", text())(
       "orders-log-size", "limit, bytes: the oldest orders are removed", text())(
-      "log", "file", text())("death-fd", "pipe that the supervisor holds", text());
-  add_placing(options);
-  const auto given = parse_arguments(options, words);
-  if (given.count("help") != 0) {
-    return HelpOptions{options.help()};
-  }
-  RunOptions run;
-  const bool open = given.count("front-socket") != 0;
-  run.input = input_of(given, open);
-  if (open) {
+      "log", "file", text())("death-fd", "pipe that the supervisor holds", text())(
+      "grammar-python", "a Python that has llguidance", text())(
+      "grammar-script", "what it runs (grammar_worker.py)", text());
+}
+
+// Where its files and the other processes are.
+void take_places(const cxxopts::ParseResult& given, RunOptions& run) {
+  if (given.count("front-socket") != 0) {
     run.front_socket = required_argument(given, "front-socket");
     refuse_files(given);
   } else {
@@ -260,6 +253,16 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   run.run_id = required_argument(given, "run-id");
   run.loader_socket = required_argument(given, "loader-socket");
   run.executor_socket = required_argument(given, "executor-socket");
+  if (given.count("log") != 0) {
+    run.log = required_argument(given, "log");
+  }
+  if (given.count("grammar-python") != 0) {
+    run.grammar_python = required_argument(given, "grammar-python");
+    run.grammar_script = required_argument(given, "grammar-script");
+  }
+}
+
+void take_policy(const cxxopts::ParseResult& given, RunOptions& run) {
   if (given.count("policy") != 0) {
     run.policy = required_argument(given, "policy");
   }
@@ -269,6 +272,24 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   if (given.count("recompute-share") != 0) {
     run.policy_options.recompute_share = share(given, "recompute-share");
   }
+}
+
+PlannerCommand run_command(const std::vector<std::string>& words) {
+  cxxopts::Options options(
+      "poise-planner",
+      "Decides which request runs when and where its context lies.\n"
+      "Also: poise-planner policies | simulate NAME | inspect LOG | replay | validate | encode");
+  add_input(options);
+  add_run(options);
+  add_placing(options);
+  const auto given = parse_arguments(options, words);
+  if (given.count("help") != 0) {
+    return HelpOptions{options.help()};
+  }
+  RunOptions run;
+  run.input = input_of(given, given.count("front-socket") != 0);
+  take_places(given, run);
+  take_policy(given, run);
   take_costs(given, run);
   take_placing(given, run);
   if (run.policy || run.policy_options.act_share || run.policy_options.recompute_share ||
@@ -287,9 +308,6 @@ PlannerCommand run_command(const std::vector<std::string>& words) {
   run.takes_over = given.count("takes-over") != 0;
   run.trace = given.count("trace") != 0;
   take_orders_log(given, run);
-  if (given.count("log") != 0) {
-    run.log = required_argument(given, "log");
-  }
   take_number(given, "death-fd", 0, 1 << 20, run.death_descriptor);
   return run;
 }

@@ -38,7 +38,7 @@ Took plan(std::string_view name, std::uint32_t count) {
   for (std::uint32_t i = 0; i < count; ++i) {
     requests[i].id = {i + 1};
     // Lengths differ a little, so that mini-batches and ratios do too.
-    requests[i].prompt.assign(kTokens - i % 64, 5);
+    requests[i].prompt = std::vector<TokenId>(kTokens - i % 64, 5);
     requests[i].sampling.max_tokens = 100;
   }
   const auto policy = make_policy(

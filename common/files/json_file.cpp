@@ -209,7 +209,7 @@ const nlohmann::json* JsonObject::find(std::string_view name) const {
 }
 
 void JsonObject::refuse(std::string_view name, const std::string& rule) const {
-  fail("{}\"{}\" {}", prefix(what_), name, rule);
+  fail("{}\"{}\" {}", prefix(what_), shown(name, 100), shown(rule, 1000));
 }
 
 std::optional<std::int64_t> JsonObject::integer(std::string_view name, Integers range) const {
@@ -287,7 +287,7 @@ std::optional<JsonObject> JsonObject::object(std::string_view name) const {
   if (!field->is_object()) {
     refuse(name, fmt::format("must be an object, not {}", described(*field)));
   }
-  return JsonObject(*field, fmt::format("{}in \"{}\"", prefix(what_), name));
+  return JsonObject(*field, fmt::format("{}in \"{}\"", prefix(what_), shown(name, 100)));
 }
 
 }  // namespace poise

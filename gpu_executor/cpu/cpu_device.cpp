@@ -237,7 +237,7 @@ class Opened final : public CpuDevice {
   void give_host(std::byte* data, Bytes) override { ::operator delete(data, kAlignment); }
   // A thread reaches any page.
   void pin(std::span<const std::span<std::byte>>, bool) override {}
-  void unpin(std::span<std::byte>) override {}
+  void unpin(std::span<const std::span<std::byte>>) override {}
 
  private:
   static CpuEvent::Record& told_by(const Event& event) {

@@ -156,7 +156,10 @@ class Opened final : public Device {
   }
   DeviceKind kind() const override { return DeviceKind::cuda; }
   Bytes memory() const override { return memory_; }
-  Bytes overhead() const override { return overhead_ + page_tables_of(pinned_.bytes()); }
+  Bytes overhead() const override {
+    return overhead_ + page_tables_of(pinned_.bytes() + expected_);
+  }
+  void expect_registered(Bytes more) override { expected_ = more; }
   DType work_type(DType stored) const override { return stored; }
   int host_threads() const override { return host_threads_; }
   double link_bytes_per_s() const override { return link_bytes_per_s_; }
@@ -293,7 +296,7 @@ class Opened final : public Device {
   void pin(std::span<const std::span<std::byte>> parts, bool read_only) override {
     pinned_.pin(parts, read_only);
   }
-  void unpin(std::span<std::byte> memory) override { pinned_.unpin(memory); }
+  void unpin(std::span<const std::span<std::byte>> parts) override { pinned_.unpin(parts); }
 
  private:
   // The best of some large copies to the device.
@@ -349,6 +352,7 @@ class Opened final : public Device {
   std::unique_ptr<CudaClock> clock_;
   std::unique_ptr<cuda::Gemms> gemms_;
   Bytes overhead_{}, memory_{};
+  Bytes expected_{};  // of host memory that will be registered
   double link_bytes_per_s_ = 0;
   PinnedHost pinned_;
   std::optional<cpu::Workers> host_workers_;  // the host work's thread only

@@ -10,6 +10,7 @@
 
 #include "common/liveness/progress.h"
 #include "common/trouble.h"
+#include "common/words.h"
 
 namespace poise {
 namespace {
@@ -180,13 +181,16 @@ PinnedHost::Run PinnedHost::run(const void* begin, Bytes size) const {
   return {std::min(size, Bytes{static_cast<std::int64_t>(left)}), offset % kSlice == 0};
 }
 
-void PinnedHost::unpin(std::span<std::byte> memory) {
-  const auto found = parts_.find(memory.data());
-  check(found != parts_.end(), "what is unpinned was pinned");
+void PinnedHost::unpin(std::span<const std::span<std::byte>> parts) {
+  Slices slices;
+  for (const std::span<std::byte> part : parts) {
+    const auto found = parts_.find(part.data());
+    check(found != parts_.end(), "what is unpinned was pinned");
+    slices.insert(slices.end(), found->second.slices.begin(), found->second.slices.end());
+  }
   std::vector<std::span<std::byte>> pinned;
   {
     std::unique_lock lock(mutex_);
-    const Slices& slices = found->second.slices;
     for (const std::shared_ptr<Slice>& slice : slices) {  // all, before a helper takes the next one
       if (slice->state == State::waits) {
         std::erase(queue_, slice);
@@ -223,10 +227,12 @@ void PinnedHost::unpin(std::span<std::byte> memory) {
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   if (pinned.size() > 1) {
-    spdlog::info("unpinned {} bytes in {:.2f} s", memory.size(), took.count());
+    spdlog::info("unpinned {} in {:.2f} s", counted(pinned.size(), "slice"), took.count());
   }
-  parts_.erase(found);
-  bytes_ -= Bytes{static_cast<std::int64_t>(memory.size())};
+  for (const std::span<std::byte> part : parts) {
+    parts_.erase(part.data());
+    bytes_ -= Bytes{static_cast<std::int64_t>(part.size())};
+  }
 }
 
 }  // namespace poise

@@ -47,8 +47,8 @@ class PinnedHost {
   };
   Run run(const void* begin, Bytes size) const;
   // Waits for what is under way of it. The process's tables hold its pages no more, until it touches
-  // them. REQUIRES: a part that `pin` was given.
-  void unpin(std::span<std::byte> memory);
+  // them. REQUIRES: parts that `pin` was given.
+  void unpin(std::span<const std::span<std::byte>> parts);
 
   // Of all parts, pinned or yet to be.
   Bytes bytes() const { return bytes_; }

@@ -62,6 +62,8 @@ void HostAttentionStage::send(RunningOrder& order, std::span<const Visit> visits
   device.record(*written_[layer.n], Stream::host);
 }
 
+void HostAttentionStage::wait_until_down() { parts_.device.wait(Stream::compute, *down_); }
+
 void HostAttentionStage::copy_down(RunningOrder& order, std::span<const Visit> visits,
                                    const RowsSide& side) {
   Device& device = parts_.device;

@@ -3,7 +3,8 @@
 // the host threads put the new rows into their blocks and attend those where they lie, and the output
 // comes up. K and V of their context never cross the link. All of a group go down together, as soon as
 // its queries are made, so the host cores have the time in which the device attends the group's other
-// mini-batches:
+// mini-batches. Where they have a group of their own (prompts beside them fill the others), its queries are the
+// layer's first, and the device computes all other groups before their output comes up (sent_ahead):
 //
 //   copy out  |      queries, new rows of all | …
 //   host      |                               attention of mb 2 | of mb 3 |
@@ -11,7 +12,7 @@
 //
 //   - they go down behind all stores of the layer so far, which the host cores may read;
 //   - the device's loads of a layer wait for the rows that host cores wrote there;
-//   - one set of host buffers is enough: a group's queries are made behind the output of the group before.
+//   - one set of host buffers is enough: a group's queries are made behind the output of the group of host cores before.
 // The output comes up on the compute stream: on copy_in, weights would wait behind it.
 // Belongs to the pipeline, and is used by its thread alone.
 
@@ -36,6 +37,8 @@ class HostAttentionStage {
   // Those of a group's mini-batches that host cores attend; its queries and new rows are queued.
   void send(RunningOrder& order, std::span<const Visit> visits, const RowsSide& side,
             LayerId layer);
+  // Before the device makes other queries and new rows where those that were sent lie.
+  void wait_until_down();
   // The output of one of them to the rows of the group. REQUIRES: it was sent.
   void receive(RunningOrder& order, const Visit& visit);
 

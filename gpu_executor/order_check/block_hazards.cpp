@@ -99,6 +99,14 @@ StoreDependencies check_block_hazards(const messages::Iteration& iteration) {
                batch->id(), messages::EnumNameKind(run.kind()), stored->block & UINT32_MAX,
                stored->mini_batch);
         }
+        // Host cores may begin before anything else of a layer, but work in order.
+        if (is_on_host(*batch) && !is_on_host(*iteration.mini_batches()->Get(stored->mini_batch))) {
+          fail(
+              "host cores attend mini-batch {}, which reads rows of {} block {} that the device "
+              "stores for mini-batch {} in the same iteration",
+              batch->id(), messages::EnumNameKind(run.kind()), stored->block & UINT32_MAX,
+              stored->mini_batch);
+        }
         before.push_back(stored->mini_batch);
       }
     }

@@ -73,6 +73,7 @@ class RowCheck {
   void check_samples() const;
   void check_targets(std::uint32_t i, const messages::Sample& sample) const;
   void check_edits(std::uint32_t i, const messages::Sample& sample) const;
+  void check_mask(std::uint32_t i, const messages::Sample& sample) const;
 
   const CheckedBatch& batch_;
   std::vector<std::uint32_t> sequence_of_row_;

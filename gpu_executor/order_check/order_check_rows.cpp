@@ -224,13 +224,16 @@ void RowCheck::check_samples() const {
 
 void RowCheck::check_edits(std::uint32_t i, const messages::Sample& sample) const {
   const std::uint32_t edits = size_of_vector(sample.edits());
-  if (edits == 0 && !sample.only_edited()) {
+  const std::uint32_t mask = size_of_vector(sample.mask());
+  if (edits == 0 && mask == 0 && !sample.only_edited()) {
     return;
   }
-  if (edits > static_cast<std::uint32_t>(batch_.limits.logit_edits)) {
-    batch_.refuse("sample {} has {} edits of logits; logit_edits allows {}", i, edits,
+  const std::int64_t room = mask > 0 ? mask_edits(batch_.shape.vocab_size) : 0;
+  if (edits + room > batch_.limits.logit_edits) {
+    batch_.refuse("sample {} has {} edits of logits; logit_edits allows {}", i, edits + room,
                   batch_.limits.logit_edits);
   }
+  check_mask(i, sample);
   if (!sample.generate()) {
     batch_.refuse("sample {} has edits of logits and generates nothing", i);
   }
@@ -252,6 +255,23 @@ void RowCheck::check_edits(std::uint32_t i, const messages::Sample& sample) cons
       batch_.refuse("edit {} of sample {} has bias {}, factor {}, minus {}", e, i, edit.bias(),
                     edit.factor(), edit.minus());
     }
+  }
+}
+
+void RowCheck::check_mask(std::uint32_t i, const messages::Sample& sample) const {
+  const std::int32_t vocabulary = batch_.shape.vocab_size;
+  const std::uint32_t words = size_of_vector(sample.mask());
+  if (words == 0) {
+    return;
+  }
+  if (words != static_cast<std::uint32_t>(mask_words(vocabulary))) {
+    batch_.refuse("sample {} has a mask of {} words; a vocabulary of {} has {}", i, words,
+                  vocabulary, mask_words(vocabulary));
+  }
+  const std::int32_t last = vocabulary % 32;  // tokens of the last word; 0: all
+  if (last > 0 && sample.mask()->Get(words - 1) >> last != 0) {
+    batch_.refuse("sample {} has a mask that allows tokens beyond the vocabulary of {}", i,
+                  vocabulary);
   }
 }
 

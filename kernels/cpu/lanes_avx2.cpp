@@ -23,7 +23,13 @@
 #pragma GCC diagnostic ignored "-Wpsabi"
 #pragma GCC target("avx2,fma,f16c")
 #endif
+#if defined(__clang__)  // builds with sanitizers inline nothing else, and a call would go through memory
+#pragma clang attribute push(__attribute__((always_inline)), apply_to = function)
+#endif
 #include "kernels/cpu/lanes_avx2.h"
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
 // The order matters: each builds on the ones before it.
 #include "kernels/cpu/math_lanes.h"
 // clang-format off

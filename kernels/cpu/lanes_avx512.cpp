@@ -28,7 +28,13 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
 #endif
+#if defined(__clang__)  // builds with sanitizers inline nothing else, and a call would go through memory
+#pragma clang attribute push(__attribute__((always_inline)), apply_to = function)
+#endif
 #include "kernels/cpu/lanes_avx512.h"
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
 // The order matters: each builds on the ones before it.
 #include "kernels/cpu/math_lanes.h"
 // clang-format off

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstring>
 #include <span>
 
 #include "kernels/cpu/kernels_cpu.h"
@@ -53,6 +55,23 @@ void apply_edits(const SampleRow& row, float* data, std::int32_t count,
   }
 }
 
+// Bars the tokens whose bit is not set.
+void apply_mask(float* data, std::int32_t count, const LogitEdit* mask) {
+  const auto* const bytes = reinterpret_cast<const std::byte*>(mask);
+  for (std::int32_t first = 0; first < count; first += 32) {
+    std::uint32_t word = 0;
+    std::memcpy(&word, bytes + first / 8, sizeof(word));
+    const std::int32_t end = std::min(first + 32, count);
+    if (word == 0) {
+      std::fill(data + first, data + end, kLowestLogit);
+    } else if (word != ~std::uint32_t{0}) {
+      for (std::int32_t id = first; id < end; ++id) {
+        data[id] = (word >> (id - first) & 1) != 0 ? data[id] : kLowestLogit;
+      }
+    }
+  }
+}
+
 // With the logits as they are now, some of which may be barred.
 std::int32_t choose_token(const SampleRow& row, const Logits& logits, const GatheredLogits& room) {
   if (logits.maximum == kLowestLogit) {
@@ -65,6 +84,7 @@ std::int32_t choose_token(const SampleRow& row, const Logits& logits, const Gath
   return draw_token(row, logits, room);
 }
 
+// The row's mask, if it has one, stands behind `edits`.
 void sample_row(const SampleRow& row, float* data, std::int32_t count, std::span<LogitEdit> edits,
                 const GatheredLogits& room, SampledRow* out) {
   const LaneKernels& kernels = active_kernels();
@@ -88,11 +108,14 @@ void sample_row(const SampleRow& row, float* data, std::int32_t count, std::span
                      [&](std::int32_t id) { return logprob(data[id]); });
     }
   }
-  const bool edits_any = !edits.empty() || row.only_edited != 0;
+  const bool edits_any = !edits.empty() || row.only_edited != 0 || row.masked != 0;
   if (row.target >= 0) {
     out->token = row.target;
   } else if (edits_any) {
     apply_edits(row, data, count, edits);
+    if (row.masked != 0) {
+      apply_mask(data, count, edits.data() + edits.size());
+    }
     logits.maximum = kernels.scan_logits(data, count).maximum;
     out->token = choose_token(row, logits, room);
   } else {

@@ -110,6 +110,15 @@ class Row {
         logits_[edits[i].token] = edits[i].minus;
       }
     }
+    if (row.masked != 0) {
+      __syncthreads();
+      const auto* mask = reinterpret_cast<const std::uint32_t*>(edits + row.edits);
+      for (std::int32_t id = threadIdx.x; id < count_; id += kThreads) {
+        if ((mask[id / 32] >> (id % 32) & 1) == 0) {
+          logits_[id] = -INFINITY;
+        }
+      }
+    }
     __syncthreads();
     scan();
     return maximum_ > -INFINITY;
@@ -340,7 +349,8 @@ __global__ void __launch_bounds__(kThreads, 1) sample_kernel(const SampleTokens 
             logits.report_best(row.logprobs < kMaxLogprobs ? row.logprobs : kMaxLogprobs, out);
       }
     }
-    const bool edits_any = row.target < 0 && (row.edits > 0 || row.only_edited != 0);
+    const bool edits_any =
+        row.target < 0 && (row.edits > 0 || row.only_edited != 0 || row.masked != 0);
     if (edits_any) {
       __syncthreads();  // what was reported has been read
     }

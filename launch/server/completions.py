@@ -17,6 +17,7 @@ _STREAM_FIELDS = ("stream", "stream_options")
 _MOST_CHOICES = 128
 _MOST_LINES = 256 << 20  # bytes of one body's lines
 _SLOW_CLIENT = 120.0  # seconds for a piece of a stream to be taken
+_OF_THE_PROMPT = ("prompt_token_ids", "prompt_logprobs", "scores")  # with a stream's end: in a completion's choice, beside a chat's
 
 
 class Completions:
@@ -134,9 +135,9 @@ def _lines_of(url, bodies):
 
 
 def _choices_of(body):
-    """How many answers each prompt gets; what is no such number, the planner refuses."""
+    """How many answers each prompt gets, as the planner reads it: 2.0 is a whole number. What is no such number, the planner refuses."""
     choices = body.get("n")
-    return choices if type(choices) is int and 1 <= choices <= _MOST_CHOICES else 1
+    return int(choices) if type(choices) in (int, float) and choices in range(1, _MOST_CHOICES + 1) else 1
 
 
 def _prompts_of(body):
@@ -165,6 +166,10 @@ def _joined(bodies):
     first["choices"] = [{**choice, "index": index} for index, choice in enumerate(choice for body in bodies for choice in body["choices"])]
     first["usage"] = {name: sum(body["usage"][name] for body in bodies) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
     return first
+
+
+def _of_the_prompt(answer):
+    return {name: answer[name] for name in _OF_THE_PROMPT if name in answer}
 
 
 async def _disconnected(receive):
@@ -254,9 +259,11 @@ class _Stream:
             return self._data(body)
         self._usage[0] += answer.prompt_tokens
         self._usage[1] += answer.completion_tokens
-        return b"".join(
-            self._opening(part) + self._data(self._chunk([part.closing(choice)])) for part, choice in zip(parts, body["choices"], strict=True)
-        )
+        data, beside = b"", _of_the_prompt(body)
+        for part, choice in zip(parts, body["choices"], strict=True):
+            data += self._opening(part) + self._data(self._chunk([part.closing(choice)]) | beside)
+            beside = {}
+        return data
 
     def _opening(self, part):
         """How a message begins, once."""
@@ -357,5 +364,5 @@ class _Part:
         if logprobs is not None:
             logprobs = {name: value[self._valued :] if isinstance(value, list) else value for name, value in logprobs.items()}
         ids = None if ids is None else ids[self._valued :]
-        return self._choice(text, logprobs, ids, choice["finish_reason"], choice.get("stop_reason"))
+        return self._choice(text, logprobs, ids, choice["finish_reason"], choice.get("stop_reason")) | _of_the_prompt(choice)
 

@@ -83,7 +83,7 @@ std::vector<Request> some_of(std::span<const RequestSize> all, std::int32_t sequ
   for (std::size_t i = 0; i < count; ++i) {
     const RequestSize& one = all[i * all.size() / count];
     some[i].id = one.id;
-    some[i].prompt.assign(static_cast<std::size_t>(one.prompt), TokenId{0});
+    some[i].prompt = std::vector<TokenId>(static_cast<std::size_t>(one.prompt), TokenId{0});
     some[i].sampling.max_tokens = one.answer;
   }
   return some;

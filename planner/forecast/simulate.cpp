@@ -19,7 +19,7 @@ std::vector<Request> requests_of(const SimulatedWork& work) {
   std::vector<Request> requests(static_cast<std::size_t>(work.requests));
   for (std::size_t i = 0; i < requests.size(); ++i) {
     requests[i].id = {static_cast<std::uint32_t>(i + 1)};
-    requests[i].prompt.assign(static_cast<std::size_t>(work.prompt), kAnyToken);
+    requests[i].prompt = std::vector<TokenId>(static_cast<std::size_t>(work.prompt), kAnyToken);
     requests[i].sampling.max_tokens = work.answer;
   }
   return requests;

@@ -102,7 +102,7 @@ std::size_t FrontLink::open(const json& entry, std::span<const std::string> fram
   if (open_.size() + static_cast<std::size_t>(request.choices) > kMostOpen) {
     finish({.request = id,
             .error = true,
-            .text = error_line({id, request.custom_id, "too many requests are open", "",
+            .text = error_line({id, request.custom_id.get(), "too many requests are open", "",
                                 "too_many_requests", 429})});
     return own;
   }
@@ -207,7 +207,7 @@ void FrontLink::progress(RequestId request, const Answer& answer,
   const SamplingParams& sampling = open.request->sampling;
   const bool with_tokens = sampling.logprobs >= 0 || sampling.return_token_ids;
   const Request& of = *open.request;
-  const std::string_view prompt = sampling.echo ? of.prompt_text : std::string_view();
+  const std::string_view prompt = sampling.echo ? std::string_view(of.prompt_text.get()) : std::string_view();
   const std::string_view settled = answer.settled_text();
   const std::size_t size = prompt.size() + settled.size();
   if (size <= open.sent_text && !(with_tokens && tokens.size() > open.sent_tokens)) {

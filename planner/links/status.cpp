@@ -2,12 +2,15 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <utility>
 
 #include "common/files/replace_file.h"
 #include "common/trouble.h"
+#include "planner/links/clock.h"
 
 namespace poise {
 namespace {
@@ -25,6 +28,57 @@ double busy(std::uint64_t ns, Seconds elapsed) {
   return share(static_cast<double>(ns) * 1e-9, elapsed.n);
 }
 
+nlohmann::ordered_json json_of(std::span<const BlocksOf> pools) {
+  auto all = nlohmann::ordered_json::array();
+  for (const BlocksOf& pool : pools) {
+    all.push_back({{"kind", pool.kind},
+                   {"place", pool.place},
+                   {"total", pool.total},
+                   {"taken", pool.taken}});
+  }
+  return all;
+}
+
+nlohmann::ordered_json json_of(std::span<const PolicyAnswer> answers) {
+  auto all = nlohmann::ordered_json::array();
+  for (const PolicyAnswer& answer : answers) {
+    all.push_back({{"serial", answer.serial},
+                   {"policy", answer.policy},
+                   {"since", answer.since},
+                   {"refusal", answer.refusal},
+                   {"held_back", answer.held_back}});
+  }
+  return all;
+}
+
+nlohmann::ordered_json busy_json(const ExecutorTotals& totals, Seconds elapsed) {
+  return {{"copy_in", busy(totals.copy_in_busy_ns, elapsed)},
+          {"compute", busy(totals.compute_busy_ns, elapsed)},
+          {"copy_out", busy(totals.copy_out_busy_ns, elapsed)}};
+}
+
+nlohmann::ordered_json busy_seconds_json(const ExecutorTotals& totals) {
+  return {{"copy_in", seconds_of(totals.copy_in_busy_ns)},
+          {"compute", seconds_of(totals.compute_busy_ns)},
+          {"copy_out", seconds_of(totals.copy_out_busy_ns)}};
+}
+
+// What was predicted beside what was measured.
+void add_prediction(const Prediction::Figures& both, std::int64_t generated_tokens,
+                    nlohmann::ordered_json& json) {
+  const auto each = [&](Seconds all) {
+    return both.decoding > 0 ? all.n / static_cast<double>(both.decoding) : 0;
+  };
+  const auto tokens_per_second = [&](Seconds all) {
+    return all.n > 0 ? to_four_places(static_cast<double>(generated_tokens) / all.n) : 0;
+  };
+  json["predicted"] = {{"decode_iteration_seconds", each(both.decode_predicted)},
+                       {"tokens_per_second", tokens_per_second(both.predicted)}};
+  json["measured"] = {{"decode_iteration_seconds", each(both.decode_measured)},
+                      {"tokens_per_second", tokens_per_second(both.measured)}};
+  json["decode_iterations"] = both.decoding;
+}
+
 }  // namespace
 
 void RunStatus::answer_wish() {
@@ -35,6 +89,13 @@ void RunStatus::answer_wish() {
                             .held_back = policy_held_back});
   if (policy_answers.size() > kAnswers) {
     policy_answers.erase(policy_answers.begin());
+  }
+}
+
+void RunStatus::reach(const std::string& moment) {
+  if (std::ranges::find(moments, moment, &std::pair<std::string, Seconds>::first) ==
+      moments.end()) {
+    moments.emplace_back(moment, monotonic_now());
   }
 }
 
@@ -62,11 +123,11 @@ std::string to_json(const RunStatus& status) {
       {"policy_since", status.policy_since},
       {"policy_serial", status.policy_serial},
       {"policy_refusal", status.policy_refusal},
-      {"policy_answers", nlohmann::ordered_json::array()},
+      {"policy_answers", json_of(std::span<const PolicyAnswer>(status.policy_answers))},
       {"device", status.device},
       {"blocks",
        {{"act", status.act_blocks}, {"kv", status.kv_blocks}, {"free", status.free_blocks}}},
-      {"pools", nlohmann::ordered_json::array()},
+      {"pools", json_of(std::span<const BlocksOf>(status.pools))},
       {"iteration_tokens", status.iteration_tokens.json()},
       {"token_seconds", status.token_seconds.json()},
       {"layers", status.layers},
@@ -79,45 +140,19 @@ std::string to_json(const RunStatus& status) {
         {"kv", status.executor.kv},
         {"act", status.executor.act},
         {"stores", status.executor.stores}}},
-      {"busy",
-       {{"copy_in", busy(status.executor.copy_in_busy_ns, status.elapsed)},
-        {"compute", busy(status.executor.compute_busy_ns, status.elapsed)},
-        {"copy_out", busy(status.executor.copy_out_busy_ns, status.elapsed)}}},
-      {"busy_seconds",
-       {{"copy_in", seconds_of(status.executor.copy_in_busy_ns)},
-        {"compute", seconds_of(status.executor.compute_busy_ns)},
-        {"copy_out", seconds_of(status.executor.copy_out_busy_ns)}}},
+      {"busy", busy_json(status.executor, status.elapsed)},
+      {"busy_seconds", busy_seconds_json(status.executor)},
       {"planner",
        {{"planning_share", share(status.planning_time.n, seconds)},
         {"messages_share", share(status.message_time.n, seconds)},
         {"answers_share", share(status.answer_time.n, seconds)}}},
   };
-  for (const BlocksOf& pool : status.pools) {
-    json["pools"].push_back({{"kind", pool.kind},
-                             {"place", pool.place},
-                             {"total", pool.total},
-                             {"taken", pool.taken}});
-  }
-  for (const PolicyAnswer& answer : status.policy_answers) {
-    json["policy_answers"].push_back({{"serial", answer.serial},
-                                      {"policy", answer.policy},
-                                      {"since", answer.since},
-                                      {"refusal", answer.refusal},
-                                      {"held_back", answer.held_back}});
+  json["moments"] = nlohmann::ordered_json::object();
+  for (const auto& [moment, when] : status.moments) {
+    json["moments"][moment] = when.n;
   }
   if (status.prediction) {
-    const Prediction::Figures& both = *status.prediction;
-    const auto each = [&](Seconds all) {
-      return both.decoding > 0 ? all.n / static_cast<double>(both.decoding) : 0;
-    };
-    const auto tokens_per_second = [&](Seconds all) {
-      return all.n > 0 ? to_four_places(static_cast<double>(status.generated_tokens) / all.n) : 0;
-    };
-    json["predicted"] = {{"decode_iteration_seconds", each(both.decode_predicted)},
-                         {"tokens_per_second", tokens_per_second(both.predicted)}};
-    json["measured"] = {{"decode_iteration_seconds", each(both.decode_measured)},
-                        {"tokens_per_second", tokens_per_second(both.measured)}};
-    json["decode_iterations"] = both.decoding;
+    add_prediction(*status.prediction, status.generated_tokens, json);
   }
   if (status.balance && status.balance->all().iterations > 0) {
     json["balance"] = json_of(*status.balance, status.facts);

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/units.h"
@@ -69,8 +70,13 @@ struct RunStatus {
   std::optional<Balance> balance;                 // once there is an executor
   BalanceFacts facts;
 
+  // When a part of the run began, by the clock that all processes share (CLOCK_MONOTONIC).
+  std::vector<std::pair<std::string, Seconds>> moments;
+
   // Records the fields above as the answer to the last wish.
   void answer_wish();
+  // Notes that a part has begun, the first time.
+  void reach(const std::string& moment);
 };
 
 // One JSON object.

@@ -52,6 +52,7 @@ class JobTimes {
   // memory does not suffice.
   struct Times {
     double full, early;
+    std::optional<MemoryPlan> memory;  // by which they were estimated
   };
   const Times& of(std::int32_t sequences) {
     const auto [found, fresh] = seconds_.try_emplace(sequences);
@@ -64,13 +65,13 @@ class JobTimes {
  private:
   Times estimate(std::int32_t sequences) const {
     try {
-      const MemoryPlan made =
-          plan_memory(policy_, problem_, problem_.demand(sequences));
-      return {.full = work(made, problem_.requests, sequences),
-              .early = work(made, early_, sequences)};
+      MemoryPlan made = plan_memory(policy_, problem_, problem_.demand(sequences));
+      const double full = work(made, problem_.requests, sequences);
+      const double early = work(made, early_, sequences);
+      return {.full = full, .early = early, .memory = std::move(made)};
     } catch (const Failure&) {
       constexpr double kNever = std::numeric_limits<double>::infinity();
-      return {.full = kNever, .early = kNever};
+      return {.full = kNever, .early = kNever, .memory = std::nullopt};
     }
   }
 
@@ -98,25 +99,25 @@ class JobTimes {
 
 }  // namespace
 
-std::int32_t choose_concurrency(const Policy& policy, const PlanningProblem& problem) {
+Concurrency choose_concurrency(const Policy& policy, const PlanningProblem& problem) {
   const std::int32_t most = problem.demand(problem.batch.max_num_seqs).sequences;
   const std::int32_t least = std::max({kFewest, problem.batch.min_num_seqs, problem.fixed.running});
   if (!policy.chooses_concurrency() || problem.device.is_host || !problem.device.holds_blocks ||
       most <= least) {
-    return most;
+    return {.sequences = most};
   }
   JobTimes times(policy, problem);
   if (!times.holds_most_weights(least)) {
-    return most;
+    return {.sequences = most};
   }
   // Each case's time relative to the time with `most`: the least product found so far, and the least one
   // among the numbers that are clearly better in both cases.
   double best_product = 1, good_product = 1;
   std::int32_t best = most, good = most;
   const auto try_number = [&](std::int32_t n) {
-    const auto [full, early] = times.of(n);
-    const auto [most_full, most_early] = times.of(most);
-    const double of_full = full / most_full, of_early = early / most_early;
+    const auto& [full, early, memory] = times.of(n);
+    const auto& all = times.of(most);
+    const double of_full = full / all.full, of_early = early / all.early;
     const double worse = std::max(of_full, of_early), product = of_full * of_early;
     if (std::isinf(full) || std::isinf(early) || worse >= 1) {
       return false;
@@ -147,7 +148,7 @@ std::int32_t choose_concurrency(const Policy& policy, const PlanningProblem& pro
       }
     }
   }
-  return good;
+  return {.sequences = good, .memory = times.of(good).memory};
 }
 
 }  // namespace poise

@@ -92,11 +92,13 @@ RunPlan solve(const Policy& policy, const PlanningProblem& given) {
   }
   problem.batch.max_num_seqs =
       with_room(problem, problem.demand(problem.batch.max_num_seqs).sequences);
-  const std::int32_t sequences =
-      problem.profile ? choose_concurrency(policy, problem) : problem.batch.max_num_seqs;
-  RunPlan plan{.batch = problem.batch, .demand = problem.demand(sequences)};
+  const Concurrency chosen = problem.profile
+                                 ? choose_concurrency(policy, problem)
+                                 : Concurrency{.sequences = problem.batch.max_num_seqs};
+  RunPlan plan{.batch = problem.batch, .demand = problem.demand(chosen.sequences)};
   plan.batch.max_num_seqs = given.batch.max_num_seqs;
-  const MemoryPlan memory = plan_memory(policy, problem, plan.demand);
+  const MemoryPlan memory =
+      chosen.memory ? *chosen.memory : plan_memory(policy, problem, plan.demand);
   plan.host = memory.host;
   check_host_attention(problem, plan.host);
   plan.device = plan.device_meanwhile = memory.device;

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
+#include <memory>
+#include <utility>
 
 #include "common/trouble.h"
 #include "common/words.h"
@@ -148,6 +151,21 @@ Allocation with_fixed(const Allocation& placed, const FixedPlacement& wished) {
   return blocks;
 }
 
+// A search comes back to most placements: `play` is called once for each, and its answer kept. Profiles are told apart by
+// where they lie, so they must outlive the result.
+template <typename Time, typename Play>
+auto each_once(Play play) {
+  using Played = std::map<std::pair<const Profile*, Allocation>, std::optional<Time>>;
+  return [play = std::move(play), played = std::make_shared<Played>()](
+             const Profile& profile, const Allocation& blocks) -> std::optional<Time> {
+    const auto [found, fresh] = played->try_emplace({&profile, blocks});
+    if (fresh) {
+      found->second = play(profile, blocks);
+    }
+    return found->second;
+  };
+}
+
 }  // namespace
 
 Demand demand_of(std::span<const Request* const> requests, std::int32_t max_num_seqs) {
@@ -155,8 +173,7 @@ Demand demand_of(std::span<const Request* const> requests, std::int32_t max_num_
 }
 
 KeptContext kept_context(const ModelShape& shape, const Policy& policy) {
-  constexpr std::int32_t kManyBlocks = 1 << 20;
-  return {.window = policy.token_blocks(kManyBlocks) > 0 ? 0 : window_of_all(shape)};
+  return {.window = policy.runs_tokens_again() ? 0 : window_of_all(shape)};
 }
 
 Demand demand_of(std::span<const RequestSize> requests, std::int32_t max_num_seqs,
@@ -288,16 +305,17 @@ Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dt
       return rehearsal_of(shape, demand, blocks, limits, options);
     };
     const auto layout = std::make_shared<const WeightLayout>(weight_layout(shape, dtype));
-    inputs.rehearse = [with, layout, &policy](const Profile& profile, const Allocation& blocks) {
+    inputs.rehearse = each_once<Rehearsed>([with, layout, &policy](const Profile& profile,
+                                                                   const Allocation& blocks) {
       const auto rehearsal = with(blocks);
       return rehearsal ? std::optional(rehearse(profile, policy, *layout, *rehearsal))
                        : std::nullopt;
-    };
-    inputs.rehearse_job = [with, layout, &policy](const Profile& profile,
-                                                  const Allocation& blocks) {
+    });
+    inputs.rehearse_job = each_once<Seconds>([with, layout, &policy](const Profile& profile,
+                                                                     const Allocation& blocks) {
       const auto rehearsal = with(blocks);
       return rehearsal ? rehearse_job(profile, policy, *layout, *rehearsal) : std::nullopt;
-    };
+    });
   }
   Allocation host = policy.allocate(inputs);
   if (fixed.resident_layers) {
@@ -368,7 +386,10 @@ Placement place_blocks(const ModelShape& shape, DType dtype, const Demand& deman
   }
   const std::int64_t all = std::int64_t{host.act_blocks} + host.kv_blocks;
   const std::int64_t most = host.token_blocks > 0 ? all : demand.most_blocks;
-  const auto wanted = [&](std::uint32_t blocks) { return ceil_div(blocks * most, all); };
+  // Of a budget too small for a block there is no share.
+  const auto wanted = [&](std::uint32_t blocks) {
+    return all > 0 ? ceil_div(blocks * most, all) : 0;
+  };
   const std::int64_t act = wanted(host.act_blocks), kv = wanted(host.kv_blocks);
   const FixedPlacement fixed = wished.for_blocks(act, kv);
   // The buffers must hold what a request may have of them, wherever it lies.

@@ -7,6 +7,7 @@
 // (common/README section 8).
 
 #include <algorithm>
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -111,7 +112,8 @@ struct Allocation {
     return all_kv_blocks() - std::min(host_blocks, kv_blocks);
   }
 
-  friend bool operator==(const Allocation&, const Allocation&) = default;
+  // An order to find them by, which means nothing else.
+  friend auto operator<=>(const Allocation&, const Allocation&) = default;
 };
 
 // Whether a request is one of those that host cores attend. Of neighbouring numbers `host_share` are, so
@@ -161,6 +163,8 @@ class Policy {
     static_cast<void>(most_blocks);
     return 0;
   }
+  // Whether `token_blocks` is above 0 for requests of some length.
+  virtual bool runs_tokens_again() const { return false; }
   // Whether the planner may choose fewer requests at a time than allowed (planner/memory/concurrency.h).
   virtual bool chooses_concurrency() const { return false; }
   // Whether a mini-batch is to be as large as the device's buffers can be made, where the user does

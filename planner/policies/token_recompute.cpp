@@ -37,6 +37,7 @@ class TokenRecompute final : public Policy {
     return std::min(static_cast<std::int32_t>(std::llround(share_ * most_blocks)),
                     std::max(most_blocks - 1, 0));
   }
+  bool runs_tokens_again() const override { return share_ > 0; }
   std::vector<MiniBatchItems> pack(const Allocation&, std::span<const PackItem> items,
                                    const PackLimits& limits) const override {
     return pack_plainly(items, limits);

@@ -140,7 +140,7 @@ PlanningProblem planning_problem(const Run& run, const std::vector<const Request
       .requests = run.sizes(requests),
       .batch = run.options.batch,
       .budget = {.weights = Bytes{static_cast<std::int64_t>(run.control->weights_bytes)} - gone,
-                 .available = available_host_memory() + given_back,
+                 .available = memory_for_blocks(*run.control) + given_back,
                  .host_memory = run.options.host_memory},
       .device = {.cap = run.device_cap(),
                  .overhead = run.executor->greeting()->overhead,

@@ -96,6 +96,7 @@ bool Planner::prepare() {
 }
 
 bool Planner::configure() {
+  run_.status.reach("pool");
   change_.log_pool();
   run_.executor->configure(in_force_.device, run_.device_cap(), run_.layout(), run_.options.trace);
   phase_ = Phase::configuring;
@@ -113,6 +114,7 @@ bool Planner::await_executor() {
 }
 
 void Planner::begin_running() {
+  run_.status.reach("ready");
   if (!loop_) {
     run_.executor->begin_balance();  // what was measured before is no part of the run
     loop_.emplace(run_, in_force_, hand_over_.take());
@@ -155,7 +157,13 @@ bool Planner::run() {
       report();
       return true;  // to wait for a request is no standstill
     }
-    loop_->begin_iteration();
+    if (!loop_->begin_iteration()) {
+      if (!run_.front) {
+        finish();
+      }
+      return true;
+    }
+    run_.status.reach("first_order");
     moved = true;
   }
   moved = run_.step_executor(kWait) || moved;
@@ -280,6 +288,7 @@ void Planner::interrupt() {
 }
 
 void Planner::finish() {
+  run_.status.reach("last_answer");
   run_.results->sync();
   if (!verification_.confirm()) {
     phase_ = Phase::confirming;
@@ -293,6 +302,7 @@ void Planner::finish() {
   publish(std::move(*run_.results), run_.options.run_dir, run_.options.output,
           run_.options.overwrite, run_.input_lines);
   run_.results.reset();  // from here on nothing fails: the output is there
+  run_.status.reach("published");
   run_.status.done = counts.lines();
   run_.status.errors = counts.errors;
   end(Exit::done, "done");

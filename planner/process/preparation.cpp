@@ -106,6 +106,7 @@ bool Preparation::load() {
     usleep(static_cast<useconds_t>(kShortWait.n * 1e6));
     return false;
   }
+  run_.status.reach("model");
   take_stock();
   return true;
 }
@@ -271,7 +272,7 @@ void Preparation::begin_profiling() {
   profiler_ = std::make_unique<Profiler>(
       profiled_machine(*run_.control, *run_.executor->greeting(), run_.options.gpu_memory,
                        run_.options.host_memory, run_.kv_format()),
-      *run_.loader, *run_.executor);
+      *run_.control, *run_.loader, *run_.executor);
   profile_log_ =
       open_order_log(run_.options.run_dir / "profile-orders.log",
                      order_log_header(*run_.control, run_.options.run_id, run_.kv_format()));
@@ -304,6 +305,7 @@ void Preparation::use_profile(Profile profile) {
 // ---- how large everything is made
 
 void Preparation::decide() {
+  run_.status.reach("decided");
   const bool pool_stands = make_room_as_wished();
   say_plan(pool_stands);
   if (pool_stands) {

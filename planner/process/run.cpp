@@ -24,6 +24,12 @@ Run::Run(RunOptions asked)
   if (unpacked(control->shape) != unpacked(input.model.shape)) {
     fail(Exit::foreign, "the loader holds another model than {}", options.input.model.string());
   }
+  grammars =
+      std::make_unique<GrammarLink>(GrammarProgram{.python = options.grammar_python,
+                                                   .script = options.grammar_script,
+                                                   .model = options.input.model.string(),
+                                                   .vocab_size = input.model.shape.vocab_size,
+                                                   .eos = input.model.eos});
   if (!options.front_socket.empty()) {
     front = std::make_unique<FrontLink>(connect_frames(options.front_socket),
                                         rules_of(options.input, input));
@@ -59,7 +65,7 @@ std::vector<RequestSize> Run::sizes(const std::vector<const Request*>& requests)
                                   {.id = {1},
                                    .prompt = prompt,
                                    .answer = context - prompt + 1,
-                                   .edits = shape().vocab_size});
+                                   .edits = shape().vocab_size + mask_edits(shape().vocab_size)});
 }
 
 void Run::write(const std::vector<ResultLine>& lines) {

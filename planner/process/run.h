@@ -12,6 +12,7 @@
 #include "common/shared_memory.h"
 #include "planner/links/executor_link.h"
 #include "planner/links/front_link.h"
+#include "planner/links/grammar_link.h"
 #include "planner/links/loader_link.h"
 #include "planner/links/status.h"
 #include "planner/process/run_options.h"
@@ -38,6 +39,7 @@ struct Run {
   // Requests without a result: of a file when this process began, of a front now.
   std::vector<const Request*> to_do;
   std::unique_ptr<FrontLink> front;  // only if requests come while the run goes on
+  std::unique_ptr<GrammarLink> grammars;
   std::unique_ptr<OrderLog> order_log;
   std::unique_ptr<LoaderLink> loader;
   std::unique_ptr<ExecutorLink> executor;

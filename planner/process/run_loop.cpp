@@ -15,6 +15,29 @@
 #include "planner/schedule/iteration.h"
 
 namespace poise {
+namespace {
+
+// Those of requests whose next token is sampled.
+void add_masks(std::unordered_map<std::uint32_t, std::vector<std::uint32_t>>& masks,
+               messages::IterationT& tables) {
+  if (masks.empty()) {
+    return;
+  }
+  for (const auto& batch : tables.mini_batches) {
+    for (const auto& sample : batch->samples) {
+      const auto mask = masks.find(batch->sequences[sample->sequence].request());
+      if (sample->generate && mask != masks.end()) {
+        std::vector<std::uint32_t>& words = mask->second;
+        for (std::size_t i = 0; i < sample->mask.size(); ++i) {  // of allowed_token_ids
+          words[i] &= sample->mask[i];
+        }
+        sample->mask = std::move(words);
+      }
+    }
+  }
+}
+
+}  // namespace
 
 RunLoop::RunLoop(Run& run, const PlanInForce& in_force, std::optional<Journal> journal)
     : run_(run), in_force_(in_force), since_(monotonic_now()) {
@@ -199,34 +222,91 @@ void RunLoop::give_up(RequestId culprit) {
 }
 
 // Those of a line that gets an error.
-void RunLoop::end_choices(RequestId line) {
+void RunLoop::end_choices(RequestId line, const std::optional<RequestError>& why) {
   std::vector<const Request*> open;  // found before one of them ends the line
   std::ranges::copy_if(run_.to_do, std::back_inserter(open), [&](const Request* one) {
     return one->line() == line && !answers_->ended(*one);
   });
   for (const Request* one : open) {
     scheduler_->remove(one->id);
-    write(answers_->give_up(*one));
+    write(why ? answers_->refuse(*one, *why) : answers_->give_up(*one));
   }
 }
 
-void RunLoop::begin_iteration() {
-  const Seconds begin = iteration_began_ = monotonic_now();
-  auto chunks = scheduler_->next(search_.probe());
-  if (chunks.empty()) {  // the suspects have no room beside the others
-    search_.end();
-    chunks = scheduler_->next();
+bool RunLoop::choose_chunks() {
+  while (!idle()) {
+    auto chunks = scheduler_->next(search_.probe());
+    if (chunks.empty()) {  // the suspects have no room beside the others
+      search_.end();
+      chunks = scheduler_->next();
+    }
+    chunks_.assign(chunks.begin(), chunks.end());
+    if (take_masks()) {
+      return true;
+    }
   }
-  chunks_.assign(chunks.begin(), chunks.end());
+  return false;
+}
+
+bool RunLoop::take_masks() {
+  masks_.clear();
+  std::vector<GrammarWish> wishes;
+  for (const ScheduledChunk& chunk : chunks_) {
+    const Request& request = *chunk.request->request;
+    const LogitWishes* const all = request.sampling.wishes.get();
+    if (all != nullptr && all->grammar && request.sampling.max_tokens > 0 &&
+        (chunk.generates() || !run_.grammars->knows(request.id))) {
+      wishes.push_back({request.id, all->grammar, chunk.request->answer});
+    }
+  }
+  if (wishes.empty()) {
+    return true;
+  }
+  std::vector<GrammarMask> masks = run_.grammars->masks(wishes);
+  std::vector<std::pair<RequestId, RequestError>> refused;
+  for (std::size_t i = 0; i < wishes.size(); ++i) {
+    if (masks[i].refusal.empty()) {
+      masks_.emplace(wishes[i].request.n, std::move(masks[i].words));
+      continue;
+    }
+    const auto request = std::ranges::find(run_.to_do, wishes[i].request, &Request::id);
+    const RequestId line = (*request)->line();
+    const std::string& param = wishes[i].grammar->param;
+    const auto is_of_line = [&](const auto& one) { return one.first == line; };
+    if (std::ranges::none_of(refused, is_of_line)) {  // of its choices one is enough
+      refused.emplace_back(
+          line, RequestError{.message = fmt::format("\"{}\" {}", param, masks[i].refusal),
+                             .param = param,
+                             .code = "invalid_value"});
+    }
+  }
+  if (refused.empty()) {
+    return true;
+  }
+  chunks_.clear();
+  scheduler_->abandon(false);
+  for (const auto& [line, why] : refused) {
+    end_choices(line, why);
+  }
+  return false;
+}
+
+bool RunLoop::begin_iteration() {
+  const Seconds begin = iteration_began_ = monotonic_now();
+  if (!choose_chunks()) {
+    return false;
+  }
   messages::IterationT tables = plan_iteration(
       {.policy = *in_force_.policy, .host = in_force_.plan.host, .limits = in_force_.pack()},
       chunks_, *tables_, {.number = ++iteration_, .pool_epoch = run_.loader->grant()->pool_epoch});
+  add_masks(masks_, tables);
   const bool last = scheduler_->last_iteration();
   if (prediction_) {
     prediction_->begin(tables, last, begin);
   }
   run_.status.planning_time += monotonic_now() - begin;
   run_.executor->begin(std::move(tables), last);
+  return true;
 }
 
 bool RunLoop::take_results() {

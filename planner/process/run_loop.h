@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "planner/process/journal.h"
@@ -41,8 +42,9 @@ class RunLoop {
   bool receive_requests(Seconds wait);
 
   bool idle() const { return scheduler_->idle(); }
-  // Plans the next iteration and sends it. REQUIRES: none is under way, and the executor is ready.
-  void begin_iteration();
+  // Plans the next iteration and sends it. False if there is none to plan: the last requests were refused by their grammars.
+  // REQUIRES: none is under way, and the executor is ready.
+  bool begin_iteration();
   // False if no results have arrived.
   bool take_results();
 
@@ -66,8 +68,13 @@ class RunLoop {
   std::vector<const RunningRequest*> streaming() const;
   void note_iteration(Seconds now);
   void write(const AnswerBook::Progress& progress);
+  // The chunks of the next iteration, and the masks of those that want one. False if no request is left.
+  bool choose_chunks();
+  // Asks for the masks; a line whose grammar is refused gets an error line. True if none was.
+  bool take_masks();
   void give_up(RequestId culprit);
-  void end_choices(RequestId line);
+  // `why`: nothing where no executor survives it.
+  void end_choices(RequestId line, const std::optional<RequestError>& why = {});
   void remove(const Request& request);
 
   Run& run_;
@@ -76,6 +83,7 @@ class RunLoop {
   std::unique_ptr<OrderTables> tables_;
   std::unique_ptr<AnswerBook> answers_;
   std::vector<ScheduledChunk> chunks_;  // of the iteration under way
+  std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> masks_;  // … by request
   CulpritSearch search_;
   std::uint64_t iteration_ = 0;
   Seconds iteration_began_{};

@@ -32,6 +32,7 @@ struct RunOptions {
   std::optional<Bytes> gpu_memory;
   std::optional<Bytes> host_memory;
   std::string served_model_name;
+  std::string grammar_python, grammar_script;  // planner/links/grammar_link.h; empty: there is none
   bool resume = false;
   bool overwrite = false;
   bool verify = false;  // no answer is published before the weights were found sound after it

@@ -50,7 +50,7 @@ bool ProfileRun::step() {
       profiler_ = std::make_unique<Profiler>(
           profiled_machine(*control_, *links_.executor->greeting(), options_.gpu_memory,
                            options_.host_memory, options_.kv_format),
-          *links_.loader, *links_.executor);
+          *control_, *links_.loader, *links_.executor);
     }
   } else if (profiler_->step(kProfileWait); profiler_->done()) {
     profile_ = profiler_->profile();
@@ -89,7 +89,7 @@ ProfiledMachine profiled_machine(const ControlSegment& control,
                                  const std::optional<Bytes>& gpu_memory,
                                  const std::optional<Bytes>& host_memory, KvFormat kv_format) {
   const Bytes weights{static_cast<std::int64_t>(control.weights_bytes)};
-  const Bytes available = available_host_memory();
+  const Bytes available = memory_for_blocks(control);
   const Bytes free =
       bytes_for_blocks({.weights = weights, .available = available, .host_memory = host_memory});
   return {.shape = control.shape,

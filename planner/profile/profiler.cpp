@@ -14,7 +14,8 @@ namespace poise {
 namespace {
 
 constexpr Bytes kLargestPool = kGiB * 2;
-constexpr std::int64_t kShareOfHost = 8;  // of what is free, the pool may take one part
+constexpr Bytes kLargestHostPool = kGiB * 6;  // of blocks that host cores attend
+constexpr std::int64_t kShareOfHost = 8;  // of what is free, each of these may take one part
 // Time for all works of full size, beside their weights. In this time a GPU can run mini-batches as large
 // as those of runs, at its clock under steady load; CPU cores run smaller ones.
 constexpr Seconds kMeasuring{2}, kMeasuringOnGpu{5};
@@ -35,9 +36,11 @@ void check_there(const ExecutorLink& executor) {
 
 }  // namespace
 
-Profiler::Profiler(ProfiledMachine machine, LoaderLink& loader, ExecutorLink& executor)
+Profiler::Profiler(ProfiledMachine machine, const ControlSegment& control, LoaderLink& loader,
+                   ExecutorLink& executor)
     : machine_(std::move(machine)),
       layout_(weight_layout(machine_.shape, machine_.dtype)),
+      control_(control),
       loader_(loader),
       executor_(executor) {
   profile_.name = machine_.device;
@@ -64,10 +67,14 @@ Profiler::~Profiler() { executor_.watch(nullptr); }
 
 void Profiler::begin(ProfileScale scale, int rounds) {
   const Bytes pool = std::min(kLargestPool, machine_.host_free / kShareOfHost);
-  const Bytes tables = machine_.kind == DeviceKind::cpu ? Bytes{0} : page_tables_of(kLargestPool);
+  const Bytes attended = machine_.attends_on_host
+                             ? std::min(kLargestHostPool, machine_.host_free / kShareOfHost)
+                             : Bytes{0};
+  const Bytes tables =
+      machine_.kind == DeviceKind::cpu ? Bytes{0} : page_tables_of(kLargestPool + attended);
   sizes_ =
       profile_sizes(machine_.shape, machine_.dtype, scale, pool, machine_.gpu_overhead + tables,
-                    machine_.gpu_memory, machine_.kv_format, machine_.attends_on_host);
+                    machine_.gpu_memory, machine_.kv_format, attended);
   // Cores need no heat, nor does the pass that only finds the scale.
   works_.begin(rounds,
                sizes_.scale.blocks > kFirstProfileScale.blocks && machine_.kind != DeviceKind::cpu,
@@ -105,7 +112,9 @@ bool Profiler::step(Seconds timeout) {
     case Phase::configuring:
       moved = executor_.step(timeout);
       check_there(executor_);
-      if (executor_.ready()) {
+      // Loads take up to twice as long while the pool's memory is made and registered behind them.
+      if (executor_.ready() && control_.pool_standing.load(std::memory_order_acquire) >=
+                                   loader_.grant()->partition.region_bytes) {
         phase_ = Phase::measuring;
         go_on();
       }

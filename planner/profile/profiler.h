@@ -31,8 +31,9 @@ struct ProfiledMachine {
 
 class Profiler {
  public:
-  // The links have greeted, and outlive this.
-  Profiler(ProfiledMachine machine, LoaderLink& loader, ExecutorLink& executor);
+  // The links have greeted, and outlive this, as `control` does.
+  Profiler(ProfiledMachine machine, const ControlSegment& control, LoaderLink& loader,
+           ExecutorLink& executor);
   ~Profiler();
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
@@ -57,6 +58,7 @@ class Profiler {
 
   const ProfiledMachine machine_;
   const WeightLayout layout_;
+  const ControlSegment& control_;
   LoaderLink& loader_;
   ExecutorLink& executor_;
   Phase phase_ = Phase::claiming;

@@ -22,9 +22,16 @@ constexpr double kRepeat = 0.84;        // of the largest, on average
 constexpr std::int32_t kSequences = 8;  // a mini-batch's blocks are shared out among
 constexpr std::int32_t kProfiledLogits = 256;
 constexpr std::int32_t kHereBlocks = 16;  // ACT blocks on the device
-// Host cores: sequences of a mini-batch, each of which writes its new row to a block of its own (`tail`).
-constexpr std::int32_t kHostSequences = 4;
-constexpr std::uint32_t kHostTails = kSizes * kHostSequences;
+// Host cores: the most sequences of a mini-batch, and the shares of them that the others have, in sixteenths. Each sequence
+// writes its new row to a block of its own (`tail`). From some thirty sequences on, cores read runs of memory as long as in a
+// run: with 4 sequences they reached two thirds of the speed.
+constexpr std::int32_t kMaxHostSequences = 32;
+constexpr std::array<std::int32_t, 6> kHostSequenceShares{16, 12, 8, 4, 2, 1};
+constexpr std::uint32_t kHostTails =
+    kMaxHostSequences *
+    std::accumulate(kHostSequenceShares.begin(), kHostSequenceShares.end(), 0) / 16;
+constexpr std::int32_t kHostSequenceBlocks = 16;  // of each, at most
+constexpr std::int32_t kHostBodies = kMaxHostSequences * kHostSequenceBlocks;  // only read
 // Neighbours' rows are together more than a mini-batch's buffers hold, so that each is a group of its
 // own; in parts of the largest, 0 for a single row. One part is few rows, which products have a way of
 // their own for (kernels/cuda/gemm.h); from half of the largest on there is a size for every two
@@ -57,6 +64,11 @@ std::vector<std::int32_t> prompt_rows(std::int32_t most) {
   return rows;
 }
 
+// What host cores read of a mini-batch at most: memory that no cache holds, where the scale allows it.
+std::uint32_t host_bodies(ProfileScale scale) {
+  return static_cast<std::uint32_t>(std::clamp(scale.blocks, kMaxHostSequences, kHostBodies));
+}
+
 // A run or entry of one kind and place.
 struct Blocks {
   messages::Kind kind;
@@ -85,17 +97,12 @@ class Tables {
     end(std::move(batch));
   }
 
-  // One-row sequences that host cores attend, `n` blocks between them. The last blocks of the pool are those into
-  // which they write.
-  void add_on_host(const Blocks& kv, std::int32_t n) {
+  // One-row sequences of `count` blocks that host cores attend. The last blocks of the pool are those into which they
+  // write.
+  void add_on_host(const Blocks& kv, std::int32_t sequences, std::uint32_t count) {
     auto batch = begin();
     const std::uint32_t bodies = kv.pool - kHostTails;
-    const std::int32_t fit = std::min<std::int32_t>(
-        {n, static_cast<std::int32_t>(bodies), kHostSequences * context_blocks(sizes_.device)});
-    const std::int32_t sequences = std::min(fit, kHostSequences);
     for (std::int32_t i = 0; i < sequences; ++i) {
-      const auto count =
-          static_cast<std::uint32_t>(fit * (i + 1) / sequences - fit * i / sequences);
       const auto row = static_cast<std::uint32_t>(batch->tokens.size());
       batch->sequences.emplace_back(next_request_++, count * kBlockTokens - 1, 1, row,
                                     static_cast<std::uint32_t>(batch->entries.size()));
@@ -213,7 +220,7 @@ class Tables {
   std::uint32_t next_block_ = 0, next_request_ = 0, next_token_ = 0, next_tail_ = 0;
 };
 
-DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale) {
+DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale, bool on_host) {
   // Within a window, all layers do the same work.
   const std::int32_t window = window_of(windows_of(shape));
   const std::int32_t longest =
@@ -233,7 +240,9 @@ DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale) {
   limits.max_rows =
       static_cast<std::int32_t>(std::max<std::int64_t>(rows, (kBusyRepeats + kSizes) * sequences));
   limits.max_mini_batch_rows = std::max(scale.rows, sequences);
-  limits.max_sequences = std::max(sequences, static_cast<std::int32_t>(prompts));
+  limits.max_sequences = std::max(
+      {sequences, static_cast<std::int32_t>(prompts),
+       on_host ? std::min(kMaxHostSequences, limits.max_mini_batch_rows) : 0});
   limits.act_slots = limits.kv_slots = std::max(
       scale.blocks, static_cast<std::int32_t>(ceil_div(scale.rows, kBlockTokens) + prompts));
   limits.logits_rows = kProfiledLogits;
@@ -245,7 +254,7 @@ DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale) {
 
 ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale scale,
                            Bytes host_bytes, Bytes overhead, Bytes cap, KvFormat kv_format,
-                           bool on_host) {
+                           Bytes on_host) {
   if (shape.max_position_embeddings < kBlockTokens) {
     fail("a model of {} positions, fewer than a block has, is not measured",
          shape.max_position_embeddings);
@@ -255,23 +264,26 @@ ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale sc
       (blocks.block(BlockKind::kv) + blocks.block(BlockKind::act)) * shape.num_hidden_layers;
   // Every mini-batch of prompts begins a block that it does not fill.
   const std::int64_t wanted =
-      std::max<std::int64_t>({scale.rows / kBlockTokens, 4, on_host ? 2 * kHostTails : 0}) +
-      std::ssize(kPromptSizes);
+      std::max<std::int64_t>(scale.rows / kBlockTokens, 4) + std::ssize(kPromptSizes);
   const std::int64_t pool = std::clamp<std::int64_t>(host_bytes / pair, 2, wanted);
-  ProfileSizes sizes{.scale = scale, .host = {}, .device = limits_for(shape, scale)};
+  const std::int64_t attended =
+      std::min(on_host / (blocks.block(BlockKind::kv) * shape.num_hidden_layers),
+               std::int64_t{host_bodies(scale) + kHostTails});
+  const bool attends = attended >= std::int64_t{kMaxHostSequences} + kHostTails;
+  ProfileSizes sizes{.scale = scale, .host = {}, .device = limits_for(shape, scale, attends)};
   sizes.device.kv_format = kv_format;
   while (device_memory(shape, dtype, sizes.device, overhead) > cap &&
          (sizes.scale.blocks > 1 || sizes.scale.rows > kSequences)) {
     sizes.scale.blocks = std::max(1, sizes.scale.blocks / 2);
     sizes.scale.rows = std::max(kSequences, sizes.scale.rows / 2);
-    sizes.device = limits_for(shape, sizes.scale);
+    sizes.device = limits_for(shape, sizes.scale, attends);
     sizes.device.kv_format = kv_format;
     sizes.device.logits_rows = std::min(kProfiledLogits, sizes.scale.rows);
   }
   sizes.host = {.act_blocks = static_cast<std::uint32_t>(pool),
-                .kv_blocks = static_cast<std::uint32_t>(pool),
+                .kv_blocks = static_cast<std::uint32_t>(attends ? std::max(pool, attended) : pool),
                 .gpu_act_blocks = kHereBlocks};
-  sizes.device.host_attention = on_host && pool >= 2 * std::int64_t{kHostTails};
+  sizes.device.host_attention = attends;
   // Layers that stay need not be streamed again and again; a few that are streamed tell the price:
   // more than have a buffer, or none would be brought twice.
   constexpr std::int32_t kStreamed = 4;
@@ -290,9 +302,15 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
   const Blocks here{Kind::Act, Place::Gpu, sizes.host.gpu_act_blocks};
   Tables tables(sizes, shape);
   const auto add_on_host = [&] {
-    for (int step = kSizes; step >= 1; --step) {
-      const auto bodies = static_cast<std::int32_t>(kv.pool - kHostTails);
-      tables.add_on_host(kv, size_of_step(std::min(sizes.scale.blocks, bodies), step));
+    const std::uint32_t bodies = std::min(host_bodies(sizes.scale), kv.pool - kHostTails);
+    const std::uint32_t count =
+        std::clamp<std::uint32_t>(bodies / static_cast<std::uint32_t>(kMaxHostSequences), 1,
+                                  static_cast<std::uint32_t>(context_blocks(sizes.device)));
+    const std::int32_t most = std::min(kMaxHostSequences, sizes.device.max_sequences);
+    for (const std::int32_t share : kHostSequenceShares) {
+      if (const std::int32_t sequences = most * share / 16; sequences > 0) {
+        tables.add_on_host(kv, sequences, count);
+      }
     }
   };
   if (work == ProfileWork::context_host) {

@@ -6,8 +6,8 @@
 //   context, apart      one-row sequences with n KV or n ACT blocks, each size between two tiny
 //                       mini-batches: while it loads or computes, the other streams rest
 //   context, together   the same without the tiny ones: every stream works
-//   context, host       one-row sequences that host cores attend, each size, and nothing else: T_host alone. They
-//                       also stand behind those of `together`, so that they work beside a busy link
+//   context, host       1 to 32 one-row sequences of equal length that host cores attend, and nothing else: T_host
+//                       alone. They also stand behind those of `together`, so that they work beside a busy link
 //   context, busy       ACT blocks, of the device and as many from the host as the link brings
 //                       meanwhile, one iteration behind the other: the device never rests
 //   context, few        one or a few one-row sequences and nothing else: what keeps no device busy, so
@@ -85,10 +85,10 @@ struct ProfileSizes {
 };
 // `scale`, halved until its buffers fit `cap`; fails as check_fits does if nothing fits, and if no
 // request fills a block. `host_bytes`: for the pool, all layers
-// together. `on_host`: host cores attend beside the device.
+// together. `on_host`: for KV blocks that host cores attend beside the device, instead of the pool's; 0: none do.
 ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale scale,
                            Bytes host_bytes, Bytes overhead, Bytes cap,
-                           KvFormat kv_format = KvFormat::plain, bool on_host = false);
+                           KvFormat kv_format = KvFormat::plain, Bytes on_host = {});
 
 // The tables of one iteration. The head's number of rows depends on `round` of `rounds`.
 messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& sizes,

@@ -97,6 +97,41 @@ std::string policy_text(const messages::PolicyInForceT& policy, double time) {
       counted(policy.kv_blocks, "KV block"));
 }
 
+std::string configure_text(const messages::ConfigureT& configure, double time) {
+  return fmt::format(
+      "configured at {:.3f} s: {} resident, {} ({} in a mini-batch), {} ACT and {}\n", time,
+      counted(configure.resident_layers, "layer"), counted(configure.max_rows, "row"),
+      configure.max_mini_batch_rows, configure.act_slots, counted(configure.kv_slots, "KV slot"));
+}
+
+std::string ready_text(const messages::ReadyT& ready, double time) {
+  return fmt::format("ready at {:.3f} s: {} on the device, {} of host memory\n", time,
+                     size_text({static_cast<std::int64_t>(ready.device_bytes)}),
+                     size_text({static_cast<std::int64_t>(ready.host_bytes)}));
+}
+
+// What stands before the iterations.
+std::string begin_text(const InspectOptions& options, const LogDigest& log) {
+  if (options.json) {
+    return log.facts().header + "\n";
+  }
+  const std::string missing = missing_text(log.extent());
+  const std::string& header = log.facts().header;
+  return fmt::format("{}: {}\n", shown(options.log.string(), 300),
+                     shown(header, header.size() + 1)) +
+         (missing.empty() ? "" : missing + "\n");
+}
+
+// … and behind them.
+std::string end_text(const LogDigest& log, std::uint64_t iterations, const Balance& balance,
+                     const BalanceFacts& told) {
+  return fmt::format(
+      "{}, {}{}\n{}\n", counted(iterations, "iteration"), counted(log.records(), "record"),
+      log.torn_tail().n > 0 ? fmt::format("; torn off at the end: {}", size_text(log.torn_tail()))
+                            : std::string(),
+      words(balance, told));
+}
+
 bool is_asked_for(const LoggedLayer& one, std::optional<std::uint32_t> layer) {
   return !layer || one.order.stage == *layer + 1;
 }
@@ -134,14 +169,7 @@ void inspect(const InspectOptions& options, std::FILE* out) {
   if (options.layer && *options.layer >= static_cast<std::uint32_t>(facts.layers)) {
     fail("--layer {}: the model has layers 0 to {}", *options.layer, facts.layers - 1);
   }
-  if (options.json) {
-    fmt::print(out, "{}\n", facts.header);
-  } else {
-    fmt::print(out, "{}: {}\n", options.log.string(), facts.header);
-    if (const std::string missing = missing_text(log.extent()); !missing.empty()) {
-      fmt::print(out, "{}\n", missing);
-    }
-  }
+  fmt::print(out, "{}", begin_text(options, log));
   std::uint64_t iterations = 0, shown = 0;
   Balance balance(facts.sizes);
   RequestTimes requests;
@@ -167,26 +195,14 @@ void inspect(const InspectOptions& options, std::FILE* out) {
        .configure =
            [&](const messages::ConfigureT& configure, double time) {
              balance.pause();
-             if (options.json) {
-               fmt::print(out, "{}", configure_json(configure, time));
-               return;
-             }
-             fmt::print(
-                 out,
-                 "configured at {:.3f} s: {} resident, {} ({} in a mini-batch), {} ACT and {}\n",
-                 time, counted(configure.resident_layers, "layer"),
-                 counted(configure.max_rows, "row"), configure.max_mini_batch_rows,
-                 configure.act_slots, counted(configure.kv_slots, "KV slot"));
+             fmt::print(out, "{}",
+                        options.json ? configure_json(configure, time)
+                                     : configure_text(configure, time));
            },
        .ready =
            [&](const messages::ReadyT& ready, double time) {
-             if (options.json) {
-               fmt::print(out, "{}", ready_json(ready, time));
-               return;
-             }
-             fmt::print(out, "ready at {:.3f} s: {} on the device, {} of host memory\n", time,
-                        size_text({static_cast<std::int64_t>(ready.device_bytes)}),
-                        size_text({static_cast<std::int64_t>(ready.host_bytes)}));
+             fmt::print(out, "{}",
+                        options.json ? ready_json(ready, time) : ready_text(ready, time));
            },
        .policy =
            [&](const messages::PolicyInForceT& policy, double time) {
@@ -205,15 +221,9 @@ void inspect(const InspectOptions& options, std::FILE* out) {
     fail("--iteration {}: not in this log of {}", *options.iteration,
          counted(iterations, "iteration"));
   }
-  if (options.json) {
-    fmt::print(out, "{}{}", requests.json(), balance_json(balance, told));
-  } else {
-    fmt::print(
-        out, "{}, {}{}\n", counted(iterations, "iteration"), counted(log.records(), "record"),
-        log.torn_tail().n > 0 ? fmt::format("; torn off at the end: {}", size_text(log.torn_tail()))
-                              : std::string());
-    fmt::print(out, "{}\n", words(balance, told));
-  }
+  fmt::print(out, "{}",
+             options.json ? requests.json() + balance_json(balance, told)
+                          : end_text(log, iterations, balance, told));
 }
 
 }  // namespace poise

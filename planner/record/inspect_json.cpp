@@ -1,5 +1,6 @@
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 
@@ -56,7 +57,9 @@ Json of(const messages::MiniBatchT& batch) {
           {"on_host",
            !batch.entries.empty() && batch.entries[0].where() == messages::Where::HostInPlace},
           {"stores", batch.stores.size()},
-          {"samples", batch.samples.size()}};
+          {"samples", batch.samples.size()},
+          {"masked", std::ranges::count_if(batch.samples,
+                                           [](const auto& one) { return !one->mask.empty(); })}};
 }
 
 // Times as those of the log.

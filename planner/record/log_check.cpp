@@ -232,6 +232,15 @@ void LogCheck::check_mini_batches(const messages::LayerOrderT& order, const std:
   }
 }
 
+bool LogCheck::Order::bars(std::uint32_t request, TokenId token) const {
+  const auto mask = masks.find(request);
+  if (mask == masks.end() || token < 0) {
+    return false;
+  }
+  const auto at = static_cast<std::size_t>(token);
+  return at / 32 >= mask->second.size() || (mask->second[at / 32] >> (at % 32) & 1) == 0;
+}
+
 void LogCheck::take(const messages::IterationDoneT& done) {
   const std::string where = fmt::format("iteration {}, results", done.iteration);
   if (!order_ || done.iteration != order_->number) {
@@ -244,6 +253,10 @@ void LogCheck::take(const messages::IterationDoneT& done) {
       violation(where, fmt::format("request {} has one that was not asked for", result->request));
       continue;
     }
+    if (order_->bars(result->request, result->token)) {
+      violation(where, fmt::format("request {} has token {}, which its mask bars", result->request,
+                                   result->token));
+    }
     if (sample->second && result->finite && result->token >= 0) {
       CheckedText& text = texts_[result->request];
       text.tokens.push_back(result->token);
@@ -255,6 +268,7 @@ void LogCheck::take(const messages::IterationDoneT& done) {
     violation(where, fmt::format("request {} has none", request));
   }
   order_->samples.clear();
+  order_->masks.clear();
 }
 
 LogCheckReport check_log(const std::filesystem::path& path) {

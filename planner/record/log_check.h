@@ -13,7 +13,8 @@
 //   prompts   a request's prompt has the same length in each mini-batch; its first token is sampled behind it
 //   weights   each streamed layer is whole when it is computed, fetched once for it, in two buffers
 //   orders    come stage by stage, each mini-batch once in each, no more of them than credits
-//   host      cores attend whole mini-batches, from KV blocks of the host, last of each order
+//   host      cores attend whole mini-batches, from KV blocks of the host, last of each order; they read nothing that
+//             the device stores in the same iteration
 //   bounds    of pools, slots, rows, sequences and contexts, as granted and configured
 //
 // Of a log that begins in the middle of a run it takes on trust what was stored, sampled and fetched before,
@@ -137,9 +138,11 @@ class LogCheck {
     std::set<std::pair<std::uint32_t, std::uint32_t>> before;
     std::map<CheckedBlockName, std::uint32_t> stored;  // in this iteration, by which mini-batch
     std::map<std::uint32_t, bool> samples;             // by request: whether a token is to come
+    std::map<std::uint32_t, std::vector<std::uint32_t>> masks;  // of the tokens that it may be
     bool thin = false;                                 // its layers' orders are not in the log
     std::set<std::uint32_t> on_host;                   // mini-batches that host cores attend
 
+    bool bars(std::uint32_t request, TokenId token) const;
     // A mini-batch reads that block: what another one stores there must come before.
     void read(const CheckedBlockName& name, std::uint32_t mini_batch) {
       const auto found = stored.find(name);

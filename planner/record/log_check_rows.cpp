@@ -179,6 +179,13 @@ void MiniBatchCheck::attend(const messages::Sequence& sequence, std::uint32_t in
   }
   if (entry.where() == messages::Where::HostInPlace) {
     log_.order_->read(name_of(entry), number_);
+    const auto stored = log_.order_->stored.find(name_of(entry));
+    if (stored != log_.order_->stored.end() && !log_.order_->on_host.contains(stored->second)) {
+      log_.violation(at(index), fmt::format("host cores read {}, to which the device stores rows of "
+                                            "mini-batch {} in this iteration",
+                                            name(), stored->second));
+      return;
+    }
   }
   const CheckedBlock* rows = read_through(entry);
   const auto end =
@@ -260,6 +267,9 @@ void MiniBatchCheck::check_samples() {
     const messages::Sequence& sequence = batch_.sequences[sample->sequence];
     if (!log_.order_->samples.emplace(sequence.request(), sample->generate).second) {
       log_.violation(at(sample->sequence), "it is sampled twice");
+    }
+    if (!sample->mask.empty()) {
+      log_.order_->masks.emplace(sequence.request(), sample->mask);
     }
     CheckedText& text = *texts_[sample->sequence];
     const bool begun_before = log_.late_ || log_.reopened_.contains(sequence.request());

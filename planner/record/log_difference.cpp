@@ -10,6 +10,7 @@
 
 #include "common/channel.h"
 #include "common/files/json_file.h"
+#include "common/files/regular_file.h"
 #include "common/order_log.h"
 #include "common/trouble.h"
 #include "common/words.h"
@@ -173,7 +174,9 @@ std::optional<LogDifference> header_difference(const LogSide& a, const LogSide& 
       const nlohmann::json in_b = b.header().value(name, nlohmann::json());
       if ((!left_out || compared == Compared::everything) && in_a != in_b) {
         return LogDifference{.where = "header",
-                             .field = {.path = name, .a = in_a.dump(), .b = in_b.dump()},
+                             .field = {.path = shown(name, 100),
+                                       .a = shown(in_a.dump(), 300),
+                                       .b = shown(in_b.dump(), 300)},
                              .iteration = {},
                              .record_a = {},
                              .record_b = {}};

@@ -7,26 +7,49 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "common/units.h"
+#include "planner/requests/shared_value.h"
 
 namespace poise {
+
+// What one token's logit gets at every place of an answer.
+struct ConstantWish {
+  TokenId token;
+  float bias = 0;
+  bool in_prompt = false;  // with repetition_penalty
+
+  friend bool operator==(const ConstantWish&, const ConstantWish&) = default;
+};
+// Of tokens of the prompt and biases, as LogitWishes has them.
+std::vector<ConstantWish> constant_wishes(std::span<const TokenId> prompt,
+                                          std::span<const std::pair<TokenId, float>> bias);
+// What every answer of a request must be (planner/requests/request_grammar.cpp).
+struct Grammar {
+  std::string param;  // the field that asks for it
+  std::string text;  // {"response_format": …} or {"structured_outputs": …}, in the line's own order
+};
 
 // What happens to the logits before a token is drawn, beside temperature and cuts: vLLM's fields of these names, in tokens.
 struct LogitWishes {
   float repetition_penalty = 1;  // of tokens of the prompt and the answer
   float presence_penalty = 0;    // of the answer's, once
   float frequency_penalty = 0;   // … each time
-  std::vector<std::pair<TokenId, float>> bias;
   std::vector<std::vector<TokenId>>
       bad_words;                         // the last token of each is barred behind the others
-  std::vector<TokenId> allowed;          // sorted; empty: all
+  std::vector<std::uint32_t> allowed;    // a bit for each token of the vocabulary; empty: all
   std::vector<TokenId> barred_at_first;  // until min_tokens are answered: EOS and stop ids
-  std::vector<TokenId> prompt_tokens;    // with repetition_penalty: the prompt's, sorted, each once
+  std::vector<ConstantWish> constant;    // sorted, each token once
+  std::shared_ptr<const Grammar> grammar;  // null: the answer is free
+  std::int32_t mask_edits = 0;  // with a mask: its room, in edits (common/device_memory.h)
 
+  bool penalises() const {
+    return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0;
+  }
   // Edits of logits of this request's samples at most.
   std::int32_t most_edits(std::int32_t max_tokens) const;
 };
@@ -49,8 +72,8 @@ struct SamplingParams {
   bool tokens_as_ids = false;  // logprobs name a token "token_id:N"; always so without a tokenizer
   bool include_stop = false;   // the text ends with the stop string or stop token, not before it
   bool keep_special = false;   // special tokens are text
-  std::vector<std::string> stop;
-  std::vector<TokenId> stop_token_ids;
+  SharedValue<std::vector<std::string>> stop;
+  SharedValue<std::vector<TokenId>> stop_token_ids;
   std::shared_ptr<const LogitWishes> wishes;  // null: none, as of nearly all requests
 
   bool prompt_logprobs() const { return prompt_top >= 0 || (echo && logprobs >= 0); }
@@ -65,9 +88,9 @@ inline constexpr std::uint32_t kFirstFurtherChoice = 1u << 31;
 struct Request {
   // Line of the input file, from 1, blank lines counted; of a further choice an id of its own.
   RequestId id;
-  std::string custom_id;
-  std::vector<TokenId> prompt;  // never empty; fits the context
-  std::string prompt_text;      // what echo gives back; filled only with echo
+  SharedValue<std::string> custom_id;
+  SharedValue<std::vector<TokenId>> prompt;  // never empty; fits the context
+  SharedValue<std::string> prompt_text;      // what echo gives back; filled only with echo
   SamplingParams sampling;
   TokenId scored_last = -1;  // with score_from: the token behind the prompt, scored and never fed
   bool chat = false;         // of /v1/chat/completions: the answer is a message

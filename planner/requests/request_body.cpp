@@ -141,8 +141,9 @@ void read_prompt(const RequestFields& body, const RequestRules& rules, std::int6
   const nlohmann::json& prompt = only_prompt(body);
   const bool add_special = body.flag("add_special_tokens", true);
   if (!prompt.is_string()) {
-    request.prompt = ids_of(body, prompt, rules);
-    truncate_prompt(body, rules, asked, 0, request.prompt);
+    std::vector<TokenId> ids = ids_of(body, prompt, rules);
+    truncate_prompt(body, rules, asked, 0, ids);
+    request.prompt = std::move(ids);
     if (request.sampling.echo && rules.tokenizer != nullptr) {
       request.prompt_text = rules.tokenizer->decode(request.prompt);
     }
@@ -152,10 +153,11 @@ void read_prompt(const RequestFields& body, const RequestRules& rules, std::int6
     body.refuse("prompt", "must be token ids: the run has no tokenizer (--skip-tokenizer-init)");
   }
   const auto& text = prompt.get_ref<const std::string&>();
-  request.prompt = tokens_of(body, "prompt", text, add_special, rules);
+  std::vector<TokenId> ids = tokens_of(body, "prompt", text, add_special, rules);
   const bool may_be_cut = body.find("truncate_prompt_tokens") != nullptr && add_special;
-  const std::int64_t special = may_be_cut ? special_before(rules, text, request.prompt) : 0;
-  const bool cut = truncate_prompt(body, rules, asked, special, request.prompt);
+  const std::int64_t special = may_be_cut ? special_before(rules, text, ids) : 0;
+  const bool cut = truncate_prompt(body, rules, asked, special, ids);
+  request.prompt = std::move(ids);
   if (request.sampling.echo) {
     request.prompt_text = cut ? rules.tokenizer->decode(request.prompt) : text;
   }
@@ -365,8 +367,10 @@ void read_scored(const RequestFields& body, const RequestRules& rules, std::int6
       static_cast<std::int32_t>(body.integer("score_best", 0, 20).value_or(0));
   request.sampling.prompt_top = std::max(request.sampling.score_best, 1);
   request.sampling.score_from = static_cast<std::int32_t>(from);
-  request.scored_last = request.prompt.back();
-  request.prompt.pop_back();
+  std::vector<TokenId> fed = request.prompt;
+  request.scored_last = fed.back();
+  fed.pop_back();
+  request.prompt = std::move(fed);
 }
 
 // "logprobs" says whether, "top_logprobs" how many beside the chosen token.
@@ -439,9 +443,10 @@ Request read_chat_body(const RequestFields& body, std::string_view entry,
     body.refuse("messages", "need a tokenizer: the run has none (--skip-tokenizer-init)");
   }
   // The template writes BOS and the like itself.
-  request.prompt = tokens_of(body, "messages", rendered_prompt(entry), false, rules);
+  std::vector<TokenId> prompt = tokens_of(body, "messages", rendered_prompt(entry), false, rules);
   const std::optional<std::int64_t> limit = asked ? asked : most;
-  truncate_prompt(body, rules, limit.value_or(1), 0, request.prompt);
+  truncate_prompt(body, rules, limit.value_or(1), 0, prompt);
+  request.prompt = std::move(prompt);
   request.sampling.max_tokens =
       granted_tokens(limit.value_or(rules.context), request.prompt.size(), rules, "messages");
   read_wishes(body, rules, limit.value_or(rules.context), request);

@@ -60,6 +60,11 @@ Request read_chat_body(const RequestFields& body, std::string_view entry,
 void read_wishes(const RequestFields& body, const RequestRules& rules, std::int64_t asked,
                  Request& request);
 
+// "response_format" and "structured_outputs", which become LogitWishes::grammar. `line`: the text that `body` is of. `request`: as the
+// functions above left it.
+void read_grammar(const RequestFields& body, std::string_view line, const RequestRules& rules,
+                  Request& request);
+
 // Refuses fields that would change the answer and that poise does not follow.
 void refuse_unsupported(const RequestFields& body);
 // The same of those that only a chat request has.

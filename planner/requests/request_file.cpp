@@ -140,7 +140,7 @@ RequestFile read_requests(const std::filesystem::path& path, const RequestRules&
       if (first == request.id) {
         add_choices(std::move(request), [&] { return RequestId{further++}; }, file.requests);
       } else {
-        file.errors.push_back(duplicate(request.id, std::move(request.custom_id), first));
+        file.errors.push_back(duplicate(request.id, request.custom_id, first));
       }
     }
   }

@@ -81,6 +81,7 @@ Request read_line(RequestId line, std::string_view text, const RequestRules& rul
 
   Request request = chat ? read_chat_body(RequestFields(*body), chat_entry, rules)
                          : read_body(RequestFields(*body), rules);
+  read_grammar(RequestFields(*body), text, rules, request);
   request.id = line;
   request.custom_id = *custom_id;
   if (!body->contains("seed") || body->at("seed").is_null()) {

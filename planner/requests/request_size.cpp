@@ -3,10 +3,9 @@
 namespace poise {
 
 std::int32_t LogitWishes::most_edits(std::int32_t max_tokens) const {
-  const bool penalised = repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0;
-  return static_cast<std::int32_t>(bias.size() + bad_words.size() + allowed.size() +
-                                   barred_at_first.size() + prompt_tokens.size()) +
-         (penalised ? max_tokens : 0);
+  return mask_edits +
+         static_cast<std::int32_t>(constant.size() + bad_words.size() + barred_at_first.size()) +
+         (penalises() ? max_tokens : 0);
 }
 
 RequestSize size_of(const Request& request) {

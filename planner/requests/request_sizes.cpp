@@ -17,15 +17,17 @@ namespace {
 constexpr std::int64_t kReadInFull = 512;  // lines
 constexpr std::string_view kBlank = " \t";
 // Fields that change the sizes of a request, beside its prompt and max_tokens.
-constexpr std::array<std::string_view, 9> kNotPlain{"\"echo\"",
-                                                    "_penalty\"",
-                                                    "\"logit_bias\"",
-                                                    "\"bad_words\"",
-                                                    "\"min_tokens\"",
-                                                    "\"allowed_token_ids\"",
-                                                    "\"truncate_prompt_tokens\"",
-                                                    "\"score_from\"",
-                                                    "\"n\""};
+constexpr std::array<std::string_view, 11> kNotPlain{"\"echo\"",
+                                                     "_penalty\"",
+                                                     "\"logit_bias\"",
+                                                     "\"bad_words\"",
+                                                     "\"min_tokens\"",
+                                                     "\"allowed_token_ids\"",
+                                                     "\"truncate_prompt_tokens\"",
+                                                     "\"score_from\"",
+                                                     "\"response_format\"",
+                                                     "\"structured_outputs\"",
+                                                     "\"n\""};
 
 // What follows a name that stands once in the line, behind its colon; nothing otherwise.
 std::optional<std::string_view> value_of(std::string_view line, std::string_view name) {

@@ -17,7 +17,6 @@ enum class Harmless {
   none,
   no,             // false
   nothing_in_it,  // an empty list or object
-  text_format,    // {"type": "text"}
 };
 
 struct Unsupported {
@@ -34,14 +33,11 @@ constexpr std::array kUnsupportedFields{
     Unsupported{"logits_processors", Harmless::nothing_in_it},
     Unsupported{"logprob_token_ids", Harmless::none},
     Unsupported{"prompt_embeds", Harmless::nothing_in_it},
-    Unsupported{"response_format", Harmless::text_format},
-    Unsupported{"structured_outputs", Harmless::none},
     Unsupported{"structural_tag", Harmless::none},
-    Unsupported{"guided_json", Harmless::none},
-    Unsupported{"guided_regex", Harmless::none},
-    Unsupported{"guided_choice", Harmless::none},
-    Unsupported{"guided_grammar", Harmless::none},
 };
+
+// As vLLM had them before "structured_outputs".
+constexpr std::array kGuided{"guided_json", "guided_regex", "guided_choice", "guided_grammar"};
 
 // Of chat requests. Ignored like other unknown ones: "parallel_tool_calls", "store", "metadata" …
 constexpr std::array kUnsupportedChatFields{
@@ -66,8 +62,6 @@ bool leaves_the_answer(const nlohmann::json& value, Harmless harmless) {
       return value.is_boolean() && !value.get<bool>();
     case Harmless::nothing_in_it:
       return (value.is_array() || value.is_object()) && value.empty();
-    case Harmless::text_format:
-      return value.is_object() && value.value("type", nlohmann::json()) == "text";
   }
   return false;
 }
@@ -86,7 +80,17 @@ void refuse_all_of(std::span<const Unsupported> fields, const RequestFields& bod
 
 }  // namespace
 
-void refuse_unsupported(const RequestFields& body) { refuse_all_of(kUnsupportedFields, body); }
+void refuse_unsupported(const RequestFields& body) {
+  refuse_all_of(kUnsupportedFields, body);
+  for (const std::string_view name : kGuided) {
+    if (body.find(name) != nullptr) {
+      body.refuse(name,
+                  fmt::format("is not supported: write \"structured_outputs\": {{\"{}\": …}}",
+                              name.substr(name.find('_') + 1)),
+                  kUnsupported);
+    }
+  }
+}
 
 void refuse_unsupported_in_chat(const RequestFields& body) {
   refuse_all_of(kUnsupportedChatFields, body);

@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "common/device_memory.h"
 #include "common/trouble.h"
 #include "planner/requests/request_body.h"
 #include "planner/tokenizer/tokenizer.h"
@@ -76,24 +77,23 @@ std::vector<std::pair<TokenId, float>> read_bias(const RequestFields& body,
   return bias;
 }
 
-std::vector<TokenId> read_allowed(const RequestFields& body, const RequestRules& rules) {
+// As a mask: a bit for each token of the vocabulary.
+std::vector<std::uint32_t> read_allowed(const RequestFields& body, const RequestRules& rules) {
   const nlohmann::json* list = body.find("allowed_token_ids");
-  std::vector<TokenId> allowed;
   if (list == nullptr) {
-    return allowed;
+    return {};
   }
   if (!list->is_array() || list->empty()) {
     body.refuse("allowed_token_ids",
                 fmt::format("must be a list of at least one token id, not {}",
                             list->is_array() ? "an empty list" : described(*list)));
   }
+  std::vector<std::uint32_t> allowed(static_cast<std::size_t>(mask_words(rules.vocab_size)));
   for (const nlohmann::json& element : *list) {
     const auto id = as_integer(element);
     check_id(body, "allowed_token_ids", id, described(element), rules);
-    allowed.push_back(static_cast<TokenId>(*id));
+    allowed[static_cast<std::size_t>(*id / 32)] |= std::uint32_t{1} << (*id % 32);
   }
-  std::ranges::sort(allowed);
-  allowed.erase(std::unique(allowed.begin(), allowed.end()), allowed.end());
   return allowed;
 }
 
@@ -151,6 +151,32 @@ std::vector<std::vector<TokenId>> read_bad_words(const RequestFields& body,
 
 }  // namespace
 
+std::vector<ConstantWish> constant_wishes(std::span<const TokenId> prompt,
+                                          std::span<const std::pair<TokenId, float>> bias) {
+  std::vector<ConstantWish> all;
+  for (const TokenId token : prompt) {
+    all.push_back({.token = token, .in_prompt = true});
+  }
+  for (const auto& [token, by] : bias) {
+    if (by != 0) {
+      all.push_back({.token = token, .bias = by});
+    }
+  }
+  std::ranges::sort(all, {}, &ConstantWish::token);
+  std::size_t kept = 0;
+  for (const ConstantWish& one : all) {
+    if (kept > 0 && all[kept - 1].token == one.token) {
+      all[kept - 1].bias += one.bias;
+      all[kept - 1].in_prompt = all[kept - 1].in_prompt || one.in_prompt;
+    } else {
+      all[kept++] = one;
+    }
+  }
+  all.resize(kept);
+  all.shrink_to_fit();
+  return all;
+}
+
 void read_wishes(const RequestFields& body, const RequestRules& rules, std::int64_t asked,
                  Request& request) {
   SamplingParams& sampling = request.sampling;
@@ -165,7 +191,6 @@ void read_wishes(const RequestFields& body, const RequestRules& rules, std::int6
   LogitWishes wishes{.repetition_penalty = repetition_penalty(body),
                      .presence_penalty = penalty(body, "presence_penalty"),
                      .frequency_penalty = penalty(body, "frequency_penalty"),
-                     .bias = read_bias(body, rules),
                      .bad_words = read_bad_words(body, rules),
                      .allowed = read_allowed(body, rules)};
   if (sampling.min_tokens > 0) {
@@ -173,15 +198,11 @@ void read_wishes(const RequestFields& body, const RequestRules& rules, std::int6
     std::ranges::copy(sampling.stop_token_ids, std::back_inserter(wishes.barred_at_first));
     std::erase_if(wishes.barred_at_first, [&](TokenId id) { return id >= rules.vocab_size; });
   }
-  if (wishes.repetition_penalty != 1) {
-    wishes.prompt_tokens = request.prompt;
-    std::ranges::sort(wishes.prompt_tokens);
-    const auto repeated = std::ranges::unique(wishes.prompt_tokens);
-    wishes.prompt_tokens.erase(repeated.begin(), repeated.end());
-    wishes.prompt_tokens.shrink_to_fit();
-  }
-  const bool penalised = wishes.presence_penalty != 0 || wishes.frequency_penalty != 0;
-  if (penalised || wishes.most_edits(0) > 0) {
+  const bool repetition = wishes.repetition_penalty != 1;
+  wishes.constant = constant_wishes(repetition ? std::span(request.prompt.get()) : std::span<const TokenId>(),
+                                    read_bias(body, rules));
+  wishes.mask_edits = wishes.allowed.empty() ? 0 : mask_edits(rules.vocab_size);
+  if (wishes.penalises() || wishes.most_edits(0) > 0) {
     sampling.wishes = std::make_shared<const LogitWishes>(std::move(wishes));
   }
 }

@@ -274,7 +274,7 @@ void Answer::append_text(std::string& out, std::span<const TokenId> tokens) cons
     out += ",\"refusal\":null}";
   } else {
     out += "\"text\":";
-    append_json_text(out, sampling.echo ? request_->prompt_text + text_ : text_);
+    append_json_text(out, sampling.echo ? request_->prompt_text.get() + text_ : text_);
   }
   out += ",\"logprobs\":";
   if (sampling.logprobs < 0) {
@@ -290,13 +290,13 @@ std::string Answer::error_line_text() const {
   check(finished() && *reason_ == FinishReason::error, "an error line is of an answer that failed");
   if (barred_) {
     return error_line(
-        {request_->line(), request_->custom_id,
+        {request_->line(), request_->custom_id.get(),
          fmt::format("no token is left for place {} of the answer: allowed_token_ids, "
-                     "bad_words and min_tokens together bar all of them",
+                     "bad_words, min_tokens and the answer's form together bar all of them",
                      size_ + 1),
          "", "no_token_allowed", 400});
   }
-  return error_line({request_->line(), request_->custom_id,
+  return error_line({request_->line(), request_->custom_id.get(),
                      "the model's output is not finite for this request, no token follows from "
                      "it; its weights may be damaged",
                      "", "not_finite", 500});

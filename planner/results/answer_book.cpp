@@ -93,15 +93,21 @@ void AnswerBook::remove(const Request& request) {
 }
 
 AnswerBook::Progress AnswerBook::give_up(const Request& request) {
+  return refuse(request,
+                {.message = "the gpu_executor died each time it ran this request; the run went on "
+                            "without it",
+                 .code = "worker_crash",
+                 .status = 500});
+}
+
+AnswerBook::Progress AnswerBook::refuse(const Request& request, RequestError why) {
+  why.line = request.line();
+  why.custom_id = request.custom_id.get();
   const auto running = answers_.extract(request.id.n);
   const std::int32_t answered = running.empty() ? 0 : running.mapped().answer.size();
   Progress progress;
   progress.saved_tokens = request.sampling.max_tokens - answered;
-  auto line = choices_.fail(
-      request, error_line({request.line(), request.custom_id,
-                           "the gpu_executor died each time it ran this request; the run went on "
-                           "without it",
-                           "", "worker_crash", 500}));
+  auto line = choices_.fail(request, error_line(why));
   if (line) {
     progress.lines.push_back(*std::move(line));
   }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/messages_generated.h"
+#include "planner/requests/request_line.h"
 #include "planner/results/answer.h"
 #include "planner/results/choices.h"
 #include "planner/schedule/schedule.h"
@@ -45,6 +46,8 @@ class AnswerBook {
   // Ends a request that no executor survives: `lines` is its error line, once all choices of the line have
   // ended.
   Progress give_up(const Request& request);
+  // The same of a request that turns out to be wrong while it runs; its line and custom_id are filled in here.
+  Progress refuse(const Request& request, RequestError why);
   // Whether this choice of a line has ended while others have not.
   bool ended(const Request& request) const { return choices_.ended(request); }
 

@@ -2,33 +2,26 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace poise {
 namespace {
 
 constexpr float kBars = -std::numeric_limits<float>::infinity();
 
-// One reason to change a token's logit.
+// One reason to change a token's logit at one place of the answer.
 struct Reason {
   TokenId token;
   float bias = 0;
   std::int32_t answered = 0;  // times
-  bool seen = false;          // in the prompt or the answer
 };
 
-std::vector<Reason> reasons_of(const SamplingParams& sampling, std::span<const TokenId> answer) {
+// By token. Those that hold at every place are LogitWishes::constant.
+std::vector<Reason> reasons_here(const SamplingParams& sampling, std::span<const TokenId> answer) {
   const LogitWishes& wishes = *sampling.wishes;
   std::vector<Reason> reasons;
-  for (const TokenId token : wishes.prompt_tokens) {
-    reasons.push_back({.token = token, .seen = true});
-  }
-  const bool penalised = wishes.repetition_penalty != 1 || wishes.presence_penalty != 0 ||
-                         wishes.frequency_penalty != 0;
-  for (const TokenId token : penalised ? answer : std::span<const TokenId>()) {
-    reasons.push_back({.token = token, .answered = 1, .seen = true});
-  }
-  for (const auto& [token, bias] : wishes.bias) {
-    reasons.push_back({.token = token, .bias = bias});
+  for (const TokenId token : wishes.penalises() ? answer : std::span<const TokenId>()) {
+    reasons.push_back({.token = token, .answered = 1});
   }
   for (const std::vector<TokenId>& word : wishes.bad_words) {
     const auto before = std::span(word).first(word.size() - 1);
@@ -41,40 +34,62 @@ std::vector<Reason> reasons_of(const SamplingParams& sampling, std::span<const T
       reasons.push_back({.token = token, .bias = kBars});
     }
   }
-  for (const TokenId token : wishes.allowed) {
-    reasons.push_back({.token = token});
-  }
-  std::ranges::stable_sort(reasons, {}, &Reason::token);
+  std::ranges::sort(reasons, {}, &Reason::token);
   return reasons;
 }
+
+class EditList {
+ public:
+  EditList(const LogitWishes& wishes, std::size_t room) : wishes_(wishes) { edits_.reserve(room); }
+
+  // `constant` and `here` are of the same token.
+  void add(const ConstantWish& constant, const Reason& here) {
+    const bool seen = constant.in_prompt || here.answered > 0;
+    const float bias = constant.bias + here.bias;
+    const float factor = seen ? wishes_.repetition_penalty : 1;
+    const float minus = wishes_.frequency_penalty * static_cast<float>(here.answered) +
+                        (here.answered > 0 ? wishes_.presence_penalty : 0);
+    if (bias != 0 || factor != 1 || minus != 0) {
+      edits_.emplace_back(constant.token, bias, factor, minus);
+    }
+  }
+  std::vector<messages::LogitEdit> take() { return std::move(edits_); }
+
+ private:
+  const LogitWishes& wishes_;
+  std::vector<messages::LogitEdit> edits_;
+};
 
 }  // namespace
 
 std::vector<messages::LogitEdit> logit_edits(const SamplingParams& sampling,
                                              std::span<const TokenId> answer) {
-  std::vector<messages::LogitEdit> edits;
   if (!sampling.wishes) {
-    return edits;
+    return {};
   }
   const LogitWishes& wishes = *sampling.wishes;
-  const std::vector<Reason> reasons = reasons_of(sampling, answer);
-  for (std::size_t i = 0; i < reasons.size();) {
-    Reason all = reasons[i];
-    for (++i; i < reasons.size() && reasons[i].token == all.token; ++i) {
-      all.bias += reasons[i].bias;
-      all.answered += reasons[i].answered;
-      all.seen = all.seen || reasons[i].seen;
+  const std::vector<Reason> reasons = reasons_here(sampling, answer);
+  EditList edits(wishes, wishes.constant.size() + reasons.size());
+  auto constant = wishes.constant.begin();
+  for (auto reason = reasons.begin(); reason != reasons.end();) {
+    Reason here = *reason;
+    for (++reason; reason != reasons.end() && reason->token == here.token; ++reason) {
+      here.bias += reason->bias;
+      here.answered += reason->answered;
     }
-    const float factor = all.seen ? wishes.repetition_penalty : 1;
-    const float minus = wishes.frequency_penalty * static_cast<float>(all.answered) +
-                        (all.answered > 0 ? wishes.presence_penalty : 0);
-    const bool changes = all.bias != 0 || factor != 1 || minus != 0;
-    const bool only_some = !wishes.allowed.empty();
-    if (only_some ? std::ranges::binary_search(wishes.allowed, all.token) : changes) {
-      edits.emplace_back(all.token, all.bias, factor, minus);
+    for (; constant != wishes.constant.end() && constant->token < here.token; ++constant) {
+      edits.add(*constant, {.token = constant->token});
+    }
+    if (constant != wishes.constant.end() && constant->token == here.token) {
+      edits.add(*constant++, here);
+    } else {
+      edits.add({.token = here.token}, here);
     }
   }
-  return edits;
+  for (; constant != wishes.constant.end(); ++constant) {
+    edits.add(*constant, {.token = constant->token});
+  }
+  return edits.take();
 }
 
 }  // namespace poise

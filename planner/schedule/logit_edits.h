@@ -11,7 +11,7 @@
 
 namespace poise {
 
-// By token, each once; tokens that stay as they are have none, unless only edited ones may be sampled.
+// By token, each once; tokens that stay as they are have none. Which tokens may be sampled at all, a mask says.
 std::vector<messages::LogitEdit> logit_edits(const SamplingParams& sampling,
                                              std::span<const TokenId> answer);
 

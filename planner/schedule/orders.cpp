@@ -197,7 +197,7 @@ class MiniBatchBuilder {
     sample->prompt_top = sampling.prompt_top;
     sample->min_p = sampling.min_p;
     if (chunk.generates() && sampling.wishes) {
-      sample->only_edited = !sampling.wishes->allowed.empty();
+      sample->mask = sampling.wishes->allowed;
       sample->edits = logit_edits(sampling, chunk.request->answer);
     }
     tables_->samples.push_back(std::move(sample));

@@ -42,7 +42,7 @@ Stand stand_for(const Rehearsal& rehearsal, double answered) {
               .represented = running / played};
   for (std::size_t i = 0; i < stand.requests.size(); ++i) {
     stand.requests[i].id = {static_cast<std::uint32_t>(i + 1)};
-    stand.requests[i].prompt.assign(static_cast<std::size_t>(context), kRehearsedToken);
+    stand.requests[i].prompt = std::vector<TokenId>(static_cast<std::size_t>(context), kRehearsedToken);
     stand.requests[i].sampling.max_tokens = std::max(tokens - context, 2);
   }
   return stand;
@@ -68,7 +68,8 @@ Seconds time_of(const Profile& profile, const WeightLayout& layout, const Rehear
   return executor.now() - before;
 }
 
-Rehearsed rehearse_at(double answered, const Profile& profile, const Policy& policy,
+// Requests with this share of their answers behind them. Without `prefill` prompts take no time.
+Rehearsed rehearse_at(double answered, bool prefill, const Profile& profile, const Policy& policy,
                       const WeightLayout& layout, const Rehearsal& rehearsal) {
   const Stand stand = stand_for(rehearsal, answered);
   const auto count = static_cast<std::int32_t>(stand.requests.size());
@@ -85,34 +86,40 @@ Rehearsed rehearse_at(double answered, const Profile& profile, const Policy& pol
     return plan_iteration(packing, chunks, tables, {});
   };
 
-  Scheduler prompts(policy, host,
-                    {.max_num_seqs = count,
-                     .prefill_rows = std::max(rehearsal.prefill_rows, 1),
-                     .sequence_rows = rehearsal.device.max_mini_batch_rows});
   Scheduler answers(
       policy, host,
       {.max_num_seqs = count, .prefill_rows = count * longest, .sequence_rows = longest + 1});
   std::vector<Outcome> outcomes;
   for (const Request& request : stand.requests) {
-    prompts.add(request);
     answers.add(request);
     outcomes.push_back({.request = request.id, .token = kRehearsedToken});
   }
-  const Seconds prefill = time_of(profile, layout, rehearsal, tables_of(prompts.next()));
+  Rehearsed times{};
+  if (prefill) {
+    Scheduler prompts(policy, host,
+                      {.max_num_seqs = count,
+                       .prefill_rows = std::max(rehearsal.prefill_rows, 1),
+                       .sequence_rows = rehearsal.device.max_mini_batch_rows});
+    for (const Request& request : stand.requests) {
+      prompts.add(request);
+    }
+    times.prefill = time_of(profile, layout, rehearsal, tables_of(prompts.next()));
+  }
   answers.next();  // all prompts at once
   answers.complete(outcomes);
   Profile chunk = profile;
   chunk.load_w = chunk.load_w * (1 / stand.represented);
-  const Seconds decoding = time_of(chunk, layout, rehearsal, tables_of(answers.next()));
-  return {.decoding = decoding * stand.represented, .prefill = prefill};
+  times.decoding =
+      time_of(chunk, layout, rehearsal, tables_of(answers.next())) * stand.represented;
+  return times;
 }
 
 }  // namespace
 
 Rehearsed rehearse(const Profile& profile, const Policy& policy, const WeightLayout& layout,
                    const Rehearsal& rehearsal) {
-  const Rehearsed early = rehearse_at(kEarly, profile, policy, layout, rehearsal);
-  const Rehearsed late = rehearse_at(kLate, profile, policy, layout, rehearsal);
+  const Rehearsed early = rehearse_at(kEarly, true, profile, policy, layout, rehearsal);
+  const Rehearsed late = rehearse_at(kLate, false, profile, policy, layout, rehearsal);
   return {.decoding = (early.decoding + late.decoding) * 0.5, .prefill = early.prefill};
 }
 
@@ -135,7 +142,7 @@ std::optional<Seconds> rehearse_job(const Profile& profile, const Policy& policy
   std::vector<Request> requests(static_cast<std::size_t>(all));
   for (std::size_t i = 0; i < requests.size(); ++i) {
     requests[i].id = {static_cast<std::uint32_t>(i + 1)};
-    requests[i].prompt.assign(static_cast<std::size_t>(prompt), kRehearsedToken);
+    requests[i].prompt = std::vector<TokenId>(static_cast<std::size_t>(prompt), kRehearsedToken);
     requests[i].sampling.max_tokens = static_cast<std::int32_t>(answer);
   }
   Scheduler scheduler(policy, rehearsal.host,

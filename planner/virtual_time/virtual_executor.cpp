@@ -110,8 +110,19 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
   };
   load_next(0);
   const bool queries_wait = weights_.brought_by(pieces, layer, Weight::w_q);
+  const RowGroup* const ahead = queries_wait ? nullptr : sent_ahead(batches.groups);
+  std::vector<Seconds> attended_ahead;
+  if (ahead != nullptr) {  // the next group's queries lie where those that go down did
+    compute(std::max({rows_stored_[groups_++ % 2], weights_.arrived(layer, Weight::w_kv),
+                      weights_.arrived(layer, Weight::w_q)}),
+            profile_.qkv_of(ahead->rows),
+            {.kind = VirtualSpan::Kind::products, .layer = layer});
+    attended_ahead = send(costs, *ahead, layer);
+    compute(streams_.end(VirtualStream::copy_out), {}, {});
+  }
   for (const RowGroup& group : batches.groups) {
-    Seconds& rows_stored = rows_stored_[groups_++ % 2];
+    const bool sent = &group == ahead;
+    Seconds& rows_stored = rows_stored_[sent ? 0 : groups_++ % 2];
     const auto span = [&](VirtualSpan::Kind kind, std::size_t i) {
       return VirtualSpan{.kind = kind, .layer = layer, .mini_batch = static_cast<std::uint32_t>(i)};
     };
@@ -121,15 +132,17 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
     const Seconds kv = regenerate_first ? qkv * kv_share_ : qkv;
     const Seconds for_kv = std::max(rows_stored, weights_.arrived(layer, Weight::w_kv));
     const Seconds for_queries = weights_.arrived(layer, Weight::w_q);
-    compute(regenerate_first ? for_kv : std::max(for_kv, for_queries), kv, of_rows);
-    if (const auto stored = store(batches, group, layer)) {
-      rows_stored = stored_[layer] = *stored;
+    if (!sent) {
+      compute(regenerate_first ? for_kv : std::max(for_kv, for_queries), kv, of_rows);
+      if (const auto stored = store(batches, group, layer)) {
+        rows_stored = stored_[layer] = *stored;
+      }
     }
     if (regenerate_first) {
       regenerate(costs[0], first_visit % 2, span(VirtualSpan::Kind::kv_gen, 0));
       compute(for_queries, qkv - kv, of_rows);
     }
-    const std::vector<Seconds> attended = send(costs, group, layer);
+    const std::vector<Seconds> attended = sent ? attended_ahead : send(costs, group, layer);
     for (std::size_t i = group.begin; i < group.end; ++i) {
       if (i + 1 < batches.count) {
         load_next(i + 1);

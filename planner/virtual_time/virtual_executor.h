@@ -6,8 +6,8 @@
 // copy_out, between the stores. An iteration's tables follow the weights fetched ahead for it, and its
 // results follow all stores. An iteration is done when all streams are, including the weights ordered
 // ahead; the next iteration is ordered only then. Mini-batches that host cores attend come last in a layer: their
-// queries and new rows go down on copy_out once the group's queries are made, host cores work on a stream of their
-// own, and the output comes up on compute. A profile gives the time of each span of work, and the
+// queries and new rows go down on copy_out once the group's queries are made, before all other groups where they
+// have one of their own (sent_ahead); host cores work on a stream of their own, and the output comes up on compute. A profile gives the time of each span of work, and the
 // latency after a wait for another stream. Pure; one thread.
 
 #include <array>

@@ -53,6 +53,26 @@ TEST(RowGroups, DoNotJoinRowsThatDoNotFollowOneAnother) {
             (Expected{{2, 4}, {3, 2}}));
 }
 
+// Where one group holds everything, so does it; otherwise the mini-batches of host cores have groups of their own.
+TEST(RowGroups, OfHostCoresAreApartWhereOneGroupIsNotEnough) {
+  const auto groups = [](std::int32_t max_rows) {
+    std::vector<BatchRows> batches = one_behind_the_other({3, 5, 2, 1, 4});
+    for (std::size_t i = 2; i < batches.size(); ++i) {
+      batches[i].on_host = true;
+    }
+    return row_groups(batches, max_rows);
+  };
+  EXPECT_EQ(ends_of(groups(15)), (Expected{{5, 15}}));
+  EXPECT_EQ(sent_ahead(groups(15)), nullptr);
+  const std::vector<RowGroup> apart = groups(14);
+  EXPECT_EQ(ends_of(apart), (Expected{{2, 8}, {5, 7}}));
+  EXPECT_EQ(sent_ahead(apart), &apart[1]);
+  const std::vector<RowGroup> small = groups(5);
+  EXPECT_EQ(ends_of(small), (Expected{{1, 3}, {2, 5}, {4, 3}, {5, 4}}));
+  EXPECT_EQ(sent_ahead(small), &small[2]) << "the first of two";
+  EXPECT_EQ(sent_ahead(std::span(small).subspan(2)), nullptr) << "it is the first anyway";
+}
+
 TEST(RowGroups, OfAnIterationAreThoseOfItsMiniBatchesInOrder) {
   std::mt19937 random(1);
   for (int round = 0; round < 100; ++round) {

@@ -1,21 +1,24 @@
 """What the end-to-end tests share: a workspace for each test, `poise` as a user types it, and a check for leftovers.
 
 A test is a function decorated with `test`, its name a sentence; it takes a Workspace. A script of tests ends with
-`harness.main()`: one line a test, then `N passed, N failed`. Random tests take `workspace.random`, whose seed is
-printed where they fail and set with --seed. POISE_BIN chooses the programs (a sanitizer's build, say), POISE_DEVICE the
-device of runs.
+`harness.main()`: one line a test, then `N passed, N failed`. Random tests take `workspace.random`. Its seed is 1 unless
+--seed gives another, so that each run tests the same; a failed test prints it. POISE_BIN chooses the programs (a
+sanitizer's build, say), POISE_DEVICE the device of runs.
 """
 
 import argparse
+import atexit
 import contextlib
 import fcntl
 import functools
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -112,6 +115,7 @@ class Workspace:
         environment = {**os.environ, "XDG_RUNTIME_DIR": str(self.runtime), "POISE_COMMAND": "poise"}
         environment |= {"XDG_CACHE_HOME": str(self.folder / "cache"), **(extra or {})}
         environment.pop("PYTHONUNBUFFERED", None)  # as users have it: what stdout holds back is ours to lose
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # likewise: a third of the time of a short command compiles its sources
         return environment
 
     def poise(self, *words, timeout=120, env=None, cwd=None, **popen):
@@ -119,13 +123,16 @@ class Workspace:
         process = self.start(*words, env=env, cwd=cwd, **popen)
         return self.finish(process, timeout)
 
+    def slowness(self):
+        """How many times longer a short command takes now than on an idle machine; 1 at least."""
+        began = time.monotonic()
+        self.poise("policies").expect(0)
+        return max(1, (time.monotonic() - began) / IDLE_COMMAND)
+
     def paced(self, gflops):
         """Options for a CPU device of that speed. Where the machine is busy the device is slower still, so that a run always outlasts
         what the test does to it."""
-        began = time.monotonic()
-        self.poise("policies").expect(0)
-        slowness = max(1, (time.monotonic() - began) / IDLE_COMMAND)
-        return ("--compute-gflops", f"{gflops / slowness:.3g}")
+        return ("--compute-gflops", f"{gflops / self.slowness():.3g}")
 
     def start(self, *words, env=None, cwd=None, **popen):
         log = tempfile.TemporaryFile()
@@ -294,13 +301,65 @@ def kill_together(supervisor, *pids):
     """Processes of a run, so that its supervisor finds all of them at one look."""
     os.kill(supervisor.pid, signal.SIGSTOP)
     wait_until(lambda: processes.is_stopped(supervisor.pid), "the supervisor to halt")
+    kill(*pids)
+    os.kill(supervisor.pid, signal.SIGCONT)
+
+
+def kill(*pids):
+    """Returns when they have ended."""
     descriptors = [os.pidfd_open(pid) for pid in pids]
     for descriptor in descriptors:
         processes.send(descriptor, signal.SIGKILL)
     expect(not processes.wait_gone(descriptors, 30), "killed, and they live")
     for descriptor in descriptors:
         os.close(descriptor)
-    os.kill(supervisor.pid, signal.SIGCONT)
+
+
+# ---- models
+
+
+def rewrite_tensors(file, change):
+    """Alters a safetensors file's tensors: `change` takes and returns {name: (dtype, shape, bytes)}."""
+    data = file.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header, body = json.loads(data[8 : 8 + size]), data[8 + size :]
+    found = {}
+    for name, told in header.items():
+        if name != "__metadata__":
+            begin, end = told["data_offsets"]
+            found[name] = (told["dtype"], told["shape"], body[begin:end])
+    header, parts, at = {}, [], 0
+    for name, (dtype, shape, content) in change(found).items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(content)]}
+        parts.append(content)
+        at += len(content)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write_bytes(b"".join((struct.pack("<Q", len(text)), text, *parts)))
+
+
+def first_layers(count, folder):
+    """A copy in `folder` of the demo model with its first `count` layers alone. It speaks nonsense in the same vocabulary and computes
+    less: for tests of how work is done, not of what is said."""
+    shutil.copytree(DEMO_MODEL, folder)
+    config = json.loads((folder / "config.json").read_text())
+    expect(count < config["num_hidden_layers"], f"the demo model has {config['num_hidden_layers']} layers")
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": count}))
+
+    def kept(name):
+        layer = re.search(r"layers\.(\d+)\.", name)
+        return not layer or int(layer[1]) < count
+
+    rewrite_tensors(folder / "model.safetensors", lambda tensors: {n: t for n, t in tensors.items() if kept(n)})
+    return folder
+
+
+@functools.cache
+def short_model():
+    """The first three layers of the demo model, once for all tests of a script."""
+    folder = Path(tempfile.mkdtemp(prefix="poise-model-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return first_layers(3, folder / "model")
 
 
 # ---- requests and results
@@ -345,10 +404,15 @@ def choice(result):
 # ---- the runner
 
 
+def seed_of(text):
+    """What --seed says: a number, or `random` for one that nobody chose."""
+    return int.from_bytes(os.urandom(4), "big") if text == "random" else int(text)
+
+
 def main():
     options = argparse.ArgumentParser()
     options.add_argument("names", nargs="*", help="run only the tests of these names, or whose names hold one of these")
-    options.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
+    options.add_argument("--seed", type=seed_of, default=1, metavar="N", help="a number, or `random`; 1 unless given")
     options.add_argument("--list", action="store_true")
     given = options.parse_args()
     script = Path(sys.argv[0]).stem

@@ -201,6 +201,8 @@ def python_in_launch_needs_the_standard_library_alone(_):
         known = sys.stdlib_module_names | ({"supervisor"} if path == start else set())
         if path.name == "chat_worker.py":  # a process of its own, which says that it is missing
             known |= {"jinja2"}
+        if path.name == "grammar_worker.py":  # likewise
+            known |= {"llguidance"}
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:

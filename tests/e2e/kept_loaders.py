@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Loaders that are kept: used instead of loading again, never when the files changed, gone at `poise stop`."""
+"""Loaders that are kept: used instead of loading again, never when the files changed, gone at `poise stop`. Pools whose memory comes behind
+the first orders, and goes behind the command."""
 
 import errno
 import fcntl
@@ -12,9 +13,9 @@ from types import SimpleNamespace
 
 import harness
 from ends import SLOWLY, long_requests, wait_for_results
-from harness import DEMO, DEMO_MODEL, comparable, expect, expect_equal, test, wait_until
+from harness import DEMO, DEMO_MODEL, comparable, expect, expect_equal, request, test, wait_until
 from supervisor.commands import stop as stop_command
-from supervisor.lifecycle import loaders
+from supervisor.lifecycle import loaders, processes, segments
 
 
 def kept(workspace):
@@ -140,6 +141,28 @@ def a_run_may_leave_its_loader_behind(workspace):
 
 
 @test
+def the_next_run_of_a_kept_loader_has_its_pools_memory(workspace):
+    questions = (DEMO / "show.jsonl").read_text().splitlines()
+    some = workspace.write_requests("some.jsonl", questions[:2])
+    pools = []
+    for name, requests, kind in (("a", DEMO / "show.jsonl", "auto"), ("b", some, "int8"), ("c", DEMO / "show.jsonl", "auto")):
+        workspace.run(requests, workspace / name, "--keep-loader", "--kv-cache-dtype", kind).expect(0)
+        (loader,) = kept(workspace)
+        (pool,) = [path for path in harness.SHM.iterdir() if "-blocks-" in path.name and path.name.startswith(_prefix(loader))]
+        expect_equal(pool.stat().st_size, loader["pool_bytes"], "bytes of the pool")
+        pools.append((pool.stat().st_ino, loader["pool_bytes"]))
+    expect_equal(len({inode for inode, _ in pools}), 1, f"files of pools: {pools}")
+    expect(pools[1][1] < pools[0][1] == pools[2][1], f"bytes of pools: {pools}")
+    expect_equal(comparable(workspace / "a"), comparable(workspace / "c"), "third run")
+    workspace.run(DEMO / "show.jsonl", workspace / "d").expect(0, "using the kept loader")
+    workspace.poise("stop").expect(0, "ended the loader")
+
+
+def _prefix(loader):
+    return f"{segments.prefix()}{loader['run_id']}-"
+
+
+@test
 def changed_files_are_loaded_again(workspace):
     model = workspace / "model"
     shutil.copytree(DEMO_MODEL, model)
@@ -226,6 +249,91 @@ def alive(pid):
             return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False
+
+
+# ---- pools that are made behind the work, and given back behind the command: 312 MiB
+
+LAYERS = 2
+FIRST_ROUND = 2 + 2 * LAYERS  # calls: for the control segment, for the weights, for both ends of each layer's region
+CONFIG = {
+    "architectures": ["OPTForCausalLM"], "model_type": "opt", "activation_function": "relu", "do_layer_norm_before": True,
+    "hidden_size": 1024, "word_embed_proj_dim": 1024, "ffn_dim": 64, "num_attention_heads": 16, "num_hidden_layers": LAYERS,
+    "vocab_size": 64, "max_position_embeddings": 2048, "torch_dtype": "float32", "eos_token_id": 2, "bos_token_id": 2, "pad_token_id": 1,
+}  # fmt: skip
+WORDS = ("--load-format", "dummy", "--skip-tokenizer-init", "--policy", "kv-only")
+
+
+class Work:
+    """Ten requests that could fill the pool. Nine of them end at once, the other has 40 tokens."""
+
+    def __init__(self, workspace):
+        self.workspace = workspace
+        self.model = workspace / "model"
+        self.model.mkdir()
+        (self.model / "config.json").write_text(json.dumps(CONFIG))
+        lines = [request(f"r{number}", [5 + number, 6, 7], max_tokens=2000, logit_bias={"2": 100}) for number in range(9)]
+        lines.append(request("longer", [20, 21], max_tokens=40, ignore_eos=True))
+        self.requests = workspace.write_requests("requests.jsonl", lines)
+
+    def run(self, name, *options, failpoints=""):
+        environment = {"POISE_FAILPOINTS": failpoints, "POISE_FAILPOINTS_FIRED": str(self.workspace / "fired")}
+        return self.workspace.run(self.requests, self.workspace / name, *WORDS, *options, model=self.model, env=environment if failpoints else None)
+
+    def expect_equal(self, *names):
+        for name in names[1:]:
+            expect_equal(comparable(self.workspace / name), comparable(self.workspace / names[0]), name)
+
+    def times(self, name):
+        return json.loads((self.workspace / f"{name}.poise" / "times.json").read_text())
+
+    def pool_stood(self, name):
+        return "all of its memory stands" in (self.workspace / f"{name}.poise" / "logs" / "loader.log").read_text()
+
+
+@test
+def a_run_begins_and_ends_while_its_pool_is_being_made(workspace):
+    work = Work(workspace)
+    (workspace / "fired").mkdir()
+    work.run("plain").expect(0)
+    work.run("slow", failpoints=f"loader/segment.reserve:delay=1500@{FIRST_ROUND + 1}+").expect(0)
+    expect(work.pool_stood("slow") is False, "the whole pool was waited for")
+    work.expect_equal("plain", "slow")
+    expect("first order" in workspace.poise("status", workspace / "slow.poise").expect(0).out, "where the time went")
+
+
+@test
+def processes_die_while_the_pool_grows(workspace):
+    work = Work(workspace)
+    (workspace / "fired").mkdir()
+    deaths = f"gpu_executor/executor.registering:kill@2,loader/segment.reserve:kill@{FIRST_ROUND + 2}"  # of the first blocks; in the second round
+    work.run("killed", "--restarts", "4", failpoints=f"{deaths},loader/segment.reserve:delay=40+").expect(0, "another one goes on")
+    expect({"0", "1"} <= {path.name for path in (workspace / "fired").iterdir()}, "not both died")
+    work.run("plain").expect(0)
+    work.expect_equal("plain", "killed")
+
+
+@test
+def a_pool_whose_memory_cannot_be_had_any_more_ends_its_run_which_can_go_on(workspace):
+    work = Work(workspace)
+    (workspace / "fired").mkdir()
+    ended = work.run("out", failpoints=f"loader/segment.reserve:errno=ENOSPC@{FIRST_ROUND}")
+    ended.expect(75, "the memory of the block pool cannot be had any more", "--resume")
+    work.run("out", "--resume").expect(0)
+    work.run("plain").expect(0)
+    work.expect_equal("plain", "out")
+
+
+@test
+def a_command_whose_output_is_written_does_not_wait_for_memory(workspace):
+    """The loader halts where nothing but its memory is left: a pool of many GiB takes the kernel as long."""
+    work = Work(workspace)
+    (workspace / "fired").mkdir()
+    work.run("out", failpoints="loader/loader.unlinked:stop").expect(0)
+    times = work.times("out")
+    expect(times["ended"] - times["planner_ended"] < 3, f"the end took {times}")
+    (left,) = [process for process in processes.running() if str(workspace.folder) in " ".join(process.arguments)]
+    expect_equal(segments.names_of(left.run_id), [], "names in /dev/shm")
+    workspace.poise("stop").expect(0, "ended 1 process")
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ import tempfile
 import time
 
 import harness
-from harness import comparable, expect, expect_equal, request, test, wait_until
+from harness import comparable, expect, expect_equal, first_layers, request, test, wait_until
 from mixed_requests import BAD_LINES, good_request
 
 SLOWLY = ("--max-num-seqs", "3")  # a few results at a time
+LAYERS = 3  # of the demo model's: what is tested is who dies, not how much is computed
 
 
 def work(workspace, count=100):
@@ -20,12 +21,21 @@ def work(workspace, count=100):
     lines += [request(f"long{i}", "Rosa lives in", max_tokens=100, ignore_eos=True) for i in range(40)]
     lines += [make(random, f"bad{i}") for i, (make, _) in enumerate(BAD_LINES)]
     random.shuffle(lines)
+    first_layers(LAYERS, workspace / "model")
     return workspace.write_requests("requests.jsonl", lines)
+
+
+def run_to_its_end(workspace, requests, output, *options, **more):
+    return workspace.run(requests, output, *options, model=workspace / "model", **more)
+
+
+def start(workspace, requests, output, *options):
+    return workspace.start(*workspace.run_words(requests, output, *options, model=workspace / "model"))
 
 
 def undisturbed(workspace, requests):
     """What every run of these requests must give."""
-    workspace.run(requests, workspace / "oracle.jsonl", *SLOWLY).expect(0)
+    run_to_its_end(workspace, requests, workspace / "oracle.jsonl").expect(0)
     return comparable(workspace / "oracle.jsonl")
 
 
@@ -50,7 +60,7 @@ def killed_and_resumed(workspace, victim):
     output = workspace / "out.jsonl"
     run = workspace / "out.jsonl.poise"
     for first in (True, False, False):
-        process = workspace.start(*workspace.run_words(requests, output, "--resume", *SLOWLY, *workspace.paced(4)))
+        process = start(workspace, requests, output, "--resume", *SLOWLY, *workspace.paced(4))
         there = results(run)
         wanted = 0 if first else workspace.random.randrange(there + 1, (there + len(oracle)) // 2)
         wait_until(lambda: results(run) >= wanted and pid_of(workspace, process, run, victim), f"{wanted} results", 120)
@@ -63,7 +73,7 @@ def killed_and_resumed(workspace, victim):
         else:
             expect(time.monotonic() - began < 10, "did not end in seconds")
             ended.expect(75, victim, "killed", "--resume")
-    workspace.run(requests, output, "--resume").expect(0)
+    run_to_its_end(workspace, requests, output, "--resume").expect(0)
     expect_equal(comparable(output), oracle, "the resumed file")
 
 
@@ -100,7 +110,7 @@ def all_killed_together_are_cleaned_up_by_the_next_run(workspace):
     requests = work(workspace)
     oracle = undisturbed(workspace, requests)
     output, run = workspace / "out.jsonl", workspace / "out.jsonl.poise"
-    process = workspace.start(*workspace.run_words(requests, output, *SLOWLY, *workspace.paced(4)))
+    process = start(workspace, requests, output, *SLOWLY, *workspace.paced(4))
     wait_until(lambda: len(workspace.children(run)) == 3, "three processes")
     wanted = workspace.random.randrange(len(oracle) // 3)
     wait_until(lambda: results(run) >= wanted, f"{wanted} results", 120)
@@ -112,7 +122,7 @@ def all_killed_together_are_cleaned_up_by_the_next_run(workspace):
     workspace.finish(process)
     run_id = harness._json(run / "run.json")["run_id"]
     expect([name for name in os.listdir("/dev/shm") if run_id in name], "nothing to clean up: the test tests nothing")
-    workspace.run(requests, output, "--resume").expect(0)
+    run_to_its_end(workspace, requests, output, "--resume").expect(0)
     expect(not [name for name in os.listdir("/dev/shm") if run_id in name], "the dead run's shared memory is still there")
     expect_equal(comparable(output), oracle, "the resumed file")
 
@@ -123,7 +133,7 @@ def doctor_and_stop_clean_up_after_the_dead(workspace):
     for command in (["doctor"], ["stop"]):
         output = workspace / f"{command[0]}.jsonl"
         run = workspace / f"{command[0]}.jsonl.poise"
-        process = workspace.start(*workspace.run_words(requests, output, *SLOWLY))
+        process = start(workspace, requests, output, *SLOWLY)
         wait_until(lambda run=run: len(workspace.children(run)) == 3, "three processes")
         children = workspace.children(run)
         os.kill(process.pid, signal.SIGSTOP)
@@ -143,13 +153,13 @@ def a_halted_process_is_noticed_and_the_run_ends_resumable(workspace):
     for victim in ("gpu_executor", "planner"):
         output = workspace / f"{victim}.jsonl"
         run = workspace / f"{victim}.jsonl.poise"
-        process = workspace.start(*workspace.run_words(requests, output, "--stall-timeout", "3", *SLOWLY))
+        process = start(workspace, requests, output, "--stall-timeout", "3", *SLOWLY)
         pid = wait_until(lambda run=run, v=victim: workspace.children(run).get(v), f"{victim} to start")
         os.kill(pid, signal.SIGSTOP)
         ended = workspace.finish(process, timeout=60)
         ended.expect(75, victim, "stood still", "--resume")
         expect(ended.seconds < 30, f"took {ended.seconds:.0f} s")
-        workspace.run(requests, output, "--resume").expect(0)
+        run_to_its_end(workspace, requests, output, "--resume").expect(0)
 
 
 @test
@@ -161,7 +171,7 @@ def a_disk_that_stands_still_is_waited_for(workspace):
         output = os.path.join(folder, "out.jsonl")
         slow = {"POISE_FAILPOINTS": "results.sync:delay=6000,results.copying:delay=6000"}
         words = ("--run-dir", workspace / "run", "--stall-timeout", "1")
-        workspace.run(requests, output, *words, env=slow).expect(0)
+        run_to_its_end(workspace, requests, output, *words, env=slow).expect(0)
         expect(len(comparable(output)) > 40, "results are missing")
 
 
@@ -171,7 +181,7 @@ def a_damaged_order_log_does_not_prevent_a_resume(workspace):
     oracle = undisturbed(workspace, requests)
     output, run = workspace / "out.jsonl", workspace / "out.jsonl.poise"
     partial, log = run / "results.jsonl.partial", run / "orders.log"
-    process = workspace.start(*workspace.run_words(requests, output, *SLOWLY))
+    process = start(workspace, requests, output, *SLOWLY)
     wait_until(lambda: partial.exists() and partial.read_bytes().count(b"\n") > 5, "five results")
     process.send_signal(signal.SIGTERM)
     workspace.finish(process).expect(75)
@@ -179,7 +189,7 @@ def a_damaged_order_log_does_not_prevent_a_resume(workspace):
         file.truncate(log.stat().st_size - 100)
         file.seek(0, os.SEEK_END)
         file.write(bytes(4096))
-    workspace.run(requests, output, "--resume").expect(0, "damaged", "a new one begins")
+    run_to_its_end(workspace, requests, output, "--resume").expect(0, "damaged", "a new one begins")
     expect_equal(comparable(output), oracle, "the resumed file")
     workspace.poise("inspect", run).expect(0)
 
@@ -190,13 +200,13 @@ def a_torn_last_line_is_computed_again(workspace):
     oracle = undisturbed(workspace, requests)
     output, run = workspace / "out.jsonl", workspace / "out.jsonl.poise"
     partial = run / "results.jsonl.partial"
-    process = workspace.start(*workspace.run_words(requests, output, *SLOWLY))
+    process = start(workspace, requests, output, *SLOWLY)
     wait_until(lambda: partial.exists() and partial.read_bytes().count(b"\n") > 5, "five results")
     process.send_signal(signal.SIGTERM)
     workspace.finish(process).expect(75)
     content = partial.read_bytes()
     partial.write_bytes(content[: len(content) - workspace.random.randrange(1, 100)])
-    workspace.run(requests, output, "--resume").expect(0)
+    run_to_its_end(workspace, requests, output, "--resume").expect(0)
     expect_equal(comparable(output), oracle, "the resumed file")
 
 

@@ -9,7 +9,7 @@ import time
 
 import harness
 from ends import wait_for_results
-from harness import DEMO, DEMO_MODEL, bin_folder, comparable, expect, expect_equal, test, wait_until
+from harness import DEMO, bin_folder, comparable, expect, expect_equal, short_model, test, wait_until
 from kept_loaders import alive, kept
 from released_weights import TIGHT, short_of_memory, short_to_the_end
 from supervisor.commands import policy as policy_command
@@ -94,9 +94,10 @@ def a_loader_that_dies_while_it_loads_is_replaced_by_one_that_loads(workspace):
 def a_kept_loader_is_replaced_within_a_run(workspace):
     requests = work(workspace, 16)
     oracle = undisturbed(workspace, requests)
-    workspace.poise("load", "--model", DEMO_MODEL).expect(0)
+    workspace.poise("load", "--model", short_model()).expect(0)
     output = workspace / "out.jsonl"
-    words = workspace.run_words(requests, output, *slowly(workspace), "--restarts", "1")
+    # Some six seconds, however long a command takes on a busy machine: a kept loader that dies behind a run is not replaced.
+    words = workspace.run_words(requests, output, "--max-num-seqs", "6", *workspace.paced(0.8), "--restarts", "1", model=short_model())
     process = workspace.start(*words)
     status = workspace / "out.jsonl.poise" / "status.json"
     wait_until(lambda: harness._json(status).get("iteration", 0) > 0, "the first iteration")
@@ -109,14 +110,14 @@ def a_kept_loader_is_replaced_within_a_run(workspace):
         wait_until(lambda before=before: [one for one in kept(workspace) if one["pid"] != before["pid"]], "another loader")
     workspace.finish(process).expect(0)
     expect_equal(comparable(output), oracle, "answers")
-    workspace.run(DEMO / "show.jsonl", workspace / "b").expect(0, "using the kept loader")
+    workspace.run(DEMO / "show.jsonl", workspace / "b", model=short_model()).expect(0, "using the kept loader")
     workspace.poise("stop").expect(0, "ended the loader")
 
 
 @test
 def what_a_kept_loader_adopted_is_of_the_files_that_were_read(workspace):
     model = workspace / "model"
-    shutil.copytree(DEMO_MODEL, model)
+    shutil.copytree(short_model(), model)
     requests = work(workspace, 10)
     workspace.poise("load", "--model", model).expect(0)
     output = workspace / "out.jsonl"
@@ -139,9 +140,9 @@ def what_a_kept_loader_adopted_is_of_the_files_that_were_read(workspace):
 def a_kept_loader_that_is_told_to_end_begins_anew_within_a_run(workspace):
     requests = work(workspace, 16)
     oracle = undisturbed(workspace, requests)
-    workspace.poise("load", "--model", DEMO_MODEL).expect(0)
+    workspace.poise("load", "--model", short_model()).expect(0)
     output = workspace / "out.jsonl"
-    process = workspace.start(*workspace.run_words(requests, output, *slowly(workspace), "--restarts", "1"))
+    process = workspace.start(*workspace.run_words(requests, output, *slowly(workspace), "--restarts", "1", model=short_model()))
     wait_for_results(f"{output}.poise", 1)
     os.kill(kept(workspace)[0]["pid"], signal.SIGTERM)  # as the end of a login session may do; it removes its segments
     workspace.finish(process).expect(0, "another one goes on", "a planner took over")
@@ -156,7 +157,7 @@ def a_kept_loader_of_another_build_is_upgraded_in_place(workspace):
     shutil.copytree(bin_folder(), programs, ignore=shutil.ignore_patterns("*_tests", "*-bench"))
     environment = {"POISE_BIN": str(programs)}
     model = workspace / "model"
-    shutil.copytree(DEMO_MODEL, model)
+    shutil.copytree(short_model(), model)
     workspace.poise("load", "--model", model, env=environment).expect(0, "kept until")
     (before,) = kept(workspace)
     os.utime(programs / "poise-loader", (0, 0))  # as if built anew

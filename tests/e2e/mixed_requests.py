@@ -95,7 +95,7 @@ BAD_LINES = [
     (_set(prompt=[-1]), "prompt"),
     (_set(prompt={"a": 1}), "prompt"),
     (_set(prompt=["one", "two"]), "prompt"),
-    (_set(prompt=[5] * 5000), "context"),
+    (_set(prompt=[5] * 5000, truncate_prompt_tokens=None), "context"),  # else it may be cut to fit
     (_set(stop=7), "stop"),
     (_set(max_tokens=0, echo=False), "max_tokens"),
     (_top(url="/v1/embeddings"), "url"),

@@ -3,15 +3,16 @@
 
 import json
 import shutil
-import struct
 
 import harness
-from harness import DEMO_MODEL, ROOT, comparable, expect, expect_equal, request, test
+from harness import ROOT, comparable, expect, expect_equal, first_layers, request, rewrite_tensors, test
 from mixed_requests import good_request
 
 ROUNDS = 14
 GROWING = 8
-WEIGHTS = (DEMO_MODEL / "model.safetensors").stat().st_size
+LAYERS = 4  # of the demo model's: on a device of the size of all weights, some stream
+LONGEST = 100  # tokens of an answer
+CONTEXT = 600_000  # bytes of the longest request's, about
 
 
 def work(random, count):
@@ -20,12 +21,12 @@ def work(random, count):
     for number in range(count):
         line = good_request(random, number, longest=random.choice((3, 30, 60)))
         if random.random() < 0.5:
-            line["body"] |= {"max_tokens": random.randrange(30, 150), "ignore_eos": True}
+            line["body"] |= {"max_tokens": random.randrange(30, LONGEST), "ignore_eos": True}
         if line["body"].get("temperature"):
             line["body"]["seed"] = random.randrange(1 << 31)
         lines.append(line)
     # Together these outgrow the smallest pool, so that some give their blocks back.
-    lines += [request(f"grows{i}", "Rosa lives in", max_tokens=150, ignore_eos=True) for i in range(GROWING)]
+    lines += [request(f"grows{i}", "Rosa lives in", max_tokens=LONGEST, ignore_eos=True) for i in range(GROWING)]
     return lines
 
 
@@ -41,7 +42,7 @@ def work_in_ids(random, count):
     return lines
 
 
-def way_to_run(random, round_number, width, weights=WEIGHTS, pool=1 << 20):
+def way_to_run(random, round_number, width, weights, pool):
     """`width`: of a stored value, in those of the checkpoint. `pool`: bytes that the longest request's context takes, about."""
     if round_number == 0:
         return []
@@ -79,6 +80,8 @@ def way_to_run(random, round_number, width, weights=WEIGHTS, pool=1 << 20):
 
 def same_however(workspace, dtype):
     random = workspace.random
+    model = first_layers(LAYERS, workspace / "model")
+    weights = (model / "model.safetensors").stat().st_size
     lines = work(random, 40)
     oracle, preemptions, streamed = None, 0, 0
     rounds = ROUNDS // 2 if dtype else ROUNDS
@@ -88,9 +91,9 @@ def same_however(workspace, dtype):
             random.shuffle(shuffled)
         requests = workspace.write_requests(f"{round_number}.jsonl", shuffled)
         output = workspace / f"{round_number}.out"
-        options = way_to_run(random, round_number, 2 if dtype == "float32" else 1)
+        options = way_to_run(random, round_number, 2 if dtype == "float32" else 1, weights, CONTEXT)
         options += ["--dtype", dtype] if dtype else []
-        workspace.run(requests, output, *options).expect(0)
+        workspace.run(requests, output, *options, model=model).expect(0)
         workspace.poise("inspect", "--check", f"{output}.poise").expect(0)
         status = json.loads(workspace.poise("status", f"{output}.poise", "--json").expect(0).out)
         if status["preemptions"] and not preemptions:
@@ -202,25 +205,6 @@ def written_otherwise(workspace, name, change):
     return folder
 
 
-def rewrite(file, tensors):
-    """Alters a safetensors file's tensors: `tensors` takes and returns {name: (dtype, shape, bytes)}."""
-    data = file.read_bytes()
-    (size,) = struct.unpack("<Q", data[:8])
-    header, body = json.loads(data[8 : 8 + size]), data[8 + size :]
-    found = {}
-    for name, told in header.items():
-        if name != "__metadata__":
-            begin, end = told["data_offsets"]
-            found[name] = (told["dtype"], told["shape"], body[begin:end])
-    header, body = {}, b""
-    for name, (dtype, shape, content) in tensors(found).items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(content)]}
-        body += content
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    file.write_bytes(struct.pack("<Q", len(text)) + text + body)
-
-
 @test
 def a_quantised_checkpoint_means_the_same_in_another_form(workspace):
     """AWQ with zero points that are all 8, and without them; compressed-tensors of one group, and of several."""
@@ -237,10 +221,10 @@ def a_quantised_checkpoint_means_the_same_in_another_form(workspace):
     def without_zeros(tensors):
         return {name: told for name, told in tensors.items() if not name.endswith(".qzeros")}
 
-    wanted = answers(written_otherwise(workspace, "packed_awq", lambda file, _: rewrite(file, eights)))
+    wanted = answers(written_otherwise(workspace, "packed_awq", lambda file, _: rewrite_tensors(file, eights)))
     symmetric = {"zero_point": False}
     for change in (eights, without_zeros):
-        made = written_otherwise(workspace, "packed_awq", lambda file, config: (rewrite(file, change), config.update(symmetric)))
+        made = written_otherwise(workspace, "packed_awq", lambda file, config: (rewrite_tensors(file, change), config.update(symmetric)))
         expect(answers(made) == wanted, "other answers: AWQ without zero points")
     refused = written_otherwise(workspace, "packed_awq", lambda _, config: config.update(symmetric))
     workspace.run(requests, workspace / "refused", "--skip-tokenizer-init", model=refused).expect(2, '"zero_point" is false')

@@ -5,8 +5,11 @@ import os
 import signal
 
 import harness
-from harness import DEMO, comparable, expect, expect_equal, request, test, wait_until
+from harness import DEMO, comparable, expect, expect_equal, first_layers, request, test, wait_until
 from mixed_requests import BAD_LINES, good_request
+
+
+LAYERS = 3  # of the demo model's: as many processes, messages and kinds of kernels, less arithmetic
 
 
 def work(workspace):
@@ -17,20 +20,20 @@ def work(workspace):
 
 @test
 def the_pipeline_runs_clean_with_each_policy(workspace):
-    requests = work(workspace)
+    requests, model = work(workspace), first_layers(LAYERS, workspace / "model")
     ways = (["--policy", "kv-only"], ["--policy", "act-only", "--threads", "3"], ["--policy", "hybrid", "--act-share", "0.5"])
     for number, options in enumerate(ways):
-        workspace.run(requests, workspace / f"{number}.out", *options, timeout=280).expect(0)
+        workspace.run(requests, workspace / f"{number}.out", *options, model=model, timeout=280).expect(0)
         expect_equal(comparable(workspace / f"{number}.out"), comparable(workspace / "0.out"), " ".join(options))
 
 
 @test
 def kills_and_a_resume_run_clean(workspace):
     lines = [request(f"long{i}", "Rosa lives in", max_tokens=30, ignore_eos=True) for i in range(24)]
-    requests = workspace.write_requests("requests.jsonl", lines)
-    workspace.run(requests, workspace / "oracle", timeout=280).expect(0)
+    requests, model = workspace.write_requests("requests.jsonl", lines), first_layers(LAYERS, workspace / "model")
+    workspace.run(requests, workspace / "oracle", model=model, timeout=280).expect(0)
     output, run = workspace / "out", workspace / "out.poise"
-    words = workspace.run_words(requests, output, "--resume", "--max-num-seqs", "2")
+    words = workspace.run_words(requests, output, "--resume", "--max-num-seqs", "2", model=model)
     hits = []
     for victim in ("gpu_executor", "planner", "loader", "supervisor", "none"):
         before = _lines(run)
@@ -45,7 +48,7 @@ def kills_and_a_resume_run_clean(workspace):
         if hit and victim != "supervisor" and not output.exists():
             ended.expect(75, "--resume")
     expect(len(hits) >= 2, f"hit were only {hits}: the work was done too soon")
-    workspace.run(requests, output, "--resume", timeout=280).expect(0)
+    workspace.run(requests, output, "--resume", model=model, timeout=280).expect(0)
     expect_equal(comparable(output), comparable(workspace / "oracle"), "the resumed file")
 
 

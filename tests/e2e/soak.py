@@ -149,7 +149,7 @@ def main():
     options.add_argument("--swap-every", type=float, default=30, metavar="SECONDS")
     options.add_argument("--requests", type=int, default=REQUESTS)
     options.add_argument("--gflops", type=float, default=1.0, help="speed of the CPU device, so that a run lasts")
-    options.add_argument("--seed", type=int, default=randoms.randrange(1 << 32))
+    options.add_argument("--seed", type=harness.seed_of, default="random")
     given = options.parse_args()
     print(f"seed {given.seed}", flush=True)
     workspace = harness.Workspace(given.seed)

@@ -589,6 +589,16 @@ def stillness_is_noticed_and_later_where_a_disk_writes(_):
             if dog.look((201,), [child]):
                 break
         expect_equal(second, 40, "ten times the slowest step, which took 4 s")
+        dog = watchdog.Watchdog(30)
+        for words in ((0, 0), (1, 0), (1, 1)):  # the second one waits for the first to begin, which is no step of its own
+            for _ in range(5):
+                expect(dog.look(words, [child]) is None, "a run that begins was ended")
+                clock.return_value += 4
+        for second in range(20, 400):
+            if dog.look(words, [child]):
+                break
+            clock.return_value += 1
+        expect_equal(second, 30, "a process that has just begun, behind another")
 
 
 @test
@@ -729,6 +739,22 @@ def the_shell_part_says_what_is_missing_and_installs_nothing_unasked(workspace):
         expect(word in ended.stderr, f"{word!r} is not in {ended.stderr!r}")
     expect(not calls.exists(), "apt-get was called in spite of --no-install")
     expect_equal(ended.stderr.count("\n"), 1, "lines")
+
+
+@test
+def an_executor_for_a_gpu_starts_as_soon_as_there_is_a_control_segment(_):
+    for gpu, there, answers, wanted in (
+        (False, True, False, []), (False, True, True, ["planner", "executor"]), (True, False, False, []),
+        (True, True, False, ["executor"]), (True, True, True, ["executor", "planner"]),
+    ):  # fmt: skip
+        run = object.__new__(Supervision)
+        run._children, run.moments, run._planner_goes_on = [], SimpleNamespace(note=lambda moment: None), False
+        run._control = SimpleNamespace(ready=lambda there=there: there)
+        run._loader_is_ready = lambda answers=answers: answers
+        run._arguments = SimpleNamespace(for_a_gpu=lambda gpu=gpu: gpu, planner_arguments=lambda takes_over: [], executor_arguments=lambda: [])
+        run._start = lambda name, arguments, run=run: run._children.append(SimpleNamespace(name=name))
+        run._start_others()
+        expect_equal(["planner" if child.name == paths.PLANNER else "executor" for child in run._children], wanted, f"started: {gpu, there, answers}")
 
 
 if __name__ == "__main__":

@@ -11,18 +11,19 @@ import signal
 import time
 
 import harness
-from harness import DEMO_MODEL, comparable, expect, expect_equal, kill_together, request, test, wait_until
+from harness import comparable, expect, expect_equal, kill_together, request, short_model, test, wait_until
 from mixed_requests import good_request
 from supervisor.commands import policy as policy_command
 from supervisor.commands import restart as restart_command
 from supervisor.shared.trouble import Refusal
 
 RESTARTS = 6
+SLOW_DEVICE = ("--link-gbps", "1", "--compute-gflops", "20")  # what a profile measures it mostly sleeps
 
 
 def slowly(workspace):
     """Options of runs that take some seconds, so that there is time to disturb them."""
-    return ("--max-num-seqs", "6", *workspace.paced(4))
+    return ("--max-num-seqs", "6", *workspace.paced(2))
 
 
 def work(workspace, count):
@@ -59,8 +60,8 @@ class Disturbed:
         self.output = workspace / "out.jsonl"
         self.run = f"{self.output}.poise"
         model = workspace / "model"
-        shutil.copytree(DEMO_MODEL, model)
-        words = workspace.run_words(requests, self.output, "--served-model-name", DEMO_MODEL, *options, model=model)
+        shutil.copytree(short_model(), model)
+        words = workspace.run_words(requests, self.output, "--served-model-name", short_model(), *options, model=model)
         self.process = workspace.start(*words)
         wait_until(self.iteration, "the first iteration")
         for weights in model.glob("*.safetensors"):
@@ -123,11 +124,11 @@ class Disturbed:
 
     def replay(self):
         """After `finish`: the orders give the same answers without what disturbed the run."""
-        return self.workspace.replay(self.run, "--model", DEMO_MODEL)
+        return self.workspace.replay(self.run, "--model", short_model())
 
 
 def undisturbed(workspace, requests, *options):
-    workspace.run(requests, workspace / "oracle.jsonl", *options).expect(0)
+    workspace.run(requests, workspace / "oracle.jsonl", *options, model=short_model()).expect(0)
     return comparable(workspace / "oracle.jsonl")
 
 
@@ -168,7 +169,7 @@ def policies_are_swapped_and_planners_killed_while_the_run_goes_on(workspace):
 
 def with_blocks_on_the_device(workspace, requests, *options):
     """A device with a memory size of its own holds blocks too; they are lost with it."""
-    weights = (DEMO_MODEL / "model.safetensors").stat().st_size
+    weights = (short_model() / "model.safetensors").stat().st_size
     return Disturbed(workspace, requests, *slowly(workspace), "--gpu-memory", str(weights * 10 // 3), *options)
 
 
@@ -279,7 +280,7 @@ def a_planner_that_dies_while_the_executor_is_set_up_is_followed_by_another(work
     oracle = undisturbed(workspace, requests)
     # Weights take seconds over such a link: the next planner is there before the executor has time for it.
     slowly = ("--gpu-memory", "64MiB", "--link-gbps", "0.001", "--restarts", "1")
-    process = workspace.start(*workspace.run_words(requests, workspace / "out.jsonl", *slowly))
+    process = workspace.start(*workspace.run_words(requests, workspace / "out.jsonl", *slowly, model=short_model()))
     log = workspace / "out.jsonl.poise" / "logs" / "gpu_executor.log"
     wait_until(lambda: log.exists() and "mapped block pool" in log.read_text(), "the executor to be set up")
     os.kill(workspace.children(workspace / "out.jsonl.poise")["planner"], signal.SIGKILL)
@@ -310,7 +311,7 @@ def a_planner_that_cannot_take_over_loses_no_answer(workspace):
     requests = work(workspace, 12)
     oracle = undisturbed(workspace, requests)
     profile = workspace / "profile.json"
-    workspace.poise("profile", "--model", DEMO_MODEL, "--device", "cpu", "-o", profile).expect(0)
+    workspace.poise("profile", "--model", short_model(), "--device", "cpu", *SLOW_DEVICE, "-o", profile).expect(0)
     run = Disturbed(workspace, requests, *slowly(workspace), "--profile", profile)
     done = wait_until(lambda: run.status().get("done", 0), "an answer")
     profile.unlink()
@@ -318,8 +319,8 @@ def a_planner_that_cannot_take_over_loses_no_answer(workspace):
     ended = workspace.finish(run.process).expect(75, "profile.json", "are safe in", "--resume")
     partial = (workspace / "out.jsonl.poise" / "results.jsonl.partial").read_bytes().splitlines()
     expect(len(partial) >= done, f"{done} answers were there, {len(partial)} are left: {ended.err}")
-    shutil.copy(DEMO_MODEL / "model.safetensors", workspace / "model")
-    words = ("--served-model-name", DEMO_MODEL, "--resume")
+    shutil.copy(short_model() / "model.safetensors", workspace / "model")
+    words = ("--served-model-name", short_model(), "--resume")
     workspace.run(requests, run.output, *words, model=workspace / "model").expect(0)
     expect_equal(comparable(run.output), oracle, "the resumed file")
 
@@ -363,8 +364,8 @@ def who_dies_unasked_is_replaced_as_often_as_the_run_allows(workspace):
     os.kill(run.pid("planner"), signal.SIGKILL)
     ended = workspace.finish(run.process).expect(75, "planner was killed", "--resume")
     expect_equal(ended.err.count("another one goes on"), 2, "replacements that were told of")
-    shutil.copy(DEMO_MODEL / "model.safetensors", workspace / "model")
-    words = ("--served-model-name", DEMO_MODEL, "--resume")
+    shutil.copy(short_model() / "model.safetensors", workspace / "model")
+    words = ("--served-model-name", short_model(), "--resume")
     workspace.run(requests, run.output, *words, model=workspace / "model").expect(0)
     expect_equal(comparable(run.output), oracle, "the resumed file")
 
@@ -440,7 +441,7 @@ def one_at_a_time(workspace, policy, *options):
         "requests.jsonl", [request(i, "Rosa lives in", max_tokens=150, ignore_eos=True) for i in range(7)]
     )
     oracle = undisturbed(workspace, requests)
-    paced = ("--max-num-seqs", "1", *workspace.paced(4))
+    paced = ("--max-num-seqs", "1", *workspace.paced(2))
     return Disturbed(workspace, requests, *paced, "--policy", policy, *options), oracle
 
 
@@ -519,9 +520,9 @@ def a_rebuild_makes_room_for_what_a_swap_refuses(workspace):
 @test
 def a_rebuild_for_which_there_is_no_memory_leaves_the_pools_as_they_are(workspace):
     one = workspace.write_requests("one.jsonl", [request(0, "Rosa lives in", max_tokens=150, ignore_eos=True)])
-    workspace.run(one, workspace / "one", "--policy", "act-only").expect(0)
+    workspace.run(one, workspace / "one", "--policy", "act-only", model=short_model()).expect(0)
     pool = harness._json(workspace / "one.poise" / "status.json")["host_pool_bytes"]
-    words = ("--model", DEMO_MODEL, "-i", one, "--machine", "rtx4090-pcie4", "--device", "cpu", "--json")
+    words = ("--model", short_model(), "-i", one, "--machine", "rtx4090-pcie4", "--device", "cpu", "--json")
     weights = json.loads(workspace.poise("plan", *words).expect(0).out)["memory"]["host"]["weights"]
     # KV blocks would take twice the pool.
     run, oracle = one_at_a_time(workspace, "act-only", "--host-memory", str(weights + pool * 3 // 2))
@@ -543,8 +544,8 @@ def a_stop_ends_a_run_between_planners(workspace):
     run.poise("stop").expect(0)
     workspace.finish(restart)
     workspace.finish(run.process).expect(75, "--resume")
-    shutil.copy(DEMO_MODEL / "model.safetensors", workspace / "model")
-    words = ("--served-model-name", DEMO_MODEL, "--resume")
+    shutil.copy(short_model() / "model.safetensors", workspace / "model")
+    words = ("--served-model-name", short_model(), "--resume")
     workspace.run(requests, run.output, *words, model=workspace / "model").expect(0)
     expect_equal(comparable(run.output), oracle, "the resumed file")
 

@@ -242,7 +242,7 @@ def main():
     options.add_argument("--full", action="store_true")
     options.add_argument("--minutes", type=float)
     options.add_argument("--case")
-    options.add_argument("--seed", type=int, default=randoms.randrange(1 << 32))
+    options.add_argument("--seed", type=harness.seed_of, default="random")
     given, rest = options.parse_known_args()
     if not (given.full or given.minutes or given.case):
         return harness.main()

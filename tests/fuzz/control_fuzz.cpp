@@ -150,6 +150,7 @@ void write_sound(std::uint8_t* data) {
   segment.fingerprint_ready = 1;
   segment.pool_epoch = segment.newest_pool_epoch = 1;
   segment.pool = {.region_bytes = 1 << 18, .act_blocks = 40, .kv_blocks = 20};
+  segment.pool_standing = 1 << 18;
   write_at(data, 0, static_cast<std::uint32_t>(layout.total().n));
   write_at<std::uint32_t>(data, sizeof(std::uint32_t), 2 << 18);
   std::memcpy(data + kSizes, static_cast<const void*>(&segment), sizeof segment);

@@ -153,6 +153,7 @@ class Folder {
     const bool written =
         file >= 0 &&
         pwrite(file, content.data(), content.size(), 0) == static_cast<ssize_t>(content.size()) &&
+        ftruncate(file, static_cast<off_t>(content.size())) == 0 &&  // what a longer input left
         ftruncate(file, end) == 0;
     check(written && close(file) == 0, "a fuzz target writes its files");
   }

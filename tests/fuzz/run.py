@@ -4,7 +4,8 @@
 Each target begins from tests/fuzz/seeds.py with the seed 1. With --keep it begins from build/fuzz/corpus/NAME, too, and leaves
 there what it found to lead somewhere new. An input that shows a defect is kept in build/fuzz/findings/NAME: run.py --input FILE
 TARGET runs it again. build/fuzz/logs has what each target said. The programs of the preset `fuzz` are taken if they are built,
-else those of `dev`.
+else those of `dev`. With --parts N each target runs N times, with the seeds 1 to N, and its executions are divided among these
+runs: a machine with many cores does in minutes what takes one core hours.
 """
 
 import argparse
@@ -35,8 +36,9 @@ SANITIZERS = {
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(seeds.TARGETS))
-    parser.add_argument("--seconds", type=int, default=10, help="for each target (default: 10)")
-    parser.add_argument("--executions", type=int, help="for each target, in place of seconds")
+    parser.add_argument("--seconds", type=int, help="each run at most (default: 10, without --executions)")
+    parser.add_argument("--executions", type=int, help="of each target")
+    parser.add_argument("--parts", type=int, default=1, help="runs of each target, each with a seed of its own (default: 1)")
     parser.add_argument("--jobs", type=int, default=2, help="targets that run at a time (default: 2)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="begin from build/fuzz/corpus, and leave it larger")
@@ -52,36 +54,37 @@ def main():
     if built != set(seeds.TARGETS):
         parser.error(f"seeds.py and *_fuzz.cpp name different targets: {', '.join(sorted(built ^ set(seeds.TARGETS)))}")
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
-        ended = list(pool.map(lambda target: run(target, given), targets))
+        parts = [(target, part) for part in range(given.parts) for target in targets]
+        ended = list(pool.map(lambda target_and_part: run(*target_and_part, given), parts))
     print(f"{sum(ended)} passed, {len(ended) - sum(ended)} failed")
     return 0 if all(ended) else 1
 
 
-def run(target, given):
-    """Whether it found nothing."""
+def run(target, part, given):
+    """Whether it found nothing. `part`: of `given.parts`, from 0 on."""
     folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{target}-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     try:
-        return _run_in(folder, target, given)
+        return _run_in(folder, target, part, given)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run_in(folder, target, given):
+def _run_in(folder, target, part, given):
     found = _made(FUZZ / "findings" / target)
     program = "poise_fuzz_orders" if target in ORDER_TARGETS else "poise_fuzz_files"
     words = [given.bin.resolve() / program, f"-artifact_prefix={found}/", *LIMITS]
     if given.input:
         words.append(given.input.resolve())
     else:
-        length = "-executions" if given.executions else "-seconds"
-        words += [f"-runs={given.executions}"] if length == "-executions" else [f"-max_total_time={given.seconds}"]
-        words += [f"-seed={given.seed}", "-print_final_stats=1", "-print_funcs=0", "-reload=0", "-entropic=0", f"-max_len={seeds.LARGEST}"]
+        words += [f"-runs={-(-given.executions // given.parts)}"] if given.executions else []
+        words += [f"-max_total_time={given.seconds or 10}"] if given.seconds or not given.executions else []
+        words += [f"-seed={given.seed + part}", "-print_final_stats=1", "-print_funcs=0", "-reload=0", "-entropic=0", f"-max_len={seeds.LARGEST}"]
         words += [f"-dict={HERE / 'json.dict'}"] if target in JSON_TARGETS else []
         words += corpora(folder, target, given.keep)
     environment = {**os.environ, **SANITIZERS, "TMPDIR": str(folder), "POISE_FUZZ_TARGET": target}
     if given.input:  # slower, and tells where memory came from
         environment["ASAN_OPTIONS"] += ":malloc_context_size=12"
-    log = _made(FUZZ / "logs") / f"{target}.log"
+    log = _made(FUZZ / "logs") / (f"{target}.log" if given.parts == 1 else f"{target}-{part + 1}.log")
     with open(log, "wb") as out:
         process = subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         process.wait()

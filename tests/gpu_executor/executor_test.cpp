@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <map>
 
 #include "common/process.h"
 #include "common/testing/failpoint.h"
@@ -227,10 +228,47 @@ class PagingDevice final : public RecordingDevice {
       pinned_ += std::ssize(part);
     }
   }
-  void unpin(std::span<std::byte> memory) override { pinned_ -= std::ssize(memory); }
+  void unpin(std::span<const std::span<std::byte>> parts) override {
+    for (const std::span<std::byte> part : parts) {
+      pinned_ -= std::ssize(part);
+    }
+  }
 
  private:
   std::int64_t pinned_ = 0;
+};
+
+// Notes which memory is registered to be written: of a pool.
+class RegisteringDevice final : public RecordingDevice {
+ public:
+  RegisteringDevice() { left = 0; }
+  void expect_registered(Bytes more) override { expected = more; }
+  std::uint64_t pool_bytes() const {
+    std::uint64_t sum = 0;
+    for (const auto& [begin, bytes] : parts_) {
+      sum += bytes;
+    }
+    return sum;
+  }
+
+  Bytes expected{};
+  static inline std::int64_t left = 0;  // registrations
+
+ protected:
+  void pin(std::span<const std::span<std::byte>> parts, bool read_only) override {
+    for (const std::span<std::byte> part : parts) {
+      ++left;
+      if (!read_only) {
+        const auto next = parts_.lower_bound(part.data());
+        EXPECT_TRUE(next == parts_.end() || part.data() + part.size() <= next->first);
+        EXPECT_TRUE(parts_.emplace(part.data(), part.size()).second) << "registered twice";
+      }
+    }
+  }
+  void unpin(std::span<const std::span<std::byte>> parts) override { left -= std::ssize(parts); }
+
+ private:
+  std::map<const std::byte*, std::size_t> parts_;
 };
 
 TEST_F(ExecutorTest, ALargerPoolWhosePageTablesAreBeyondTheCapIsRefused) {
@@ -447,6 +485,92 @@ TEST_F(ExecutorTest, APoolIsNotExchangedUnderAnIterationWhoseOrdersHaveYetToCome
   other.tables.pool_epoch = 2;
   wires_->send(other.tables);
   EXPECT_THAT(next_but_ack().body.AsRejected()->sentence, HasSubstr("have yet to come"));
+}
+
+// The loader makes the pool's memory behind the work.
+TEST_F(ExecutorTest, AnIterationWaitsUntilItsBlocksStandAndThenRuns) {
+  make_ready();
+  const std::uint64_t region = loader_.control().pool.region_bytes;
+  loader_.control().pool_standing = 0;
+  const Planned planned = planner().next();
+  wires_->send(planned.tables);
+  std::uint64_t last = 0;
+  for (const auto& order : planned.orders) {
+    last = wires_->send(order);
+  }
+  for (int step = 0; step < 20; ++step) {
+    executor_->step();
+    EXPECT_FALSE(wires_->take().has_value()) << "nothing is checked, and nothing runs";
+  }
+  loader_.control().pool_standing = region;
+  EXPECT_EQ(next(Body::Ack).body.AsAck()->seq, last);
+  EXPECT_EQ(next().body.type, Body::LayerDone);
+}
+
+TEST_F(ExecutorTest, BlocksThatStandMayBeUsedBeforeTheOthersDo) {
+  make_ready();
+  const PoolPartition pool = loader_.control().pool;
+  const BlockSizes sizes = block_sizes(model_.shape, model_.dtype, KvFormat::plain);
+  messages::IterationT tables = planner().next().tables;
+  std::uint64_t farthest = 0;
+  for (auto& batch : tables.mini_batches) {
+    for (const messages::Store& store : batch->stores) {
+      const auto size = static_cast<std::uint64_t>(
+          sizes.block(store.kind() == messages::Kind::Kv ? BlockKind::kv : BlockKind::act).n);
+      farthest = std::max(farthest, (store.block() + 1) * size);
+    }
+  }
+  ASSERT_GT(farthest, 1u);
+  ASSERT_LT(farthest, pool.region_bytes);
+  loader_.control().pool_standing = farthest - 1;
+  wires_->send(tables);
+  for (int step = 0; step < 20; ++step) {
+    executor_->step();
+  }
+  EXPECT_FALSE(wires_->take().has_value());
+  loader_.control().pool_standing = farthest;
+  next(Body::Ack);
+}
+
+TEST_F(ExecutorTest, WhoWaitsForAPoolsMemoryEndsWithTheLoader) {
+  make_ready();
+  loader_.control().pool_standing = 0;
+  wires_->send(planner().next().tables);
+  executor_->step();
+  loader_.control().loader_state = static_cast<std::uint32_t>(LoaderState::draining);
+  try {
+    executor_->step();
+    ADD_FAILURE() << "it waits for what cannot come";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::interrupted);
+    EXPECT_THAT(failure.what(), HasSubstr("before the block pool's memory"));
+  }
+}
+
+// What is copied lies in one registration: it begins where another ended.
+TEST_F(ExecutorTest, APoolIsRegisteredAsItComesToStand) {
+  auto recording = std::make_unique<RegisteringDevice>();
+  RegisteringDevice& device = *recording;
+  open(0, std::move(recording));
+  loader_.seal();
+  pool_ = loader_.make_pool(640, 640);
+  const std::uint64_t region = loader_.control().pool.region_bytes;
+  const auto layers = static_cast<std::uint64_t>(model_.shape.num_hidden_layers);
+  loader_.control().pool_standing = 8192;
+  next(Body::Hello);
+  wires_->send(configure());
+  next(Body::Ready);
+  EXPECT_EQ(device.pool_bytes(), 2 * 8192 * layers);
+  EXPECT_EQ(device.expected.n, static_cast<std::int64_t>((region - 2 * 8192) * layers));
+  loader_.control().pool_standing = 3 * 8192;
+  executor_->step();
+  EXPECT_EQ(device.pool_bytes(), 6 * 8192 * layers);
+  loader_.control().pool_standing = region;
+  executor_->step();
+  EXPECT_EQ(device.pool_bytes(), region * layers);
+  EXPECT_EQ(device.expected.n, 0);
+  executor_.reset();
+  EXPECT_EQ(RegisteringDevice::left, 0);
 }
 
 TEST_F(ExecutorTest, APoolWhoseHeaderLiesIsRefused) {

@@ -71,6 +71,7 @@ class HandmadeLoader {
     blocks_ =
         Segment::create(names_.back(), {static_cast<std::int64_t>(pool.region_bytes) * layers_});
     control_->pool = pool;
+    control_->pool_standing = pool.region_bytes;
     control_->pool_epoch.store(epoch, std::memory_order_release);
     return pool;
   }

@@ -109,7 +109,7 @@ class RecordingDevice : public Device {
   std::byte* take_host(Bytes size) override { return take(size); }
   void give_host(std::byte* data, Bytes size) override { give(data, size); }
   void pin(std::span<const std::span<std::byte>>, bool) override {}
-  void unpin(std::span<std::byte>) override {}
+  void unpin(std::span<const std::span<std::byte>>) override {}
 
  private:
   struct Mark final : Event {

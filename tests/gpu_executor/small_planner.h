@@ -16,6 +16,7 @@
 #include "common/messages_generated.h"
 #include "common/weight_layout.h"
 #include "common/windows/unseen_blocks.h"
+#include "tests/gpu_executor/tiny_model.h"
 
 namespace poise::test {
 
@@ -226,6 +227,11 @@ class SmallPlanner {
         const auto request = static_cast<std::int32_t>(part.request);
         sample->edits = {{request, 50, 1, 0}, {request + 1, 0, 2, 1}, {request + 3, 50, 1, 0.5f}};
         sample->only_edited = request % 2 == 0;
+        if (request % 3 == 1) {  // all but the best token
+          sample->mask.assign(static_cast<std::size_t>(mask_words(tiny_shape().vocab_size)), 0);
+          sample->mask[static_cast<std::size_t>(request + 3) / 32] |= std::uint32_t{1}
+                                                                      << ((request + 3) % 32);
+        }
       }
       batch->samples.push_back(std::move(sample));
     }

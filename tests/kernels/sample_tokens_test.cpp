@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -343,6 +344,98 @@ TEST(SampleTokens, TemperatureAndCutsSeeTheEditedLogits) {
       }
     }
   }
+}
+
+// Behind `edits`, in whole edits, the mask that allows these tokens.
+std::vector<LogitEdit> with_mask(std::vector<LogitEdit> edits,
+                                 const std::set<std::int32_t>& allowed, std::int32_t vocabulary) {
+  std::vector<std::uint32_t> words(static_cast<std::size_t>(vocabulary + 127) / 128 * 4);
+  for (const std::int32_t token : allowed) {
+    words[static_cast<std::size_t>(token) / 32] |= std::uint32_t{1} << (token % 32);
+  }
+  const std::size_t first = edits.size();
+  edits.resize(first + words.size() / 4);
+  std::memcpy(&edits[first], words.data(), words.size() * 4);
+  return edits;
+}
+
+SampledRow sample_masked(const std::vector<float>& logits, SampleRow row,
+                         const std::vector<LogitEdit>& edits,
+                         const std::set<std::int32_t>& allowed) {
+  static cpu::Workers workers(1);
+  std::vector<float> changed = logits;
+  std::vector<LogitEdit> all = with_mask(edits, allowed, static_cast<std::int32_t>(logits.size()));
+  SampledRow out;
+  row.row = 0;
+  row.edits = static_cast<std::int32_t>(edits.size());
+  row.masked = 1;
+  cpu::sample_tokens(
+      {&out, &row, changed.data(), all.data(), 1, static_cast<std::int32_t>(changed.size())},
+      workers);
+  return out;
+}
+
+TEST(SampleTokens, AMaskBarsTokensAndChangesNothingThatIsReported) {
+  SampleRow row = kGreedy;
+  row.logprobs = 2;
+  for (const std::int32_t vocabulary : {1, 5, 31, 32, 33, 64, 127, 128, 129, 1000}) {
+    const std::vector<float> logits = normal_values(7, static_cast<std::size_t>(vocabulary), 3);
+    const SampledRow plain = sample(logits, row);
+    for (const std::int32_t step : {1, 2, 3, 40}) {
+      std::set<std::int32_t> allowed;
+      for (std::int32_t token = (vocabulary - 1) % step; token < vocabulary; token += step) {
+        allowed.insert(token);
+      }
+      const std::int32_t best = *std::ranges::max_element(
+          allowed, {}, [&](std::int32_t id) { return logits[static_cast<std::size_t>(id)]; });
+      const SampledRow out = sample_masked(logits, row, {}, allowed);
+      EXPECT_EQ(out.token, best) << vocabulary << ' ' << step;
+      EXPECT_NEAR(out.logprob,
+                  static_cast<double>(logits[static_cast<std::size_t>(best)]) - log_mass(logits),
+                  1e-5);
+      EXPECT_EQ(std::memcmp(out.top_logprob, plain.top_logprob, sizeof out.top_logprob), 0);
+    }
+  }
+}
+
+// The mask comes behind the edits, and all that is drawn behind both.
+TEST(SampleTokens, TemperatureAndCutsSeeTheMask) {
+  constexpr std::int32_t kVocabulary = 300;
+  const std::vector<float> logits = normal_values(9, kVocabulary, 2);
+  const std::vector<LogitEdit> edits = {{3, 9, 1, 0}, {10, 4, 1, 0}, {40, 5, 2, 0}};
+  std::set<std::int32_t> allowed;
+  for (std::int32_t token = 4; token < kVocabulary; token += 6) {
+    allowed.insert(token);  // 10 and 40 among them, 3 not
+  }
+  std::vector<float> finite = edited(logits, edits, false);
+  for (std::int32_t token = 0; token < kVocabulary; ++token) {
+    finite[static_cast<std::size_t>(token)] =
+        allowed.contains(token) ? finite[static_cast<std::size_t>(token)] : -1e30f;
+  }
+  std::set<std::int32_t> drawn;
+  for (const auto& [top_k, top_p, min_p] :
+       {std::tuple{0, 1.0f, 0.0f}, {8, 1.0f, 0.0f}, {0, 0.8f, 0.0f}, {0, 1.0f, 0.05f}}) {
+    SampleRow row{.temperature = 2,
+                  .top_p = top_p,
+                  .top_k = top_k,
+                  .seed = 5,
+                  .logprobs = -1,
+                  .target = -1,
+                  .min_p = min_p};
+    for (row.step = 0; row.step < 200; ++row.step) {
+      const std::int32_t token = sample_masked(logits, row, edits, allowed).token;
+      ASSERT_EQ(token, sample(finite, row).token) << top_k << ' ' << top_p << ' ' << row.step;
+      drawn.insert(token);
+    }
+  }
+  EXPECT_GT(drawn.size(), 5u);
+}
+
+TEST(SampleTokens, SaysWhereTheMaskBarsWhatEditsLeave) {
+  const SampleRow row = kGreedy;
+  EXPECT_EQ(sample_masked({1, 2, 3}, row, {}, {}).token, kAllBarred);
+  EXPECT_EQ(sample_masked({1, 2, 3}, row, {{1, kBars, 1, 0}}, {1}).token, kAllBarred);
+  EXPECT_EQ(sample_masked({1, 2, 3}, row, {{1, kBars, 1, 0}}, {0, 1}).token, 0);
 }
 
 TEST(SampleTokens, SaysWhereEveryTokenIsBarred) {

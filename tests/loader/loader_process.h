@@ -101,6 +101,13 @@ class LoaderProcess : public ::testing::Test {
     const auto* grant = answer.body.AsPoolGrant();
     return grant != nullptr ? *grant : messages::PoolGrantT{};
   }
+  // A pool, all of whose memory stands.
+  messages::PoolGrantT whole_pool(Channel& planner, const messages::PoolClaimT& wanted) {
+    const messages::PoolGrantT grant = ask_for_pool(planner, wanted);
+    EXPECT_TRUE(grant.granted) << grant.sentence;
+    step_until([&] { return control()->pool_standing.load() >= wanted.region_bytes; });
+    return grant;
+  }
   static messages::WeightsReleaseT released(std::uint32_t layers) {
     messages::WeightsReleaseT release;
     release.resident_layers = layers;

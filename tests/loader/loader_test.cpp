@@ -176,8 +176,9 @@ TEST_F(LoaderProcess, APoolIsMadeMovedReplacedAndReleased) {
   EXPECT_TRUE(grant.granted);
   EXPECT_EQ(grant.pool_epoch, 0u);
   EXPECT_EQ(control()->pool_epoch.load(), 0u);
-  EXPECT_FALSE(exists(segment("blocks-2")));
   EXPECT_FALSE(ask_for_pool(*planner, change).granted);
+  loader_.reset();
+  EXPECT_FALSE(exists(segment("blocks-2")));  // until then its memory was kept for the next one
 }
 
 TEST_F(LoaderProcess, APoolThatCannotBeIsRefusedWithAReason) {
@@ -234,6 +235,84 @@ TEST_F(LoaderProcess, APlannerThatComesBackIsServedAndItsClaimReplacesTheOldOne)
   EXPECT_TRUE(exists(segment("blocks-1")));  // until somebody claims
   EXPECT_EQ(ask_for_pool(*second, claim(4096, 1, 0)).pool_epoch, 2u);
   EXPECT_FALSE(exists(segment("blocks-1")));
+}
+
+// Tells whether two names meant the same memory.
+std::uint64_t inode_of(const std::string& name) {
+  struct stat status {};
+  return stat(("/dev/shm/" + name).c_str(), &status) == 0 ? status.st_ino : 0;
+}
+
+TEST_F(LoaderProcess, AReleasedPoolsMemoryGoesToTheNextWhateverItsSize) {
+  start();
+  const auto planner = connected_planner();
+  wait_for_seal();
+  ask(*planner, hello());
+  std::uint64_t epoch = 0;
+  std::uint64_t inode = 0;
+  for (const std::uint64_t region : {1u << 20, 3u << 20, 3u << 20, 1u << 19}) {
+    const messages::PoolGrantT grant = whole_pool(*planner, claim(region, 2, 2));
+    EXPECT_EQ(grant.pool_epoch, ++epoch) << "an executor would take it for the one it has mapped";
+    EXPECT_FALSE(exists(segment(fmt::format("blocks-{}", epoch - 1))));
+    const std::string name = segment(fmt::format("blocks-{}", epoch));
+    struct stat status {};
+    ASSERT_EQ(stat(("/dev/shm/" + name).c_str(), &status), 0);
+    EXPECT_EQ(status.st_size, static_cast<std::int64_t>(region * 2));
+    EXPECT_EQ(status.st_blocks * 512, status.st_size);
+    inode = epoch == 1 ? status.st_ino : inode;
+    EXPECT_EQ(status.st_ino, inode) << "pool " << epoch;
+    EXPECT_EQ(control()->spare_pool_bytes.load(), 0u);
+    EXPECT_EQ(control()->pool_standing.load(), region);
+    const Segment pool = Segment::attach(name, Access::read_write);  // as an executor that ends now
+    pool.data()[region] = std::byte{7};
+    if (epoch % 2 == 1) {
+      ask_for_pool(*planner, messages::PoolReleaseT{});
+      EXPECT_EQ(control()->spare_pool_bytes.load(), 0u) << "it is in use";
+    }
+  }
+  ask_for_pool(*planner, messages::PoolReleaseT{});
+  EXPECT_EQ(control()->spare_pool_bytes.load(), 1u << 20);
+  EXPECT_TRUE(exists(segment(fmt::format("blocks-{}", epoch))));
+  loader_.reset();
+  EXPECT_FALSE(exists(segment(fmt::format("blocks-{}", epoch))));
+}
+
+TEST_F(LoaderProcess, AnExecutorThatHasAPoolMappedKeepsItForItself) {
+  start();
+  const auto planner = connected_planner();
+  wait_for_seal();
+  ask(*planner, hello());
+  whole_pool(*planner, claim(1 << 20, 2, 2));
+  const std::uint64_t first = inode_of(segment("blocks-1"));
+  const Segment executors = Segment::attach(segment("blocks-1"), Access::read_write);
+  ask_for_pool(*planner, messages::PoolReleaseT{});
+  ASSERT_TRUE(ask_for_pool(*planner, claim(1 << 20, 2, 2)).granted);
+  EXPECT_NE(inode_of(segment("blocks-2")), first);
+  EXPECT_FALSE(exists(segment("blocks-1")));
+}
+
+TEST_F(LoaderProcess, ASparePoolsMemoryCountsForTheNextAndGivesWayToWeights) {
+  Bytes room = kMiB * 64;
+  LoaderOptions watched = options();
+  watched.available = [&] { return room; };
+  start(watched);
+  const auto planner = connected_planner();
+  wait_for_seal();
+  ask(*planner, hello());
+  ask(*planner, released(1));
+  whole_pool(*planner, claim(4 << 20, 2, 2));
+  ask_for_pool(*planner, messages::PoolReleaseT{});
+  room = kMiB * 2;  // the pool has taken the rest
+  whole_pool(*planner, claim(5 << 20, 2, 2));
+  EXPECT_THAT(ask_for_pool(*planner, claim(7 << 20, 2, 2)).sentence,
+              HasSubstr("into the 12.0 MiB"));
+  room = {};
+  ask_for_pool(*planner, messages::PoolReleaseT{});
+  ASSERT_TRUE(send(*planner, messages::WeightsRestoreT{}));
+  step_until([&] { return control()->spare_pool_bytes.load() == 0; });
+  room = kMiB * 64;
+  step_until([&] { return control()->released_layers.load() == 0; });
+  EXPECT_FALSE(exists(segment("blocks-2")));
 }
 
 // A device has taken a layer: its host memory goes to blocks, and comes back with the same bytes.

@@ -83,14 +83,29 @@ TEST_F(Succession, ThePoolStaysAndALaterOneHasANewEpoch) {
   EXPECT_TRUE(grant.granted) << grant.sentence;
   EXPECT_EQ(grant.pool_epoch, 1u);
   ask_for_pool(*planner, messages::PoolReleaseT{});
-  EXPECT_FALSE(exists(segment("blocks-1")));
   leave();
   start(adopting());
+  EXPECT_FALSE(exists(segment("blocks-1")));
   const auto again = connected_planner();
   ask(*again, hello());
   grant = ask_for_pool(*again, claim(1 << 20, 10, 10));
   EXPECT_EQ(grant.pool_epoch, 2u)
       << "an executor would take the new pool for the one it has mapped";
+}
+
+TEST_F(Succession, APoolWhoseMemoryIsBeingMadeGrowsOn) {
+  start();
+  wait_for_seal();
+  {
+    const auto planner = connected_planner();
+    ask(*planner, hello());
+    whole_pool(*planner, claim(24 << 20, 10, 10));
+  }
+  leave();
+  control()->pool_standing = 1 << 20;  // as if the loader had been killed then
+  start(adopting());
+  EXPECT_EQ(control()->pool_epoch.load(), 1u);
+  step_until([&] { return control()->pool_standing.load() == 24u << 20; });
 }
 
 TEST_F(Succession, AHalfMadePoolIsRemoved) {

@@ -36,13 +36,28 @@
 #include <variant>
 #include <vector>
 
-#include <fmt/core.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <spdlog/spdlog.h>
 
 #include "common/messages_generated.h"
 
-#ifdef POISE_PRECOMPILE_GTEST
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+#ifdef POISE_INSTANTIATE  // templates that many sources use
+template class nlohmann::basic_json<>;
+template class nlohmann::basic_json<nlohmann::ordered_map>;
+template class std::map<std::string, nlohmann::json, std::less<>>;
+template class std::vector<nlohmann::json>;
+template class std::vector<nlohmann::ordered_json>;
+template class std::vector<std::string>;
+template class std::vector<std::byte>;
+template class std::vector<std::uint8_t>;
+template class std::vector<std::int32_t>;
+template class std::vector<std::int64_t>;
+template class std::vector<std::uint32_t>;
+template class std::vector<std::uint64_t>;
+template class std::vector<float>;
+template void fmt::detail::vformat_to<char>(fmt::detail::buffer<char>&, fmt::string_view, fmt::format_args,
+                                            fmt::detail::locale_ref);
 #endif

@@ -199,6 +199,8 @@ class Engine:
 def _reason(process, said):
     """The last sentence of programs that have ended."""
     code = process.wait()
+    if code < 0:
+        return f"poise was ended by {signal.Signals(-code).name}"
     if said is None:
         return f"poise has ended with {code}; it has said why on stderr"
     said.seek(0)

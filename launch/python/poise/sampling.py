@@ -4,6 +4,24 @@ import dataclasses
 
 
 @dataclasses.dataclass(kw_only=True)
+class StructuredOutputsParams:
+    """The form of every answer, as vLLM's: one of the first five says it."""
+
+    json: str | dict | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+
+    def fields(self):
+        return {field.name: value for field in dataclasses.fields(self) if (value := getattr(self, field.name)) != field.default}
+
+
+@dataclasses.dataclass(kw_only=True)
 class SamplingParams:
     """As vLLM's. A field that poise does not follow may be set; the request then gets an error that says so.
 
@@ -32,10 +50,13 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     allowed_token_ids: list[int] | None = None
     logit_bias: dict[int, float] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def fields(self, chat, context):
         """Those of a request's body: what is not as it would be without saying. `context`: tokens that the model's has."""
         told = {field.name: value for field in dataclasses.fields(self) if (value := getattr(self, field.name)) != field.default}
+        if self.structured_outputs is not None:
+            told["structured_outputs"] = self.structured_outputs.fields()
         told["max_tokens"] = context if self.max_tokens is None else self.max_tokens
         if chat and self.logprobs is not None:
             told |= {"logprobs": True, "top_logprobs": self.logprobs}

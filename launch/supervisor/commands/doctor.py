@@ -8,8 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from ..lifecycle import inputs
-from ..lifecycle.leftovers import clean_up
+from ..lifecycle import inputs, leftovers
 from ..shared import machine
 from ..shared.options import add_json, add_kv_cache, add_loading, add_model, loader_arguments, normalised, parser
 from ..shared.paths import LOADER, PROGRAMS, binary_folder, command_line, is_bundle, program
@@ -51,7 +50,7 @@ def doctor(words):
     _limits(findings)
     _devices(findings)
     _programs(findings)
-    if not clean_up():
+    if not leftovers.clean_up():
         findings.note("leftovers", "none")
     _session(findings)
     if given.model is not None:
@@ -76,6 +75,8 @@ def _memory(findings):
         )
     else:
         findings.note("/dev/shm", f"{bytes_text(size)}, {bytes_text(free)} free")
+    if held := leftovers.still_ending():
+        findings.note("ending", f"{held} is not free yet; the next run waits for it")
     findings.note("for a run", f"{bytes_text(machine.available_memory())} of host memory, {counted(machine.cores(), 'core')}")
 
 

@@ -113,7 +113,7 @@ class _ProfileArguments(ProcessArguments):
 
 def _measure(folder, given):
     leftovers.sweep()
-    inputs.clip_memory(given, loaders.Home.of(given).weights_bytes)
+    inputs.clip_memory(given, loaders.Home.of(given).held_bytes)
     directory = RunDirectory(folder / "run")
     interrupts, line = Interrupts(), ProgressLine()
     directory.enter()

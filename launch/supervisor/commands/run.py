@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from ..lifecycle import chat_prompts, inputs, leftovers, loaders, metrics_port
+from ..lifecycle import chat_prompts, grammars, inputs, leftovers, loaders, metrics_port
 from ..lifecycle.ask_planner import check_decisions
 from ..lifecycle.delivery import STDOUT, Delivery, run_folder
 from ..lifecycle.interrupts import Interrupts
@@ -115,6 +115,7 @@ def _run_in(directory, given, interrupts, resume, sources, delivery, port):
         given.chat_prompts = chat_prompts.prepare(given, directory.path, interrupts, line, given.resume and directory.state() == UNFINISHED)
     finally:
         line.clear()
+    given.grammar_python = grammars.python_for(given.input)
     delivery.begin(goes_on)
     arguments = ProcessArguments(directory, given, resume)
     before, record = directory.state(), directory.record()
@@ -122,7 +123,9 @@ def _run_in(directory, given, interrupts, resume, sources, delivery, port):
         kept = arguments.choose_loader()
         arguments.begin()
         say(f"run directory {brief(directory.path)}")
-        outcome = port.supervision(arguments, interrupts, line, kept).run()
+        supervision = port.supervision(arguments, interrupts, line, kept)
+        outcome = supervision.run()
+        supervision.moments.keep(directory, arguments.run_id)
     finally:
         line.clear()
         arguments.end()
@@ -148,6 +151,8 @@ def _run_in(directory, given, interrupts, resume, sources, delivery, port):
         say(outcome.sentence)
         if "host memory" in outcome.sentence and (held := loaders.held_by_others(arguments.run_id)):
             say(held)
+        if "memory" in outcome.sentence and (held := leftovers.still_ending()):
+            say(f"{held} is not free yet: try again")
         if before == UNFINISHED:
             directory.note(record)  # the directory is unchanged: `status` reports that run, not this attempt
         elif outcome.code == CANNOT_START:

@@ -5,7 +5,7 @@ import ipaddress
 import os
 from pathlib import Path
 
-from ..lifecycle import front, inputs, leftovers, loaders
+from ..lifecycle import front, grammars, inputs, leftovers, loaders
 from ..lifecycle.ask_planner import check_decisions
 from ..lifecycle.interrupts import Interrupts
 from ..lifecycle.run_directory import RunDirectory
@@ -43,6 +43,7 @@ def serve(words):
 
 def _serve(given, listener):
     interpreter = front.python() if listener else None
+    given.grammar_python = grammars.python_at_hand(interpreter)
     directory = RunDirectory(Path(os.path.abspath(given.run_dir)))
     interrupts = Interrupts()
     try:

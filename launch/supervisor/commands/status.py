@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from ..lifecycle import loaders, processes
+from ..lifecycle import loaders, moments, processes
 from ..lifecycle.run_directory import FINISHED, UNFINISHED, RunDirectory
 from ..lifecycle.run_summary import finished_lines, progress_text, safe_text
 from ..shared.options import normalised, parser
@@ -43,6 +43,8 @@ def _of_run(given):
         tell(f"  {safe_text(directory)}; go on with: {_resume_text(record)}")
     elif facts["state"] == FINISHED:
         tell(f"  {counted(facts.get('done', 0), 'result')}, {facts.get('errors', 0)} of them errors")
+    if (times := moments.words(directory)) and not directory.lives():
+        tell(f"  {times}")
     _tell_balance(facts.get("balance") or {})
     return DONE
 
@@ -83,7 +85,8 @@ def _of_user(given):
         tell(f"run           {run}")
     for loader in kept + elsewhere:
         use = "in use" if loader["in_use"] else "idle"
-        tell(f"kept loader   {shown(loader['model'])} ({loader['dtype']}, {bytes_text(loader['weights_bytes'])}, {use})")
+        pool = f" and a pool of {bytes_text(loader['pool_bytes'])}" if loader["pool_bytes"] else ""
+        tell(f"kept loader   {shown(loader['model'])} ({loader['dtype']}, {bytes_text(loader['weights_bytes'])}{pool}, {use})")
     if elsewhere:
         tell(f"{counted(len(elsewhere), 'loader')} of these kept under another XDG_RUNTIME_DIR: `poise stop --all` ends them, too")
     if not runs and not kept and not elsewhere:

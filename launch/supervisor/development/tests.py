@@ -20,7 +20,13 @@ from ..shared.trouble import DONE, Refusal, say, tell
 from . import setup
 
 _E2E = ROOT / "tests" / "e2e"
-_ENVIRONMENTS = {"serving.py": ("serve-venv", "clients-venv"), "clients/python_package.py": ("python-venv",), "clients/evaluation.py": ("python-venv", "serve-venv")}
+_ENVIRONMENTS = {
+    "clients/serving.py": ("serve-venv", "clients-venv"),
+    "clients/batches.py": ("serve-venv", "clients-venv"),
+    "clients/python_package.py": ("python-venv",),
+    "clients/evaluation.py": ("python-venv", "serve-venv"),
+    "clients/structured_outputs.py": ("serve-venv", "forms-venv"),
+}
 _VENV = ROOT / "build" / "venv"
 _PARTS = ("unit", "e2e", "asan", "tsan")
 _PRESETS = {"unit": "release", "e2e": "release", "asan": "dev", "tsan": "tsan"}
@@ -37,8 +43,8 @@ _FOLDERS = {"unit": "kernels|gpu_executor", "asan": ".*", "tsan": "common|kernel
 _SANITIZED = "sanitized.py"
 # Fuzz targets, for some seconds each; clang alone builds them.
 _FUZZ = ROOT / "tests" / "fuzz" / "run.py"
-_NOT_SCRIPTS = {"harness.py", "environment.py", "mixed_requests.py", "faults.py", "soak.py", _SANITIZED}
-_LONG_ONES = ["tokenizer_equality.py", "swaps.py", "kills.py", "torture.py", "sameness.py", "profiles.py", "hostile_requests.py", "serving.py"]
+_NOT_SCRIPTS = {"harness.py", "environment.py", "served.py", "mixed_requests.py", "faults.py", "soak.py", _SANITIZED}
+_LONG_ONES = ["tokenizer_equality.py", "swaps.py", "kills.py", "torture.py", "sameness.py", "profiles.py", "hostile_requests.py", "clients/serving.py"]
 _LONGEST_SCRIPT = 900  # seconds
 _TORTURE = 10.0  # minutes, unless told otherwise
 

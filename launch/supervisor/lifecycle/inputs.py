@@ -11,6 +11,7 @@ from ..shared import machine
 from ..shared.paths import command_line
 from ..shared.quantities import bytes_text
 from ..shared.trouble import OUTPUT, Refusal, say, shown
+from . import leftovers
 from .run_directory import FINISHED, UNFINISHED
 
 _GROWTH = 64 << 20  # of free memory; a smaller change comes from other processes
@@ -148,6 +149,7 @@ def clip_memory(given, held=None, interrupted=lambda: False):
     `held` returns the bytes that a kept loader already holds; the run will use them. After a run of that loader has ended,
     the kernel needs seconds to free tens of GiB: we wait while free memory grows, until `interrupted` (signals are only
     counted by now)."""
+    leftovers.await_memory(interrupted)
     taken = held or (lambda: 0)
     available = machine.available_memory() + taken()
     if taken() and given.host_memory and given.host_memory > available:

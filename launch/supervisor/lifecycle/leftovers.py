@@ -1,8 +1,15 @@
-"""Finds and removes what dead runs left behind."""
+"""Finds and removes what dead runs left behind, and waits for what they are giving back."""
 
+import time
+
+from ..shared.paths import PLAIN_NAMES
 from ..shared.quantities import bytes_text, counted
 from ..shared.trouble import say
 from . import loaders, processes, scratch, segments, short_folders
+
+_MEMORY_COMES = 30.0  # seconds: a hundred GiB take the kernel ten
+_TELL = 1.0
+_LOOK = 0.05
 
 
 def sweep():
@@ -11,6 +18,25 @@ def sweep():
     short_folders.sweep()
     scratch.sweep()
     return segments.reap()
+
+
+def await_memory(interrupted=lambda: False):
+    """Waits until processes of ended runs have given their memory back: that of the host and of a GPU. A process that its supervisor
+    does not wait for ends within 10 s, but for what the kernel needs to take its memory apart."""
+    until = time.monotonic() + _MEMORY_COMES
+    told = False
+    while (ending := processes.ending()) and time.monotonic() < until and not interrupted():
+        if not told and time.monotonic() > until - _MEMORY_COMES + _TELL:
+            say(f"waiting for {still_ending(ending)}")
+            told = True
+        time.sleep(_LOOK)
+
+
+def still_ending(ending=None):
+    """Processes of ended runs that still hold memory, as a clause; "" if there are none."""
+    ending = processes.ending() if ending is None else ending
+    names = ", ".join(f"{PLAIN_NAMES[program]} {pid}" for pid, program in ending)
+    return f"the memory of {'a run that has' if len(ending) == 1 else 'runs that have'} just ended (process {names})" if ending else ""
 
 
 def clean_up():

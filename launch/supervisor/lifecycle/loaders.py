@@ -231,7 +231,7 @@ class Home:
             time.sleep(0.02)
 
     def held_bytes(self):
-        """Host memory held: the weights loaded so far, and a pool that a killed run left and the next run takes over."""
+        """Host memory held: the weights loaded so far, and the last run's pool, which the next run takes over."""
         kinds = ("weights", "blocks") if self.run_id else ()
         return sum(segments.reserved(self.run_id, kind)[0] for kind in kinds)
 
@@ -245,7 +245,9 @@ class Home:
             "dtype": record.get("dtype", ""),
             "load_format": record.get("load_format", ""),
             "pid": record.get("pid"),
+            "run_id": self.run_id,
             "weights_bytes": self.weights_bytes(),
+            "pool_bytes": segments.reserved(self.run_id, "blocks")[0] if self.run_id else 0,
             "in_use": self.in_use(),
         }
 

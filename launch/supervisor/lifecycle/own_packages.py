@@ -18,9 +18,7 @@ _LOOK = 0.2  # seconds
 def environment(name, variable, needs, what, examples):
     """The folder of an environment with the packages that the file `needs` lists. It is made the first time, for each Python and each
     list: its name says for which. An environment variable may name a folder instead, which is made again where it is of another."""
-    digest = hashlib.sha256(needs.read_bytes() + sys.version.encode()).hexdigest()
-    ours = cache_folder() if is_bundle() else ROOT / "build"
-    folder = Path(os.environ.get(variable) or ours / f"{name}-{digest[:12]}")
+    folder, digest = _place(name, variable, needs)
     if not _is_there(folder, digest):
         lock = _locked(folder, what)
         try:
@@ -30,6 +28,18 @@ def environment(name, variable, needs, what, examples):
             remove(lock.path)
             lock.give_back()
     return folder
+
+
+def there(name, variable, needs):
+    """The folder of that environment if it has been made; else None."""
+    folder, digest = _place(name, variable, needs)
+    return folder if _is_there(folder, digest) else None
+
+
+def _place(name, variable, needs):
+    digest = hashlib.sha256(needs.read_bytes() + sys.version.encode()).hexdigest()
+    ours = cache_folder() if is_bundle() else ROOT / "build"
+    return Path(os.environ.get(variable) or ours / f"{name}-{digest[:12]}"), digest
 
 
 def _is_there(folder, digest):

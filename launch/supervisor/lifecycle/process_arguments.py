@@ -6,12 +6,13 @@ import json
 import os
 import time
 
+from ..shared import machine
 from ..shared.files import read_json, remove_tree
 from ..shared.options import executor_arguments, loader_arguments, orders_log_arguments, planner_arguments
 from ..shared.paths import fits_a_socket, profile_folder
 from ..shared.progress import LoadingRate, reserving_text
 from ..shared.trouble import Refusal, say
-from . import loaders, segments, short_folders
+from . import grammars, loaders, segments, short_folders
 from .run_summary import progress_text
 
 
@@ -162,14 +163,21 @@ class ProcessArguments:
         words += ["--overwrite"] if given.overwrite else []
         words += ["--verify"] if given.verify else []
         words += ["--takes-over"] if takes_over else []
-        words += orders_log_arguments(given)
+        words += [*orders_log_arguments(given), *self._grammar_arguments()]
         return words + (["--trace"] if given.trace is not None else [])
+
+    def _grammar_arguments(self):
+        python = getattr(self.given, "grammar_python", None)  # grammars.py
+        return ["--grammar-python", python, "--grammar-script", grammars.WORKER] if python else []
 
     def executor_arguments(self, after_death=False):
         """`after_death`: this executor replaces one that died without having been asked to end."""
         words = ["--run-id", self.run_id, "--planner-socket", self.executor_socket]
         words += ["--after-death"] if after_death else []
         return words + executor_arguments(self.given) + self._logs("gpu_executor")
+
+    def for_a_gpu(self):
+        return self.given.device != "cpu" and bool(machine.gpus())
 
     def loader_answers(self):
         return os.path.exists(self.loader_socket)
@@ -179,7 +187,7 @@ class ProcessArguments:
         if control.loader_state < segments.SEALED:
             return self._rate.text(control.loaded_bytes, *segments.reserved(self.run_id, "weights"))
         reserved, wanted = segments.reserved(self.run_id, "blocks")
-        if reserved < wanted:
+        if reserved < wanted and status.get("state") != "running":  # work begins before all of it is there
             return reserving_text(reserved, wanted)
         return progress_text(status)
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from ..shared.paths import LOADER, PROGRAMS
 
+_COMMAND = 15  # characters of a program's name that the kernel keeps
+
 
 @dataclass
 class Found:
@@ -98,6 +100,32 @@ def running():
         if fields and fields[0] not in (b"Z", b"X"):
             found.append(Found(int(entry.name), name, words[1:], int(fields[1])))
     return found
+
+
+def ending():
+    """(pid, program) of every process of this user whose run has ended, and which still gives its memory back: its supervisor is gone,
+    or the kernel is taking its memory apart and it has no command line any more."""
+    found = [(process.pid, process.program) for process in running() if process.orphaned and not is_stopped(process.pid)]
+    names = {name[:_COMMAND]: name for name in PROGRAMS}
+    for entry in os.scandir("/proc"):
+        try:
+            name = names.get(_command_of(entry.name)) if entry.name.isdigit() else None
+            if name and entry.stat().st_uid == os.geteuid() and not command_line_of(entry.name) and not _is_dead(entry.name):
+                found.append((int(entry.name), name))
+        except OSError:
+            continue
+    return found
+
+
+def _command_of(pid):
+    with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+        return file.read().rstrip("\n")
+
+
+def _is_dead(pid):
+    """Whether all threads have ended; one that is not the first may still hold the memory."""
+    fields = stat_fields(pid)
+    return not fields or (fields[0] in (b"Z", b"X") and int(fields[17]) <= 1)
 
 
 def is_kept_loader(pid, home):

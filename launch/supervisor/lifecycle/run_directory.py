@@ -2,7 +2,7 @@
 
 The supervisor writes run.lock (held while it lives), children.lock (inherited by every process of the run, so held until
 the last of them has ended), run.json (what was started), finished.json (of what the results are, once
-they are whole), chat.jsonl (the prompts of chat lines, until the run is finished), input.jsonl and output.jsonl (of a run whose files are not plain
+they are whole), times.json (where the time of an attempt went), chat.jsonl (the prompts of chat lines, until the run is finished), input.jsonl and output.jsonl (of a run whose files are not plain
 ones: sources.py, delivery.py), logs/ and loader/ (home of the run's own loader). The planner writes manifest.json, results.jsonl.partial, results.jsonl.published, orders.log (in segments, if it has a limit) and status.json.
 """
 
@@ -27,7 +27,7 @@ _ORPHANS_END = 15  # seconds
 INPUT_NAMES = ("input.jsonl", "input.jsonl.new")
 OUTPUT_NAMES = ("output.jsonl",)
 _LOCKS = {"run.lock", "children.lock"}
-_OURS = _LOCKS | {"run.json", "run.json.new", "finished.json", "finished.json.new", "logs", "loader", *chat_prompts.NAMES, *INPUT_NAMES, *OUTPUT_NAMES, "retry.jsonl", "retried.jsonl", "retry.poise"}
+_OURS = _LOCKS | {"run.json", "run.json.new", "finished.json", "finished.json.new", "times.json", "times.json.new", "logs", "loader", *chat_prompts.NAMES, *INPUT_NAMES, *OUTPUT_NAMES, "retry.jsonl", "retried.jsonl", "retry.poise"}
 _PLANNERS = {"manifest.json", "results.jsonl.partial", "results.jsonl.published", "orders.log", "status.json"}
 # Requests to a living run, and their answers: live_changes.py, restarts.py.
 _REQUESTS = ("policy.json", "policy.lock", "policy.in_force.json", "restart.*.json", "restarted.json")

@@ -16,7 +16,7 @@ from . import processes
 FOLDER = Path("/dev/shm")
 
 _MAGIC = 0x4553494F50
-_ABI_VERSION = 6
+_ABI_VERSION = 7
 _LOADER_STATE = 2048
 _LOADER_EPOCH = 2052
 _LOADED_BYTES = 2056

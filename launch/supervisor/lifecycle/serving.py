@@ -41,7 +41,7 @@ class ServeArguments(ProcessArguments):
     def planner_arguments(self, takes_over=False):
         given = self.given
         words = [*self.planner_links(), "--model", given.model, "--front-socket", self.front_socket, *planner_arguments(given)]
-        words += ["--profile-dir", profile_folder(), *orders_log_arguments(given)]
+        words += ["--profile-dir", profile_folder(), *orders_log_arguments(given), *self._grammar_arguments()]
         return words + (["--takes-over"] if takes_over else [])
 
     def progress_text(self, control):

@@ -16,6 +16,7 @@ from ..shared.paths import EXECUTOR, LOADER, PLANNER
 from ..shared.trouble import CANNOT_START, DONE, INTERRUPTED, say
 from . import processes, segments
 from .children import Child, reason
+from .moments import Moments
 from .restarts import Restarts
 from .watchdog import Watchdog
 
@@ -24,6 +25,8 @@ _GATHER = 0.5  # seconds in which other processes may end, too, and give their r
 _FINISH = 27.0  # from the first SIGINT or SIGTERM: "end within 30 s"
 _PLANNER_FOLLOWS = 20.0  # seconds after its executor has ended: the output may have to be copied
 _POLITE_END = 5.0  # seconds for the others, once the planner has ended
+_QUICK_END = 0.4  # likewise where the output is written and they hold much memory, which they give back without us
+_MUCH = 128 << 20  # bytes
 
 
 class DeathPipe:
@@ -67,6 +70,7 @@ class Supervision:
         self._deadline = None
         self._alone_since = None
         self._killed_at_once = False
+        self.moments = Moments()
         self._planner_goes_on = False  # the next one, after another of this run
 
     # ---- the run
@@ -75,8 +79,10 @@ class Supervision:
         """Runs until a process has ended that is not replaced, or the run is interrupted. Returns why."""
         try:
             outcome = self._run()
+            self.moments.note("planner_ended")
         finally:
             self._end_all()
+            self.moments.note("ended")
         # The planner may have finished the output while the others were being ended. Then the run is done.
         return Outcome(DONE) if self._output_is_written(self._children) else outcome
 
@@ -85,12 +91,13 @@ class Supervision:
         return any(child.name == PLANNER and child.returncode() == 0 for child in children)
 
     def _run(self):
+        self.moments.note("loader")
         if self._kept:
             self._children.append(self._kept)
         else:
             self._start(LOADER, self._arguments.loader_arguments())
         while True:
-            self._sleep(self._line.wait() if len(self._children) > 1 else _LOOK)
+            self._sleep(self._line.wait() if self._has(PLANNER) else _LOOK)
             if len(self._children) == 3:
                 failpoint("supervisor.steady")
             outcome = self._obey_interrupts() or self._attend()
@@ -100,10 +107,8 @@ class Supervision:
             self._relay()
             if ended and not self._replaced(ended):
                 return self._conclude(ended)
-            if len(self._children) == 1 and self._loader_is_ready():
-                self._start(PLANNER, self._arguments.planner_arguments(takes_over=self._planner_goes_on))
-                failpoint("supervisor.half_started")
-                self._start(EXECUTOR, self._arguments.executor_arguments())
+            if not self._has(PLANNER):
+                self._start_others()
             if self._interrupts.asked() and not self._deadline:
                 self._restarts.begin(self._children)
             self._restarts.hurry()
@@ -112,6 +117,21 @@ class Supervision:
             stillness = self._watchdog.look(self._words(), self._children)
             if stillness and not self._end_hung(stillness):
                 return Outcome(INTERRUPTED, stillness.sentence)
+
+    def _has(self, name):
+        return any(child.name == name for child in self._children)
+
+    def _start_others(self):
+        """Planner and executor, once the loader answers and knows the model. It takes seconds until a GPU is ready: an executor for one
+        begins as soon as there is a control segment, while weights are loaded."""
+        if not self._has(EXECUTOR) and self._arguments.for_a_gpu() and self._control.ready():
+            self._start(EXECUTOR, self._arguments.executor_arguments())
+        if self._loader_is_ready():
+            self._start(PLANNER, self._arguments.planner_arguments(takes_over=self._planner_goes_on))
+            failpoint("supervisor.half_started")
+            if not self._has(EXECUTOR):
+                self._start(EXECUTOR, self._arguments.executor_arguments())
+            self.moments.note("processes")
 
     def _attend(self):
         """What else a run of another kind looks after; an Outcome ends it."""
@@ -280,20 +300,23 @@ class Supervision:
         return code, sentence
 
     def _end_all(self):
-        """Ends our processes, then removes the shared memory. May be called at any time."""
+        """Ends our processes, then removes the shared memory. May be called at any time. Once the output is written, nothing hangs on
+        how long the kernel takes for their memory: names and locks are in order, they end by themselves (common/process.h), and the
+        next run waits for them (leftovers.py)."""
         stays = self._kept if self._kept and self._kept.may_stay(self._control) else None
         own = [child for child in self._children if child is not stays]
+        quick = self._output_is_written(own) and self._held_bytes() > _MUCH
         for child in own:
             if child.returncode() is None:
                 child.signal(signal.SIGKILL if self._killed_at_once else signal.SIGTERM)
                 child.signal(signal.SIGCONT)  # a halted process ends in order once it goes on
-        self._await(own, _POLITE_END)
-        for child in own:
+        self._await(own, _QUICK_END if quick else _POLITE_END)
+        for child in [] if quick else own:
             if child.returncode() is None:
                 child.signal(signal.SIGKILL)
-        self._await(own, 30)
+        self._await(own, 0 if quick else 30)
         for child in own:
-            if child.returncode() is None:
+            if child.returncode() is None and not quick:
                 say(f"process {child.pid} ({child.plain_name}) does not end: the kernel holds it; its memory stays taken")
             self._arguments.keep_words(child)
         failpoint("supervisor.all_ended")
@@ -303,6 +326,11 @@ class Supervision:
         for child in self._children:
             child.close()
         self._death_pipe.close()
+
+    def _held_bytes(self):
+        """Of host memory, at most: the planner has given the pool back already."""
+        status = self._own_status()
+        return status.get("host_pool_bytes", 0) + status.get("host_weights_bytes", 0)
 
     def _await(self, children, seconds):
         until = time.monotonic() + seconds

@@ -30,9 +30,10 @@ class Watchdog:
         self.begin_again()
 
     def begin_again(self):
-        """What did not move is replaced. How long the next one takes to begin says nothing of how slow a step is."""
+        """What did not move is replaced. How long the next one takes to begin says nothing of how slow a step is, and neither does how
+        long the ones behind it wait for that."""
         self._seen = None
-        self._beginning = True
+        self._begun = set()  # places of the words that have moved
         self._moved(time.monotonic(), [])
 
     def _moved(self, now, children):
@@ -41,15 +42,16 @@ class Watchdog:
         self._disk_looks = self._looks = 0
 
     def look(self, words, children):
-        """None while there is progress; a Stillness once there has been none for too long."""
+        """None while there is progress; a Stillness once there has been none for too long. `words`: a number for each thing that may
+        move, which changes when that does."""
         now = time.monotonic()
         slept = now - self._looked > _OWN_SLEEP
         self._looked = now
         if words != self._seen or slept:
-            if self._seen is not None:
-                if not slept and not self._beginning:
-                    self._slowest = max(self._slowest, now - self._since)
-                self._beginning = False
+            moved = {at for at, (word, before) in enumerate(zip(words, self._seen or ())) if word != before}
+            if not slept and moved & self._begun:
+                self._slowest = max(self._slowest, now - self._since)
+            self._begun |= moved
             self._seen = words
             self._moved(now, children)
             return None

@@ -142,6 +142,19 @@ TEST(JsonObject, IntegersAreIntegersAndNothingElse) {
   EXPECT_THAT(says("k"), HasSubstr("must be an integer"));
 }
 
+// Names and values of a file stand in refusals, whatever characters they hold.
+TEST(JsonObject, ARefusalIsOneLineWhateverTheFileHolds) {
+  const nlohmann::json document = nlohmann::json::parse("{\"a\\u007fb\": {\"c\": 1}}");
+  const JsonObject outer(document, "file");
+  const JsonObject inner = *outer.object("a\x7f" "b");
+  try {
+    inner.refuse("c", "is \"x\ny\"");
+    FAIL();
+  } catch (const Failure& failure) {
+    EXPECT_STREQ(failure.what(), "file: in \"a\\x7fb\": \"c\" is \"x\\x0ay\"");
+  }
+}
+
 TEST(JsonObject, OtherTypesAreHeldToTheirNamesToo) {
   const auto document = parse_json(
       R"({"n": 0.5, "s": "x", "b": false, "l": [1, 2], "one": 7, "bad": [1, "2"], "o": {"p": "q"}})",
@@ -169,7 +182,7 @@ TEST(JsonObject, OtherTypesAreHeldToTheirNamesToo) {
 // Whatever a text is turned into, it is either read as the library reads it, or refused in one
 // line.
 TEST(JsonFile, RandomDamageNeverGetsPastTheRules) {
-  const std::uint32_t seed = std::random_device{}();
+  const auto seed = static_cast<unsigned>(::testing::UnitTest::GetInstance()->random_seed());
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
   const std::string sound =

@@ -104,7 +104,7 @@ def answers_of_run(workspace, model, url, bodies):
 @test
 def answers_are_those_of_a_run(workspace):
     """Of a model that is named as on the hub, and lies in its cache."""
-    from poise import SamplingParams
+    from poise import EngineError, SamplingParams
 
     snapshot = on_the_hub(workspace, "someone/demo", lambda folder: (folder / "chat_template.jinja").write_text(_TEMPLATE))
     given = [
@@ -133,6 +133,7 @@ def answers_are_those_of_a_run(workspace):
         expect_equal(llm.decode(llm.encode("where is Jana?", add_special_tokens=False)), "where is Jana?", "decoded")
         for text, wrong in (("3 sampling_params for 2", lambda: llm.generate(["a", "b"], samplings[:3])), ("no option 'tool'", lambda: llm.chat(chats, tool=1))):
             complains((ValueError, TypeError), wrong, text)
+    complains(EngineError, lambda: llm.generate("a", use_tqdm=False), "is closed")
     bodies = [{"prompt": prompt, **fields} for prompt, fields in given]
     expect_equal([told(one) for one in outputs], answers_of_run(workspace, snapshot, "/v1/completions", bodies), "answers")
     expect_equal([one.request_id for one in outputs], [str(at) for at in range(len(given))], "ids")
@@ -153,13 +154,18 @@ def answers_are_those_of_a_run(workspace):
 
 def _a_killed_tokenizer_is_started_again(workspace, llm):
     ids = llm.encode("where is Jana?")
-    (own,) = [pid for pid in _children_of(os.getpid()) if b"encode" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(own, signal.SIGKILL)
+    os.kill(_child_with(b"encode"), signal.SIGKILL)
     expect_equal(llm.encode("where is Jana?"), ids, "ids by another process")
 
 
 def _children_of(pid):
     return [int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()]
+
+
+def _child_with(word):
+    """The process of ours whose command line has this word."""
+    (own,) = [pid for pid in _children_of(os.getpid()) if word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+    return own
 
 
 def complains(kinds, what, text):
@@ -190,7 +196,8 @@ def answers_come_as_they_are_finished_and_survive_deaths(workspace):
             if len(answers) in (2, 12):  # the front's socket loses its peer
                 os.kill(workspace.children(run)["planner" if len(answers) == 2 else "gpu_executor"], signal.SIGKILL)
         expect_equal([answers[at] for at in range(len(wanted))], wanted, "answers while processes die")
-    complains(poise.EngineError, lambda: llm.generate("a", use_tqdm=False), "is closed")
+        harness.kill(_child_with(b"--front"))  # the supervisor: nothing replaces it, and until it has ended its children may answer
+        complains(poise.EngineError, lambda: llm.generate("a", use_tqdm=False), "poise was ended by SIGKILL")
     complains(poise.EngineError, lambda: poise.LLM(workspace / "none", device="cpu"), "not there")
     complains(poise.EngineError, lambda: poise.LLM(DEMO_MODEL, gpu_memry="1GiB"), "did you mean --gpu-memory?")
     complains(poise.EngineError, lambda: poise.LLM("no/where", device="cpu"), "no/where: there is no folder of that name")

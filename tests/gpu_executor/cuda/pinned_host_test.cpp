@@ -56,7 +56,7 @@ TEST_F(PinnedHostTest, WhatIsNeededIsPinned) {
   for (std::size_t at = 0; at < kSize; at += kCut) {
     EXPECT_TRUE(is_pinned(&memory_[at])) << at;
   }
-  pinned.unpin(memory_);
+  pinned.unpin({&memory_, 1});
   EXPECT_FALSE(is_pinned(last));
   EXPECT_EQ(pinned.bytes().n, 0);
 }
@@ -70,7 +70,7 @@ TEST_F(PinnedHostTest, SlicesInEveryStateMayBeNeededTogether) {
   for (std::size_t at = 0; at < kSize; at += kCut) {
     EXPECT_TRUE(is_pinned(&memory_[at])) << at;
   }
-  pinned.unpin(memory_);
+  pinned.unpin({&memory_, 1});
 }
 
 TEST_F(PinnedHostTest, ACopyEndsWhereItsSliceDoes) {
@@ -88,7 +88,7 @@ TEST_F(PinnedHostTest, ACopyEndsWhereItsSliceDoes) {
   EXPECT_EQ(run(kCut, kSize), std::pair(static_cast<std::int64_t>(kCut), true));
   EXPECT_EQ(run(2 * kCut, 500), std::pair(std::int64_t{100}, true)) << "the part's end";
   EXPECT_EQ(run(part.size(), 5), std::pair(std::int64_t{5}, false)) << "behind the part";
-  pinned.unpin(part);
+  pinned.unpin({&part, 1});
 }
 
 TEST_F(PinnedHostTest, CopiesCrossSlices) {
@@ -117,7 +117,7 @@ TEST_F(PinnedHostTest, APartMayEndBeforeItsTurn) {
   PinnedHost pinned;
   for (int i = 0; i < 3; ++i) {
     pinned.pin({&memory_, 1}, false);
-    pinned.unpin(memory_);
+    pinned.unpin({&memory_, 1});
     EXPECT_FALSE(is_pinned(memory_.data()));
     EXPECT_FALSE(is_pinned(&memory_.back()));
   }
@@ -135,7 +135,7 @@ TEST_F(PinnedHostTest, AFailureToPinIsToldToTheCopyThatNeedsTheMemory) {
     EXPECT_EQ(failure.code(), Exit::interrupted);
     EXPECT_THAT(failure.what(), testing::HasSubstr("cannot be pinned for the GPU"));
   }
-  pinned.unpin(memory_);
+  pinned.unpin({&memory_, 1});
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Sampling on the GPU, held to the CPU's.
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <set>
@@ -156,8 +157,8 @@ TEST_F(CudaSampleTokens, DrawsTheCpusTokens) {
   }
 }
 
-// Each row of logits with edits of its own: of few tokens or many, some barred, some rows of them alone.
-TEST_F(CudaSampleTokens, EditsLogitsAsTheCpuDoes) {
+// Each row of logits with edits of its own: of few tokens or many, some barred, some rows of them alone. Every other row has a mask too.
+TEST_F(CudaSampleTokens, EditsAndMasksLogitsAsTheCpuDoes) {
   constexpr float kBars = -std::numeric_limits<float>::infinity();
   constexpr std::int32_t kVocabulary = 5003;
   constexpr std::int32_t kRows = 96;
@@ -182,7 +183,16 @@ TEST_F(CudaSampleTokens, EditsLogitsAsTheCpuDoes) {
                     .min_p = r % 7 == 0 ? 0.02f : 0.0f,
                     .only_edited = r % 5 == 0 ? 1 : 0,
                     .first_edit = first,
-                    .edits = static_cast<std::int32_t>(edits.size()) - first});
+                    .edits = static_cast<std::int32_t>(edits.size()) - first,
+                    .masked = r % 2});
+    if (r % 2 == 1) {  // every third token and some whole words, in whole edits
+      std::vector<std::uint32_t> mask((kVocabulary + 127) / 128 * 4);
+      for (std::size_t word = 0; word < mask.size(); ++word) {
+        mask[word] = word % 5 == 0 ? ~0u : word % 7 == 0 ? 0u : 0x49249249u << (r % 3);
+      }
+      edits.resize(edits.size() + mask.size() / 4);
+      std::memcpy(&edits[edits.size() - mask.size() / 4], mask.data(), mask.size() * 4);
+    }
   }
   const std::vector<SampledRow> got = sample(logits, kVocabulary, rows, edits);
   const std::vector<SampledRow> want = sample_on_cpu(logits, kVocabulary, rows, edits);

@@ -43,7 +43,7 @@ std::int32_t at_a_time(const char* policy_name, const Job& job, std::int32_t mos
     problem.requests.push_back(
         {.id = {static_cast<std::uint32_t>(i + 1)}, .prompt = job.prompt, .answer = job.answer});
   }
-  return choose_concurrency(*policy, problem);
+  return choose_concurrency(*policy, problem).sequences;
 }
 
 TEST(Concurrency, FewWhereTheirContextStaysOnTheDeviceBesideAllWeights) {

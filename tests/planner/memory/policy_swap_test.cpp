@@ -63,7 +63,7 @@ TEST(PolicyWishes, ThatCannotBeRecordedAreNotTakenForRecorded) {
 // Whatever is taken and given back, and wherever the border is wished: no taken block is lost, both
 // kinds stay in the region, and once all is free the border is where it is wished.
 TEST(Border, LosesNoTakenBlockAndArrives) {
-  const std::uint32_t seed = std::random_device{}();
+  const auto seed = static_cast<unsigned>(::testing::UnitTest::GetInstance()->random_seed());
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int round = 0; round < 200; ++round) {

@@ -35,7 +35,7 @@ ModelShape small_shape() {
 Request request(std::uint32_t line, std::size_t prompt, std::int32_t max_tokens) {
   Request r;
   r.id = {line};
-  r.prompt.assign(prompt, 1);
+  r.prompt = std::vector<TokenId>(prompt, 1);
   r.sampling.max_tokens = max_tokens;
   return r;
 }
@@ -213,6 +213,23 @@ TEST(ActBlocksOnTheDevice, AreNoneWhereThePolicyWantsNone) {
   EXPECT_EQ(host, (Allocation{.kv_blocks = 1, .gpu_kv_blocks = 2}));  // a pool has a block
   EXPECT_EQ(device.gpu_kv_blocks, 2);
   EXPECT_EQ(device.gpu_act_blocks, 0);
+}
+
+// As after a swap to keys and values where the host's pool is of one ACT block, half as large.
+TEST(Placement, OfABudgetWithoutABlockHasTheDevicesBlocks) {
+  const std::vector<Request> requests{request(1, 200, 100), request(2, 100, 20)};
+  const Demand of = demand(requests, 2);
+  const FixedPlacement standing{.resident_layers = 1, .gpu_act_blocks = 25, .gpu_kv_blocks = 24};
+  const auto [host, device] =
+      place_blocks(small_shape(), DType::float32, of, {}, {}, kMiB, kGiB, standing);
+  EXPECT_EQ(host.gpu_act_blocks, 25u);
+  EXPECT_EQ(host.gpu_kv_blocks, 24u);
+  EXPECT_EQ(host.act_blocks, 0u);
+  EXPECT_EQ(host.kv_blocks, 1u) << "a pool has a block";
+  EXPECT_EQ(device.gpu_act_blocks, 25);
+  EXPECT_EQ(device.gpu_kv_blocks, 24);
+  EXPECT_GE(device.act_slots, of.largest_request);
+  EXPECT_GE(device.kv_slots, of.largest_request);
 }
 
 TEST(Placement, OfAnyPolicyStaysWithinBothMemories) {

@@ -170,6 +170,11 @@ TEST(TokenRecompute, KeepsTheFirstBlocksOfEachRequestAsTokensAlone) {
     EXPECT_GE(quarter->token_blocks(blocks_of_request), before);
     before = quarter->token_blocks(blocks_of_request);
   }
+  EXPECT_FALSE(make_policy("token-recompute", {.recompute_share = 0})->runs_tokens_again());
+  for (const PolicyEntry& entry : policies()) {
+    const auto policy = make_policy(entry.name, {});
+    EXPECT_EQ(policy->runs_tokens_again(), policy->token_blocks(1 << 20) > 0) << entry.name;
+  }
 }
 
 TEST(Optimal, WithoutAProfileSaysWhereToGetOne) {

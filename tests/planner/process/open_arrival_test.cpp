@@ -151,6 +151,18 @@ class OpenArrival : public testing::Test {
     }
   }
 
+  void step_until_met(Planner& planner, HandFront& front) {
+    step_until(planner, front, [&] { return front.planners > 0; });
+  }
+
+  // Once the planner has nothing to do: it is written twice a second.
+  json status_when_idle(Planner& planner) const {
+    for (int i = 0; i < 12; ++i) {
+      planner.step();
+    }
+    return json::parse(testing_support::read_file(at("run") / "status.json"));
+  }
+
   void expect_predicted(const HandFront& front) const {
     for (const auto& [id, result] : front.results) {
       const Asked& asked = asked_.at(id);
@@ -191,7 +203,7 @@ class OpenArrival : public testing::Test {
 TEST_F(OpenArrival, RequestsAreAnsweredWhileOthersCome) {
   HandFront front(at("front.sock"));
   Planner planner(options());
-  step_until(planner, front, [&] { return front.planners > 0; });
+  step_until_met(planner, front);
   for (std::uint32_t id = 1; id <= 10; ++id) {
     ask(front, id, any_request());
   }
@@ -218,7 +230,7 @@ TEST_F(OpenArrival, RequestsAreAnsweredWhileOthersCome) {
 TEST_F(OpenArrival, ALineGetsAllItsChoices) {
   HandFront front(at("front.sock"));
   Planner planner(options());
-  step_until(planner, front, [&] { return front.planners > 0; });
+  step_until_met(planner, front);
   for (std::uint32_t id = 1; id <= 8; ++id) {
     Asked asked = any_request();
     asked.choices = 1 + static_cast<int>(id % 4) * 3;
@@ -236,10 +248,7 @@ TEST_F(OpenArrival, ALineGetsAllItsChoices) {
   EXPECT_TRUE((front.streamed.contains({6, 2})));
   ask(front, 9, any_request());
   step_until(planner, front, [&] { return front.results.contains(9); });
-  for (int i = 0; i < 12; ++i) {  // the status is written twice a second
-    planner.step();
-  }
-  const json status = json::parse(testing_support::read_file(at("run") / "status.json"));
+  const json status = status_when_idle(planner);
   EXPECT_EQ(status["running"], 0);
   EXPECT_EQ(status["done"], front.results.size());
   EXPECT_EQ(status["requests"], front.results.size());
@@ -250,7 +259,7 @@ TEST_F(OpenArrival, TheLongestRequestsHaveRoom) {
   RunOptions run = options();
   run.batch.max_num_seqs = 1;
   Planner planner(run);
-  step_until(planner, front, [&] { return front.planners > 0; });
+  step_until_met(planner, front);
   for (const int prompt : {1, kModelContext / 2, kModelContext - 1}) {
     Asked asked = any_request();
     asked.prompt.assign(static_cast<std::size_t>(prompt), TokenId{3});
@@ -264,7 +273,7 @@ TEST_F(OpenArrival, TheLongestRequestsHaveRoom) {
 TEST_F(OpenArrival, ACancelledRequestGivesItsBlocksBack) {
   HandFront front(at("front.sock"));
   Planner planner(options());
-  step_until(planner, front, [&] { return front.planners > 0; });
+  step_until_met(planner, front);
   Asked endless = any_request();
   endless.prompt.resize(4);
   endless.max_tokens = kModelContext - 4;
@@ -281,10 +290,7 @@ TEST_F(OpenArrival, ACancelledRequestGivesItsBlocksBack) {
   EXPECT_LT((front.streamed[{8, 0}].size()), (front.streamed[{2, 0}].size()));
   ask(front, 9, any_request());
   step_until(planner, front, [&] { return front.results.contains(9); });
-  for (int i = 0; i < 12; ++i) {  // the status is written twice a second
-    planner.step();
-  }
-  const json status = json::parse(testing_support::read_file(at("run") / "status.json"));
+  const json status = status_when_idle(planner);
   EXPECT_EQ(status["running"], 0);
   EXPECT_EQ(status["blocks"]["free"],
             status["blocks"]["act"].get<int>() + status["blocks"]["kv"].get<int>());
@@ -296,7 +302,7 @@ TEST_F(OpenArrival, AnExecutorThatDiesCostsNoAnswer) {
   RunOptions run = options();
   run.death_descriptor = 0;  // a supervisor replaces executors
   Planner planner(run);
-  step_until(planner, front, [&] { return front.planners > 0; });
+  step_until_met(planner, front);
   for (std::uint32_t id = 1; id <= 6; ++id) {
     ask(front, id, any_request());
   }

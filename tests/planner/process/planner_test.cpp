@@ -549,6 +549,7 @@ TEST_F(PlannerProcess, APoolOfAKilledPlannerIsGivenBackBeforeAnythingIsSized) {
   SealedModel model(new_run_id());
   model.control()->pool_epoch = 4;
   model.control()->pool = {.region_bytes = 1 << 30, .act_blocks = 1, .kv_blocks = 1};
+  model.control()->pool_standing = 1 << 30;
   FakeLoader loader(at("loader.sock"), model.identity());
   FakeExecutor executor(at("executor.sock"), model.identity(), loader);
   loader.start();

@@ -175,6 +175,13 @@ TEST_F(InspectTest, APolicysNameIsMadeFitForATerminal) {
   EXPECT_THAT(inspected(true), HasSubstr(R"("policy":"\\x1b[31m\\x0a\\xff")"));
 }
 
+TEST_F(InspectTest, AHeaderIsMadeFitForATerminal) {
+  header_ = kSoundHeader;
+  header_.insert(1, "\"x\x7f\":1,");
+  record(messages::ReadyT{});
+  EXPECT_THAT(inspected(false), HasSubstr(R"({"x\x7f":1,)"));
+}
+
 TEST_F(InspectTest, ClocksFarApartAreNoOverflow) {
   messages::ConfigureT configure;
   configure.log_began_ns = 1;

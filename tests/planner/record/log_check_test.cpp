@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <random>
@@ -47,10 +48,9 @@ class Recorded {
     for (std::uint32_t id = 1; id <= 12; ++id) {
       Request request;
       request.id = {id};
-      request.prompt.resize(5 + random_() % 30);
-      for (TokenId& token : request.prompt) {
-        token = static_cast<TokenId>(random_() % 100);
-      }
+      std::vector<TokenId> prompt(5 + random_() % 30);
+      std::ranges::generate(prompt, [&] { return static_cast<TokenId>(random_() % 100); });
+      request.prompt = std::move(prompt);
       request.sampling.max_tokens = static_cast<std::int32_t>(20 + random_() % 60);
       requests_.push_back(std::move(request));
     }
@@ -323,6 +323,22 @@ TEST(LogCheck, HostCoresThatWouldReadOrWriteElsewhereAreCaught) {
               HasSubstr("it loads or regenerates"));
 }
 
+// They may begin before the device has stored anything of the layer.
+TEST(LogCheck, HostCoresThatWouldReadWhatTheDeviceStoresMeanwhileAreCaught) {
+  Recorded recorded("host-kv");
+  for (std::uint64_t number = 2;; ++number) {
+    auto& batches = recorded.iteration(number).mini_batches;
+    if (on_host(*batches.back()) && !on_host(*batches.front())) {
+      messages::AttentionEntry& one = batches.back()->entries[0];
+      one = {one.where(), one.kind(), one.place(), 0, 0, batches.front()->stores.back().block()};
+      break;
+    }
+  }
+  // Another sentence says that the block is of two requests.
+  EXPECT_THAT(recorded.check().first,
+              testing::Contains(HasSubstr("to which the device stores rows of mini-batch 0")));
+}
+
 TEST(LogCheck, HostCoresThatComeBeforeTheDeviceAreCaught) {
   EXPECT_THAT(complaint(
                   [](Recorded& recorded) {
@@ -444,6 +460,18 @@ TEST(LogCheck, ATokenThatWasNotSampledIsCaught) {
                 }
               }),
               HasSubstr("has none"));
+}
+
+TEST(LogCheck, ATokenThatItsMaskBarsIsCaught) {
+  const auto with = [](std::uint32_t word) {
+    Recorded recorded("hybrid");
+    for (auto& sample : recorded.batch(5, decodes).samples) {
+      sample->mask.assign(4, word);  // of the 100 tokens
+    }
+    return to_text(recorded.check());
+  };
+  EXPECT_EQ(with(~0u).find("bars"), std::string::npos);
+  EXPECT_THAT(with(0), HasSubstr("which its mask bars"));
 }
 
 TEST(LogCheck, APromptOfAnotherLengthIsCaught) {

@@ -180,6 +180,9 @@ TEST_F(LogDiff, OfHeadersTheModelCountsAndTheRunDoesNot) {
   EXPECT_EQ(
       after([](LoggedRun& run) { run.header.replace(run.header.find("float16"), 7, "float32"); }),
       "first difference: header, dtype: \"float16\" | \"float32\"");
+  EXPECT_EQ(
+      after([](LoggedRun& run) { run.header.replace(run.header.find("float16"), 7, "f\x7f"); }),
+      R"(first difference: header, dtype: "float16" | "f\x7f")");
 }
 
 TEST_F(LogDiff, ALimitedLogIsComparedFromItsFirstIterationOn) {

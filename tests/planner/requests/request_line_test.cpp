@@ -5,6 +5,7 @@
 
 #include <set>
 
+#include "common/device_memory.h"
 #include "tests/planner/requests/request_support.h"
 
 namespace poise {
@@ -24,6 +25,12 @@ class RequestLine : public ::testing::Test {
   static void TearDownTestSuite() { delete tokenizer_; }
 
   static RequestRules rules() { return {kContext, testing_support::kRows, tokenizer_, 0}; }
+  static RequestRules with_eos() {
+    static const std::vector<TokenId> eos{kEos};
+    RequestRules with = rules();
+    with.eos = eos;
+    return with;
+  }
   static ParsedLine parse(std::string_view text, const RequestRules& rules) {
     return parse_request({7}, text, rules);
   }
@@ -60,7 +67,7 @@ ParsedLine chat(std::string_view body, const RequestRules& rules,
 TEST_F(RequestLine, AChatsPromptIsTheRenderedTextWithoutAnotherBos) {
   const Request made = std::get<Request>(chat("{}", rules()));
   EXPECT_TRUE(made.chat);
-  EXPECT_THAT(made.prompt, ElementsAre(byte_id('x'), kEos, byte_id('y')));
+  EXPECT_THAT(made.prompt.get(), ElementsAre(byte_id('x'), kEos, byte_id('y')));
   EXPECT_EQ(made.sampling.max_tokens, kContext - 3) << "all that the context leaves";
   EXPECT_EQ(made.sampling.logprobs, -1);
   const struct {
@@ -106,7 +113,7 @@ TEST_F(RequestLine, AChatThatCannotBeAnsweredNamesTheField) {
        "unsupported_parameter"},
       {R"({"chat_template":"x"})", rules(), R"({"prompt":"x"})", "chat_template",
        "unsupported_parameter"},
-      {R"({"response_format":{"type":"json_object"}})", rules(), R"({"prompt":"x"})",
+      {R"({"response_format":{"type":"structural_tag"}})", rules(), R"({"prompt":"x"})",
        "response_format", "unsupported_parameter"},
       {"{}", no_tokenizer, R"({"prompt":"x"})", "messages", "invalid_value"},
       {"{}", rules(), R"({"prompt":""})", "messages", "invalid_value"},
@@ -128,7 +135,7 @@ TEST_F(RequestLine, DefaultsAreThoseOfVllm) {
   const Request made = request(R"({"prompt":"xy"})");
   EXPECT_EQ(made.id, RequestId{7});
   EXPECT_EQ(made.custom_id, "a");
-  EXPECT_THAT(made.prompt, ElementsAre(kEos, byte_id('x'), byte_id('y')));
+  EXPECT_THAT(made.prompt.get(), ElementsAre(kEos, byte_id('x'), byte_id('y')));
   EXPECT_EQ(made.prompt_text, "");
   const SamplingParams& sampling = made.sampling;
   EXPECT_EQ(sampling.temperature, 1);
@@ -169,8 +176,8 @@ TEST_F(RequestLine, EveryFieldArrives) {
   EXPECT_EQ(sampling.top_p, 0.5f);
   EXPECT_EQ(sampling.top_k, 3);
   EXPECT_EQ(sampling.seed, static_cast<std::uint64_t>(-3));
-  EXPECT_THAT(sampling.stop, ElementsAre("a", "b"));
-  EXPECT_THAT(sampling.stop_token_ids, ElementsAre(8, 9));
+  EXPECT_THAT(sampling.stop.get(), ElementsAre("a", "b"));
+  EXPECT_THAT(sampling.stop_token_ids.get(), ElementsAre(8, 9));
   EXPECT_TRUE(sampling.ignore_eos);
   EXPECT_EQ(sampling.logprobs, 4);
   EXPECT_TRUE(sampling.echo);
@@ -182,7 +189,7 @@ TEST_F(RequestLine, EveryFieldArrives) {
 TEST_F(RequestLine, WholeNumbersMayBeWrittenWithAPoint) {
   const Request made = request(
       R"({"prompt":[8.0,9],"max_tokens":8.0,"logprobs":2.0,"top_k":5e0,"seed":1e3,"n":1.0})");
-  EXPECT_THAT(made.prompt, ElementsAre(8, 9));
+  EXPECT_THAT(made.prompt.get(), ElementsAre(8, 9));
   EXPECT_EQ(made.sampling.max_tokens, 8);
   EXPECT_EQ(made.sampling.logprobs, 2);
   EXPECT_EQ(made.sampling.top_k, 5);
@@ -191,17 +198,17 @@ TEST_F(RequestLine, WholeNumbersMayBeWrittenWithAPoint) {
 
 TEST_F(RequestLine, APromptComesInFourForms) {
   const auto text = ElementsAre(kEos, byte_id('x'));
-  EXPECT_THAT(request(R"({"prompt":"x"})").prompt, text);
-  EXPECT_THAT(request(R"({"prompt":["x"]})").prompt, text);
-  EXPECT_THAT(request(R"({"prompt":[10,11]})").prompt, ElementsAre(10, 11));
-  EXPECT_THAT(request(R"({"prompt":[[10,11]]})").prompt, ElementsAre(10, 11));
+  EXPECT_THAT(request(R"({"prompt":"x"})").prompt.get(), text);
+  EXPECT_THAT(request(R"({"prompt":["x"]})").prompt.get(), text);
+  EXPECT_THAT(request(R"({"prompt":[10,11]})").prompt.get(), ElementsAre(10, 11));
+  EXPECT_THAT(request(R"({"prompt":[[10,11]]})").prompt.get(), ElementsAre(10, 11));
 }
 
 TEST_F(RequestLine, BosIsAddedToTextOnlyAndOnlyIfWanted) {
-  EXPECT_THAT(request(R"({"prompt":"x","add_special_tokens":false})").prompt,
+  EXPECT_THAT(request(R"({"prompt":"x","add_special_tokens":false})").prompt.get(),
               ElementsAre(byte_id('x')));
-  EXPECT_THAT(request(R"({"prompt":""})").prompt, ElementsAre(kEos));
-  EXPECT_THAT(request(R"({"prompt":"</s>x"})").prompt, ElementsAre(kEos, kEos, byte_id('x')));
+  EXPECT_THAT(request(R"({"prompt":""})").prompt.get(), ElementsAre(kEos));
+  EXPECT_THAT(request(R"({"prompt":"</s>x"})").prompt.get(), ElementsAre(kEos, kEos, byte_id('x')));
 }
 
 TEST_F(RequestLine, AnEmptyPromptWithoutBosIsAnError) {
@@ -260,7 +267,7 @@ TEST_F(RequestLine, APromptThatFillsTheContextMayStillBeScored) {
 
 TEST_F(RequestLine, OfAPromptThatIsScoredTheLastTokenIsNotFed) {
   const Request scored = request(R"({"prompt":[5,6,7,8],"score_from":2})");
-  EXPECT_THAT(scored.prompt, ElementsAre(5, 6, 7));
+  EXPECT_THAT(scored.prompt.get(), ElementsAre(5, 6, 7));
   EXPECT_EQ(scored.scored_last, 8);
   EXPECT_EQ(scored.sampling.max_tokens, 0);
   EXPECT_TRUE(scored.sampling.prompt_logprobs());
@@ -363,12 +370,19 @@ TEST_F(RequestLine, WishesOfLogitsAreRead) {
   EXPECT_EQ(wishes(R"("frequency_penalty":0.5)").frequency_penalty, 0.5f);
   const LogitWishes repetition = wishes(R"("repetition_penalty":1.5)");
   EXPECT_EQ(repetition.repetition_penalty, 1.5f);
-  EXPECT_THAT(repetition.prompt_tokens, ElementsAre(kEos, byte_id('x'), byte_id('y')));
+  EXPECT_THAT(repetition.constant,
+              ElementsAre(ConstantWish{kEos, 0, true}, ConstantWish{byte_id('x'), 0, true},
+                          ConstantWish{byte_id('y'), 0, true}));
   EXPECT_EQ(repetition.most_edits(10), 13);
-  EXPECT_THAT(wishes(R"("logit_bias":{"5":1.5,"7":-1000,"0":200})").bias,
-              testing::UnorderedElementsAre(std::pair(5, 1.5f), std::pair(7, -100.0f),
-                                            std::pair(0, 100.0f)));
-  EXPECT_THAT(wishes(R"("allowed_token_ids":[9,4,9])").allowed, ElementsAre(4, 9));
+  EXPECT_THAT(
+      wishes(R"("logit_bias":{"5":1.5,"7":-1000,"0":200})").constant,
+      ElementsAre(ConstantWish{0, 100.0f}, ConstantWish{5, 1.5f}, ConstantWish{7, -100.0f}));
+  const LogitWishes some = wishes(R"("allowed_token_ids":[9,4,9,32],"logit_bias":{"5":1})");
+  std::vector<std::uint32_t> mask(static_cast<std::size_t>(mask_words(with.vocab_size)));
+  mask[0] = 1u << 4 | 1u << 9;
+  mask[1] = 1;
+  EXPECT_EQ(some.allowed, mask);
+  EXPECT_EQ(some.most_edits(10), mask_edits(with.vocab_size) + 1);
   const SamplingParams least =
       request(R"({"prompt":"x","min_tokens":3,"stop_token_ids":[8],"min_p":0.25})", with).sampling;
   EXPECT_EQ(least.min_tokens, 3);
@@ -438,9 +452,26 @@ TEST_F(RequestLine, WishesOfLogitsOutOfRangeAreErrors) {
   EXPECT_THAT(error(R"({"prompt":[5],"bad_words":["x"]})", bare).message, HasSubstr("tokenizer"));
 }
 
+// A line with many choices and a long prompt has the prompt once.
+TEST_F(RequestLine, ChoicesOfALineHaveWhatTheyShareOnce) {
+  std::vector<Request> choices;
+  std::uint32_t next = kFirstFurtherChoice;
+  add_choices(request(R"({"prompt":"xyz","n":3,"stop":["a"],"stop_token_ids":[7],"echo":true})"),
+              [&] { return RequestId{next++}; }, choices);
+  ASSERT_EQ(choices.size(), 3u);
+  for (const Request& one : choices) {
+    EXPECT_EQ(&one.prompt.get(), &choices[0].prompt.get());
+    EXPECT_EQ(&one.custom_id.get(), &choices[0].custom_id.get());
+    EXPECT_EQ(&one.prompt_text.get(), &choices[0].prompt_text.get());
+    EXPECT_EQ(&one.sampling.stop.get(), &choices[0].sampling.stop.get());
+    EXPECT_EQ(&one.sampling.stop_token_ids.get(), &choices[0].sampling.stop_token_ids.get());
+    EXPECT_EQ(one.prompt_text.get(), "xyz");
+  }
+}
+
 TEST_F(RequestLine, ATruncatedPromptIsItsLastTokensBehindBos) {
   const auto prompt = [&](const char* fields) {
-    return request(fmt::format(R"({{{}}})", fields)).prompt;
+    return request(fmt::format(R"({{{}}})", fields)).prompt.get();
   };
   EXPECT_THAT(prompt(R"("prompt":"xyz","truncate_prompt_tokens":3)"),
               ElementsAre(kEos, byte_id('y'), byte_id('z')));
@@ -457,7 +488,7 @@ TEST_F(RequestLine, ATruncatedPromptIsItsLastTokensBehindBos) {
   EXPECT_EQ(cut.prompt_text, std::string(static_cast<std::size_t>(kContext) - 6, 'x'));
   EXPECT_EQ(cut.sampling.max_tokens, 5);
   const Request of_chat = std::get<Request>(chat(R"({"truncate_prompt_tokens":1})", rules()));
-  EXPECT_THAT(of_chat.prompt, ElementsAre(byte_id('y')));
+  EXPECT_THAT(of_chat.prompt.get(), ElementsAre(byte_id('y')));
 }
 
 TEST_F(RequestLine, AnAnswerOfAnyLengthCutsNoPromptThatFits) {
@@ -505,10 +536,11 @@ TEST_F(RequestLine, WhatWouldChangeTheAnswerAndIsNotDoneIsAnError) {
        {R"("stream":true)", R"("best_of":2)", R"("suffix":"x")", R"("suffix":"")",
         R"("repetition_detection":{})", R"("use_beam_search":true)", R"("watermarking":true)",
         R"("logits_processors":["x"])", R"("logprob_token_ids":[1])", R"("prompt_embeds":"x")",
-        R"("response_format":{"type":"json_object"})", R"("response_format":"text")",
-        R"("structured_outputs":{})", R"("structural_tag":"x")", R"("guided_json":{})",
-        R"("guided_regex":"x")", R"("guided_choice":["x"])", R"("guided_grammar":"x")",
-        R"("best_of":3,"n":2)"}) {
+        R"("response_format":{"type":"structural_tag"})",
+        R"("structured_outputs":{"structural_tag":"x"})",
+        R"("structured_outputs":{"json":{},"whitespace_pattern":" "})", R"("structural_tag":"x")",
+        R"("guided_json":{})", R"("guided_regex":"x")", R"("guided_choice":["x"])",
+        R"("guided_grammar":"x")", R"("best_of":3,"n":2)"}) {
     const RequestError refused = error(fmt::format(R"({{"prompt":"x",{}}})", field));
     const std::string_view name =
         std::string_view(field).substr(1, std::string_view(field).find('"', 1) - 1);
@@ -517,6 +549,69 @@ TEST_F(RequestLine, WhatWouldChangeTheAnswerAndIsNotDoneIsAnError) {
     EXPECT_THAT(refused.message, HasSubstr(std::string(name)));
     EXPECT_EQ(refused.status, 400);
   }
+}
+
+// Its text is the line's own, in the line's order; what it costs beside edits is its mask.
+TEST_F(RequestLine, AnAnswersFormIsKeptAsTheLineSaysIt) {
+  const auto form = [&](const std::string& field) {
+    const Request made = request(fmt::format(R"({{"prompt":"x",{}}})", field), with_eos());
+    return made.sampling.wishes ? made.sampling.wishes->grammar : nullptr;
+  };
+  const auto text = [&](const std::string& field) { return form(field)->text; };
+  EXPECT_EQ(form(R"("response_format":null,"structured_outputs":null)"), nullptr);
+  EXPECT_EQ(form(R"("response_format":{"type":"text"})"), nullptr);
+  EXPECT_EQ(form(R"("structured_outputs":{"regex":"a"})")->param, "structured_outputs");
+  EXPECT_EQ(form(R"("response_format": {"type":"json_object"})")->param, "response_format");
+  for (
+      const char* field :
+      {R"("response_format":{"type":"json_object"})",
+       R"("response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{"z":{"b":1,"a":[1,-2.50,1e3,true,null]},"a":{},"é\n":"x\\y"},"strict":true}})",
+       R"("structured_outputs":{"json":"{}","disable_any_whitespace":true,"disable_additional_properties":false})",
+       R"("structured_outputs":{"regex":"[a-z]+","json":null})",
+       R"("structured_outputs":{"choice":["a","b"]})",
+       R"("structured_outputs":{"grammar":"root ::= \"x\"","json_object":false})",
+       R"("structured_outputs":{"json_object":true})"}) {
+    EXPECT_EQ(text(field), fmt::format("{{{}}}", field));
+  }
+  EXPECT_EQ(
+      text(
+          R"("body":{"structured_outputs":{"regex":"no"}}, "structured_outputs" : { "regex" : "yes" } )"),
+      R"({"structured_outputs":{"regex":"yes"}})");
+  const Request made = request(
+      R"({"prompt":"x","logit_bias":{"5":1},"structured_outputs":{"regex":"a"}})", with_eos());
+  EXPECT_EQ(made.sampling.wishes->most_edits(9), 1 + made.sampling.wishes->mask_edits);
+  EXPECT_GT(made.sampling.wishes->mask_edits, 0);
+}
+
+TEST_F(RequestLine, AFormThatCannotBeMeantIsAnError) {
+  EXPECT_THAT(error(R"({"prompt":"x","structured_outputs":{"regex":"a"}})").message,
+              HasSubstr("names no EOS token"));
+  for (const char* field :
+       {R"("response_format":"text")", R"("response_format":{})",
+        R"("response_format":{"type":"json_schema"})",
+        R"("response_format":{"type":"json_schema","json_schema":{"name":"x"}})",
+        R"("response_format":{"type":"json_schema","json_schema":{"schema":[]}})",
+        R"("structured_outputs":{})", R"("structured_outputs":[])",
+        R"("structured_outputs":{"json":{},"regex":"x"})", R"("structured_outputs":{"json":5})",
+        R"("structured_outputs":{"regex":""})", R"("structured_outputs":{"choice":[]})",
+        R"("structured_outputs":{"choice":["a",""]})", R"("structured_outputs":{"choice":"a"})",
+        R"("structured_outputs":{"grammar":{}})", R"("structured_outputs":{"json_object":"yes"})",
+        R"("structured_outputs":{"json_object":false})",
+        R"("structured_outputs":{"regex":"a","disable_any_whitespace":1})",
+        R"("structured_outputs":{"regex":"a"},"response_format":{"type":"json_object"})",
+        R"("ignore_eos":true,"structured_outputs":{"regex":"a"})"}) {
+    const RequestError refused = error(fmt::format(R"({{"prompt":"x",{}}})", field), with_eos());
+    const std::string_view name =
+        std::string_view(field).substr(1, std::string_view(field).find('"', 1) - 1);
+    EXPECT_EQ(refused.param, name) << field;
+    EXPECT_EQ(refused.code, "invalid_value") << field;
+  }
+  const std::string long_one(1 << 20, 'a');
+  EXPECT_THAT(
+      error(fmt::format(R"({{"prompt":"x","structured_outputs":{{"regex":"{}"}}}})", long_one),
+            with_eos())
+          .message,
+      HasSubstr("at most 1048576 are followed"));
 }
 
 TEST_F(RequestLine, TypesAndRangesAreStrictAndTheFieldIsNamed) {
@@ -620,7 +715,7 @@ TEST_F(RequestLine, ALineThatIsNotJsonSaysItsNumber) {
 TEST_F(RequestLine, WithoutATokenizerOnlyIdsAreTaken) {
   const RequestRules bare{kContext, testing_support::kRows, nullptr, 0};
   const Request made = request(R"({"prompt":[[5,6]],"echo":true,"logprobs":1})", bare);
-  EXPECT_THAT(made.prompt, ElementsAre(5, 6));
+  EXPECT_THAT(made.prompt.get(), ElementsAre(5, 6));
   EXPECT_EQ(made.prompt_text, "");
   EXPECT_EQ(error(R"({"prompt":"x"})", bare).param, "prompt");
   EXPECT_EQ(error(R"({"prompt":["x"]})", bare).param, "prompt");

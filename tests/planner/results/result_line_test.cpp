@@ -50,7 +50,7 @@ TEST(ResultJson, WhatIsNotUtf8IsReplaced) {
 }
 
 TEST(ResultJson, AnyBytesGiveJsonThatReadsBack) {
-  const unsigned seed = std::random_device{}();
+  const auto seed = static_cast<unsigned>(::testing::UnitTest::GetInstance()->random_seed());
   SCOPED_TRACE(fmt::format("seed {}", seed));
   std::mt19937 random(seed);
   for (int round = 0; round < 20000; ++round) {
@@ -74,7 +74,7 @@ TEST(ResultJson, LogprobsReadBackToTheSameFloat) {
   EXPECT_EQ(json_logprob(-std::numeric_limits<float>::infinity()), "-9999.0");
   EXPECT_EQ(json_logprob(-1e20f), "-9999.0");
   EXPECT_THROW(json_logprob(std::numeric_limits<float>::quiet_NaN()), Defect);
-  const unsigned seed = std::random_device{}();
+  const auto seed = static_cast<unsigned>(::testing::UnitTest::GetInstance()->random_seed());
   SCOPED_TRACE(fmt::format("seed {}", seed));
   std::mt19937 random(seed);
   for (int round = 0; round < 100000; ++round) {

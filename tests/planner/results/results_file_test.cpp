@@ -333,7 +333,7 @@ TEST(ResultsFile, GroupsAreMadeDurableByCountAndByTime) {
 
 // A writer that is killed at any moment: what was written before is there, whole, once.
 TEST(ResultsFile, AWriterKilledAtAnyMomentLosesNoWholeLine) {
-  const unsigned seed = std::random_device{}();
+  const auto seed = static_cast<unsigned>(::testing::UnitTest::GetInstance()->random_seed());
   SCOPED_TRACE(fmt::format("seed {}", seed));
   std::mt19937 random(seed);
   const ScratchDirectory run;

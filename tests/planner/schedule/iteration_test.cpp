@@ -15,7 +15,7 @@ TEST(PlannedIteration, HoldsEveryChunkOnceUnderItsName) {
   std::vector<Request> requests(5);
   for (std::size_t i = 0; i < requests.size(); ++i) {
     requests[i].id = {static_cast<std::uint32_t>(i + 1)};
-    requests[i].prompt.assign(10 + i, 3);
+    requests[i].prompt = std::vector<TokenId>(10 + i, 3);
     requests[i].sampling.max_tokens = 4;
     scheduler.add(requests[i]);
   }
@@ -51,7 +51,7 @@ TEST(PlannedIteration, KeepsApartWhatLayersWithAWindowLeaveOut) {
   std::vector<Request> requests(4);
   for (std::size_t i = 0; i < requests.size(); ++i) {
     requests[i].id = {static_cast<std::uint32_t>(i + 1)};
-    requests[i].prompt.assign(30 + 50 * i, 3);
+    requests[i].prompt = std::vector<TokenId>(30 + 50 * i, 3);
     requests[i].sampling.max_tokens = 30;
     scheduler.add(requests[i]);
   }

@@ -3,7 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
+#include <map>
+#include <random>
+#include <set>
 #include <tuple>
 
 namespace poise {
@@ -40,7 +44,8 @@ TEST(LogitEdits, PresenceCountsOnceAndFrequencyEachTimeOfTheAnswerAlone) {
 }
 
 TEST(LogitEdits, RepetitionIsOfPromptAndAnswer) {
-  EXPECT_THAT(edits({.repetition_penalty = 1.5f, .prompt_tokens = {2, 7}}, {7, 5}),
+  const std::vector<TokenId> kPrompt{7, 2, 7};
+  EXPECT_THAT(edits({.repetition_penalty = 1.5f, .constant = constant_wishes(kPrompt, {})}, {7, 5}),
               ElementsAre(Edit{2, 0, 1.5f, 0}, Edit{5, 0, 1.5f, 0}, Edit{7, 0, 1.5f, 0}));
 }
 
@@ -59,23 +64,55 @@ TEST(LogitEdits, WhatEndsAnAnswerIsBarredUntilMinTokens) {
   EXPECT_THAT(edits(wishes, {7, 7}, 2), IsEmpty());
 }
 
-TEST(LogitEdits, OfAllowedTokensEachIsNamedAndNoOther) {
-  EXPECT_THAT(edits({.frequency_penalty = 1,
-                     .bias = {{6, 2}, {7, 2}},
-                     .bad_words = {{4}},
-                     .allowed = {4, 5, 6}},
-                    {5, 7}),
-              ElementsAre(Edit{4, kBarred, 1, 0}, Edit{5, 0, 1, 1}, Edit{6, 2, 1, 0}));
-}
-
 TEST(LogitEdits, EveryReasonOfATokenCounts) {
+  const std::vector<TokenId> prompt{5, 6};
+  const std::vector<std::pair<TokenId, float>> bias{{5, -1}};
   EXPECT_THAT(edits({.repetition_penalty = 2,
                      .presence_penalty = 0.5f,
-                     .bias = {{5, -1}},
                      .bad_words = {{6}},
-                     .prompt_tokens = {5, 6}},
+                     .constant = constant_wishes(prompt, bias)},
                     {5, 6}),
               ElementsAre(Edit{5, -1, 2, 0.5f}, Edit{6, kBarred, 2, 0.5f}));
+}
+
+// Each token's edit is what follows from its own reasons, one by one.
+TEST(LogitEdits, AreThoseOfEachTokenAlone) {
+  std::mt19937 random(1);
+  const auto some = [&](std::size_t most) {
+    std::vector<TokenId> tokens(random() % (most + 1));
+    std::ranges::generate(tokens, [&] { return static_cast<TokenId>(random() % 30); });
+    return tokens;
+  };
+  for (int round = 0; round < 300; ++round) {
+    const std::vector<TokenId> prompt = some(12), answer = some(12), biased = some(6);
+    std::set<TokenId> bars;
+    std::map<TokenId, float> bias;
+    std::ranges::for_each(biased, [&](TokenId token) { bias[token] = 0.25f * (token % 5 - 2); });
+    LogitWishes wishes{.repetition_penalty = round % 2 == 0 ? 1 : 1.5f,
+                       .presence_penalty = round % 5 == 0 ? 0 : 0.5f,
+                       .frequency_penalty = 0.25f,
+                       .barred_at_first = some(3)};
+    for (const TokenId token : some(4)) {
+      wishes.bad_words.push_back({token});
+      bars.insert(token);
+    }
+    bars.insert(wishes.barred_at_first.begin(), wishes.barred_at_first.end());
+    const std::vector<std::pair<TokenId, float>> biases(bias.begin(), bias.end());
+    wishes.constant =
+        constant_wishes(round % 2 == 0 ? std::vector<TokenId>() : prompt, biases);
+    std::vector<Edit> wanted;
+    for (TokenId token = 0; token < 30; ++token) {
+      const auto times = static_cast<float>(std::ranges::count(answer, token));
+      const bool seen = times > 0 || std::ranges::find(prompt, token) != prompt.end();
+      const Edit edit{token, bars.contains(token) ? kBarred : bias[token],
+                      seen ? wishes.repetition_penalty : 1,
+                      times > 0 ? 0.25f * times + wishes.presence_penalty : 0};
+      if (edit != Edit{token, 0, 1, 0}) {
+        wanted.push_back(edit);
+      }
+    }
+    EXPECT_EQ(edits(wishes, answer, 100), wanted) << "round " << round;
+  }
 }
 
 }  // namespace

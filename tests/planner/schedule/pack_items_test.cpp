@@ -10,7 +10,7 @@ namespace {
 
 TEST(PackItems, TellWhatTheDeviceHasFromWhatCrossesTheLink) {
   Request request{.id = {1}};
-  request.prompt.assign(7 * kBlockTokens, 0);
+  request.prompt = std::vector<TokenId>(7 * kBlockTokens, 0);
   request.sampling.max_tokens = kBlockTokens;
   const auto policy = make_policy("hybrid", {});
   RunningRequest running(request, *policy);

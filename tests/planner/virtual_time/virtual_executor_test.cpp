@@ -150,5 +150,37 @@ TEST(VirtualExecutor, HostCoresWorkWhileTheLinkAndTheDeviceDo) {
                    0.625 + 2 * 129.0 / 16);
 }
 
+// A prompt fills a group, so the mini-batch of host cores has one of its own: its queries are made first, and the
+// prompt is computed meanwhile.
+TEST(VirtualExecutor, HostCoresWorkWhileThePromptsOfOtherGroupsAreComputed) {
+  messages::IterationT tables = decoding(3, 0, 8);
+  messages::MiniBatchT& prompt = *tables.mini_batches[1];
+  prompt.loads.clear();
+  prompt.tokens.assign(64, 1);
+  prompt.sequences[0] = messages::Sequence(1, 0, 64, 0, 0);
+  messages::MiniBatchT& host = *tables.mini_batches[2];
+  host.loads.clear();
+  for (std::uint32_t block = 0; block < 9; ++block) {
+    host.entries.emplace_back(messages::Where::HostInPlace, messages::Kind::Kv,
+                              messages::Place::Host, 0, 0, 20 + block);
+  }
+  Profile profile = seconds_a_block();
+  profile.qkv.b = 0.25;
+  profile.forward.b = 0.5;
+  profile.host_attention.b = 2;
+  profile.host_down.b = 0.125;
+  profile.host_up.b = 0.25;
+  const auto spans = spans_of(profile, tables, kDecoderLayers);
+  const auto attended = of_kind(spans, VirtualSpan::Kind::host, 0);
+  ASSERT_EQ(attended.size(), 1u);
+  EXPECT_DOUBLE_EQ(attended[0].begin.n, 0.375) << "behind its own queries alone";
+  const auto products = of_kind(spans, VirtualSpan::Kind::products, 0);
+  ASSERT_EQ(products.size(), 6u);
+  EXPECT_DOUBLE_EQ(products[1].begin.n, 0.375) << "the next queries lie where those were that go down";
+  EXPECT_LT(products[3].begin.n, attended[0].end.n) << "the prompt's";
+  const auto on_device = of_kind(spans, VirtualSpan::Kind::attention, 0);
+  EXPECT_DOUBLE_EQ(on_device.back().begin.n, std::max(attended[0].end.n, products[4].end.n));
+}
+
 }  // namespace
 }  // namespace poise

@@ -1,8 +1,5 @@
 #!/usr/bin/env python3
-"""`poise serve` as clients see it: the `openai` package from PyPI, and plain sockets for what no client would send.
-
-The package comes into an environment of its own, build/clients-venv, the first time; the script goes on with its interpreter.
-"""
+"""`poise serve` as clients see it: the `openai` package from PyPI, and plain sockets for what no client would send. Batches are in batches.py."""
 
 import base64
 import concurrent.futures
@@ -10,104 +7,37 @@ import contextlib
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
-import tracemalloc
-import urllib.error
 import urllib.request
 from pathlib import Path
 
-import harness
-from harness import DEMO_MODEL, ROOT, expect, expect_equal, request, test, wait_until
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness  # noqa: E402
+from harness import DEMO_MODEL, ROOT, expect, expect_equal, request, test, wait_until  # noqa: E402
+from served import (  # noqa: E402
+    KEY,
+    SERVE_VENV,
+    Server,
+    ask,
+    children_of,
+    ended,
+    lines_of,
+    metrics_of,
+    order,
+    refused,
+    said_alone,
+    serving,
+    summed,
+    upload,
+    with_clients,
+    words_of,
+)
 
-_CLIENTS = ROOT / "build" / "clients-venv"
 _TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-KEY = "a-key"
-
-
-def with_clients():
-    """Starts this script again with an interpreter that has the clients."""
-    python = _CLIENTS / "bin" / "python"
-    if Path(sys.prefix) == _CLIENTS:
-        return
-    mark = _CLIENTS / "installed"
-    if not mark.exists():
-        for words in (
-            [sys.executable, "-m", "venv", "--clear", "--system-site-packages", _CLIENTS],
-            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "openai>=1.60"],
-        ):
-            made = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
-            if made.returncode:
-                raise SystemExit(f"{made.stdout}{made.stderr}the clients cannot be installed")
-        mark.touch()
-    os.execv(python, [python, *sys.argv])
-
-
-class Server:
-    """A server of its own port, its client, and its end."""
-
-    def __init__(self, workspace, *options, model=DEMO_MODEL, key=KEY, run="server"):
-        import openai
-
-        self.run = workspace / run
-        environment = {"POISE_API_KEY": key or ""}
-        if "POISE_SERVE_VENV" not in os.environ:
-            environment["POISE_SERVE_VENV"] = str(ROOT / "build" / "serve-venv")
-        words = ["serve", "--model", model, "--port", "0", "--run-dir", self.run, "--device", "cpu", *options]
-        self._workspace = workspace
-        self._before = self._record().get("run_id")  # of a server that was killed
-        self.process = workspace.start(*words, env=environment)
-        self.url = wait_until(self._url, "the server to listen", 240)
-        self.key = key
-        self.client = openai.OpenAI(api_key=key or "none", base_url=self.url + "/v1", max_retries=0, timeout=60)
-        wait_until(self.healthy, "the server to be ready", 60)
-
-    def _url(self):
-        expect(self.process.poll() is None, harness.said(self.process))
-        record = self._record()
-        return record.get("url") if record.get("run_id") != self._before else None
-
-    def _record(self):
-        with contextlib.suppress(OSError, ValueError):
-            return json.loads((self.run / "run.json").read_text())
-        return {}
-
-    def healthy(self):
-        with contextlib.suppress(OSError):
-            return urllib.request.urlopen(self.url + "/health", timeout=5).status == 200
-
-    def get(self, path, body=None, headers=None, key=KEY):
-        """(status, headers, body) of a plain request."""
-        asked = urllib.request.Request(self.url + path, body, {"Authorization": f"Bearer {key}", **(headers or {})})
-        try:
-            with urllib.request.urlopen(asked, timeout=30) as answer:
-                return answer.status, answer.headers, answer.read()
-        except urllib.error.HTTPError as answer:
-            return answer.code, answer.headers, answer.read()
-
-    def front(self):
-        return next(pid for pid in _children_of(self.process.pid) if "server/start.py" in _words_of(pid))
-
-    def child(self, name):
-        return self._workspace.children(self.run).get(name)
-
-    def end(self):
-        self.process.send_signal(signal.SIGTERM)
-        return self._workspace.finish(self.process, 60)
-
-
-@contextlib.contextmanager
-def serving(workspace, *options, **more):
-    server = Server(workspace, *options, **more)
-    yield server
-    began = time.monotonic()
-    server.end().expect(0, "the server has ended")
-    expect(time.monotonic() - began < 20, "nothing was open, and the server took as long to end as if something were")
 
 
 def chat_model(workspace):
@@ -128,18 +58,6 @@ def comparable(body):
     return {name: value for name, value in body.items() if name not in ("id", "created", "model", "_request_id")}
 
 
-def refused(kind, ask, status, code=None):
-    import openai
-
-    try:
-        ask()
-    except getattr(openai, kind) as problem:
-        expect_equal(problem.status_code, status, f"status of {problem}")
-        expect(code is None or problem.code == code, f"code {problem.code!r} instead of {code!r}: {problem}")
-        return problem
-    raise harness.Failed(f"{kind} was expected")
-
-
 LINES = [
     request("greedy", "where is Jana?"),
     request("sampled", "who lives in Lorun?", temperature=0.8, seed=5, max_tokens=40, top_p=0.9),
@@ -158,19 +76,8 @@ LINES = [
 SEVERAL = [
     request("three", "who lives in Lorun?", n=3, temperature=1.1, seed=3, max_tokens=12, logprobs=1),
     {"custom_id": "chat-two", "method": "POST", "url": "/v1/chat/completions",
-     "body": {"messages": [{"role": "user", "content": "where is Jana?"}], "temperature": 1, "seed": 4, "max_tokens": 9, "n": 2}},
+     "body": {"messages": [{"role": "user", "content": "where is Jana?"}], "temperature": 1, "seed": 4, "max_tokens": 9, "n": 2.0}},
 ]  # fmt: skip
-
-
-def endpoint(client, line):
-    return client.chat.completions if "chat" in line["url"] else client.completions
-
-
-def ask(client, line, **more):
-    own = ("ignore_eos", "top_k", "return_token_ids")
-    body = {"model": client.served, **line["body"]}
-    extra = {name: body.pop(name) for name in own if name in body}
-    return endpoint(client, line).create(**body, **more, extra_body=extra or None)
 
 
 def joined(chunks, chat):
@@ -208,6 +115,7 @@ def answers_are_those_of_a_run_whole_and_as_streams(workspace):
         expect_equal([choice.index for choice in many.choices], [0, 1], "indices")
         expect_equal(many.choices[0].text, wanted["greedy"]["choices"][0]["text"], "the first of two prompts")
         _several_choices_are_those_of_a_run(client, wanted)
+        _streams_tell_of_the_prompt(server)
         _a_batch_of_chats_is_a_run(client, wanted)
         _the_model_is_described(server, model)
         _what_is_wrong_is_told(server)
@@ -233,6 +141,24 @@ def _several_choices_are_those_of_a_run(client, wanted):
     expect_equal({one.index for chunk in both for one in chunk.choices}, {0, 1, 2, 3}, "indices of two prompts with two answers each")
     refused("BadRequestError", lambda: client.completions.create(model=client.served, prompt="x", n=2, temperature=0), 400)
     refused("BadRequestError", lambda: client.completions.create(model=client.served, prompt=["x"] * 200, n=128), 400)
+
+
+def _streams_tell_of_the_prompt(server):
+    """With the end: in a completion's choice, or beside a chat's, as in the whole answer."""
+    names = {"prompt_token_ids", "prompt_logprobs", "scores"}
+    told = {"prompt_logprobs": 1, "return_token_ids": True, "max_tokens": 2}
+    for path, body, among in (
+        ("/v1/completions", {"prompt": "Paris is", **told}, 2),
+        ("/v1/completions", {"prompt": "Paris is", "score_from": 1, "score_best": 2}, 1),
+        ("/v1/chat/completions", {"messages": LINES[-1]["body"]["messages"], **told}, 2),
+    ):
+        asked = [json.dumps(body | more).encode() for more in ({}, {"stream": True})]
+        whole = json.loads(server.get(path, asked[0])[2])
+        last = json.loads(server.get(path, asked[1])[2].split(b"data: ")[-2])
+        place = [one if "chat" in path else one["choices"][0] for one in (last, whole)]
+        found, wanted = ({name: one[name] for name in names & one.keys()} for one in place)
+        expect_equal(len(wanted), among, f"what {path} tells of the prompt")
+        expect_equal(found, wanted, f"what the end of a stream of {path} tells of the prompt")
 
 
 def _a_batch_of_chats_is_a_run(client, wanted):
@@ -305,39 +231,6 @@ def _many_at_once(server, client):
             texts[prompt] = text
 
 
-def metrics_of(url, key=None):
-    """{(name, labels as text): value} of a page of metrics, every one of which has HELP and TYPE."""
-    asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
-    page = urllib.request.urlopen(asked, timeout=10).read().decode()
-    values, told = {}, {}
-    for line in page.splitlines():
-        if line.startswith("# "):
-            told.setdefault(line.split()[2], set()).add(line.split()[1])
-            continue
-        name, _, value = line.rpartition(" ")
-        name, _, labels = name.partition("{")
-        values[name, labels.rstrip("}")] = float(value)
-        family = next((one for one in (name, re.sub("_(bucket|sum|count)$", "", name)) if one in told), None)
-        expect(family and told[family] == {"HELP", "TYPE"}, f"{name} has {told.get(family)}")
-    _lint(page)
-    return values
-
-
-def _lint(page):
-    """Debian's promtool, where it is installed: what vLLM's own names force on it, and nothing else."""
-    promtool = shutil.which("promtool")
-    if promtool:
-        found = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, text=True, check=False)
-        lines = [line for line in (found.stdout + found.stderr).splitlines() if line.strip()]
-        forced = ("should not contain ':'", 'vllm:iteration_tokens_total non-counter metrics should not have "_total" suffix')
-        wrong = [line for line in lines if not any(words in line for words in forced)]
-        expect(not wrong, f"promtool: {wrong[:5]}")
-
-
-def summed(values, name):
-    return sum(value for (one, _), value in values.items() if one == name)
-
-
 def named_in_the_dashboard():
     text = (ROOT / "launch" / "server" / "grafana.json").read_text()
     queries = [target["expr"] for panel in json.loads(text)["panels"] for target in panel["targets"]]
@@ -398,7 +291,7 @@ def the_metrics_of_a_run_are_its_results_usage(workspace):
     lines[7]["body"]["max_tokens"] = -1
     requests = workspace.write_requests("in.jsonl", lines)
     words = workspace.run_words(requests, workspace / "out.jsonl", "--metrics-port", "0", "--metrics-linger", "20", *workspace.paced(1))
-    environment = {} if "POISE_SERVE_VENV" in os.environ else {"POISE_SERVE_VENV": str(ROOT / "build" / "serve-venv")}
+    environment = {"POISE_SERVE_VENV": SERVE_VENV}
     process = workspace.start(*words, env=environment)
     url = wait_until(lambda: re.search(r"metrics at (\S+)", harness.said(process)), "the metrics", 240)[1]
     seen, last = [], {}
@@ -507,7 +400,7 @@ def _bounds_hold(server, client, line):
 def _a_front_that_dies_is_replaced(server, client, line, whole):
     stream = ask(client, line, stream=True)
     next(iter(stream))
-    front = [pid for pid in _children_of(server.process.pid) if "server/start.py" in _words_of(pid)]
+    front = [pid for pid in children_of(server.process.pid) if "server/start.py" in words_of(pid)]
     expect_equal(len(front), 1, "fronts")
     os.kill(front[0], signal.SIGKILL)
     with contextlib.suppress(Exception):
@@ -516,227 +409,6 @@ def _a_front_that_dies_is_replaced(server, client, line, whole):
     wait_until(server.healthy, "another front", 20)
     expect_equal(ask(client, line).choices[0].text, whole, "the answer of the next front")
     wait_until(lambda: _status(server)["running"] == 0, "the lost request to be dropped", 10)
-
-
-def _words_of(pid):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    return ""
-
-
-def _children_of(pid):
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def upload(client, lines):
-    return client.files.create(file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
-
-
-def order(client, file, endpoint="/v1/completions", window="24h", **more):
-    return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window=window, **more)
-
-
-def ended(client, batch, seconds=60):
-    over = ("completed", "failed", "expired", "cancelled")
-    return wait_for(client, batch, lambda now: now.status in over, seconds)
-
-
-def wait_for(client, batch, condition, seconds=60):
-    """The batch once `condition` holds of it; asks ten times a second."""
-    until = time.monotonic() + seconds
-    while not condition(now := client.batches.retrieve(batch.id)):
-        expect(time.monotonic() < until, f"waited {seconds} s in vain for {now}")
-        time.sleep(0.1)
-    return now
-
-
-def lines_of(client, *files):
-    """Result lines of these files, by custom_id, without times."""
-    found = {}
-    for file in files:
-        for text in client.files.content(file).text.splitlines() if file else ():
-            line = json.loads(text)
-            expect(line["custom_id"] not in found, f"two lines for {line['custom_id']}")
-            found[line["custom_id"]] = line
-            (line["response"] or {"body": {}})["body"].pop("created", None)
-    return found
-
-
-def lines_of_run(workspace, lines, *options):
-    workspace.run(workspace.write_requests("batch.jsonl", lines), workspace / "of_run.jsonl", *options).expect(0)
-    found = harness.read_results(workspace / "of_run.jsonl")
-    for line in found.values():
-        line["response"]["body"].pop("created", None)
-    return found
-
-
-@test
-def a_batch_is_a_run_also_after_everything_was_killed(workspace):
-    lines = [request(f"r{n}", f"where is Jana? {n}", temperature=1, max_tokens=60) for n in range(200)]
-    for bad in (3, 150):
-        lines[bad]["body"]["max_tokens"] = -1
-    lines[40]["body"]["n"] = 3
-    wanted = lines_of_run(workspace, lines, "--served-model-name", "m")
-    options = (*workspace.paced(2), "--served-model-name", "m", "--max-num-seqs", "16")
-    server = Server(workspace, *options)
-    batch = order(server.client, upload(server.client, lines), metadata={"for": "a test"})
-    counted, lost = 0, None
-    for _ in range(2):
-        least = counted + 5
-        counted = wait_for(server.client, batch, lambda now: now.request_counts.completed > least).request_counts.completed
-        if lost is not None:
-            wait_for(server.client, lost, lambda now: now.request_counts.completed > 2)
-        children = [server.process.pid, *_children_of(server.process.pid)]
-        for pid in children:
-            os.kill(pid, signal.SIGKILL)
-        server.process.wait()
-        if lost is not None:
-            (server.run / "files" / lost.input_file_id).unlink()
-        left = [server.run / "files" / name for name in (f"file-{'0' * 24}", f"file-{'1' * 24}.part", f"file-{'2' * 24}.json.new")]
-        for path in left:  # of uploads that the end interrupted
-            path.write_text("half")
-        _leave_a_batch_that_cannot_be_sent(server.run / "batches", batch.id)
-        server = Server(workspace, *options)
-        expect(not any(path.exists() for path in left), f"{os.listdir(server.run / 'files')}: parts of files stay")
-        expect(server.client.batches.retrieve(batch.id).request_counts.completed >= counted - 1, "answers were lost")
-        lost = lost or order(server.client, upload(server.client, lines[:100]))
-    lost = ended(server.client, lost)
-    expect_equal((lost.status, lost.errors.data[0].code), ("failed", "storage"), "a batch whose input is gone")
-    kept = lines_of(server.client, lost.output_file_id)
-    expect(len(kept) > 2 and all(line == wanted[name] for name, line in kept.items()), f"{list(kept)} were kept of it")
-    batch = ended(server.client, batch, 120)
-    expect_equal((batch.status, batch.metadata), ("completed", {"for": "a test"}), "the end")
-    expect_equal(batch.request_counts.model_dump(), {"total": 200, "completed": 198, "failed": 2}, "counts")
-    got = lines_of(server.client, batch.output_file_id, batch.error_file_id)
-    expect_equal(len(lines_of(server.client, batch.error_file_id)), 2, "lines of the error file")
-    expect_equal(list(lines_of(server.client, batch.output_file_id))[:4], ["r0", "r1", "r2", "r4"], "the order of answers")
-    differ = [name for name in wanted if got.get(name) != wanted[name]]
-    expect(not differ and len(got) == 200, f"{differ[:5]} differ: {[(got.get(n), wanted[n]) for n in differ[:1]]}")
-    _batches_end_in_each_way(server, server.client)
-    _a_full_disk_costs_no_answer(server, server.client, wanted)
-    _the_front_serves_others_meanwhile(server, server.client)
-    _what_is_wrong_with_batches_is_told(server, server.client, batch)
-    server.end().expect(0)
-
-
-def _leave_a_batch_that_cannot_be_sent(folder, like):
-    """As earlier servers kept one whose metadata hold half of a surrogate pair."""
-    name = f"batch_{'0' * 24}"
-    facts = json.loads((folder / f"{like}.json").read_text()) | {"id": name, "status": "cancelled", "metadata": {"a": "\ud800"}}
-    (folder / f"{name}.json").write_text(json.dumps(facts))
-
-
-def _a_full_disk_costs_no_answer(server, client, wanted):
-    lines = [request(f"r{n}", f"where is Jana? {n}", temperature=1, max_tokens=60) for n in range(30)]
-    lines[3]["body"]["max_tokens"] = -1
-    file = upload(client, lines)
-    front, before = server.front(), _successes(server)
-    resource.prlimit(front, resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))
-    batch = order(client, file)
-    waiting = wait_for(client, batch, lambda now: now.errors is not None)
-    expect_equal((waiting.status, waiting.errors.data[0].code), ("in_progress", "storage"), "a batch whose disk is full")
-    full = server.get("/v1/files", *multipart(b"x" * (2 << 20)))
-    expect_equal((full[0], json.loads(full[2])["error"]["code"]), (507, "insufficient_storage"), "an upload")
-    resource.prlimit(front, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    batch = ended(client, batch)
-    expect_equal((batch.status, batch.errors), ("completed", None), "the end, when there is room again")
-    expect_equal(batch.request_counts.model_dump(), {"total": 30, "completed": 29, "failed": 1}, "counts")
-    got = lines_of(client, batch.output_file_id, batch.error_file_id)
-    differ = [name for name, line in got.items() if line != wanted[name]]
-    expect(not differ and len(got) == 30, f"{differ[:5]} differ")
-    expect_equal(_successes(server) - before, 29, "answers that were computed")
-    client.files.delete(file.id)
-
-
-def _successes(server):
-    return summed(metrics_of(server.url + "/metrics", server.key), "vllm:request_success_total")
-
-
-def multipart(data):
-    """(body, headers) of an upload."""
-    head = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n'
-    return head + data + b"\r\n--b--\r\n", {"Content-Type": "multipart/form-data; boundary=b"}
-
-
-def _the_front_serves_others_meanwhile(server, client):
-    """A file whose lines the front itself refuses; one that is cancelled before it is counted."""
-    many = b'{"url":"/v1/chat/completions"}\n' * 30_000
-    file = client.files.create(file=("many", many), purpose="batch")
-    batch = order(client, file)
-    seen = set()
-    while (now := json.loads(server.get(f"/v1/batches/{batch.id}")[2]))["status"] in ("validating", "in_progress"):
-        seen.add(now["request_counts"]["failed"])
-        time.sleep(0.01)
-    expect_equal(ended(client, batch).request_counts.failed, 30_000, "refused lines")
-    expect(len(seen - {0, 30_000}) > 1, f"the front answered nobody while it read the file: it told of {seen}")
-    client.files.delete(file.id)
-    file = client.files.create(file=("long", b"{}\n" * 1_000_000), purpose="batch")
-    batch = order(client, file)
-    expect_equal((batch.status, client.batches.cancel(batch.id).status), ("validating", "cancelling"), "cancelled at once")
-    expect_equal(ended(client, batch).status, "cancelled", "a batch that was cancelled while its lines were counted")
-    client.files.delete(file.id)
-
-
-def _two_batches_get_on_side_by_side(client):
-    file = upload(client, [request(f"b{n}", "who?", max_tokens=12, ignore_eos=True) for n in range(200)])
-    one, other = order(client, file), order(client, file)
-    wait_for(client, other, lambda now: now.request_counts.completed > 0)
-    expect_equal(client.batches.retrieve(one.id).status, "in_progress", "the first one when the second has answers")
-    for batch in (one, other):
-        expect_equal(ended(client, batch).request_counts.completed, 200, "answers")
-    client.files.delete(file.id)
-
-
-def _batches_end_in_each_way(server, client):
-    slow = [request(f"s{n}", "who?", max_tokens=400) for n in range(100)]  # more than the planner gets at a time
-    for line in slow:
-        line["body"]["ignore_eos"] = True
-    _two_batches_get_on_side_by_side(client)
-    file = upload(client, slow)
-    one, other = order(client, file), order(client, file)
-    for batch in (one, other):
-        wait_for(client, batch, lambda now: now.status == "in_progress")
-    problem = refused("ConflictError", lambda: client.files.delete(file.id), 409, "file_in_use")
-    expect(file.id in str(problem), str(problem))
-    expect(client.batches.cancel(one.id).status in ("cancelling", "cancelled"), "the batch is cancelled")
-    one = ended(client, one)
-    expect_equal((one.status, one.request_counts.completed), ("cancelled", 0), "a batch that was cancelled before its first answer")
-    open_lines = wait_until(lambda: summed(metrics_of(server.url + "/metrics", server.key), "poise:open_lines"), "lines of the other one")
-    expect_equal(open_lines, 64, "lines that the planner has: twice as many as may run, or 64")
-    client.batches.cancel(other.id)
-    ended(client, other)
-    late = ended(client, order(client, file, window="1s"))
-    expect_equal(late.status, "expired", "a batch whose window is over")
-    errors = lines_of(client, late.error_file_id)
-    expect(errors and all(line["error"]["code"] == "batch_expired" for line in errors.values()), str(errors)[:300])
-    expect_equal(late.request_counts.completed + late.request_counts.failed, 100, "every line is counted")
-    empty = ended(client, order(client, client.files.create(file=("e", b"\n\n"), purpose="batch")))
-    expect_equal((empty.status, empty.errors.data[0].code), ("failed", "empty_file"), "a batch of nothing")
-    client.files.delete(file.id)
-    refused("NotFoundError", lambda: client.files.retrieve(file.id), 404, "file_not_found")
-
-
-def _what_is_wrong_with_batches_is_told(server, client, batch):
-    file = upload(client, [request("a", "x"), {**request("b", "x"), "url": "/v1/chat/completions"}, "no line"])
-    chat = {**request("c", "/v1/completions"), "url": "/v1/chat/completions"}  # names the other endpoint, and is none
-    hidden = json.dumps(request("d", "x")).replace("/v1", "\\/v1")
-    of_chats = client.files.create(file=("in", json.dumps(chat).encode() + b"\n" + hidden.encode() + b"\n[]\n"), purpose="batch")
-    of_chats = ended(client, order(client, of_chats, "/v1/chat/completions"))
-    errors = [json.loads(text)["response"]["body"]["error"] for text in client.files.content(of_chats.error_file_id).text.splitlines()]
-    expect_equal([one["code"] for one in errors], ["no_chat_template", "invalid_value", "invalid_json"], "errors of chats")
-    refused("BadRequestError", lambda: order(client, file, "/v1/embeddings"), 400, "invalid_value")
-    refused("BadRequestError", lambda: order(client, file, window="soon"), 400, "invalid_value")
-    refused("NotFoundError", lambda: client.batches.retrieve("batch_0"), 404, "batch_not_found")
-    refused("NotFoundError", lambda: client.files.content("../run.json"), 404)
-    refused("ConflictError", lambda: client.batches.cancel(batch.id), 409, "batch_not_cancellable")
-    refused("BadRequestError", lambda: client.files.create(file=("a", b"x"), purpose="other"), 400, "invalid_value")
-    mixed = ended(client, order(client, file))
-    expect_equal(mixed.request_counts.model_dump(), {"total": 3, "completed": 1, "failed": 2}, "counts of a mixed file")
-    errors = [json.loads(text) for text in client.files.content(mixed.error_file_id).text.splitlines()]
-    expect_equal([(one["id"], one["response"]["body"]["error"]["param"]) for one in errors], [("poise-2", "url"), ("poise-3", None)], "errors")
-    names = [one.id for one in client.batches.list(limit=2)]
-    expect(names[0] == mixed.id and len(set(names)) == len(names) > 4, f"a list in pages: {names}")
-    expect_equal(len(client.files.list(purpose="batch").data), 5, "files of inputs")
 
 
 @contextlib.contextmanager
@@ -828,67 +500,7 @@ asyncio.run(main(sys.argv[1] + "/front.sock"))
 
 @test
 def no_body_makes_a_message_that_the_planner_does_not_take(workspace):
-    python = Path(os.environ.get("POISE_SERVE_VENV") or ROOT / "build" / "serve-venv") / "bin" / "python"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "launch")}
-    done = subprocess.run([python, "-c", _LINES_ALONE, workspace.folder], env=environment, capture_output=True, text=True, timeout=60, check=False)
-    expect_equal((done.returncode, done.stdout), (0, "True\n413\n413\n20\nNone False\n"), done.stderr)
-
-
-_A_BATCH_ALONE = """
-import asyncio, os, sys, types
-from server import batches, files
-from server.answers import Answer
-
-class Planner:
-    closing, open_lines = False, []
-    def open(self, line):
-        self.open_lines.append(line)
-    def cancel(self, lines):
-        pass
-
-async def main(folder):
-    synced = []
-    os.fdatasync = lambda descriptor: synced.append(os.fstat(descriptor).st_size)
-    store = files.FileStore(folder + "/files")
-    store.part("file-" + "0" * 24).write_bytes(b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{}}\\n' * 2)
-    store.publish("file-" + "0" * 24, "in", "batch")
-    metrics = types.SimpleNamespace(finished=lambda *_: None)
-    all = batches.Batches(types.SimpleNamespace(run_dir=folder, batch_window=64), Planner(), None, metrics, store)
-    batch = all.create({"endpoint": "/v1/completions", "input_file_id": "file-" + "0" * 24, "completion_window": "24h"})
-    while len(Planner.open_lines) < 2:
-        await asyncio.sleep(0.01)
-    line = b'{"id":"poise-1","custom_id":"a","response":{"status_code":400,"request_id":"req-1","body":{"error":{}}},"error":null}'
-    batch.take(Planner.open_lines[0], line)
-    while not synced or max(synced) == 0:  # the second line goes on
-        await asyncio.sleep(0.05)
-    print(max(synced), batch.facts["request_counts"]["failed"])
-    await all.close()
-
-asyncio.run(main(sys.argv[1]))
-"""
-
-
-@test
-def a_batch_has_its_results_on_the_disk_within_a_second(workspace):
-    """Without a planner: what a crash of the machine would leave is what was synced."""
-    python = Path(os.environ.get("POISE_SERVE_VENV") or ROOT / "build" / "serve-venv") / "bin" / "python"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "launch")}
-    done = subprocess.run([python, "-c", _A_BATCH_ALONE, workspace.folder], env=environment, capture_output=True, text=True, timeout=60, check=False)
-    expect_equal((done.returncode, done.stdout), (0, "118 1\n"), done.stderr)
-
-
-@test
-def a_result_line_is_taken_apart_in_little_memory(workspace):
-    sys.path.insert(0, str(ROOT / "launch"))
-    from server.answers import Answer
-
-    line = b'{"id":"poise-7","custom_id":"%b","response":{"status_code":400,"request_id":"req-7","body":{}},"error":null}' % (rb"a\"" * (1 << 20))
-    tracemalloc.start()
-    answer = Answer(line)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    expect_equal((answer.status, answer.body, len(answer.custom_id)), (400, b"{}", (3 << 20) + 2), "its parts")
-    expect(peak < 16 << 20, f"it took {peak >> 20} MiB")
+    expect_equal(said_alone(_LINES_ALONE, workspace.folder), "True\n413\n413\n20\nNone False\n", "what it says")
 
 
 @test
