@@ -145,8 +145,8 @@ class Home:
         try:
             (self.folder / "kept.json").write_text(json.dumps(record))
         except OSError:  # a full disk: without the record no later command could find it
-            child.close()
-            self.stop()
+            self._end(child)
+            self._remove(run_id)
             raise
         return child
 
@@ -203,13 +203,17 @@ class Home:
         if loader is None and self.lives():
             loader, run_id = self._unrecorded()
         if loader:
-            loader.signal(signal.SIGTERM)
-            if processes.wait_gone([loader.descriptor], _END):
-                loader.signal(signal.SIGKILL)
-                processes.wait_gone([loader.descriptor], _END)
-            loader.close()
+            self._end(loader)
         self._remove(run_id)
         return loader is not None
+
+    @staticmethod
+    def _end(loader):
+        loader.signal(signal.SIGTERM)
+        if processes.wait_gone([loader.descriptor], _END):
+            loader.signal(signal.SIGKILL)
+            processes.wait_gone([loader.descriptor], _END)
+        loader.close()
 
     def _remove(self, run_id):
         """Removes what an ended loader left; holds its lock meanwhile, so that none is started there."""
