@@ -75,13 +75,26 @@ class StrictReader : public nlohmann::json_sax<Json> {
   }
 
   bool parse_error(std::size_t byte, const std::string&, const Json::exception& error) override {
-    fail("{}not valid JSON at {}: {}", prefix(what_), position(text_, byte),
-         explanation(error.what()));
+    const std::string why = explanation(error.what());
+    if (byte > 0 && byte <= text_.size() && text_[byte - 1] == '\0' &&
+        why.find("end of input") != std::string::npos) {
+      refuse_nul(byte - 1);
+    }
+    fail("{}not valid JSON at {}: {}", prefix(what_), position(text_, byte), why);
+  }
+  // nlohmann takes a NUL for the end of its input and would ignore what follows.
+  void check_end() const {
+    if (const std::size_t nul = text_.find('\0'); nul != std::string_view::npos) {
+      refuse_nul(nul);
+    }
   }
 
   Json take() { return std::move(root_); }
 
  private:
+  [[noreturn]] void refuse_nul(std::size_t at) const {
+    fail("{}not valid JSON at {}: a NUL byte", prefix(what_), position(text_, at + 1));
+  }
   Json* put(Json value) {
     if (++values_ > limits_.values) {
       fail("{}more than {} values in one document", prefix(what_), limits_.values);
@@ -156,6 +169,7 @@ nlohmann::json parse_json(std::string_view text, const std::string& what,
   StrictReader reader(text, what, limits);
   const bool complete = Json::sax_parse(text.begin(), text.end(), &reader);
   check(complete, "a JSON text is read to its end, or a sentence was thrown");
+  reader.check_end();
   return reader.take();
 }
 

@@ -113,7 +113,7 @@ std::string ready_text(const messages::ReadyT& ready, double time) {
 // What stands before the iterations.
 std::string begin_text(const InspectOptions& options, const LogDigest& log) {
   if (options.json) {
-    return log.facts().header + "\n";
+    return nlohmann::ordered_json::parse(log.facts().header).dump() + "\n";  // on one line
   }
   const std::string missing = missing_text(log.extent());
   const std::string& header = log.facts().header;

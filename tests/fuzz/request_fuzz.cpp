@@ -49,7 +49,9 @@ void check_request(const Request& request, const RequestRules& rules, bool lines
 void read(std::string_view text, const RequestRules& rules, bool lines) {
   const ParsedLine parsed = parse_request(kLine, text, rules);
   if (const auto* request = std::get_if<Request>(&parsed)) {
-    expect(nlohmann::json::accept(text), "a request is JSON");
+    // nlohmann itself ends at a NUL.
+    expect(text.find('\0') == std::string_view::npos && nlohmann::json::accept(text),
+           "a request is JSON");
     check_request(*request, rules, lines);
     return;
   }

@@ -45,6 +45,10 @@ TEST(JsonFile, WhatIsNotJsonIsRefusedWithItsPlace) {
       {"\"\\ud800\"", "surrogate"},
       {"\"a\nb\"", "control character"},
       {std::string_view("\"a\0b\"", 5), "control character"},
+      {std::string_view("{\"a\": 1}\0", 9), "not valid JSON at byte 9: a NUL byte"},
+      {std::string_view("1 \0 2", 5), "not valid JSON at byte 3: a NUL byte"},
+      {std::string_view("{\"a\":\0 1}", 9), "not valid JSON at byte 6: a NUL byte"},
+      {std::string_view("\0\0", 2), "not valid JSON at byte 1: a NUL byte"},
       {"\xef\xbb", "byte"},
   };
   for (const Refused& row : table) {

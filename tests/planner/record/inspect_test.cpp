@@ -20,6 +20,7 @@ namespace poise {
 namespace {
 
 using testing::HasSubstr;
+using testing::StartsWith;
 using testing_support::complaint;
 using testing_support::ScratchDirectory;
 
@@ -180,6 +181,19 @@ TEST_F(InspectTest, AHeaderIsMadeFitForATerminal) {
   header_.insert(1, "\"x\x7f\":1,");
   record(messages::ReadyT{});
   EXPECT_THAT(inspected(false), HasSubstr(R"({"x\x7f":1,)"));
+}
+
+TEST_F(InspectTest, AHeaderOfSeveralLinesIsOneOfJson) {
+  header_ = kSoundHeader;
+  header_.insert(1, "\n\r\n");
+  record(messages::ReadyT{});
+  EXPECT_THAT(inspected(true), StartsWith(std::string(kSoundHeader) + "\n"));
+}
+
+TEST_F(InspectTest, WhatStandsBehindANulInAHeaderIsRefused) {
+  header_ = std::string(kSoundHeader) + std::string("\0\xee", 2);
+  record(messages::ReadyT{});
+  EXPECT_THAT(complaint([&] { inspected(true); }).sentence, HasSubstr("a NUL byte"));
 }
 
 TEST_F(InspectTest, ClocksFarApartAreNoOverflow) {
