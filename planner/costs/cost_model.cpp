@@ -347,6 +347,7 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype,
           .host_attention = {.b = host ? seconds(sizes.block(BlockKind::kv), machine.host) : 0},
           .host_down = {.b = host ? seconds(sizes.kv_row + q_row, machine.back) : 0},
           .host_up = {.b = host ? seconds(q_row, machine.link) : 0},
+          .host_attention_undisturbed = {},
           .gpu_memory = machine.gpu_memory,
           .gpu_overhead = machine.gpu_overhead,
           .host_memory = machine.host_memory};

@@ -106,6 +106,8 @@ struct Profile {
   // link for it, by rows: queries and new rows to them, attention's output from them. Nothing where it is
   // not known.
   Line host_attention, host_down, host_up;
+  // T_host while the link is idle: a busy one takes a part of the host memory's speed. Nothing if that was not measured.
+  std::optional<Line> host_attention_undisturbed;
   Seconds between{};  // from the end of an iteration to the next one's first work
   // From the end of the work that another stream waits for to the begin of what waits.
   Seconds event_latency{};
@@ -124,6 +126,13 @@ struct Profile {
     return copies_within_device || !attention_undisturbed ? attention : *attention_undisturbed;
   }
 
+  // T_host of a layer: `beside` while the link is busy, which it is for `link` from the begin on, then at the pace of `alone`.
+  static Seconds host_time(Seconds beside, Seconds alone, Seconds link);
+  Seconds host_alone(double blocks) const {
+    return host_attention_undisturbed ? (*host_attention_undisturbed)(blocks)
+                                      : host_attention(blocks);
+  }
+
   // forward and qkv of `rows` rows.
   Seconds forward_of(double rows) const { return forward(in_tiles(rows)); }
   Seconds qkv_of(double rows) const { return qkv(in_tiles(rows)); }
@@ -136,8 +145,8 @@ struct Profile {
   friend bool operator==(const Profile&, const Profile&) = default;
 };
 
-// Fills in what follows from `name` and `measured` (gpu_costs.cpp): attention_undisturbed, row_tile,
-// row_pairs, and for few rows forward and qkv.
+// Fills in what follows from `name` and `measured` (gpu_costs.cpp): attention_undisturbed,
+// host_attention_undisturbed, row_tile, row_pairs, and for few rows forward and qkv.
 void complete(Profile& profile);
 
 // A profile's lines by their names in its file, and what they count.

@@ -62,6 +62,13 @@ Seconds Profile::prefill_of(double pairs, double rows) const {
   return prefill(high);
 }
 
+Seconds Profile::host_time(Seconds beside, Seconds alone, Seconds link) {
+  if (beside <= link || alone >= beside) {
+    return beside;
+  }
+  return link + alone * (1 - link.n / beside.n);
+}
+
 void complete(Profile& profile) {
   constexpr double kRowTile = 256;  // cuBLAS's: 257 rows take what 512 do, 1,799 what 2,048 do
   constexpr double kRowPairs = 90;  // on an H200: half a tile of 64 rows, and 55 for the way
@@ -75,12 +82,16 @@ void complete(Profile& profile) {
       (profile.*line).points = rising(few_alone(*products));
     }
   }
-  const auto measured = std::ranges::find(profile.measured, "attention", &MeasuredLine::name);
-  if (measured != profile.measured.end() && measured->alone.size() > 1 &&
-      profile.kind == DeviceKind::cuda) {
-    profile.attention_undisturbed = measured->alone_line;
-    profile.attention_undisturbed->points = rising(measured->alone);
-  }
+  const auto undisturbed = [&](const char* name, std::optional<Line>& line) {
+    const auto measured = std::ranges::find(profile.measured, name, &MeasuredLine::name);
+    if (measured != profile.measured.end() && measured->alone.size() > 1 &&
+        profile.kind == DeviceKind::cuda) {
+      line = measured->alone_line;
+      line->points = rising(measured->alone);
+    }
+  };
+  undisturbed("attention", profile.attention_undisturbed);
+  undisturbed("host_attention", profile.host_attention_undisturbed);
 }
 
 }  // namespace poise

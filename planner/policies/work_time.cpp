@@ -79,9 +79,12 @@ IterationTime iteration_time(const Profile& profile, const AllocationInputs& inp
   const double up = profile.host_up(on_host).n;
   const double compute = in_parts(profile.kv_gen, act, parts) + in_parts(attention, all, parts) +
                          profile.forward_of(rows).n + up;
+  const double host_blocks = filled * static_cast<double>(inputs.host_blocks);
+  const Seconds attended =
+      Profile::host_time(profile.host_attention(host_blocks), profile.host_alone(host_blocks),
+                         {link + streamed / layers * profile.load_w(1).n});
   const double host =
-      on_host > 0 ? profile.host_attention(filled * static_cast<double>(inputs.host_blocks)).n +
-                        profile.host_down(on_host).n + up + profile.forward_of(rows).n
+      on_host > 0 ? attended.n + profile.host_down(on_host).n + up + profile.forward_of(rows).n
                   : 0;
   const double back = profile.store_act(requests * host_act / std::max(all, 1.0)).n +
                       profile.store_kv(requests * host_kv / std::max(all, 1.0)).n +

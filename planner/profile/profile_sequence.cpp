@@ -28,8 +28,10 @@ void ProfileSequence::add(const std::function<bool(ProfileWork)>& wanted) {
       }
       (busy ? busy_ : works_).push_back({.work = work, .round = round});
     }
-    if (on_host_ && wanted(ProfileWork::context_host)) {
-      works_.push_back({.work = ProfileWork::context_host, .round = round});
+    for (const ProfileWork work : {ProfileWork::context_host, ProfileWork::context_host_link}) {
+      if (on_host_ && wanted(work)) {
+        works_.push_back({.work = work, .round = round});
+      }
     }
   }
 }

@@ -17,6 +17,9 @@ using messages::SpanKind;
 // second on as together.
 constexpr double kAlone = 0.1;
 constexpr double kTogether = 0.5;
+// Of a span of host cores, the share during which the link is busy, where that is what is measured.
+constexpr double kBesideLink = 0.9;
+constexpr std::size_t kCopyIn = 0, kCompute = 1;  // streams
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + std::ssize(values) / 2;
@@ -98,6 +101,7 @@ class ProfileTimes::Reader {
          const std::vector<StageSpan>& spans)
       : times_(times),
         busy_work_(work == ProfileWork::context_busy),
+        beside_link_(work == ProfileWork::context_host_link),
         prompts_(work == ProfileWork::prompts_kv || work == ProfileWork::prompts_act) {
     for (const auto& batch : tables.mini_batches) {
       brought_.push_back(brought_by(*batch));
@@ -145,17 +149,34 @@ class ProfileTimes::Reader {
     Time qkv{}, all{};  // of this layer so far
   };
 
+  static double seconds_of(const messages::Span& span) {
+    return static_cast<double>(span.end_ns() - span.begin_ns()) * 1e-9;
+  }
+  // The share of `span` during which that stream worked.
+  double overlap_with(std::size_t stream, const messages::Span& span) const {
+    const auto busy =
+        busy_[stream].before(span.end_ns()) - busy_[stream].before(span.begin_ns());
+    const double seconds = seconds_of(span);
+    return seconds > 0 ? static_cast<double>(busy) * 1e-9 / seconds : 0;
+  }
   Time time_of(const messages::Span& span) const {
-    const double seconds = static_cast<double>(span.end_ns() - span.begin_ns()) * 1e-9;
     double overlap = 0;
     for (std::size_t stream = 0; stream < busy_.size(); ++stream) {
       if (stream != span.stream()) {
-        const auto busy = static_cast<double>(busy_[stream].before(span.end_ns()) -
-                                              busy_[stream].before(span.begin_ns()));
-        overlap = std::max(overlap, seconds > 0 ? busy * 1e-9 / seconds : 0);
+        overlap = std::max(overlap, overlap_with(stream, span));
       }
     }
-    return {seconds, overlap};
+    return {seconds_of(span), overlap};
+  }
+
+  // T_host beside the link counts only where the link was busy all the while; alone, where nothing else worked.
+  void take_host(const messages::Span& span, const Brought& batch, const Time& time) {
+    if (span.kind() == SpanKind::HostRows) {
+      times_.add(span.stream() == kCompute ? &Profile::host_up : &Profile::host_down,
+                 span.stream() == kCompute ? batch.rows : groups_[batch.group].host_rows, time);
+    } else if (!beside_link_ || overlap_with(kCopyIn, span) >= kBesideLink) {
+      times_.add(&Profile::host_attention, batch.host_blocks, time);
+    }
   }
 
   // The latency of work that waited for a mini-batch's blocks. `loaded_`: when blocks arrived, of
@@ -186,6 +207,12 @@ class ProfileTimes::Reader {
     const Time time = time_of(span);
     const Brought& batch =
         brought_.at(std::min<std::size_t>(span.mini_batch(), brought_.size() - 1));
+    if (span.kind() == SpanKind::HostAttention || span.kind() == SpanKind::HostRows) {
+      take_host(span, batch, time);
+    }
+    if (beside_link_) {
+      return;  // what host cores disturb is measured without them
+    }
     switch (span.kind()) {
       case SpanKind::Load:
         if (busy_work_ && span.stream() == 2) {
@@ -250,12 +277,8 @@ class ProfileTimes::Reader {
         times_.add(&Profile::results, head_rows_, time);
         break;
       case SpanKind::HostAttention:
-        times_.add(&Profile::host_attention, batch.host_blocks, time);
-        break;
       case SpanKind::HostRows:
-        times_.add(span.stream() == 1 ? &Profile::host_up : &Profile::host_down,
-                   span.stream() == 1 ? batch.rows : groups_[batch.group].host_rows, time);
-        break;
+        break;  // take_host
     }
   }
 
@@ -284,7 +307,7 @@ class ProfileTimes::Reader {
   }
 
   ProfileTimes& times_;
-  const bool busy_work_, prompts_;
+  const bool busy_work_, beside_link_, prompts_;
   std::vector<Brought> brought_;
   std::vector<Group> groups_;
   double rows_ = 0, samples_ = 0, head_left_ = 0, head_rows_ = 0;

@@ -69,6 +69,14 @@ std::uint32_t host_bodies(ProfileScale scale) {
   return static_cast<std::uint32_t>(std::clamp(scale.blocks, kMaxHostSequences, kHostBodies));
 }
 
+// Largest loads of KV blocks in a layer during which host cores attend all of theirs: half as many blocks again as these have.
+std::int32_t loads_beside_host(ProfileScale scale) {
+  constexpr double kMore = 1.5;
+  constexpr std::int32_t kMost = 3 * kSizes;  // what the buffers for rows hold beside host cores' own
+  const double attended = kHostTails * (host_bodies(scale) / double{kMaxHostSequences});
+  return std::clamp(static_cast<std::int32_t>(std::ceil(kMore * attended / scale.blocks)), 1, kMost);
+}
+
 // A run or entry of one kind and place.
 struct Blocks {
   messages::Kind kind;
@@ -317,6 +325,15 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
     add_on_host();
     return tables.finish(iteration, pool_epoch, 0);
   }
+  if (work == ProfileWork::context_host_link) {
+    Blocks loaded = kv;  // what host cores write is not loaded before
+    loaded.pool -= kHostTails;
+    for (std::int32_t left = loads_beside_host(sizes.scale); left > 0; --left) {
+      tables.add_context(loaded, sizes.scale.blocks);
+    }
+    add_on_host();
+    return tables.finish(iteration, pool_epoch, 0);
+  }
   if (work == ProfileWork::context_busy) {
     const auto add = [&](std::int32_t n) {
       const auto crossing = static_cast<std::int32_t>(n * sizes.busy.from_host);
@@ -336,19 +353,13 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
     return tables.finish(iteration, pool_epoch, 1);
   }
   if (work == ProfileWork::context_apart || work == ProfileWork::context_together) {
-    const bool on_host = work == ProfileWork::context_together && sizes.device.host_attention;
-    Blocks loaded = kv;  // what host cores write is not loaded before
-    loaded.pool -= on_host ? kHostTails : 0;
     for (int step = kSizes; step >= 1; --step) {
-      for (const Blocks& kind : {loaded, act, here}) {
+      for (const Blocks& kind : {kv, act, here}) {
         tables.add_context(kind, size_of_step(sizes.scale.blocks, step));
         if (work == ProfileWork::context_apart) {
           tables.add_context(kv, 1);
         }
       }
-    }
-    if (on_host) {
-      add_on_host();
     }
     const int index = 2 * round + (work == ProfileWork::context_together ? 1 : 0);
     return tables.finish(iteration, pool_epoch, (index + 1.0) / (2.0 * rounds));
@@ -384,11 +395,14 @@ bool measures(ProfileWork work, Line Profile::*line) {
   const auto among = [&](std::initializer_list<Line Profile::*> lines) {
     return std::ranges::find(lines, line) != lines.end();
   };
+  if (among({&Profile::host_attention, &Profile::host_down, &Profile::host_up})) {
+    return work == ProfileWork::context_host || work == ProfileWork::context_host_link;
+  }
+  if (work == ProfileWork::context_host_link) {
+    return false;  // host cores slow down what else they disturb
+  }
   if (among({&Profile::load_w, &Profile::forward, &Profile::qkv, &Profile::embed})) {
     return true;
-  }
-  if (among({&Profile::host_attention, &Profile::host_down, &Profile::host_up})) {
-    return work == ProfileWork::context_host || work == ProfileWork::context_together;
   }
   if (work == ProfileWork::context_host) {
     return false;

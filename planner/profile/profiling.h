@@ -45,10 +45,11 @@ enum class ProfileWork : std::uint8_t {
   context_few,
   context_apart,
   context_together,
-  context_host,  // where host cores attend
+  context_host,       // where host cores attend: they alone,
+  context_host_link,  // and beside a link that is never idle
   context_busy
 };
-// Those that are measured, in this order; `context_host` comes before the last where host cores attend.
+// Those that are measured, in this order; where host cores attend, their two come behind them.
 inline constexpr std::array<ProfileWork, 6> kProfileWork{
     ProfileWork::prompts_kv,    ProfileWork::prompts_act,      ProfileWork::context_few,
     ProfileWork::context_apart, ProfileWork::context_together, ProfileWork::context_busy};

@@ -32,6 +32,7 @@ BatchCost cost_on_host(const Profile& profile, const messages::MiniBatchT& batch
   const auto new_rows = static_cast<double>(batch.tokens.size());
   return {.on_host = true,
           .host = profile.host_attention(blocks),
+          .host_alone = profile.host_alone(blocks),
           .up = profile.host_up(new_rows),
           .host_rows = new_rows,
           .host_blocks = blocks};

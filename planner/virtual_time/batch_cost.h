@@ -16,7 +16,7 @@ struct BatchCost {
   double stored_kv = 0, stored_act = 0;  // rows that leave over the link
   double kv = 0, act = 0;                // blocks over the link
   bool on_host = false;                  // host cores attend it: what follows instead of all before
-  Seconds host, up;                      // … their work, and its output's way to the device
+  Seconds host, host_alone, up;  // … their work beside a busy link and an idle one; its output's way to the device
   double host_rows = 0;                  // that go down to them
   double host_blocks = 0;                // that they read
 };

@@ -109,6 +109,7 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
     fetch(pieces, id);
   };
   load_next(0);
+  const double pace = host_pace(costs, pieces);
   const bool queries_wait = weights_.brought_by(pieces, layer, Weight::w_q);
   const RowGroup* const ahead = queries_wait ? nullptr : sent_ahead(batches.groups);
   std::vector<Seconds> attended_ahead;
@@ -117,7 +118,7 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
                       weights_.arrived(layer, Weight::w_q)}),
             profile_.qkv_of(ahead->rows),
             {.kind = VirtualSpan::Kind::products, .layer = layer});
-    attended_ahead = send(costs, *ahead, layer);
+    attended_ahead = send(costs, *ahead, layer, pace);
     compute(streams_.end(VirtualStream::copy_out), {}, {});
   }
   for (const RowGroup& group : batches.groups) {
@@ -142,7 +143,7 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
       regenerate(costs[0], first_visit % 2, span(VirtualSpan::Kind::kv_gen, 0));
       compute(for_queries, qkv - kv, of_rows);
     }
-    const std::vector<Seconds> attended = sent ? attended_ahead : send(costs, group, layer);
+    const std::vector<Seconds> attended = sent ? attended_ahead : send(costs, group, layer, pace);
     for (std::size_t i = group.begin; i < group.end; ++i) {
       if (i + 1 < batches.count) {
         load_next(i + 1);
@@ -163,8 +164,26 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
   weights_.computed(layer, streams_.end(VirtualStream::compute));
 }
 
+// A layer's link time is taken to fall at the begin of its host cores' work: their queries come first.
+double VirtualExecutor::host_pace(const std::vector<BatchCost>& costs,
+                                  const std::vector<messages::WeightFetch>& pieces) const {
+  if (!profile_.host_attention_undisturbed) {
+    return 1;
+  }
+  Seconds beside{}, alone{}, link{};
+  for (const BatchCost& one : costs) {
+    beside += one.host;
+    alone += one.host_alone;
+    link += one.load_act + one.load_kv;
+  }
+  for (const messages::WeightFetch& piece : pieces) {
+    link += profile_.load_w(weights_.share(piece.piece()));
+  }
+  return beside.n > 0 ? Profile::host_time(beside, alone, link).n / beside.n : 1;
+}
+
 std::vector<Seconds> VirtualExecutor::send(const std::vector<BatchCost>& costs,
-                                           const RowGroup& group, std::uint32_t layer) {
+                                           const RowGroup& group, std::uint32_t layer, double pace) {
   std::vector<Seconds> attended(group.end - group.begin);
   double rows = 0;
   for (std::size_t i = group.begin; i < group.end; ++i) {
@@ -178,8 +197,9 @@ std::vector<Seconds> VirtualExecutor::send(const std::vector<BatchCost>& costs,
                    profile_.host_down(rows), {.kind = VirtualSpan::Kind::store, .layer = layer});
   for (std::size_t i = group.begin; i < group.end; ++i) {
     if (costs[i].on_host) {
-      busy_.host += costs[i].host;
-      attended[i - group.begin] = streams_.add(VirtualStream::host, down, costs[i].host,
+      const Seconds time = costs[i].host * pace;
+      busy_.host += time;
+      attended[i - group.begin] = streams_.add(VirtualStream::host, down, time,
                                                {.kind = VirtualSpan::Kind::host,
                                                 .layer = layer,
                                                 .mini_batch = static_cast<std::uint32_t>(i)});

@@ -80,9 +80,12 @@ class VirtualExecutor {
   void regenerate(const BatchCost& batch, std::size_t side, VirtualSpan span);
   // Returns when the new rows of a group have left; nothing: none do.
   std::optional<Seconds> store(const Batches& batches, const RowGroup& group, std::uint32_t layer);
-  // Sends what host cores attend of a group; returns when they are done with each of its mini-batches.
+  // Sends what host cores attend of a group; returns when they are done with each of its mini-batches. `pace`: host_pace.
   std::vector<Seconds> send(const std::vector<BatchCost>& costs, const RowGroup& group,
-                            std::uint32_t layer);
+                            std::uint32_t layer, double pace);
+  // The time of host cores in a layer that brings these pieces, as a share of their time beside a link that is never idle.
+  double host_pace(const std::vector<BatchCost>& costs,
+                   const std::vector<messages::WeightFetch>& pieces) const;
   Seconds compute(Seconds needed, Seconds time, VirtualSpan span);
 
   Profile profile_;

@@ -23,6 +23,8 @@ const char* letter_of(ProfileWork work) {
       return "t";
     case ProfileWork::context_host:
       return "c";
+    case ProfileWork::context_host_link:
+      return "l";
     case ProfileWork::context_busy:
       return "b";
   }
@@ -51,10 +53,10 @@ TEST(ProfileSequence, OfADeviceThatDoesNotHeatBusyWorksComeLast) {
   EXPECT_FALSE(order.only_busy_left());
 }
 
-TEST(ProfileSequence, HostCoresAreMeasuredAloneWhereTheyAttend) {
+TEST(ProfileSequence, HostCoresAreMeasuredAloneAndBesideTheLinkWhereTheyAttend) {
   ProfileSequence order;
   order.begin(2, false, true);
-  EXPECT_EQ(taken(order), "h0k0a0f0p0t0c0k1a1f1p1t1c1");
+  EXPECT_EQ(taken(order), "h0k0a0f0p0t0c0l0k1a1f1p1t1c1l1");
 }
 
 TEST(ProfileSequence, OfADeviceThatHeatsPromptsAreMeasuredBehindBusyWorksAndOnlyFillBlocksBefore) {

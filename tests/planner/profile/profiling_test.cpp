@@ -232,7 +232,7 @@ TEST(ProfileIteration, HostCoresAttendBlocksThatNothingElseWritesMeanwhile) {
     const ProfileSizes sizes = profile_sizes(opt_shape("opt-6.7b"), DType::float16, scale, kGiB * 2,
                                              kGiB, kGiB * 24, KvFormat::plain, kGiB * 6);
     ASSERT_TRUE(sizes.device.host_attention);
-    for (const ProfileWork work : {ProfileWork::context_host, ProfileWork::context_together}) {
+    for (const ProfileWork work : {ProfileWork::context_host, ProfileWork::context_host_link}) {
       const auto tables = profile_iteration(work, sizes, opt_shape("opt-6.7b"), 1, 1, 0, 3);
       std::set<std::uint32_t> read, stored;
       std::set<std::size_t> blocks;
@@ -410,6 +410,48 @@ TEST(ProfileTimes, BetweenIterationsIsTheRestInTheMiddle) {
   EXPECT_EQ(found.between.n, 0);
   times.fit(found);
   EXPECT_EQ(found.between.n, 7e-6);
+}
+
+// Beside the link counts what host cores attended while it was never idle, and none of what they disturbed.
+TEST(ProfileTimes, OfHostCoresAreThoseAloneAndThoseBesideABusyLink) {
+  const ModelShape shape = opt_shape("opt-6.7b");
+  const ProfileSizes sizes = profile_sizes(shape, DType::float16, kLargestProfileScale, kGiB * 2,
+                                           kGiB, kGiB * 24, KvFormat::plain, kGiB * 6);
+  ProfileTimes times(weight_layout(shape, DType::float16), sizes.device);
+  constexpr std::int64_t kMs = 1'000'000;
+  const auto add = [&](ProfileWork work, std::int64_t first, std::int64_t second) {
+    const auto tables = profile_iteration(work, sizes, shape, 1, 1, 0, 3);
+    const auto last = static_cast<std::uint32_t>(tables.mini_batches.size() - 1);
+    std::vector<ProfileTimes::StageSpan> spans{
+        {1, messages::Span(SpanKind::HostAttention, 3, 0, last - 5, 0, 0, 0, first * kMs)},
+        {1, messages::Span(SpanKind::HostAttention, 3, 0, last - 4, 0, 0, first * kMs,
+                           (first + second) * kMs)}};
+    if (work == ProfileWork::context_host_link) {
+      spans.push_back({1, messages::Span(SpanKind::Load, 0, 0, 0, 0, 0, 0, 10 * kMs)});
+    }
+    times.add(work, tables, spans);
+  };
+  add(ProfileWork::context_host, 6, 4);
+  add(ProfileWork::context_host_link, 9, 5);  // 9 ms of 9, then 1 of 5
+  Profile found;
+  found.kind = DeviceKind::cuda;
+  times.fit(found);
+  const auto line = std::ranges::find(found.measured, "host_attention", &MeasuredLine::name);
+  ASSERT_NE(line, found.measured.end());
+  ASSERT_EQ(line->alone.size(), 2u);
+  EXPECT_DOUBLE_EQ(line->alone[0].time.n, 4e-3);
+  EXPECT_DOUBLE_EQ(line->alone[1].time.n, 6e-3);
+  ASSERT_EQ(line->points.size(), 2u);
+  EXPECT_DOUBLE_EQ(line->points[0].time.n, 4e-3) << "nothing of it was beside the link";
+  EXPECT_DOUBLE_EQ(line->points[1].time.n, 9e-3);
+  ASSERT_TRUE(found.host_attention_undisturbed);
+  EXPECT_DOUBLE_EQ(found.host_alone(line->points[1].n).n, 6e-3);
+  EXPECT_EQ(std::ranges::find(found.measured, "load_kv", &MeasuredLine::name),
+            found.measured.end());
+  for (const ProfileLine& one : profile_lines()) {
+    const std::string name = one.name;
+    EXPECT_EQ(measures(ProfileWork::context_host_link, one.line), name.starts_with("host_")) << name;
+  }
 }
 
 // As on a device of set speeds, whose host was late once.

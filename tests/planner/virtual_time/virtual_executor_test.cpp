@@ -150,6 +150,29 @@ TEST(VirtualExecutor, HostCoresWorkWhileTheLinkAndTheDeviceDo) {
                    0.625 + 2 * 129.0 / 16);
 }
 
+// The link takes a part of the host memory's speed as long as it works: eight seconds in each layer here.
+TEST(VirtualExecutor, HostCoresAreSlowerBesideABusyLink) {
+  messages::IterationT tables = decoding(2, 0, 8);
+  messages::MiniBatchT& host = *tables.mini_batches[1];
+  host.loads.clear();
+  for (std::uint32_t block = 0; block < 9; ++block) {
+    host.entries.emplace_back(messages::Where::HostInPlace, messages::Kind::Kv,
+                              messages::Place::Host, 0, 0, 20 + block);
+  }
+  Profile profile = seconds_a_block();
+  const auto seconds_of = [&](double beside, double alone) {
+    profile.host_attention.b = beside;
+    profile.host_attention_undisturbed = Line{.b = alone};
+    const auto attended =
+        of_kind(spans_of(profile, tables, kDecoderLayers), VirtualSpan::Kind::host, 0).at(0);
+    return attended.end.n - attended.begin.n;
+  };
+  const double blocks = 129.0 / 16;
+  EXPECT_DOUBLE_EQ(seconds_of(0.5, 0.25), blocks * 0.5) << "done before the link is";
+  EXPECT_DOUBLE_EQ(seconds_of(2, 1), 8 + (1 - 8 / (blocks * 2)) * blocks) << "then faster";
+  EXPECT_DOUBLE_EQ(seconds_of(2, 3), blocks * 2) << "a disturbed one is never the faster one";
+}
+
 // A prompt fills a group, so the mini-batch of host cores has one of its own: its queries are made first, and the
 // prompt is computed meanwhile.
 TEST(VirtualExecutor, HostCoresWorkWhileThePromptsOfOtherGroupsAreComputed) {
