@@ -7,7 +7,8 @@
 //                       mini-batches: while it loads or computes, the other streams rest
 //   context, together   the same without the tiny ones: every stream works
 //   context, host       1 to 32 one-row sequences of equal length that host cores attend, and nothing else: T_host
-//                       alone. They also stand behind those of `together`, so that they work beside a busy link
+//                       alone
+//   context, host, link the same behind loads of KV blocks that outlast them: T_host beside a link that is never idle
 //   context, busy       ACT blocks, of the device and as many from the host as the link brings
 //                       meanwhile, one iteration behind the other: the device never rests
 //   context, few        one or a few one-row sequences and nothing else: what keeps no device busy, so
