@@ -22,7 +22,7 @@ constexpr double kTera = 1e12;
 constexpr double kLeastRise = 1e-9;  // slope of a level line, relative to its height
 constexpr double kLeastTime = 1e-4;  // of the longest time; a shorter time has no larger weight
 
-constexpr std::array<ProfileLine, 18> kLines{{
+constexpr std::array<ProfileLine, 19> kLines{{
     {"load_w", "layers", &Profile::load_w},
     {"load_kv", "KV blocks", &Profile::load_kv},
     {"load_act", "ACT blocks", &Profile::load_act},
@@ -41,6 +41,7 @@ constexpr std::array<ProfileLine, 18> kLines{{
     {"host_attention", "KV blocks on the host", &Profile::host_attention, false},
     {"host_down", "rows", &Profile::host_down, false},
     {"host_up", "rows", &Profile::host_up, false},
+    {"load_beside_host", "KV blocks", &Profile::load_beside_host, false},
 }};
 
 // Of the model's sizes. The type of a quantised checkpoint's scales does not count: only the tensors tell it,
@@ -347,6 +348,7 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype,
           .host_attention = {.b = host ? seconds(sizes.block(BlockKind::kv), machine.host) : 0},
           .host_down = {.b = host ? seconds(sizes.kv_row + q_row, machine.back) : 0},
           .host_up = {.b = host ? seconds(q_row, machine.link) : 0},
+          .load_beside_host = {},
           .host_attention_undisturbed = {},
           .gpu_memory = machine.gpu_memory,
           .gpu_overhead = machine.gpu_overhead,

@@ -106,8 +106,11 @@ struct Profile {
   // link for it, by rows: queries and new rows to them, attention's output from them. Nothing where it is
   // not known.
   Line host_attention, host_down, host_up;
-  // T_host while the link is idle: a busy one takes a part of the host memory's speed. Nothing if that was not measured.
+  // Link and host cores read the same memory, and slow each other down: load_kv while host cores attend, and T_host while
+  // the link is idle (host_attention: while it is not). Nothing if that was not measured.
+  Line load_beside_host;
   std::optional<Line> host_attention_undisturbed;
+  double link_slowdown = 1;  // a load's time while host cores attend, as a multiple of its time while they rest
   Seconds between{};  // from the end of an iteration to the next one's first work
   // From the end of the work that another stream waits for to the begin of what waits.
   Seconds event_latency{};
@@ -126,8 +129,13 @@ struct Profile {
     return copies_within_device || !attention_undisturbed ? attention : *attention_undisturbed;
   }
 
-  // T_host of a layer: `beside` while the link is busy, which it is for `link` from the begin on, then at the pace of `alone`.
-  static Seconds host_time(Seconds beside, Seconds alone, Seconds link);
+  // Link and host cores that begin a layer's work at the same time: how much longer the loads take than `link`, their time
+  // while host cores rest, and which share of `beside`, T_host beside a busy link, host cores take. Once the first is
+  // done, the other goes on at its pace alone, host cores at that of `alone`.
+  struct Paces {
+    double link = 1, host = 1;
+  };
+  Paces paces(Seconds link, Seconds beside, Seconds alone) const;
   Seconds host_alone(double blocks) const {
     return host_attention_undisturbed ? (*host_attention_undisturbed)(blocks)
                                       : host_attention(blocks);
@@ -146,7 +154,7 @@ struct Profile {
 };
 
 // Fills in what follows from `name` and `measured` (gpu_costs.cpp): attention_undisturbed,
-// host_attention_undisturbed, row_tile, row_pairs, and for few rows forward and qkv.
+// host_attention_undisturbed, link_slowdown, row_tile, row_pairs, and for few rows forward and qkv.
 void complete(Profile& profile);
 
 // A profile's lines by their names in its file, and what they count.

@@ -62,11 +62,17 @@ Seconds Profile::prefill_of(double pairs, double rows) const {
   return prefill(high);
 }
 
-Seconds Profile::host_time(Seconds beside, Seconds alone, Seconds link) {
-  if (beside <= link || alone >= beside) {
-    return beside;
+Profile::Paces Profile::paces(Seconds link, Seconds beside, Seconds alone) const {
+  if (beside.n <= 0) {
+    return {};
   }
-  return link + alone * (1 - link.n / beside.n);
+  const double faster = std::min(1.0, alone / beside);  // host cores, once the link rests
+  const Seconds slowed = link * link_slowdown;
+  if (beside <= slowed) {  // host cores are done first
+    const double most = link_slowdown - 1;
+    return {.link = 1 + most * (beside / slowed), .host = 1};
+  }
+  return {.link = link_slowdown, .host = 1 - (1 - faster) * (1 - slowed / beside)};
 }
 
 void complete(Profile& profile) {
@@ -92,6 +98,12 @@ void complete(Profile& profile) {
   };
   undisturbed("attention", profile.attention_undisturbed);
   undisturbed("host_attention", profile.host_attention_undisturbed);
+  const auto beside =
+      std::ranges::find(profile.measured, "load_beside_host", &MeasuredLine::name);
+  if (beside != profile.measured.end() && profile.kind == DeviceKind::cuda) {
+    const Point& largest = beside->points.back();
+    profile.link_slowdown = std::max(1.0, largest.time / profile.load_kv(largest.n));
+  }
 }
 
 }  // namespace poise

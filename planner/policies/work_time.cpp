@@ -70,8 +70,15 @@ IterationTime iteration_time(const Profile& profile, const AllocationInputs& inp
   const double requests = requests_of(inputs, blocks);
   const double layers = inputs.layers;
   const double streamed = layers - blocks.resident_layers.value_or(0);
-  const double link =
+  const double host_blocks = filled * static_cast<double>(inputs.host_blocks);
+  const Seconds attended = profile.host_attention(host_blocks);
+  const double loads =
       in_parts(profile.load_act, host_act, parts) + in_parts(profile.load_kv, host_kv, parts);
+  const double link = layers * loads + streamed * profile.load_w(1).n;
+  const Profile::Paces paces =
+      inputs.host_requests > 0
+          ? profile.paces({link / layers}, attended, profile.host_alone(host_blocks))
+          : Profile::Paces();
   const Line& attention = profile.attention_beside(blocks.gpu_act_blocks > 0);
   // Rows of requests that host cores attend are multiplied with the others'.
   const double on_host = inputs.host_requests;
@@ -79,17 +86,14 @@ IterationTime iteration_time(const Profile& profile, const AllocationInputs& inp
   const double up = profile.host_up(on_host).n;
   const double compute = in_parts(profile.kv_gen, act, parts) + in_parts(attention, all, parts) +
                          profile.forward_of(rows).n + up;
-  const double host_blocks = filled * static_cast<double>(inputs.host_blocks);
-  const Seconds attended =
-      Profile::host_time(profile.host_attention(host_blocks), profile.host_alone(host_blocks),
-                         {link + streamed / layers * profile.load_w(1).n});
   const double host =
-      on_host > 0 ? attended.n + profile.host_down(on_host).n + up + profile.forward_of(rows).n
+      on_host > 0 ? attended.n * paces.host + profile.host_down(on_host).n + up +
+                        profile.forward_of(rows).n
                   : 0;
   const double back = profile.store_act(requests * host_act / std::max(all, 1.0)).n +
                       profile.store_kv(requests * host_kv / std::max(all, 1.0)).n +
                       profile.host_down(on_host).n;
-  return {.link = {layers * link + streamed * profile.load_w(1).n},
+  return {.link = {paces.link * link},
           .compute = {layers * compute + profile.head(rows).n},
           .back = {layers * back},
           .host = {layers * host}};

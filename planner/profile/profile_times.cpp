@@ -17,9 +17,9 @@ using messages::SpanKind;
 // second on as together.
 constexpr double kAlone = 0.1;
 constexpr double kTogether = 0.5;
-// Of a span of host cores, the share during which the link is busy, where that is what is measured.
-constexpr double kBesideLink = 0.9;
-constexpr std::size_t kCopyIn = 0, kCompute = 1;  // streams
+// Of a span of host cores, the share during which the link is busy, where that is what is measured; and the other way round.
+constexpr double kBesideOther = 0.9;
+constexpr std::size_t kCopyIn = 0, kCompute = 1, kHost = 3;  // streams
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + std::ssize(values) / 2;
@@ -174,8 +174,15 @@ class ProfileTimes::Reader {
     if (span.kind() == SpanKind::HostRows) {
       times_.add(span.stream() == kCompute ? &Profile::host_up : &Profile::host_down,
                  span.stream() == kCompute ? batch.rows : groups_[batch.group].host_rows, time);
-    } else if (!beside_link_ || overlap_with(kCopyIn, span) >= kBesideLink) {
+    } else if (!beside_link_ || overlap_with(kCopyIn, span) >= kBesideOther) {
       times_.add(&Profile::host_attention, batch.host_blocks, time);
+    }
+  }
+  // Beside host cores nothing else counts but whole loads of KV blocks.
+  void take_beside_host(const messages::Span& span, const Brought& batch, const Time& time) {
+    if (span.kind() == SpanKind::Load && batch.kv > 0 &&
+        overlap_with(kHost, span) >= kBesideOther) {
+      times_.add(&Profile::load_beside_host, batch.kv, time);
     }
   }
 
@@ -211,7 +218,8 @@ class ProfileTimes::Reader {
       take_host(span, batch, time);
     }
     if (beside_link_) {
-      return;  // what host cores disturb is measured without them
+      take_beside_host(span, batch, time);
+      return;
     }
     switch (span.kind()) {
       case SpanKind::Load:

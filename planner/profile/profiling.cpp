@@ -398,8 +398,8 @@ bool measures(ProfileWork work, Line Profile::*line) {
   if (among({&Profile::host_attention, &Profile::host_down, &Profile::host_up})) {
     return work == ProfileWork::context_host || work == ProfileWork::context_host_link;
   }
-  if (work == ProfileWork::context_host_link) {
-    return false;  // host cores slow down what else they disturb
+  if (work == ProfileWork::context_host_link || line == &Profile::load_beside_host) {
+    return work == ProfileWork::context_host_link && line == &Profile::load_beside_host;
   }
   if (among({&Profile::load_w, &Profile::forward, &Profile::qkv, &Profile::embed})) {
     return true;

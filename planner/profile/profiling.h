@@ -147,7 +147,7 @@ class ProfileTimes {
 
   WeightLayout layout_;
   DeviceLimits limits_;
-  std::array<Samples, 18> lines_;  // in the order of profile_lines()
+  std::array<Samples, 19> lines_;  // in the order of profile_lines()
   std::vector<double> between_, event_latencies_;
 };
 

@@ -53,6 +53,7 @@ void VirtualExecutor::run(const messages::IterationT& tables, bool last) {
   for (std::uint32_t layer = 0; layer < layers; ++layer) {
     run_layer(layer, batches, weight_stream_.next(layer + 1, batches.count, last));
   }
+  paces_ = {};
   const auto pieces = weight_stream_.next(layers + 1, batches.count, last);
   for (std::uint32_t i = 0; i < batches.count; ++i) {
     fetch(pieces, i);
@@ -87,7 +88,8 @@ void VirtualExecutor::fetch(const std::vector<messages::WeightFetch>& pieces,
                             std::uint32_t mini_batch) {
   for (const messages::WeightFetch& piece : pieces) {
     if (piece.after_mini_batch() == mini_batch) {
-      busy_.link += weights_.fetch(piece, profile_, streams_);
+      const Seconds time = profile_.load_w(weights_.share(piece.piece())) * paces_.link;
+      busy_.link += weights_.fetch(piece, time, streams_);
       volume_.layers += weights_.share(piece.piece());
     }
   }
@@ -108,8 +110,8 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
     }
     fetch(pieces, id);
   };
+  paces_ = paces_of(costs, pieces);
   load_next(0);
-  const double pace = host_pace(costs, pieces);
   const bool queries_wait = weights_.brought_by(pieces, layer, Weight::w_q);
   const RowGroup* const ahead = queries_wait ? nullptr : sent_ahead(batches.groups);
   std::vector<Seconds> attended_ahead;
@@ -118,7 +120,7 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
                       weights_.arrived(layer, Weight::w_q)}),
             profile_.qkv_of(ahead->rows),
             {.kind = VirtualSpan::Kind::products, .layer = layer});
-    attended_ahead = send(costs, *ahead, layer, pace);
+    attended_ahead = send(costs, *ahead, layer);
     compute(streams_.end(VirtualStream::copy_out), {}, {});
   }
   for (const RowGroup& group : batches.groups) {
@@ -143,7 +145,7 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
       regenerate(costs[0], first_visit % 2, span(VirtualSpan::Kind::kv_gen, 0));
       compute(for_queries, qkv - kv, of_rows);
     }
-    const std::vector<Seconds> attended = sent ? attended_ahead : send(costs, group, layer, pace);
+    const std::vector<Seconds> attended = sent ? attended_ahead : send(costs, group, layer);
     for (std::size_t i = group.begin; i < group.end; ++i) {
       if (i + 1 < batches.count) {
         load_next(i + 1);
@@ -164,26 +166,26 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
   weights_.computed(layer, streams_.end(VirtualStream::compute));
 }
 
-// A layer's link time is taken to fall at the begin of its host cores' work: their queries come first.
-double VirtualExecutor::host_pace(const std::vector<BatchCost>& costs,
-                                  const std::vector<messages::WeightFetch>& pieces) const {
-  if (!profile_.host_attention_undisturbed) {
-    return 1;
-  }
+// Loads and host cores are taken to begin a layer at the same time: its queries are made first.
+Profile::Paces VirtualExecutor::paces_of(const std::vector<BatchCost>& costs,
+                                         const std::vector<messages::WeightFetch>& pieces) const {
   Seconds beside{}, alone{}, link{};
   for (const BatchCost& one : costs) {
     beside += one.host;
     alone += one.host_alone;
     link += one.load_act + one.load_kv;
   }
+  if (beside.n <= 0) {
+    return {};
+  }
   for (const messages::WeightFetch& piece : pieces) {
     link += profile_.load_w(weights_.share(piece.piece()));
   }
-  return beside.n > 0 ? Profile::host_time(beside, alone, link).n / beside.n : 1;
+  return profile_.paces(link, beside, alone);
 }
 
 std::vector<Seconds> VirtualExecutor::send(const std::vector<BatchCost>& costs,
-                                           const RowGroup& group, std::uint32_t layer, double pace) {
+                                           const RowGroup& group, std::uint32_t layer) {
   std::vector<Seconds> attended(group.end - group.begin);
   double rows = 0;
   for (std::size_t i = group.begin; i < group.end; ++i) {
@@ -197,7 +199,7 @@ std::vector<Seconds> VirtualExecutor::send(const std::vector<BatchCost>& costs,
                    profile_.host_down(rows), {.kind = VirtualSpan::Kind::store, .layer = layer});
   for (std::size_t i = group.begin; i < group.end; ++i) {
     if (costs[i].on_host) {
-      const Seconds time = costs[i].host * pace;
+      const Seconds time = costs[i].host * paces_.host;
       busy_.host += time;
       attended[i - group.begin] = streams_.add(VirtualStream::host, down, time,
                                                {.kind = VirtualSpan::Kind::host,
@@ -212,10 +214,10 @@ std::vector<Seconds> VirtualExecutor::send(const std::vector<BatchCost>& costs,
 void VirtualExecutor::load(const BatchCost& batch, std::size_t side, Seconds stored,
                            VirtualSpan span) {
   Side& to = sides_[side];
-  to.act_loaded =
-      streams_.add(VirtualStream::copy_in, std::max(to.computed, stored), batch.load_act, span);
-  to.loaded = streams_.add(VirtualStream::copy_in, {}, batch.load_kv, span);
-  busy_.link += batch.load_act + batch.load_kv;
+  const Seconds act = batch.load_act * paces_.link, kv = batch.load_kv * paces_.link;
+  to.act_loaded = streams_.add(VirtualStream::copy_in, std::max(to.computed, stored), act, span);
+  to.loaded = streams_.add(VirtualStream::copy_in, {}, kv, span);
+  busy_.link += act + kv;
   volume_.kv += batch.kv;
   volume_.act += batch.act;
   if (batch.here.n > 0) {

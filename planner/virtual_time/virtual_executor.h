@@ -80,12 +80,12 @@ class VirtualExecutor {
   void regenerate(const BatchCost& batch, std::size_t side, VirtualSpan span);
   // Returns when the new rows of a group have left; nothing: none do.
   std::optional<Seconds> store(const Batches& batches, const RowGroup& group, std::uint32_t layer);
-  // Sends what host cores attend of a group; returns when they are done with each of its mini-batches. `pace`: host_pace.
+  // Sends what host cores attend of a group; returns when they are done with each of its mini-batches.
   std::vector<Seconds> send(const std::vector<BatchCost>& costs, const RowGroup& group,
-                            std::uint32_t layer, double pace);
-  // The time of host cores in a layer that brings these pieces, as a share of their time beside a link that is never idle.
-  double host_pace(const std::vector<BatchCost>& costs,
-                   const std::vector<messages::WeightFetch>& pieces) const;
+                            std::uint32_t layer);
+  // Of a layer that brings these pieces of weights.
+  Profile::Paces paces_of(const std::vector<BatchCost>& costs,
+                          const std::vector<messages::WeightFetch>& pieces) const;
   Seconds compute(Seconds needed, Seconds time, VirtualSpan span);
 
   Profile profile_;
@@ -99,6 +99,7 @@ class VirtualExecutor {
 
   Seconds now_{};
   Busy busy_;
+  Profile::Paces paces_;  // of the layer that is run
   LinkVolume volume_;
   std::array<Side, 2> sides_;
   std::array<Seconds, 2> rows_stored_{};  // by side of new rows

@@ -12,7 +12,7 @@ double VirtualWeights::share(std::uint32_t piece) const {
          static_cast<double>(layout_.layer.bytes.n);
 }
 
-Seconds VirtualWeights::fetch(const messages::WeightFetch& piece, const Profile& profile,
+Seconds VirtualWeights::fetch(const messages::WeightFetch& piece, Seconds time,
                               VirtualStreams& streams) {
   const bool begun = std::ranges::any_of(
       buffers_, [&](const Buffer& buffer) { return buffer.layer == piece.layer(); });
@@ -22,7 +22,6 @@ Seconds VirtualWeights::fetch(const messages::WeightFetch& piece, const Profile&
     next.arrived.assign(layout_.layer.pieces.size(), Seconds{});
   }
   Buffer& buffer = buffers_[buffers_[0].layer == piece.layer() ? 0 : 1];
-  const Seconds time = profile.load_w(share(piece.piece()));
   buffer.arrived[piece.piece()] =
       streams.add(VirtualStream::copy_in, buffer.computed, time,
                   {.kind = VirtualSpan::Kind::weights, .layer = piece.layer()});

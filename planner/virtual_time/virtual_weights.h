@@ -19,9 +19,8 @@ class VirtualWeights {
   VirtualWeights(const WeightLayout& layout, const DeviceLimits& limits)
       : layout_(layout), limits_(limits) {}
 
-  // A piece crosses the link. Returns what that takes.
-  Seconds fetch(const messages::WeightFetch& piece, const Profile& profile,
-                VirtualStreams& streams);
+  // A piece crosses the link in `time`, which is returned.
+  Seconds fetch(const messages::WeightFetch& piece, Seconds time, VirtualStreams& streams);
   // The share of a layer's bytes that a piece is.
   double share(std::uint32_t piece) const;
 

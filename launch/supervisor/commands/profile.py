@@ -44,6 +44,7 @@ _TITLES = {
     "host_attention": "T_host, attention on host cores",
     "host_down": "rows to host cores",
     "host_up": "rows from host cores",
+    "load_beside_host": "KV blocks while host cores attend",
 }
 
 

@@ -428,11 +428,15 @@ TEST(ProfileTimes, OfHostCoresAreThoseAloneAndThoseBesideABusyLink) {
                            (first + second) * kMs)}};
     if (work == ProfileWork::context_host_link) {
       spans.push_back({1, messages::Span(SpanKind::Load, 0, 0, 0, 0, 0, 0, 10 * kMs)});
+      spans.push_back({1, messages::Span(SpanKind::Load, 0, 0, 1, 0, 0, 20 * kMs, 90 * kMs)});
     }
     times.add(work, tables, spans);
   };
   add(ProfileWork::context_host, 6, 4);
   add(ProfileWork::context_host_link, 9, 5);  // 9 ms of 9, then 1 of 5
+  const auto apart = profile_iteration(ProfileWork::context_apart, sizes, shape, 1, 1, 0, 3);
+  times.add(ProfileWork::context_apart, apart,
+            {{1, messages::Span(SpanKind::Load, 0, 0, 0, 0, 0, 0, 8 * kMs)}});
   Profile found;
   found.kind = DeviceKind::cuda;
   times.fit(found);
@@ -446,11 +450,15 @@ TEST(ProfileTimes, OfHostCoresAreThoseAloneAndThoseBesideABusyLink) {
   EXPECT_DOUBLE_EQ(line->points[1].time.n, 9e-3);
   ASSERT_TRUE(found.host_attention_undisturbed);
   EXPECT_DOUBLE_EQ(found.host_alone(line->points[1].n).n, 6e-3);
-  EXPECT_EQ(std::ranges::find(found.measured, "load_kv", &MeasuredLine::name),
-            found.measured.end());
+  const auto loads = std::ranges::find(found.measured, "load_kv", &MeasuredLine::name);
+  ASSERT_NE(loads, found.measured.end());
+  EXPECT_EQ(loads->points.size(), 1u) << "what host cores disturb is none";
+  EXPECT_DOUBLE_EQ(found.link_slowdown, 10 / 8.0) << "not that beside which host cores rested";
   for (const ProfileLine& one : profile_lines()) {
     const std::string name = one.name;
-    EXPECT_EQ(measures(ProfileWork::context_host_link, one.line), name.starts_with("host_")) << name;
+    EXPECT_EQ(measures(ProfileWork::context_host_link, one.line),
+              name.starts_with("host_") || name == "load_beside_host")
+        << name;
   }
 }
 

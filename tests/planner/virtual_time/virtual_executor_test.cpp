@@ -150,8 +150,8 @@ TEST(VirtualExecutor, HostCoresWorkWhileTheLinkAndTheDeviceDo) {
                    0.625 + 2 * 129.0 / 16);
 }
 
-// The link takes a part of the host memory's speed as long as it works: eight seconds in each layer here.
-TEST(VirtualExecutor, HostCoresAreSlowerBesideABusyLink) {
+// Each takes a part of the host memory's speed as long as it works. Alone the link needs eight seconds in each layer here.
+TEST(VirtualExecutor, HostCoresAndTheLinkSlowEachOtherDown) {
   messages::IterationT tables = decoding(2, 0, 8);
   messages::MiniBatchT& host = *tables.mini_batches[1];
   host.loads.clear();
@@ -160,17 +160,24 @@ TEST(VirtualExecutor, HostCoresAreSlowerBesideABusyLink) {
                               messages::Place::Host, 0, 0, 20 + block);
   }
   Profile profile = seconds_a_block();
-  const auto seconds_of = [&](double beside, double alone) {
+  const auto seconds_of = [&](double beside, double alone, VirtualSpan::Kind kind) {
     profile.host_attention.b = beside;
     profile.host_attention_undisturbed = Line{.b = alone};
-    const auto attended =
-        of_kind(spans_of(profile, tables, kDecoderLayers), VirtualSpan::Kind::host, 0).at(0);
-    return attended.end.n - attended.begin.n;
+    const auto one = of_kind(spans_of(profile, tables, kDecoderLayers), kind, 0).at(0);
+    return one.end.n - one.begin.n;
   };
+  constexpr auto kHost = VirtualSpan::Kind::host, kLoad = VirtualSpan::Kind::load;
   const double blocks = 129.0 / 16;
-  EXPECT_DOUBLE_EQ(seconds_of(0.5, 0.25), blocks * 0.5) << "done before the link is";
-  EXPECT_DOUBLE_EQ(seconds_of(2, 1), 8 + (1 - 8 / (blocks * 2)) * blocks) << "then faster";
-  EXPECT_DOUBLE_EQ(seconds_of(2, 3), blocks * 2) << "a disturbed one is never the faster one";
+  EXPECT_DOUBLE_EQ(seconds_of(0.5, 0.25, kHost), blocks * 0.5) << "done before the link is";
+  EXPECT_DOUBLE_EQ(seconds_of(2, 1, kHost), 8 + (1 - 8 / (blocks * 2)) * blocks) << "then faster";
+  EXPECT_DOUBLE_EQ(seconds_of(2, 3, kHost), blocks * 2) << "disturbed ones are never faster";
+  EXPECT_DOUBLE_EQ(seconds_of(2, 1, kLoad), 8);
+  profile.link_slowdown = 1.25;
+  EXPECT_DOUBLE_EQ(seconds_of(2, 1, kLoad), 10);
+  EXPECT_DOUBLE_EQ(seconds_of(2, 1, kHost), 10 + (1 - 10 / (blocks * 2)) * blocks);
+  const double attended = blocks * 0.5;
+  EXPECT_DOUBLE_EQ(seconds_of(0.5, 0.25, kLoad), attended + (8 - attended / 1.25))
+      << "then at its own pace";
 }
 
 // A prompt fills a group, so the mini-batch of host cores has one of its own: its queries are made first, and the
