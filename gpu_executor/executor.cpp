@@ -95,9 +95,12 @@ bool Executor::talk() {
         waiting_ = channel_->receive(timeout);
       }
       const auto* iteration = waiting_ ? (*waiting_)->body_as_Iteration() : nullptr;
-      if (iteration != nullptr && !memory_.stands(*iteration)) {
-        std::this_thread::sleep_for(kStandsWait);
-        return std::nullopt;
+      if (iteration != nullptr) {
+        if (!memory_.stands(*iteration)) {
+          std::this_thread::sleep_for(kStandsWait);
+          return std::nullopt;
+        }
+        memory_.register_standing();  // what came to stand since: its orders copy it
       }
       return std::exchange(waiting_, std::nullopt);
     };

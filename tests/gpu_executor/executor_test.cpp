@@ -573,6 +573,30 @@ TEST_F(ExecutorTest, APoolIsRegisteredAsItComesToStand) {
   EXPECT_EQ(RegisteringDevice::left, 0);
 }
 
+// Orders that are accepted copy what came to stand while the executor waited for them.
+TEST_F(ExecutorTest, WhatStandsForAnIterationIsRegisteredBeforeItsOrdersRun) {
+  auto recording = std::make_unique<RegisteringDevice>();
+  RegisteringDevice& device = *recording;
+  open(0, std::move(recording));
+  loader_.seal();
+  pool_ = loader_.make_pool(640, 640);
+  const std::uint64_t region = loader_.control().pool.region_bytes;
+  const auto layers = static_cast<std::uint64_t>(model_.shape.num_hidden_layers);
+  loader_.control().pool_standing = 8192;
+  next(Body::Hello);
+  wires_->send(configure());
+  next(Body::Ready);
+  wires_->send(planner().next().tables);
+  wires_->meanwhile = [&] { loader_.control().pool_standing = region; };
+  executor_->step();
+  std::uint64_t accepted = 0;
+  while (const auto message = wires_->take()) {
+    accepted = message->body.type == Body::Ack ? message->body.AsAck()->seq : 0;
+  }
+  EXPECT_EQ(accepted, wires_->seq);
+  EXPECT_EQ(device.pool_bytes(), region * layers);
+}
+
 TEST_F(ExecutorTest, APoolWhoseHeaderLiesIsRefused) {
   make_ready();
   loader_.control().pool.kv_blocks = 1'000'000;

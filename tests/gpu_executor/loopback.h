@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -100,6 +101,7 @@ struct Wires {
   bool connected = true;
   std::uint64_t seq = 0;  // of the planner's messages
   std::uint64_t connections = 1;
+  std::function<void()> meanwhile;  // what others do while the executor waits for a message
 
   // Sends one of a planner's tables; returns its number.
   template <typename Table>
@@ -141,6 +143,9 @@ class Loopback final : public Channel {
     return true;
   }
   std::optional<Received> receive(Seconds) override {
+    if (wires_->meanwhile) {
+      wires_->meanwhile();
+    }
     if (wires_->to_executor.empty()) {
       return std::nullopt;
     }
