@@ -44,7 +44,7 @@ class JobTimes {
         .cap = device.cap, .overhead = device.overhead, .pins_host_memory = !device.is_host};
     const DeviceRoom room =
         device_room(problem_.shape, problem_.dtype, demand, problem_.batch, memory);
-    return room.left(demand.most_blocks, 0).n >
+    return room.left(demand.most_blocks, 0, 0).n >
            kMaxWeights * static_cast<double>(room.layer.n) * problem_.shape.num_hidden_layers;
   }
 

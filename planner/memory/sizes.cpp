@@ -62,6 +62,13 @@ std::int32_t prompt_slots(std::int32_t rows, const Demand& demand, const Allocat
 // Rows of one request that run again in each iteration.
 std::int32_t recompute_rows(const Allocation& blocks) { return blocks.token_blocks * kBlockTokens; }
 
+// Nothing but blocks of requests that host cores attend.
+Allocation with_host_blocks(std::int64_t blocks) {
+  return {.kv_blocks = static_cast<std::uint32_t>(blocks),
+          .host_share = blocks > 0 ? 1.0 : 0.0,
+          .host_blocks = static_cast<std::uint32_t>(blocks)};
+}
+
 DeviceLimits limits_after(int halvings, const Demand& demand, const Allocation& blocks,
                           const BatchOptions& options) {
   const auto prompts = static_cast<std::int32_t>(std::min<std::int64_t>(
@@ -221,10 +228,11 @@ Bytes bytes_for_blocks(const BlockBudget& budget) {
 DeviceRoom device_room(const ModelShape& shape, DType dtype, const Demand& demand,
                        const BatchOptions& options, const DeviceMemory& memory) {
   const DeviceSizes sizes = device_sizes(shape, dtype, {});
-  const auto left = [=](std::int64_t act, std::int64_t kv) {
-    const Allocation all{.act_blocks = static_cast<std::uint32_t>(act),
-                         .kv_blocks = static_cast<std::uint32_t>(kv),
-                         .resident_layers = 0};
+  const auto left = [=](std::int64_t act, std::int64_t kv, std::int64_t of_host) {
+    Allocation all = with_host_blocks(of_host);
+    all.act_blocks = static_cast<std::uint32_t>(act);
+    all.kv_blocks += static_cast<std::uint32_t>(kv);
+    all.resident_layers = 0;
     const Bytes overhead = overhead_with(memory, shape, dtype, options.kv_format, all);
     const DeviceLimits limits =
         buffers_that_fit(shape, dtype, demand, all, options, overhead, memory.cap);
@@ -279,9 +287,21 @@ Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dt
   inputs.layer_copy = budget.layer_copy;
   inputs.fixed = fixed;
   if (device) {
+    // As choose_device_limits has them, where no blocks but these compete for the device.
+    const auto all_on_host = [=, cap = device->cap, memory = *device](std::int64_t blocks) {
+      const Allocation all = with_host_blocks(blocks);
+      const Bytes overhead = overhead_with(memory, shape, dtype, options.kv_format, all);
+      const DeviceLimits limits =
+          buffers_that_fit(shape, dtype, demand, all, options, overhead, cap);
+      return with_resident_layers(shape, dtype, limits, overhead, cap).resident_layers;
+    };
     inputs.resident_layers = [room = device_room(shape, dtype, demand, options, *device),
-                              layers = shape.num_hidden_layers](std::int64_t act, std::int64_t kv) {
-      const Bytes left = room.left(act, kv);
+                              layers = shape.num_hidden_layers, all_on_host](
+                                 std::int64_t act, std::int64_t kv, std::int64_t of_host) {
+      if (act + kv == 0) {
+        return all_on_host(of_host);
+      }
+      const Bytes left = room.left(act, kv, of_host);
       return left + room.streaming >= room.layer * layers
                  ? layers
                  : static_cast<std::int32_t>(

@@ -18,7 +18,7 @@ std::optional<Allocation> with_kv_on_device(const AllocationInputs& inputs,
   const DeviceRoom& device = *inputs.device;
   const std::int64_t act = all_act.all_act_blocks() - kv;
   const std::int32_t layers = all_act.resident_layers.value_or(0);
-  const Bytes free = device.left(act, kv) - device.layer * layers +
+  const Bytes free = device.left(act, kv, 0) - device.layer * layers +
                      (layers == inputs.layers ? device.streaming : Bytes{});
   const Bytes room = Bytes{free.n / inputs.layers} - inputs.sizes.block(BlockKind::kv) * kv;
   if (free.n < 0 || room.n < 0) {

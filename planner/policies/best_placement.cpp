@@ -75,7 +75,7 @@ class Placing {
       return best_;
     }
     const DeviceRoom& device = *inputs_.device;
-    const Bytes left = device.left(act_, kv_);
+    const Bytes left = device.left(act_, kv_, 0);
     for (std::int32_t layers = std::max(only, 0); layers <= (only < 0 ? inputs_.layers : only);
          ++layers) {
       const Bytes free =

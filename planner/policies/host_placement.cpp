@@ -34,7 +34,7 @@ Allocation all_on_host(const AllocationInputs& rest) {
   if (rest.fixed.resident_layers) {
     blocks.resident_layers = rest.fixed.resident_layers;
   } else if (rest.resident_layers) {
-    blocks.resident_layers = rest.resident_layers(0, rest.host_blocks);
+    blocks.resident_layers = rest.resident_layers(0, 0, rest.host_blocks);
   }
   return blocks;
 }
@@ -170,7 +170,9 @@ std::optional<AllocationInputs> beside_host(const AllocationInputs& inputs, std:
   rest.prompt_rows = part(inputs.prompt_rows);
   if (inputs.device) {
     rest.device->left = [left = inputs.device->left, of_host = rest.host_blocks](
-                            std::int64_t act, std::int64_t kv) { return left(act, kv + of_host); };
+                            std::int64_t act, std::int64_t kv, std::int64_t) {
+      return left(act, kv, of_host);
+    };
   }
   const auto together = [requests = on_host, of_host = rest.host_blocks, all](Allocation blocks) {
     AllocationInputs only;

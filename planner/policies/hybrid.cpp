@@ -40,7 +40,7 @@ class Hybrid final : public Policy {
       return *inputs.fixed.resident_layers;
     }
     const std::int64_t act = blocks.all_act_blocks(), kv = blocks.all_kv_blocks();
-    return inputs.resident_layers && act + kv > 0 ? inputs.resident_layers(act, kv) : 0;
+    return inputs.resident_layers && act + kv > 0 ? inputs.resident_layers(act, kv, 0) : 0;
   }
 
   // Algorithm 1 with what a layer takes on the average: no weights cross the link for `resident` of

@@ -28,8 +28,10 @@ struct DeviceRoom {
   Bytes layer;      // for the weights of one layer that stays on the device
   Bytes streaming;  // for the weight buffers, if any layer is streamed
   // What is left without resident layers, beside the buffers for these numbers of blocks (in either
-  // memory) and the page tables of the pinned ones; below 0: the buffers do not fit.
-  std::function<Bytes(std::int64_t act_blocks, std::int64_t kv_blocks)> left;
+  // memory), those for the prompts of `host_blocks` more, which host cores attend, and the page tables of the pinned ones;
+  // below 0: the buffers do not fit.
+  std::function<Bytes(std::int64_t act_blocks, std::int64_t kv_blocks, std::int64_t host_blocks)>
+      left;
 };
 
 struct Allocation;
@@ -78,7 +80,9 @@ struct AllocationInputs {
   FixedPlacement fixed = {};
   // How many layers' weights stay on the device beside buffers for so many blocks of each kind, where
   // the policy places none itself; nothing where that is not known.
-  std::function<std::int32_t(std::int64_t act_blocks, std::int64_t kv_blocks)> resident_layers =
+  std::function<std::int32_t(std::int64_t act_blocks, std::int64_t kv_blocks,
+                             std::int64_t host_blocks)>
+      resident_layers =
       nullptr;
   // Iterations in virtual time (planner/virtual_time/rehearsal.h); nothing where the blocks do not fit.
   std::function<std::optional<Rehearsed>(const Profile& profile, const Allocation& blocks)>

@@ -44,12 +44,13 @@ Case random_case(std::mt19937& random) {
   c.inputs.host = Bytes{static_cast<std::int64_t>(up_to(16 * 16 * 1024.0))} * c.inputs.layers;
   const auto device = static_cast<std::int64_t>(up_to(200'000));
   const std::int64_t act_buffer = 2000 + static_cast<std::int64_t>(up_to(6000));
-  c.inputs.device = DeviceRoom{.layer = {5000 + static_cast<std::int64_t>(up_to(20'000))},
-                               .streaming = {10'000},
-                               .left = [device, act_buffer](std::int64_t act, std::int64_t kv) {
-                                 return Bytes{device - act_buffer * act -
-                                              1500 * kv};  // an ACT block's buffers are the larger
-                               }};
+  c.inputs.device =
+      DeviceRoom{.layer = {5000 + static_cast<std::int64_t>(up_to(20'000))},
+                 .streaming = {10'000},
+                 .left = [device, act_buffer](std::int64_t act, std::int64_t kv, std::int64_t) {
+                   return Bytes{device - act_buffer * act -
+                                1500 * kv};  // an ACT block's buffers are the larger
+                 }};
   return c;
 }
 
@@ -61,7 +62,7 @@ std::optional<double> least_of_all(const Case& c) {
   const std::int64_t region = in.host.n / in.layers / kRegionAlignment * kRegionAlignment;
   std::optional<double> least;
   for (std::int64_t act = 0; act <= in.most_blocks; ++act) {
-    const std::int64_t kv = in.most_blocks - act, left = in.device->left(act, kv).n;
+    const std::int64_t kv = in.most_blocks - act, left = in.device->left(act, kv, 0).n;
     for (std::int64_t here_act = 0; here_act <= act; ++here_act) {
       for (std::int64_t here_kv = 0; here_kv <= kv; ++here_kv) {
         const std::int64_t host = (act - here_act) * act_size + (kv - here_kv) * kv_size;
@@ -131,7 +132,7 @@ TEST(BestAllocation, StaysWithinBothMemoriesAndHoldsWhatFits) {
     const Bytes here = sizes.block(BlockKind::act) * best.gpu_act_blocks +
                        sizes.block(BlockKind::kv) * best.gpu_kv_blocks;
     EXPECT_LE(here * c.inputs.layers + c.inputs.device->layer * best.resident_layers.value(),
-              c.inputs.device->left(best.all_act_blocks(), best.all_kv_blocks()) +
+              c.inputs.device->left(best.all_act_blocks(), best.all_kv_blocks(), 0) +
                   (best.resident_layers == c.inputs.layers ? c.inputs.device->streaming : Bytes{}));
     EXPECT_LE(all, c.inputs.most_blocks);
     full += all == c.inputs.most_blocks ? 1 : 0;
@@ -148,7 +149,7 @@ TEST(BestAllocation, BeyondTryingEveryShareIsAsGoodToAThousandth) {
     c.inputs.prompt_rows = c.inputs.most_blocks * kBlockTokens;
     c.inputs.host = kGiB;
     const std::int64_t room = static_cast<std::int64_t>(random() % 40'000'000);
-    c.inputs.device->left = [=](std::int64_t act, std::int64_t) {
+    c.inputs.device->left = [=](std::int64_t act, std::int64_t, std::int64_t) {
       return Bytes{room + 10'000'000 - 3000 * act};
     };
     double least = std::numeric_limits<double>::infinity();

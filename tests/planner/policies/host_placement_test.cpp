@@ -44,13 +44,15 @@ ThreeWayCase random_three_way(std::mt19937& random) {
   c.inputs.largest_request = 1;
   c.inputs.host = Bytes{static_cast<std::int64_t>(40'000 + up_to(160'000.0))} * c.inputs.layers;
   const auto device = static_cast<std::int64_t>(up_to(120'000));
-  c.inputs.device = DeviceRoom{.layer = {20'000},
-                               .streaming = {10'000},
-                               .left = [device](std::int64_t act, std::int64_t kv) {
-                                 return Bytes{device - 3000 * act - 1500 * kv};
-                               }};
-  c.inputs.resident_layers = [device, layers = c.inputs.layers](std::int64_t act, std::int64_t kv) {
-    const std::int64_t left = device - 3000 * act - 1500 * kv;
+  c.inputs.device =
+      DeviceRoom{.layer = {20'000},
+                 .streaming = {10'000},
+                 .left = [device](std::int64_t act, std::int64_t kv, std::int64_t of_host) {
+                   return Bytes{device - 3000 * act - 1500 * (kv + of_host)};
+                 }};
+  c.inputs.resident_layers = [device, layers = c.inputs.layers](std::int64_t act, std::int64_t kv,
+                                                                std::int64_t of_host) {
+    const std::int64_t left = device - 3000 * act - 1500 * (kv + of_host);
     return left + 10'000 >= 20'000 * layers
                ? layers
                : static_cast<std::int32_t>(std::clamp<std::int64_t>(left / 20'000, 0, layers));
@@ -74,7 +76,7 @@ std::optional<double> least_of_three(const ThreeWayCase& c) {
       continue;
     }
     if (rest->most_blocks == 0) {
-      for (std::int32_t layers = 0; layers <= rest->resident_layers(0, rest->host_blocks);
+      for (std::int32_t layers = 0; layers <= rest->resident_layers(0, 0, rest->host_blocks);
            ++layers) {
         take(time_of(c, *rest, {.placed = true, .resident_layers = layers}));
       }
@@ -84,7 +86,7 @@ std::optional<double> least_of_three(const ThreeWayCase& c) {
     const std::int64_t kv_size = rest->sizes.block(BlockKind::kv).n;
     const std::int64_t region = rest->host.n / rest->layers / kRegionAlignment * kRegionAlignment;
     for (std::int64_t act = 0; act <= rest->most_blocks; ++act) {
-      const std::int64_t kv = rest->most_blocks - act, left = rest->device->left(act, kv).n;
+      const std::int64_t kv = rest->most_blocks - act, left = rest->device->left(act, kv, 0).n;
       for (std::int64_t here_act = 0; here_act <= act; ++here_act) {
         for (std::int64_t here_kv = 0; here_kv <= kv; ++here_kv) {
           const std::int64_t host = (act - here_act) * act_size + (kv - here_kv) * kv_size;

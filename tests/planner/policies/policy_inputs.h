@@ -27,7 +27,7 @@ inline AllocationInputs half_on_device() {
   const Bytes room = kMultiHead.block(BlockKind::act) * 200 * from.layers;
   from.device = DeviceRoom{.layer = room * 2,
                            .streaming = {0},
-                           .left = [room](std::int64_t, std::int64_t) { return room; }};
+                           .left = [room](std::int64_t, std::int64_t, std::int64_t) { return room; }};
   return from;
 }
 
