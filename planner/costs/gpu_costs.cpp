@@ -98,8 +98,7 @@ void complete(Profile& profile) {
   };
   undisturbed("attention", profile.attention_undisturbed);
   undisturbed("host_attention", profile.host_attention_undisturbed);
-  const auto beside =
-      std::ranges::find(profile.measured, "load_beside_host", &MeasuredLine::name);
+  const auto beside = std::ranges::find(profile.measured, "load_beside_host", &MeasuredLine::name);
   if (beside != profile.measured.end() && profile.kind == DeviceKind::cuda) {
     const Point& largest = beside->points.back();
     profile.link_slowdown = std::max(1.0, largest.time / profile.load_kv(largest.n));

@@ -325,17 +325,17 @@ Allocation allocate_host(const Policy& policy, const ModelShape& shape, DType dt
       return rehearsal_of(shape, demand, blocks, limits, options);
     };
     const auto layout = std::make_shared<const WeightLayout>(weight_layout(shape, dtype));
-    inputs.rehearse = each_once<Rehearsed>([with, layout, &policy](const Profile& profile,
-                                                                   const Allocation& blocks) {
-      const auto rehearsal = with(blocks);
-      return rehearsal ? std::optional(rehearse(profile, policy, *layout, *rehearsal))
-                       : std::nullopt;
-    });
-    inputs.rehearse_job = each_once<Seconds>([with, layout, &policy](const Profile& profile,
-                                                                     const Allocation& blocks) {
-      const auto rehearsal = with(blocks);
-      return rehearsal ? rehearse_job(profile, policy, *layout, *rehearsal) : std::nullopt;
-    });
+    inputs.rehearse = each_once<Rehearsed>(
+        [with, layout, &policy](const Profile& profile, const Allocation& blocks) {
+          const auto rehearsal = with(blocks);
+          return rehearsal ? std::optional(rehearse(profile, policy, *layout, *rehearsal))
+                           : std::nullopt;
+        });
+    inputs.rehearse_job = each_once<Seconds>(
+        [with, layout, &policy](const Profile& profile, const Allocation& blocks) {
+          const auto rehearsal = with(blocks);
+          return rehearsal ? rehearse_job(profile, policy, *layout, *rehearsal) : std::nullopt;
+        });
   }
   Allocation host = policy.allocate(inputs);
   if (fixed.resident_layers) {
@@ -493,9 +493,8 @@ BatchOptions with_mini_batch(BatchOptions options, const Profile* profile) {
 }
 
 BatchOptions with_largest_mini_batch(BatchOptions options, const ModelShape& shape, DType dtype,
-                                     std::span<const RequestSize> requests,
-                                     const KeptContext& kept, const DeviceMemory& memory,
-                                     std::int32_t resident) {
+                                     std::span<const RequestSize> requests, const KeptContext& kept,
+                                     const DeviceMemory& memory, std::int32_t resident) {
   constexpr std::int64_t kMaxTokens = 1 << 24;  // as many as an option may say
   const auto demand = [&](std::int32_t sequences) {
     return demand_of(requests, sequences, kept, options.prefill_tokens);
@@ -520,8 +519,8 @@ BatchOptions with_largest_mini_batch(BatchOptions options, const ModelShape& sha
     const std::int32_t middle = least + (beyond - least) / 2;
     (fits(middle) ? least : beyond) = middle;
   }
-  options.mini_batch_tokens = static_cast<std::int32_t>(
-      std::min(kMaxTokens, demand(least).most_blocks * kBlockTokens));
+  options.mini_batch_tokens =
+      static_cast<std::int32_t>(std::min(kMaxTokens, demand(least).most_blocks * kBlockTokens));
   options.by_profile = false;
   return options;
 }

@@ -64,13 +64,14 @@ struct AllocationInputs {
   Bytes host;                    // for blocks of all layers
   Bytes layer_copy{};            // additional bytes for each layer whose weights stay on the device
   std::int64_t most_blocks = 0;  // the most that the requests can ever fill at once
-  std::int32_t largest_request = 0;                 // blocks
-  std::int32_t mini_batch = 0;                      // blocks that one should hold; 0: any number
-  std::int64_t requests = 0;                        // in all
-  std::int32_t sequences = 0;                       // of them, under way at a time
-  std::int64_t prompt_rows = 0;                     // of the prompts of those
-  std::int32_t prefill_rows = 0;                    // of prompts in an iteration
-  std::int64_t most_tokens = 0;  // of the contexts of those, if some are dropped; 0: those of most_blocks
+  std::int32_t largest_request = 0;  // blocks
+  std::int32_t mini_batch = 0;       // blocks that one should hold; 0: any number
+  std::int64_t requests = 0;         // in all
+  std::int32_t sequences = 0;        // of them, under way at a time
+  std::int64_t prompt_rows = 0;      // of the prompts of those
+  std::int32_t prefill_rows = 0;     // of prompts in an iteration
+  std::int64_t most_tokens =
+      0;  // of the contexts of those, if some are dropped; 0: those of most_blocks
   std::optional<DeviceRoom> device = std::nullopt;  // nothing: none, or not known
   bool host_cores = false;                          // may attend sequences where their blocks lie
   // Requests, with so many KV blocks of the host, that host cores attend: they are not among those above,
@@ -82,8 +83,7 @@ struct AllocationInputs {
   // the policy places none itself; nothing where that is not known.
   std::function<std::int32_t(std::int64_t act_blocks, std::int64_t kv_blocks,
                              std::int64_t host_blocks)>
-      resident_layers =
-      nullptr;
+      resident_layers = nullptr;
   // Iterations in virtual time (planner/virtual_time/rehearsal.h); nothing where the blocks do not fit.
   std::function<std::optional<Rehearsed>(const Profile& profile, const Allocation& blocks)>
       rehearse = nullptr;

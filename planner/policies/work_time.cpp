@@ -86,10 +86,9 @@ IterationTime iteration_time(const Profile& profile, const AllocationInputs& inp
   const double up = profile.host_up(on_host).n;
   const double compute = in_parts(profile.kv_gen, act, parts) + in_parts(attention, all, parts) +
                          profile.forward_of(rows).n + up;
-  const double host =
-      on_host > 0 ? attended.n * paces.host + profile.host_down(on_host).n + up +
-                        profile.forward_of(rows).n
-                  : 0;
+  const double host = on_host > 0 ? attended.n * paces.host + profile.host_down(on_host).n + up +
+                                        profile.forward_of(rows).n
+                                  : 0;
   const double back = profile.store_act(requests * host_act / std::max(all, 1.0)).n +
                       profile.store_kv(requests * host_kv / std::max(all, 1.0)).n +
                       profile.host_down(on_host).n;

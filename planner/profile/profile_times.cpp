@@ -154,8 +154,7 @@ class ProfileTimes::Reader {
   }
   // The share of `span` during which that stream worked.
   double overlap_with(std::size_t stream, const messages::Span& span) const {
-    const auto busy =
-        busy_[stream].before(span.end_ns()) - busy_[stream].before(span.begin_ns());
+    const auto busy = busy_[stream].before(span.end_ns()) - busy_[stream].before(span.begin_ns());
     const double seconds = seconds_of(span);
     return seconds > 0 ? static_cast<double>(busy) * 1e-9 / seconds : 0;
   }

@@ -17,6 +17,26 @@ double kv_share_of(const Slab& layer) {
   return all > 0 ? kv / all : 1;
 }
 
+// Of a layer that brings these pieces. Its loads and its host cores are taken to begin at the same time: its queries are
+// made first.
+Profile::Paces paces_of(const std::vector<BatchCost>& costs,
+                        const std::vector<messages::WeightFetch>& pieces,
+                        const VirtualWeights& weights, const Profile& profile) {
+  Seconds beside{}, alone{}, link{};
+  for (const BatchCost& one : costs) {
+    beside += one.host;
+    alone += one.host_alone;
+    link += one.load_act + one.load_kv;
+  }
+  if (beside.n <= 0) {
+    return {};
+  }
+  for (const messages::WeightFetch& piece : pieces) {
+    link += profile.load_w(weights.share(piece.piece()));
+  }
+  return profile.paces(link, beside, alone);
+}
+
 }  // namespace
 
 VirtualExecutor::VirtualExecutor(const Profile& profile, const WeightLayout& layout,
@@ -53,7 +73,7 @@ void VirtualExecutor::run(const messages::IterationT& tables, bool last) {
   for (std::uint32_t layer = 0; layer < layers; ++layer) {
     run_layer(layer, batches, weight_stream_.next(layer + 1, batches.count, last));
   }
-  paces_ = {};
+  busy_.paces = {};
   const auto pieces = weight_stream_.next(layers + 1, batches.count, last);
   for (std::uint32_t i = 0; i < batches.count; ++i) {
     fetch(pieces, i);
@@ -88,7 +108,7 @@ void VirtualExecutor::fetch(const std::vector<messages::WeightFetch>& pieces,
                             std::uint32_t mini_batch) {
   for (const messages::WeightFetch& piece : pieces) {
     if (piece.after_mini_batch() == mini_batch) {
-      const Seconds time = profile_.load_w(weights_.share(piece.piece())) * paces_.link;
+      const Seconds time = profile_.load_w(weights_.share(piece.piece())) * busy_.paces.link;
       busy_.link += weights_.fetch(piece, time, streams_);
       volume_.layers += weights_.share(piece.piece());
     }
@@ -110,7 +130,7 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
     }
     fetch(pieces, id);
   };
-  paces_ = paces_of(costs, pieces);
+  busy_.paces = paces_of(costs, pieces, weights_, profile_);
   load_next(0);
   const bool queries_wait = weights_.brought_by(pieces, layer, Weight::w_q);
   const RowGroup* const ahead = queries_wait ? nullptr : sent_ahead(batches.groups);
@@ -118,8 +138,7 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
   if (ahead != nullptr) {  // the next group's queries lie where those that go down did
     compute(std::max({rows_stored_[groups_++ % 2], weights_.arrived(layer, Weight::w_kv),
                       weights_.arrived(layer, Weight::w_q)}),
-            profile_.qkv_of(ahead->rows),
-            {.kind = VirtualSpan::Kind::products, .layer = layer});
+            profile_.qkv_of(ahead->rows), {.kind = VirtualSpan::Kind::products, .layer = layer});
     attended_ahead = send(costs, *ahead, layer);
     compute(streams_.end(VirtualStream::copy_out), {}, {});
   }
@@ -166,24 +185,6 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
   weights_.computed(layer, streams_.end(VirtualStream::compute));
 }
 
-// Loads and host cores are taken to begin a layer at the same time: its queries are made first.
-Profile::Paces VirtualExecutor::paces_of(const std::vector<BatchCost>& costs,
-                                         const std::vector<messages::WeightFetch>& pieces) const {
-  Seconds beside{}, alone{}, link{};
-  for (const BatchCost& one : costs) {
-    beside += one.host;
-    alone += one.host_alone;
-    link += one.load_act + one.load_kv;
-  }
-  if (beside.n <= 0) {
-    return {};
-  }
-  for (const messages::WeightFetch& piece : pieces) {
-    link += profile_.load_w(weights_.share(piece.piece()));
-  }
-  return profile_.paces(link, beside, alone);
-}
-
 std::vector<Seconds> VirtualExecutor::send(const std::vector<BatchCost>& costs,
                                            const RowGroup& group, std::uint32_t layer) {
   std::vector<Seconds> attended(group.end - group.begin);
@@ -199,7 +200,7 @@ std::vector<Seconds> VirtualExecutor::send(const std::vector<BatchCost>& costs,
                    profile_.host_down(rows), {.kind = VirtualSpan::Kind::store, .layer = layer});
   for (std::size_t i = group.begin; i < group.end; ++i) {
     if (costs[i].on_host) {
-      const Seconds time = costs[i].host * paces_.host;
+      const Seconds time = costs[i].host * busy_.paces.host;
       busy_.host += time;
       attended[i - group.begin] = streams_.add(VirtualStream::host, down, time,
                                                {.kind = VirtualSpan::Kind::host,
@@ -214,7 +215,7 @@ std::vector<Seconds> VirtualExecutor::send(const std::vector<BatchCost>& costs,
 void VirtualExecutor::load(const BatchCost& batch, std::size_t side, Seconds stored,
                            VirtualSpan span) {
   Side& to = sides_[side];
-  const Seconds act = batch.load_act * paces_.link, kv = batch.load_kv * paces_.link;
+  const Seconds act = batch.load_act * busy_.paces.link, kv = batch.load_kv * busy_.paces.link;
   to.act_loaded = streams_.add(VirtualStream::copy_in, std::max(to.computed, stored), act, span);
   to.loaded = streams_.add(VirtualStream::copy_in, {}, kv, span);
   busy_.link += act + kv;

@@ -63,6 +63,7 @@ class VirtualExecutor {
 
   struct Busy {
     Seconds link{}, compute{}, host{};
+    Profile::Paces paces{};  // of the layer that is run
   };
 
   // What computation of a mini-batch's blocks waits for, and frees.
@@ -83,9 +84,6 @@ class VirtualExecutor {
   // Sends what host cores attend of a group; returns when they are done with each of its mini-batches.
   std::vector<Seconds> send(const std::vector<BatchCost>& costs, const RowGroup& group,
                             std::uint32_t layer);
-  // Of a layer that brings these pieces of weights.
-  Profile::Paces paces_of(const std::vector<BatchCost>& costs,
-                          const std::vector<messages::WeightFetch>& pieces) const;
   Seconds compute(Seconds needed, Seconds time, VirtualSpan span);
 
   Profile profile_;
@@ -99,7 +97,6 @@ class VirtualExecutor {
 
   Seconds now_{};
   Busy busy_;
-  Profile::Paces paces_;  // of the layer that is run
   LinkVolume volume_;
   std::array<Side, 2> sides_;
   std::array<Seconds, 2> rows_stored_{};  // by side of new rows

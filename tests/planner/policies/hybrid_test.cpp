@@ -40,11 +40,11 @@ TEST(Hybrid, ChargesNoWeightsForLayersThatStayOnTheDevice) {
   EXPECT_NEAR(share(), 0.80, 0.01);
   // As many as fit beside the buffers for the split.
   from.fixed = {};
-  from.resident_layers = [](std::int64_t act, std::int64_t kv) {
+  from.resident_layers = [](std::int64_t act, std::int64_t kv, std::int64_t) {
     return act > 0 && kv > 0 ? 32 : 0;
   };
   EXPECT_NEAR(share(), 0.80, 0.01);
-  from.resident_layers = [](std::int64_t, std::int64_t) { return 16; };
+  from.resident_layers = [](std::int64_t, std::int64_t, std::int64_t) { return 16; };
   EXPECT_NEAR(share(), 0.87, 0.01);
 }
 

@@ -87,9 +87,9 @@ TEST(VirtualExecutor, MakesCodesInAsManyPartsAsABufferOfRowsHolds) {
   Profile profile = seconds_a_block();
   profile.kv_gen.a = 3;
   const auto kv_gen_time = [&](KvFormat format) {
-    VirtualExecutor executor(profile, small_layout(),
-                             {.resident_layers = kDecoderLayers, .max_mini_batch_rows = 16,
-                              .kv_format = format});
+    VirtualExecutor executor(
+        profile, small_layout(),
+        {.resident_layers = kDecoderLayers, .max_mini_batch_rows = 16, .kv_format = format});
     executor.run(decoding(1, 4, 8), true);
     return executor.compute_busy();
   };
@@ -206,7 +206,8 @@ TEST(VirtualExecutor, HostCoresWorkWhileThePromptsOfOtherGroupsAreComputed) {
   EXPECT_DOUBLE_EQ(attended[0].begin.n, 0.375) << "behind its own queries alone";
   const auto products = of_kind(spans, VirtualSpan::Kind::products, 0);
   ASSERT_EQ(products.size(), 6u);
-  EXPECT_DOUBLE_EQ(products[1].begin.n, 0.375) << "the next queries lie where those were that go down";
+  EXPECT_DOUBLE_EQ(products[1].begin.n, 0.375)
+      << "the next queries lie where those were that go down";
   EXPECT_LT(products[3].begin.n, attended[0].end.n) << "the prompt's";
   const auto on_device = of_kind(spans, VirtualSpan::Kind::attention, 0);
   EXPECT_DOUBLE_EQ(on_device.back().begin.n, std::max(attended[0].end.n, products[4].end.n));
