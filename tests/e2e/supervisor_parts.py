@@ -602,6 +602,38 @@ def stillness_is_noticed_and_later_where_a_disk_writes(_):
 
 
 @test
+def how_long_a_replacement_takes_is_no_step(_):
+    clock = mock.Mock(return_value=1000.0)
+    with mock.patch.object(watchdog.time, "monotonic", clock), mock.patch.object(processes, "cpu_seconds", return_value=0.0):
+        arguments = mock.Mock(stall_timeout=30, run_id="nobodys", restarts=1)
+        arguments.directory.status_of.return_value = {}
+        supervision = Supervision(arguments, mock.Mock(count=0), mock.Mock())
+        killed, new = _Ended(paths.EXECUTOR, -9), _Ended(paths.EXECUTOR, None)
+        killed.close = mock.Mock()
+        supervision._children, dog = [killed], supervision._watchdog
+        new.pid = killed.pid = 1
+
+        def seconds_until_noticed(words):
+            for second in range(1, 1000):
+                clock.return_value += 1
+                if dog.look(words, []):
+                    return second
+            return None
+
+        for step in range(3):
+            dog.look((step,), [])
+            clock.return_value += 1
+        with mock.patch.object(supervision, "_child", return_value=new), mock.patch("supervisor.lifecycle.supervision.say"):
+            expect(supervision._replaced([killed]), "it was not replaced")
+        for _ in range(5):
+            clock.return_value += 4
+            expect(dog.look((2,), []) is None, "a process that begins was ended")
+        dog.look((3,), [])
+        expect_equal(seconds_until_noticed((3,)), 30, "the patience after a replacement that took 20 s")
+        supervision._death_pipe.close()
+
+
+@test
 def a_process_that_computes_without_getting_anywhere_is_named(_):
     busy, idle = (
         subprocess.Popen([sys.executable, "-c", f"import signal\nprint('up', flush=True)\n{code}"], start_new_session=True, stdout=subprocess.PIPE)

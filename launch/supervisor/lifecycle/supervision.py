@@ -150,6 +150,8 @@ class Supervision:
             old = [self._begin_anew()]
         for child in old:
             self._replace(child)
+        if old:
+            self._watchdog.begin_again()
         return bool(old)
 
     def _end_hung(self, stillness):
