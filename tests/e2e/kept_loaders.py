@@ -189,7 +189,8 @@ def a_kept_loader_serves_one_run_at_a_time_and_survives_its_death(workspace):
         wait_for_results(run, 1)
         if number == 0:
             workspace.run(DEMO / "show.jsonl", workspace / "beside").expect(0, "in use by another run")
-            workspace.poise("stop").expect(0, "in use")
+            ended = workspace.poise("stop").expect(74, "in use")
+            expect("no loader was kept" not in ended.err and alive(pid), ended.err)
         children = workspace.children(run)
         os.kill(process.pid if victim == "supervisor" else children[victim], signal.SIGKILL)
         ended = workspace.finish(process)

@@ -8,7 +8,7 @@ from ..lifecycle import loaders, processes
 from ..lifecycle.leftovers import clean_up
 from ..lifecycle.run_directory import RunDirectory
 from ..shared.options import add_json, parser
-from ..shared.trouble import DONE, INTERRUPTED, Refusal, say, shown, tell
+from ..shared.trouble import DONE, INTERRUPTED, LOCKED, Refusal, say, shown, tell
 
 _END = 40  # seconds; a run has 30 of them to end in order
 
@@ -53,18 +53,23 @@ def _stop_run(directory, ended):
 
 def _stop_loaders(everywhere, ended):
     elsewhere = loaders.Home.elsewhere()
+    code = DONE
     for home in [*loaders.Home.all(), *(elsewhere if everywhere else [])]:
         model = str(home.record.get("model") or home.folder)
-        if _stop_loader(home):
+        stopped = _stop_loader(home)
+        if stopped is None:
+            code = LOCKED
+        elif stopped:
             ended.append({"loader_of": model})
-    if not ended:
+    if not ended and code == DONE:
         say("no loader was kept")
     for home in [] if everywhere else elsewhere:
         say(f"a loader lives on that was kept under another XDG_RUNTIME_DIR ({shown(home.folder)}); --all ends it, too")
-    return DONE
+    return code
 
 
 def _stop_loader(home):
+    """Whether there was one and it has ended; None if a run uses it."""
     model = home.record.get("model") or home.folder
     try:
         attached = home.take()
@@ -72,7 +77,7 @@ def _stop_loader(home):
         return False
     if attached is None:
         say(f"the kept loader of {shown(model)} is in use by a run: stop that first")
-        return False
+        return None
     ended = home.stop()
     attached.give_back()
     if ended:
