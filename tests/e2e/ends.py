@@ -10,6 +10,8 @@ import shutil
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import time
 
 import harness
@@ -214,6 +216,18 @@ def status_gives_the_command_that_goes_on(workspace):
     expect_equal(words[1], "run", command)
     expect("--resume" in words and "float32" not in words, f"another run's command: {command}")
     workspace.poise(*words[1:]).expect(0, "is written")
+
+
+@test
+def a_planner_without_a_run_is_not_listed_as_one(workspace):
+    with subprocess.Popen(
+        [harness.bin_folder() / "poise-planner", "encode", "--model", DEMO_MODEL], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as planner:
+        planner.stdin.write(b'"Once"\n')
+        planner.stdin.flush()
+        expect(planner.stdout.readline(), "the planner is not there")
+        expect("None" not in json.loads(workspace.poise("status", "--json").expect(0).out)["runs"], "a run without a directory")
+        planner.stdin.close()
 
 
 @test

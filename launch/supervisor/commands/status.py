@@ -75,7 +75,8 @@ def _tell_balance(balance):
 
 def _of_user(given):
     planners = [process for process in processes.running() if process.program == PLANNER]
-    runs = [shown(process.option("--run-dir")) for process in planners]
+    folders = [process.option("--run-dir") for process in planners]
+    runs = [shown(folder) for folder in folders if folder is not None]  # a planner without one only reads, as for `inspect`
     kept = [home.describe() for home in loaders.Home.all() if home.lives()]
     elsewhere = [home.describe() for home in loaders.Home.elsewhere()]
     if given.json:
