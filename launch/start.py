@@ -11,9 +11,10 @@ def interrupted(*_):
     os._exit(75)
 
 
-# Until a command has begun, Ctrl-C prints one sentence and exits with the code of an interruption. From then on it raises
+# Until a command has begun, SIGINT and SIGTERM print one sentence and exit with the code of an interruption. From then on they raise
 # KeyboardInterrupt, so that the command can clean up; `run`, `load` and `profile` install handlers of their own.
-signal.signal(signal.SIGINT, interrupted)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, interrupted)
 
 if sys.version_info < (3, 11):
     sys.stderr.write(
@@ -39,7 +40,9 @@ from supervisor.command_table import main  # noqa: E402
 
 try:
     code = main(sys.argv[1:])
+    # The command has ended as it has ended: Python would give back their defaults to signals that have handlers now.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 except KeyboardInterrupt:  # a second Ctrl-C while the first is being handled
     interrupted()
-signal.signal(signal.SIGINT, signal.SIG_IGN)
 sys.exit(code)

@@ -377,6 +377,43 @@ def an_interrupt_finishes_what_is_being_written(workspace):
         expect(not output.exists(), "an unfinished output")
 
 
+def catches(pid, number):
+    with open(f"/proc/{pid}/status") as file:
+        (caught,) = [int(line.split()[1], 16) for line in file if line.startswith("SigCgt")]
+    return bool(caught >> (number - 1) & 1)
+
+
+@test
+def a_signal_before_a_run_has_begun_ends_it_in_a_sentence(workspace):
+    """As soon as Python runs our code, and while options are checked: here by a planner that takes its time."""
+    programs, asked = workspace / "programs", workspace / "asked"
+    programs.mkdir()
+    for name in harness.PROGRAMS:
+        (programs / name).write_text(f"#!/bin/sh\ntouch {shlex.quote(str(asked))}\nexec sleep 60\n")
+        (programs / name).chmod(0o755)
+    words = workspace.run_words(DEMO / "show.jsonl", workspace / "out.jsonl", "--policy", "kv-only")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        for early in (True, False):
+            process = workspace.start(*words, env={"POISE_BIN": str(programs)})
+            wait_until(lambda p=process: catches(p.pid, signal.SIGTERM) if early else asked.exists(), "the command to begin")
+            process.send_signal(number)
+            ended = workspace.finish(process).expect(75, "poise: interrupted")
+            expect_equal(len(ended.lines()), 1, ended.err)
+            asked.unlink(missing_ok=True)
+    expect(not (workspace / "out.jsonl.poise").exists(), "a run directory")
+
+
+@test
+def a_signal_after_a_command_has_ended_does_not_change_how(workspace):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        process = workspace.start(*workspace.run_words(DEMO / "show.jsonl", workspace / "out.jsonl", "--overwrite"))
+        wait_until(lambda p=process: "is written" in harness.said(p), "the summary")
+        while process.poll() is None:
+            process.send_signal(number)
+            time.sleep(0.0005)
+        workspace.finish(process).expect(0)
+
+
 @test
 def a_signal_to_every_process_at_once_ends_a_run_as_one_to_its_supervisor_does(workspace):
     """systemd's default (KillMode=control-group), in both orders."""
