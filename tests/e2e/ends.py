@@ -2,6 +2,7 @@
 """How commands end: exit codes and the one line that says why, as launch/README.md documents."""
 
 import ctypes
+import gzip
 import json
 import os
 import resource
@@ -275,6 +276,11 @@ def resume_of_a_finished_run_leaves_the_output_alone(workspace):
     workspace.run(DEMO / "show.jsonl", output, "--resume").expect(0)
     after = (output.read_bytes(), output.stat().st_mtime_ns, output.stat().st_ino)
     expect_equal(after, before, "the output")
+    run = workspace / "out.jsonl.poise"
+    status = (run / "status.json").read_bytes()
+    (run / "finished.json").unlink()  # then a loader compares the weights
+    workspace.run(DEMO / "show.jsonl", output, "--resume").expect(0, "finished already")
+    expect_equal((run / "status.json").read_bytes(), status, "the status of the run")
     refused(workspace, workspace.run_words(DEMO / "show.jsonl", output), 2, "exists already")
     workspace.run(DEMO / "show.jsonl", output, "--overwrite").expect(0)
 
@@ -300,6 +306,79 @@ def an_overwriting_run_that_is_killed_while_it_starts_is_not_finished(workspace)
     workspace.poise(*words, "--resume").expect(76, "no manifest.json")
 
 
+def facts_of(run):
+    return {name: (run / name).read_bytes() for name in ("run.json", "status.json", "times.json", "manifest.json", "finished.json")}
+
+
+def resume_command(told):
+    return shlex.split(told.partition(" with: ")[2].splitlines()[0])[1:]
+
+
+def interrupted_while_it_loads(workspace, words, run):
+    """The attempt has noted itself, and its planner waits for a loader that halts."""
+    before = (run / "run.json").read_bytes()
+    process = workspace.start(*words, env={"POISE_FAILPOINTS": "loader.unsealed:stop"})
+    wait_until(lambda: (run / "run.json").read_bytes() != before, "the attempt to note itself")
+    wait_until(lambda: "planner" in workspace.children(run), "its planner")
+    process.send_signal(signal.SIGTERM)
+    return workspace.finish(process, timeout=40).expect(75)
+
+
+@test
+def an_attempt_that_changes_nothing_of_a_finished_run_leaves_its_facts(workspace):
+    output = workspace / "out.jsonl"
+    run = workspace / "out.jsonl.poise"
+    words = workspace.run_words(DEMO / "show.jsonl", output)
+    workspace.poise(*words, "--threads", "1").expect(0)
+    before, answers = facts_of(run), output.read_bytes()
+    for more in (("--seed", "7"), ("--quantization", "int8")):
+        workspace.poise(*words, "--resume", *more).expect(76, "belongs to another")
+        expect_equal(facts_of(run), before, f"the facts after --resume {' '.join(more)}")
+    expect("8 results, 0 of them errors" in workspace.poise("status", run).expect(0).out, "what `status` says")
+    workspace.replay(run)
+    anew = (*words, "--overwrite", "--seed", "7")
+    for typed in (anew, (*anew, "--resume")):
+        ended = interrupted_while_it_loads(workspace, typed, run)
+        expect_equal(facts_of(run), before, "the facts after an interrupted attempt")
+        expect_equal(output.read_bytes(), answers, "the output")
+        again = resume_command(ended.err)
+        expect("--resume" not in again and "--overwrite" in again, f"{again}")
+    workspace.poise(*again).expect(0, "is written")
+    expect(facts_of(run)["run.json"] != before["run.json"], "the new run has no facts")
+
+
+@test
+def an_attempt_that_changes_nothing_of_an_unfinished_run_names_the_command_that_goes_on(workspace):
+    requests, output = interrupted(workspace)
+    run = workspace / "out.jsonl.poise"
+    before = (run / "run.json").read_bytes()
+    ended = interrupted_while_it_loads(workspace, workspace.run_words(requests, output, "--resume", "--dtype", "float32"), run)
+    expect_equal((run / "run.json").read_bytes(), before, "run.json")
+    again = resume_command(ended.err)
+    expect("float32" not in again and "--resume" in again, f"{again}")
+    workspace.poise(*again).expect(0, "is written")
+
+
+@test
+def a_finished_run_keeps_its_own_files_behind_an_attempt_that_changes_nothing(workspace):
+    """Input and output are packed: the directory has them as they are."""
+    output, run = workspace / "out.jsonl.gz", workspace / "out.jsonl.gz.poise"
+    lines = (DEMO / "show.jsonl").read_bytes()
+    first, second = workspace / "first.gz", workspace / "second.gz"
+    first.write_bytes(gzip.compress(lines))
+    second.write_bytes(gzip.compress(lines.splitlines(keepends=True)[0]))
+
+    def own_files():
+        return sorted(os.listdir(run)), (run / "input.jsonl").read_bytes(), (run / "output.jsonl").read_bytes()
+
+    workspace.run(first, output).expect(0)
+    before = own_files()
+    interrupted_while_it_loads(workspace, workspace.run_words(second, output, "--overwrite"), run)
+    expect_equal(own_files(), before, "the files of the finished run")
+    workspace.run(second, output, "--overwrite").expect(0)
+    expect_equal(own_files()[0], before[0], "names in the run directory")
+
+
 @test
 def resume_that_cannot_start_says_so_and_keeps_what_is_finished(workspace):
     """Over an unfinished run, whose processes had begun, and over a finished one."""
@@ -323,6 +402,8 @@ def resume_that_cannot_start_says_so_and_keeps_what_is_finished(workspace):
             expect_equal(kept, partial, "what was finished")
             weights.write_bytes(whole)
             workspace.poise(*words, "--resume").expect(0)
+            before = facts_of(workspace / "out.jsonl.poise")
+    expect_equal(facts_of(workspace / "out.jsonl.poise"), before, "the facts of the finished run")
 
 
 @test

@@ -119,7 +119,8 @@ def _run_again(directory, record, failed):
     given.words, given.input, given.output = record["words"], [str(lines)], str(directory.path / _ANSWERS)
     given.run_dir, given.resume, given.overwrite = str(folder), goes_on, True
     given.notify, given.json, given.trace, given.metrics_port = None, False, None, None
-    return run_given(given, command_line("retry", directory.path))
+    again = command_line("retry", directory.path)
+    return run_given(given, again, again)
 
 
 def _numbers_in(lines):

@@ -12,8 +12,9 @@ from ..lifecycle.locks import is_held
 from ..lifecycle.notification import how_it_ended, notify
 from ..lifecycle.process_arguments import ProcessArguments, finished_as_it_stands, note_finished
 from ..lifecycle.run_directory import FINISHED, FRESH, UNFINISHED, RunDirectory
-from ..lifecycle.run_summary import beside_predicted, safe_text, summary
+from ..lifecycle.run_summary import beside_predicted, resume_text, safe_text, summary
 from ..lifecycle.sources import STDIN, Sources
+from ..lifecycle.standing_run import StandingRun
 from ..measure.record import read_record
 from ..measure.timeline import write_trace
 from ..shared.options import normalised, run_parser
@@ -26,11 +27,11 @@ def run(words):
     words = normalised(words)
     given = run_parser().parse_args(words)
     given.words = words
-    return run_given(given, inputs.resume_command(words))
+    return run_given(given, inputs.resume_command(words), inputs.command_again(words))
 
 
-def run_given(given, resume):
-    """`resume`: the command that goes on with this run."""
+def run_given(given, resume, again):
+    """`resume`: the command that goes on with this run; `again`: the one that begins it, as long as a finished run stands there."""
     inputs.check_limits(given.model)
     inputs.check_model(given.model)
     sources = Sources(given.input)
@@ -38,12 +39,12 @@ def run_given(given, resume):
         program(name)
     port = metrics_port.MetricsPort.of(given)
     try:
-        return _run(given, resume, sources, port)
+        return _run(given, resume, again, sources, port)
     finally:
         port.close()
 
 
-def _run(given, resume, sources, port):
+def _run(given, resume, again, sources, port):
     directory = RunDirectory(run_folder(given))
     delivery = Delivery(given.output, directory.path)
     if given.json and given.output == STDOUT:
@@ -63,9 +64,10 @@ def _run(given, resume, sources, port):
     except OSError as problem:
         raise of_system(problem) from None
     code, sentence = INTERRUPTED, ""
+    standing = StandingRun(directory)
     try:
         delivery.check(given, directory, sources)
-        code, sentence = _run_in(directory, given, interrupts, resume, sources, delivery, port)
+        code, sentence = _run_in(directory, standing, given, interrupts, resume, again, sources, delivery, port)
     except Refusal as refusal:
         code, sentence = refusal.code, refusal.sentence
         raise
@@ -77,6 +79,7 @@ def _run(given, resume, sources, port):
         raise
     finally:
         facts = how_it_ended(directory, delivery, code, sentence)
+        standing.end(code)
         directory.leave(forget=code in (CANNOT_START, FOREIGN))
         if given.notify:
             notify(given.notify, facts, interrupts)
@@ -96,7 +99,7 @@ def _check_trace(given, directory, sources, delivery):
         raise Refusal(f"--trace {shown(given.trace)}: the run keeps a file of that name there; name another")
 
 
-def _run_in(directory, given, interrupts, resume, sources, delivery, port):
+def _run_in(directory, standing, given, interrupts, resume, again, sources, delivery, port):
     """(exit code, how it ended)"""
     inputs.check_run_directory(given, directory)
     leftovers.sweep()
@@ -105,10 +108,7 @@ def _run_in(directory, given, interrupts, resume, sources, delivery, port):
         given.input = sources.prepare(directory.path, lambda: interrupts.count > 0, goes_on)
         check_decisions(given)
     if given.resume and directory.state() == FINISHED and finished_as_it_stands(directory, given):
-        delivery.deliver(resume)
-        sentence = f"the run is finished already; its output is {delivery.called()}"
-        say(sentence)
-        return DONE, sentence
+        return _finished_already(delivery, resume)
     inputs.clip_memory(given, loaders.Home.of(given).held_bytes, lambda: interrupts.count > 0)
     line = ProgressLine()
     try:
@@ -118,7 +118,6 @@ def _run_in(directory, given, interrupts, resume, sources, delivery, port):
     given.grammar_python = grammars.python_for(given.input)
     delivery.begin(goes_on)
     arguments = ProcessArguments(directory, given, resume)
-    before, record = directory.state(), directory.record()
     try:
         kept = arguments.choose_loader()
         arguments.begin()
@@ -134,6 +133,9 @@ def _run_in(directory, given, interrupts, resume, sources, delivery, port):
     if outcome.code == DONE:
         note_finished(directory)
         chat_prompts.forget(directory.path)
+        if standing.stands(DONE):
+            standing.was_done()
+            return _finished_already(delivery, resume)
         delivery.deliver(resume)
         sentence = summary(directory, given.output, delivery.called())
         say(sentence)
@@ -145,19 +147,32 @@ def _run_in(directory, given, interrupts, resume, sources, delivery, port):
             say(balance)
         return DONE, sentence
     elif outcome.code in (INTERRUPTED, OUTPUT):
-        safe = safe_text(directory) if directory.state() == UNFINISHED else "nothing was finished yet"
-        say(f"{outcome.sentence}; {safe}; go on with: {resume}")
+        say(f"{outcome.sentence}; {_how_to_go_on(directory, standing, outcome.code, resume, again)}")
     else:
         say(outcome.sentence)
         if "host memory" in outcome.sentence and (held := loaders.held_by_others(arguments.run_id)):
             say(held)
         if "memory" in outcome.sentence and (held := leftovers.still_ending()):
             say(f"{held} is not free yet: try again")
-        if before == UNFINISHED:
-            directory.note(record)  # the directory is unchanged: `status` reports that run, not this attempt
-        elif outcome.code == CANNOT_START:
+        if outcome.code == CANNOT_START and not standing.stands(outcome.code):
             directory.forget_what_did_not_start(arguments.run_id)
     return outcome.code, outcome.sentence
+
+
+def _finished_already(delivery, resume):
+    delivery.deliver(resume)
+    sentence = f"the run is finished already; its output is {delivery.called()}"
+    say(sentence)
+    return DONE, sentence
+
+
+def _how_to_go_on(directory, standing, code, resume, again):
+    if not standing.stands(code):
+        safe = safe_text(directory) if directory.state() == UNFINISHED else "nothing was finished yet"
+        return f"{safe}; go on with: {resume}"
+    if standing.state == FINISHED:
+        return f"nothing was finished yet, and the finished run there is as it was; start again with: {again}"
+    return f"{safe_text(directory, standing.status)}; go on with: {resume_text(standing.record)}"
 
 
 def _write_trace(directory, path):

@@ -1,13 +1,12 @@
 """`poise status`: how far a run is, or which runs and kept loaders this user has."""
 
 import json
-import os
 import time
 from pathlib import Path
 
 from ..lifecycle import loaders, moments, processes
 from ..lifecycle.run_directory import FINISHED, UNFINISHED, RunDirectory
-from ..lifecycle.run_summary import finished_lines, progress_text, safe_text
+from ..lifecycle.run_summary import finished_lines, progress_text, resume_text, safe_text
 from ..shared.options import normalised, parser
 from ..shared.paths import PLANNER
 from ..shared.quantities import bytes_text, counted
@@ -40,20 +39,13 @@ def _of_run(given):
         since = directory.owner().get("since")
         tell(f"  {progress_text(facts)}{f', since {since}' if since else ''}")
     elif facts["state"] == UNFINISHED:
-        tell(f"  {safe_text(directory)}; go on with: {_resume_text(record)}")
+        tell(f"  {safe_text(directory)}; go on with: {resume_text(record)}")
     elif facts["state"] == FINISHED:
         tell(f"  {counted(facts.get('done', 0), 'result')}, {facts.get('errors', 0)} of them errors")
     if (times := moments.words(directory)) and not directory.lives():
         tell(f"  {times}")
     _tell_balance(facts.get("balance") or {})
     return DONE
-
-
-def _resume_text(record):
-    """The command that resumes the run, and the directory it was typed in if that is another one: its paths may be relative."""
-    command, folder = record.get("resume") or "`run … --resume`", record.get("folder")
-    elsewhere = folder and os.path.realpath(folder) != os.getcwd()
-    return f"{f'(in {shown(folder)}) ' if elsewhere else ''}{shown(command)}"
 
 
 def _tell_balance(balance):

@@ -185,3 +185,8 @@ def resume_command(words):
     """The command that goes on with this run, as the user typed it."""
     words = list(words)
     return command_line("run", *words) + ("" if "--resume" in words else " --resume")
+
+
+def command_again(words):
+    """The command that tries again what changed nothing of a finished run. What may overwrite that run would not resume it."""
+    return command_line("run", *(word for word in words if word != "--resume" or "--overwrite" not in words))

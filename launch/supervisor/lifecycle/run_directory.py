@@ -26,9 +26,13 @@ _ORPHANS_END = 15  # seconds
 # Of a run whose files are not plain ones.
 INPUT_NAMES = ("input.jsonl", "input.jsonl.new")
 OUTPUT_NAMES = ("output.jsonl",)
+# Those of a finished run lie under other names while another attempt begins (standing_run.py).
+KEPT_ASIDE, KEPT = (INPUT_NAMES[0], OUTPUT_NAMES[0]), ".kept"
+STATUS = "status.json"
 _LOCKS = {"run.lock", "children.lock"}
-_OURS = _LOCKS | {"run.json", "run.json.new", "finished.json", "finished.json.new", "times.json", "times.json.new", "logs", "loader", *chat_prompts.NAMES, *INPUT_NAMES, *OUTPUT_NAMES, "retry.jsonl", "retried.jsonl", "retry.poise"}
-_PLANNERS = {"manifest.json", "results.jsonl.partial", "results.jsonl.published", "orders.log", "status.json"}
+_FOLDERS = ("logs", "loader")
+_OURS = _LOCKS | {"run.json", "run.json.new", "finished.json", "finished.json.new", "times.json", "times.json.new", *_FOLDERS, *chat_prompts.NAMES, *INPUT_NAMES, *OUTPUT_NAMES, *(name + KEPT for name in KEPT_ASIDE), "retry.jsonl", "retried.jsonl", "retry.poise"}
+_PLANNERS = {"manifest.json", "results.jsonl.partial", "results.jsonl.published", "orders.log", STATUS}
 # Requests to a living run, and their answers: live_changes.py, restarts.py.
 _REQUESTS = ("policy.json", "policy.lock", "policy.in_force.json", "restart.*.json", "restarted.json")
 
@@ -103,7 +107,7 @@ class RunDirectory:
         return read_json(self.path / "run.lock")
 
     def status(self):
-        return read_json(self.path / "status.json")
+        return read_json(self.path / STATUS)
 
     def status_of(self, run_id):
         """The status, if this run or attempt wrote it; {} if it is of an earlier one."""
@@ -220,7 +224,7 @@ class RunDirectory:
         status = self.status_of(run_id)
         ended_before = status.get("state") == "interrupted" and status.get("iteration") == 0
         if ended_before or status.get("state") in ("starting", "loading", "preparing", "measuring"):
-            for name in ("results.jsonl.partial", "manifest.json", "status.json"):
+            for name in ("results.jsonl.partial", "manifest.json", STATUS):
                 remove(self.path / name)
 
     def leave(self, forget=False):

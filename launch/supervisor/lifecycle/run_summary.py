@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 
 from ..shared.progress import bar
 from ..shared.quantities import counted, duration, rate_text
@@ -33,8 +34,16 @@ def _verified_bytes(directory):
         return 0
 
 
-def safe_text(directory):
-    total = directory.status().get("requests")
+def resume_text(record):
+    """The command that resumes the run, and the directory it was typed in if that is another one: its paths may be relative."""
+    command, folder = record.get("resume") or "`run … --resume`", record.get("folder")
+    elsewhere = folder and os.path.realpath(folder) != os.getcwd()
+    return f"{f'(in {shown(folder)}) ' if elsewhere else ''}{shown(command)}"
+
+
+def safe_text(directory, status=None):
+    """`status`: of the run, where another attempt has written its own."""
+    total = (directory.status() if status is None else status).get("requests")
     done = finished_lines(directory)
     known = isinstance(total, int) and total >= done
     all_of_them = total if known else done
