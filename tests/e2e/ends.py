@@ -144,6 +144,24 @@ def a_disk_that_fills_up_ends_with_73_and_nothing_finished_is_lost(workspace):
 
 
 @test
+def a_disk_without_room_for_a_run_directory_keeps_none(workspace):
+    """No file may have more than so many bytes: of those in the directory the lock's owner is the first, its description the next."""
+    for room, points in ((0, ""), (4096, "supervisor.write:errno=ENOSPC")):
+        words = workspace.run_words(DEMO / "show.jsonl", workspace / "out.jsonl", "--run-dir", workspace / "run")
+        ended = subprocess.run(
+            [sys.executable, "-s", str(harness.ROOT / "launch" / "start.py"), *map(str, words)],
+            env=workspace.environment({"POISE_FAILPOINTS": points}) | {"PYTHONDONTWRITEBYTECODE": "1"},  # nor any half compiled source
+            cwd=workspace.folder,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            preexec_fn=lambda limit=room: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        )
+        expect_equal(ended.returncode, 73, ended.stderr)
+        expect(not (workspace / "run").exists(), f"the run directory stays: {os.listdir(workspace.folder)}")
+
+
+@test
 def a_full_shared_memory_is_refused_with_numbers(workspace):
     """The pools and weights are reserved before anything is loaded: no SIGBUS later."""
     shape = json.loads((DEMO_MODEL / "config.json").read_text())

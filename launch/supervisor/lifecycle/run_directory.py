@@ -6,6 +6,7 @@ they are whole), times.json (where the time of an attempt went), chat.jsonl (the
 ones: sources.py, delivery.py), logs/ and loader/ (home of the run's own loader). The planner writes manifest.json, results.jsonl.partial, results.jsonl.published, orders.log (in segments, if it has a limit) and status.json.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -122,6 +123,14 @@ class RunDirectory:
     def enter(self):
         """Makes the directory and takes its lock; refuses while another run lives in it."""
         self._make()
+        try:
+            self._take_lock()
+        except BaseException:
+            self._remove_what_holds_nothing()
+            raise
+        self._end_orphans()
+
+    def _take_lock(self):
         self.lock = Lock.take(self.path / "run.lock")
         if self.lock is None:
             owner = self.owner()
@@ -133,7 +142,6 @@ class RunDirectory:
             )
         owner = {"pid": os.getpid(), "started": processes.start_time(os.getpid()), "takes_requests": True}
         self.lock.write(json.dumps({**owner, "since": time.strftime("%Y-%m-%d %H:%M:%S")}))
-        self._end_orphans()
 
     def _make(self):
         try:
@@ -182,8 +190,8 @@ class RunDirectory:
     def begin(self, record):
         """Writes run.json under a new run id and returns the id."""
         run_id = secrets.token_hex(8)
-        self.make_folder("logs")
-        self.make_folder("loader")
+        for name in _FOLDERS:
+            self.make_folder(name)
         self.remove_sockets()
         for pattern in _REQUESTS:  # requests to the previous attempt
             for path in self.path.glob(pattern):
@@ -233,5 +241,19 @@ class RunDirectory:
             self.children_lock.give_back()
         if forget and self.lock and self.made_here and self.state() == FRESH:
             remove_tree(self.path)
+        self._remove_what_holds_nothing()
         if self.lock:
             self.lock.give_back()
+
+    def _remove_what_holds_nothing(self):
+        """A directory that was made for the run, if no more came of it than locks and empty folders: a full disk, say."""
+        if not self.made_here or (self.lock is None and os.path.lexists(self.path / "run.lock")):
+            return  # (where we have no lock, another command may have taken it)
+        with contextlib.suppress(OSError):
+            names = set(os.listdir(self.path))
+            if names <= {*_LOCKS, *_FOLDERS}:
+                for name in names - _LOCKS:
+                    os.rmdir(self.path / name)
+                for name in names & _LOCKS:
+                    remove(self.path / name)
+                os.rmdir(self.path)
