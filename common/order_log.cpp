@@ -97,6 +97,10 @@ bool is_empty_file(const std::filesystem::path& file) {
 
 std::string system_text(int error) { return std::generic_category().message(error); }
 
+bool is_nul(std::span<const std::byte> bytes) {
+  return std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
+}
+
 template <typename T>
 void append_bytes(std::vector<std::byte>& to, const T& value) {
   const auto* bytes = reinterpret_cast<const std::byte*>(&value);
@@ -414,6 +418,19 @@ std::optional<LoggedMessage> OrderLogReader::torn() {
   return std::nullopt;
 }
 
+bool OrderLogReader::only_nuls_are_left() {
+  const std::uint64_t size = segments_[at_].size;
+  for (std::uint64_t offset = offset_; offset < size;) {
+    const auto bytes = view(offset, std::min<std::uint64_t>(kGroup, size - offset));
+    if (!is_nul(bytes)) {
+      return false;
+    }
+    offset += bytes.size();
+    note_progress();
+  }
+  return true;
+}
+
 std::span<const std::byte> OrderLogReader::view(std::uint64_t offset, std::size_t bytes) {
   const std::uint64_t end = window_offset_ + window_.size();
   if (offset < window_offset_ || offset + bytes > end) {
@@ -471,9 +488,7 @@ std::optional<LoggedMessage> OrderLogReader::read_record() {
   if (header_good) {
     const auto content = view(offset_ + sizeof header, whole - sizeof header);
     const auto payload = content.first(header.payload_bytes);
-    const bool padded = std::ranges::all_of(content.subspan(header.payload_bytes),
-                                            [](std::byte byte) { return byte == std::byte{0}; });
-    if (padded && crc32c(payload) == header.payload_crc) {
+    if (is_nul(content.subspan(header.payload_bytes)) && crc32c(payload) == header.payload_crc) {
       LoggedMessage record{.number = number_,
                            .time_ns = header.time_ns,
                            .bytes = {payload.begin(), payload.end()},
@@ -486,6 +501,9 @@ std::optional<LoggedMessage> OrderLogReader::read_record() {
     if (whole == left) {  // nothing behind it: the write was cut off
       return torn();
     }
+  }
+  if (is_nul(std::as_bytes(std::span(&header, 1))) && only_nuls_are_left()) {
+    return torn();
   }
   fail("order log {} is damaged at record {} (byte {}): what follows cannot be trusted",
        segment.path, number_, offset_);

@@ -128,6 +128,44 @@ TEST_F(OrderLogTest, ALogGoesOnBehindItsLastWholeRecord) {
             (std::vector<std::string>{kPayloads[0], kPayloads[1], kPayloads[2], "five"}));
 }
 
+// As a power loss leaves it: the file has its new size, and no bytes behind its last record.
+TEST_F(OrderLogTest, ATailOfNulsIsTornOffWhateverItsLength) {
+  write(kPayloads);
+  const std::string whole = slurp(log_);
+  for (const std::size_t nuls : {1, 23, 24, 25, 100, 5000, (2 << 20) + 7}) {
+    SCOPED_TRACE(nuls);
+    spill(log_, whole + std::string(nuls, '\0'));
+    const Reading reading = read_all(log_);
+    EXPECT_FALSE(reading.damaged);
+    EXPECT_EQ(reading.payloads, kPayloads);
+    EXPECT_EQ(reading.torn, static_cast<std::int64_t>(nuls));
+  }
+}
+
+TEST_F(OrderLogTest, NulsBeforeAnyOtherByteAreDamage) {
+  write(kPayloads);
+  const std::string whole = slurp(log_);
+  const std::string record = whole.substr(16 + std::strlen(R"({"run":"1"})"), 24 + 8);
+  for (const std::size_t nuls : {24, 100, 2 << 20}) {
+    SCOPED_TRACE(nuls);
+    for (const std::string& behind : {std::string("x"), record}) {
+      spill(log_, whole + std::string(nuls, '\0') + behind);
+      EXPECT_TRUE(read_all(log_).damaged);
+    }
+  }
+}
+
+TEST_F(OrderLogTest, ALogGoesOnInPlaceOfATailOfNuls) {
+  write(kPayloads);
+  const std::string whole = slurp(log_);
+  spill(log_, whole + std::string(5000, '\0'));
+  write({"five"});
+  std::vector<std::string> all = kPayloads;
+  all.push_back("five");
+  EXPECT_EQ(read_all(log_).payloads, all);
+  EXPECT_EQ(fs::file_size(log_), whole.size() + 24 + 8);
+}
+
 TEST_F(OrderLogTest, TimeGoesOnInAContinuedLog) {
   write({"one"});
   write({"two"});
