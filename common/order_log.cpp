@@ -168,7 +168,7 @@ OrderLog::OrderLog(const std::filesystem::path& path, const std::string& header_
   }
   segment_ += after_damage ? 1 : 0;  // what was there has a number, too
   if (descriptor_ < 0) {
-    begin_segment();
+    begin_segment(after_damage);
   }
   began_ns_ = now_ns() - began_ns_;
   flush();
@@ -213,7 +213,7 @@ void OrderLog::open_segment(const std::filesystem::path& file, std::uint64_t end
   segment_bytes_ = end;
 }
 
-void OrderLog::begin_segment() {
+void OrderLog::begin_segment(bool after_damage) {
   if (descriptor_ >= 0) {
     flush();
     close(std::exchange(descriptor_, -1));
@@ -227,7 +227,8 @@ void OrderLog::begin_segment() {
   const std::string text =
       with_segment(header_, {.number = segment_,
                              .keeps = limits_.keeps,
-                             .carried = static_cast<std::uint32_t>(carried_.size())});
+                             .carried = static_cast<std::uint32_t>(carried_.size()),
+                             .after_damage = after_damage});
   FileHeader header{
       .magic = {}, .version = kVersion, .header_bytes = static_cast<std::uint32_t>(text.size())};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
@@ -389,6 +390,11 @@ void OrderLogReader::choose_segments() {
   while (first != segments_.begin() && !keeps_nothing(*(first - 1)) &&
          (first - 1)->facts.number + 1 == first->facts.number) {
     --first;
+  }
+  if (first->facts.after_damage) {
+    extent_.gap = LogGap::damage;
+  } else if (first != segments_.begin() && keeps_nothing(*(first - 1))) {
+    extent_.gap = LogGap::off;
   }
   drop(segments_.begin(), first);
   extent_.first_segment = segments_.front().facts.number;

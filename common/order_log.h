@@ -51,7 +51,7 @@ class OrderLog {
 
   void go_on(const std::filesystem::path& file, bool in_its_segment);
   void open_segment(const std::filesystem::path& file, std::uint64_t end);
-  void begin_segment();
+  void begin_segment(bool after_damage = false);
   void carry(messages::Body kind, std::span<const std::byte> record);
   bool is_limited() const { return limits_.size || limits_.keeps != LogKeeps::full; }
 

@@ -47,13 +47,17 @@ bool is_kept(messages::Body kind, LogKeeps keeps) {
 }
 
 std::string with_segment(const std::string& header, const SegmentFacts& facts) {
-  if (facts.number == 1 && facts.keeps == LogKeeps::full && facts.carried == 0) {
+  if (facts.number == 1 && facts.keeps == LogKeeps::full && facts.carried == 0 &&
+      !facts.after_damage) {
     return header;
   }
   auto json = nlohmann::ordered_json::parse(header);
   json["segment"] = facts.number;
   json["keeps"] = std::string(name_of(facts.keeps));
   json["carried"] = facts.carried;
+  if (facts.after_damage) {
+    json["after_damage"] = true;
+  }
   return json.dump();
 }
 
@@ -65,6 +69,7 @@ SegmentFacts segment_of(const std::string& header, const std::string& what) {
       object.integer("segment", {.min = 1, .max = INT32_MAX}).value_or(1));
   facts.carried =
       static_cast<std::uint32_t>(object.integer("carried", {.min = 0, .max = 64}).value_or(0));
+  facts.after_damage = object.boolean("after_damage").value_or(false);
   if (const auto keeps = object.string("keeps")) {
     const auto known = log_keeps_from(*keeps);
     if (!known) {

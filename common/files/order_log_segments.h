@@ -38,6 +38,7 @@ struct SegmentFacts {
   std::uint32_t number = 1;
   LogKeeps keeps = LogKeeps::full;
   std::uint32_t carried = 0;  // records at its beginning that are copies
+  bool after_damage = false;  // the one before it was damaged and set aside
 };
 // `header`, a JSON object, with these facts. Those of a whole log go without saying.
 std::string with_segment(const std::string& header, const SegmentFacts& facts);
@@ -51,9 +52,17 @@ void remove_log(const std::filesystem::path& log);
 // Removes the oldest of `closed`, until with `room` more bytes all of them are no larger than `size`.
 void prune(const std::vector<std::filesystem::path>& closed, Bytes room, Bytes size);
 
+// Why a log begins with a later segment than its first.
+enum class LogGap : std::uint8_t {
+  removed,  // earlier ones are not there: --orders-log-size removed them
+  off,      // the one before it keeps nothing
+  damage,   // the one before it was damaged and set aside
+};
+
 // What a reader has of a log.
 struct LogExtent {
-  std::uint32_t first_segment = 1;  // above 1: earlier ones are not there
+  std::uint32_t first_segment = 1;  // above 1: earlier ones are not there …
+  LogGap gap = LogGap::removed;     // … for this reason
   std::uint32_t segments = 1;
   bool thin = false;        // some keep tables alone
   bool ends_early = false;  // the last ones keep nothing

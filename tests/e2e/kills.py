@@ -192,6 +192,8 @@ def a_damaged_order_log_does_not_prevent_a_resume(workspace):
     run_to_its_end(workspace, requests, output, "--resume").expect(0, "damaged", "a new one begins")
     expect_equal(comparable(output), oracle, "the resumed file")
     workspace.poise("inspect", run).expect(0)
+    refused = workspace.poise("replay", run, "--device", "cpu").expect(2, "damaged and set aside", "another run directory")
+    expect("--orders-log-size" not in refused.err, refused.err)
 
 
 @test

@@ -138,7 +138,8 @@ def _log(directory, notes):
         return None
     first = reading.header
     if first.get("segment", 1) != 1:
-        notes.append("the log of orders lacks its beginning (--orders-log-size): curves and times of requests begin where it does")
+        why = "it was damaged and set aside" if first.get("after_damage") else "--orders-log-size, or --orders-log off before"
+        notes.append(f"the log of orders lacks its beginning ({why}): curves and times of requests begin where it does")
     has_reports = any(reading.totals[name] for name in CLASSES) or any(reading.series.amounts["compute"])
     if not has_reports:
         notes.append("the log of orders has tables alone (--orders-log tables): no busy shares, no bytes")

@@ -212,6 +212,16 @@ TEST_F(OrderLogSegments, ATimeWithoutALogIsAGap) {
   EXPECT_FALSE(extent().ends_early);
 }
 
+TEST_F(OrderLogSegments, AReaderKnowsWhyTheBeginningIsMissing) {
+  write(1, 300, kLimited);
+  EXPECT_EQ(extent().gap, LogGap::removed);
+  remove_log(log_);
+  write(1, 10, {});
+  write(11, 20, kOff);
+  write(21, 30, {});
+  EXPECT_EQ(extent().gap, LogGap::off);
+}
+
 TEST_F(OrderLogSegments, ALogThatKeepsNothingIsRefusedWithItsReason) {
   write(1, 10, kOff);
   write(11, 20, kOff);
@@ -252,6 +262,18 @@ TEST_F(OrderLogSegments, BehindDamageTheBeginningIsKnownToBeMissing) {
   { OrderLog log(log_, "{}", {}, true); }
   EXPECT_TRUE(std::filesystem::exists(log_));
   EXPECT_TRUE(extent().begins_late());
+  EXPECT_EQ(extent().gap, LogGap::damage);
+  write(1, 10, {});
+  write(11, 20, kTables);
+  EXPECT_EQ(extent().gap, LogGap::damage);
+  EXPECT_EQ(extent().segments, 2u);
+}
+
+TEST_F(OrderLogSegments, BehindADamagedLaterSegmentTheFirstOneIsAGapToo) {
+  write(1, 10, {});
+  { OrderLog log(log_, "{}", {}, true); }
+  EXPECT_EQ(extent().first_segment, 3u);
+  EXPECT_EQ(extent().gap, LogGap::damage);
 }
 
 TEST_F(OrderLogSegments, ASegmentWithoutAHeaderIsLeftOutAndReplaced) {
