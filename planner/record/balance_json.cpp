@@ -49,10 +49,16 @@ Json json_of(const BalanceSums& sums) {
 }
 
 Json json_of(const Balance& balance, const BalanceFacts& facts) {
-  Json json{{"words", words(balance, facts)},
-            {"whole", json_of(balance.all())},
-            {"generating", json_of(balance.decode())},
-            {"last", Json::array()}};
+  Json json{{"words", words(balance, facts)}};
+  if (facts.without_reports > 0) {
+    json["without_reports"] = facts.without_reports;
+    if (balance.all().iterations == 0) {
+      return json;
+    }
+  }
+  json["whole"] = json_of(balance.all());
+  json["generating"] = json_of(balance.decode());
+  json["last"] = Json::array();
   for (const Balance::Iteration& one : balance.last()) {
     Json iteration{{"iteration", one.kind.number}, {"generates_only", one.kind.decodes}};
     iteration.update(json_of(one.sums));

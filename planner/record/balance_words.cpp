@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/words.h"
 #include "planner/record/balance.h"
 
 // What to say about a run's balance. A side is "busy" if it works nearly all the time and so cannot do
@@ -160,9 +161,8 @@ std::string advice_for_neither(const BalanceSums& sums, const Shares& shares,
           : std::string());
 }
 
-}  // namespace
-
-std::string words(const Balance& balance, const BalanceFacts& facts) {
+// Of the iterations that were reported on.
+std::string words_of_reports(const Balance& balance, const BalanceFacts& facts) {
   const BalanceSums& all = is_much(balance.settled()) ? balance.settled() : balance.all();
   if (!is_much(all)) {
     return fmt::format("{} iteration{} in {:.2f} s are too little to judge the balance by.",
@@ -186,6 +186,21 @@ std::string words(const Balance& balance, const BalanceFacts& facts) {
     return text + advice_for_compute(sums, shares);
   }
   return text + advice_for_neither(sums, shares, facts);
+}
+
+}  // namespace
+
+std::string words(const Balance& balance, const BalanceFacts& facts) {
+  if (facts.without_reports == 0) {
+    return words_of_reports(balance, facts);
+  }
+  const bool all = balance.all().iterations == 0;
+  return fmt::format(
+      "{}{} {} no reports (--orders-log tables): {}.",
+      all ? "" : words_of_reports(balance, facts) + " ",
+      counted(facts.without_reports, "iteration"), facts.without_reports == 1 ? "has" : "have",
+      all ? fmt::format("how busy link and {} were is not known", facts.device)
+          : std::string(facts.without_reports == 1 ? "it is left out" : "they are left out"));
 }
 
 }  // namespace poise

@@ -77,8 +77,13 @@ std::string balance_text(const BalanceSums& sums) {
           : "");
 }
 
-void count(const LoggedIteration& iteration, Balance& balance) {
+void count(const LoggedIteration& iteration, Balance& balance, std::int64_t& without_reports) {
   if (!iteration.done) {
+    return;
+  }
+  if (!has_reports(iteration)) {
+    ++without_reports;
+    balance.pause();
     return;
   }
   balance.begin(kind_of(iteration.tables), {iteration.sent});
@@ -138,6 +143,8 @@ bool is_asked_for(const LoggedLayer& one, std::optional<std::uint32_t> layer) {
 
 }  // namespace
 
+bool has_reports(const LoggedIteration& iteration) { return iteration.keeps == LogKeeps::full; }
+
 BalanceSums sums_of(const LoggedIteration& iteration, const LogFacts& facts) {
   BalanceSums sums;
   for (const LoggedLayer& layer : iteration.layers) {
@@ -151,6 +158,9 @@ BalanceSums sums_of(const LoggedIteration& iteration, const LogFacts& facts) {
 std::string iteration_text(const LoggedIteration& iteration, const LogFacts& facts,
                            std::optional<std::uint32_t> layer) {
   std::string text = headline(iteration);
+  if (!has_reports(iteration)) {
+    return text + "  no orders of its layers and no reports on them (--orders-log tables)\n";
+  }
   text +=
       "  stage        sent s weights MiB    KV MiB   ACT MiB stores MiB    done s T_PCIe ms T_comp "
       "ms "
@@ -173,13 +183,13 @@ void inspect(const InspectOptions& options, std::FILE* out) {
   std::uint64_t iterations = 0, shown = 0;
   Balance balance(facts.sizes);
   RequestTimes requests;
-  const BalanceFacts told{.device = "device",
-                          .act_is_smaller = facts.sizes.act_row < facts.sizes.kv_row};
+  BalanceFacts told{.device = "device",
+                    .act_is_smaller = facts.sizes.act_row < facts.sizes.kv_row};
   log.read(
       {.iteration =
            [&](const LoggedIteration& iteration) {
              ++iterations;
-             count(iteration, balance);
+             count(iteration, balance, told.without_reports);
              if (options.iteration && iteration.tables.iteration != *options.iteration) {
                return;
              }

@@ -25,7 +25,10 @@ std::string iteration_text(const LoggedIteration& iteration, const LogFacts& fac
                            std::optional<std::uint32_t> layer);
 std::string iteration_json(const LoggedIteration& iteration, const LogFacts& facts,
                            std::optional<std::uint32_t> layer);
-// The balance of link and computation in an iteration, if it is known.
+// Whether the log has reports on the iteration's layers, if it was finished.
+bool has_reports(const LoggedIteration& iteration);
+// The balance of link and computation in an iteration.
+// REQUIRES: the log has reports on it.
 BalanceSums sums_of(const LoggedIteration& iteration, const LogFacts& facts);
 std::string balance_json(const Balance& balance, const BalanceFacts& facts);
 std::string configure_json(const messages::ConfigureT& configure, double time);

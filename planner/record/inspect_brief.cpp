@@ -37,7 +37,7 @@ std::string brief_json(const LoggedIteration& iteration, const LogFacts& facts) 
       context += sequence.context();
     }
   }
-  const nlohmann::ordered_json json{
+  nlohmann::ordered_json json{
       {"type", "iteration"},
       {"iteration", iteration.tables.iteration},
       {"generates_only", kind_of(iteration.tables).decodes},
@@ -47,8 +47,10 @@ std::string brief_json(const LoggedIteration& iteration, const LogFacts& facts) 
       {"sequences", sequences},
       {"rows", rows},
       {"context", context},
-      {"tokens", std::ranges::count_if(iteration.answers.results, is_token)},
-      {"balance", json_of(sums_of(iteration, facts))}};
+      {"tokens", std::ranges::count_if(iteration.answers.results, is_token)}};
+  if (has_reports(iteration)) {
+    json["balance"] = json_of(sums_of(iteration, facts));
+  }
   return json.dump() + "\n";
 }
 

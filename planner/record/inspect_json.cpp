@@ -146,7 +146,9 @@ std::string iteration_json(const LoggedIteration& iteration, const LogFacts& fac
   if (iteration.done) {
     json["done_s"] = *iteration.done;
     json["results"] = iteration.answers.results.size();
-    json["balance"] = json_of(sums_of(iteration, facts));
+    if (has_reports(iteration)) {
+      json["balance"] = json_of(sums_of(iteration, facts));
+    }
   }
   json["mini_batches"] = Json::array();
   for (const auto& batch : iteration.tables.mini_batches) {

@@ -91,7 +91,7 @@ void LogDigest::take(const LoggedMessage& record) {
   }
   const double time = static_cast<double>(record.time_ns) * 1e-9;
   notice_successors(*message, time);
-  take(*message, time);
+  take(*message, record.keeps, time);
 }
 
 void LogDigest::notice_successors(const messages::Message& message, double time) {
@@ -116,7 +116,7 @@ void LogDigest::notice_successors(const messages::Message& message, double time)
   notice(message.executor_epoch(), executor_epoch_, Successor::gpu_executor);
 }
 
-void LogDigest::take(const messages::Message& message, double time) {
+void LogDigest::take(const messages::Message& message, LogKeeps keeps, double time) {
   if (const auto* configure = message.body_as_Configure()) {
     give_iterations();  // of an attempt that ended in between
     log_began_ns_ = configure->log_began_ns();
@@ -142,6 +142,7 @@ void LogDigest::take(const messages::Message& message, double time) {
     iteration = {};
     tables->UnPackTo(&iteration.tables);
     iteration.sent = time;
+    iteration.keeps = keeps;
   } else if (const auto* order = message.body_as_LayerOrder()) {
     const auto found = open_.find(order->iteration());
     if (found != open_.end()) {

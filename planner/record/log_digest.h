@@ -37,6 +37,7 @@ struct LoggedIteration {
   std::vector<LoggedLayer> layers;  // by stage, as far as they were ordered
   std::optional<double> done;
   messages::IterationDoneT answers;  // once done
+  LogKeeps keeps = LogKeeps::full;   // tables: neither orders of layers nor reports on them
 };
 
 // What of a log's header the digest needs.
@@ -78,7 +79,7 @@ class LogDigest {
 
  private:
   void take(const LoggedMessage& record);
-  void take(const messages::Message& message, double time);
+  void take(const messages::Message& message, LogKeeps keeps, double time);
   void notice_successors(const messages::Message& message, double time);
   void take_report(const messages::LayerDone& done, double time);
   void give_iterations();

@@ -164,6 +164,7 @@ def what_the_log_keeps_may_change_with_each_resume(workspace):
             lacks = {"tables": "--orders-log tables", "off": "where --orders-log off was given"}
             told = workspace.poise("inspect", run).expect(0).out
             expect(not options or lacks[options[1]] in told, told[:600])
+            expect(("no reports (--orders-log tables): they are left out" in told) == bool(options), told[-600:])
         else:
             workspace.run(requests, output, *words).expect(0)
     expect_equal(comparable(output), comparable(oracle), "the answers")

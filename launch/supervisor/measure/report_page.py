@@ -93,7 +93,7 @@ def _body(facts, title):
     for note in facts["notes"]:
         yield f'<p class="note">{_text(note)}</p>'
     yield _tiles(facts)
-    words = (log or {}).get("balance", {}).get("words") or ((facts["status"] or {}).get("balance") or {}).get("words")
+    words = (log or {}).get("has_reports") and log["balance"].get("words") or ((facts["status"] or {}).get("balance") or {}).get("words")
     if words:
         yield f"<p>{_text(words)}</p>"
     yield "<noscript><p>The curves need scripts; the tables do not.</p></noscript>"

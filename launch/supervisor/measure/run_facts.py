@@ -11,6 +11,7 @@ from collections import Counter
 from ..lifecycle.children import own_sentence
 from ..shared.files import segments_of
 from ..shared.paths import PLANNER, program
+from ..shared.quantities import counted
 from ..shared.trouble import Refusal, shown
 from .bins import Bins
 from .record import CLASSES
@@ -67,7 +68,7 @@ class _LogReading:
         self.waited, self.worked = Bins(1e-3, 60), Bins(1e-3, 60)
         self.totals = Counter()
         self.events = []
-        self.left_out = 0
+        self.left_out = self.without_reports = 0
         self.slowest = []  # a heap of (seconds at work, request, its line)
         self.began = None
         self._policy = None
@@ -99,17 +100,23 @@ class _LogReading:
             self.left_out += 1
 
     def _take_iteration(self, line):
-        begin, end, balance = line["sent_s"], line["done_s"], line["balance"]
+        begin, end, balance = line["sent_s"], line["done_s"], line.get("balance")
         if self.began is None:
             self.began = begin
         self.totals.update(iterations=1, tokens=line["tokens"], rows=line["rows"], mini_batches=line["mini_batches"])
+        amounts = {"tokens": line["tokens"], "rows": line["rows"], "sequence_seconds": line["sequences"] * (end - begin), "seconds": end - begin}
+        if balance:  # the log has reports on it
+            self._take_balance(balance, amounts)
+        else:
+            self.without_reports += 1
+        self.series.spread(begin - self.began, end - self.began, amounts)
+
+    def _take_balance(self, balance, amounts):
         self.totals.update(balance["bytes"])
         self.totals.update({f"host_{name}": count for name, count in balance.get("host_bytes", {}).items()})
-        amounts = {"tokens": line["tokens"], "rows": line["rows"], "sequence_seconds": line["sequences"] * (end - begin), "seconds": end - begin}
         amounts |= {"link": balance["t_pcie"], "compute": balance["t_compute"], "back": balance["t_stores"], "host": balance.get("t_host", 0)}
         amounts |= {f"waits_{name}": balance["compute_waits"].get(name, 0) for name in WAITS}
         amounts |= {f"bytes_{name}": balance["bytes"][name] for name in CLASSES}
-        self.series.spread(begin - self.began, end - self.began, amounts)
 
     def _take_request(self, line):
         worked = line["done_s"] - line["first_s"]
@@ -140,9 +147,12 @@ def _log(directory, notes):
     if first.get("segment", 1) != 1:
         why = "it was damaged and set aside" if first.get("after_damage") else "--orders-log-size, or --orders-log off before"
         notes.append(f"the log of orders lacks its beginning ({why}): curves and times of requests begin where it does")
-    has_reports = any(reading.totals[name] for name in CLASSES) or any(reading.series.amounts["compute"])
+    has_reports = reading.without_reports < reading.totals["iterations"]
     if not has_reports:
         notes.append("the log of orders has tables alone (--orders-log tables): no busy shares, no bytes")
+    elif reading.without_reports:
+        without = counted(reading.without_reports, "iteration")
+        notes.append(f"of {without} the log has tables alone (--orders-log tables): busy shares and bytes lack them")
     if reading.left_out:
         notes.append(f"{reading.left_out} more policies and restarts are not listed")
     slowest = [line for _, _, line in sorted(reading.slowest, key=lambda entry: entry[:2], reverse=True)]

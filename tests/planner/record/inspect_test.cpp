@@ -19,7 +19,9 @@
 namespace poise {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 using testing_support::complaint;
 using testing_support::ScratchDirectory;
@@ -31,7 +33,7 @@ class InspectTest : public testing::Test {
  protected:
   template <typename... Tables>
   void record(Tables... tables) {
-    OrderLog log(path_, header_);
+    OrderLog log(path_, header_, {.keeps = keeps_, .size = {}});
     (log_note(log, "run", std::move(tables)), ...);
   }
   // As a planner of this epoch records what an executor of that epoch sends.
@@ -60,6 +62,7 @@ class InspectTest : public testing::Test {
   ScratchDirectory folder_;
   std::filesystem::path path_ = folder_ / "orders.log";
   std::string header_ = kSoundHeader;
+  LogKeeps keeps_ = LogKeeps::full;
 };
 
 messages::IterationT iteration_with(messages::BlockRun run, messages::Sequence sequence) {
@@ -152,6 +155,63 @@ TEST_F(InspectTest, ABriefLineCountsAnIterationsRowsAndTokensAndEachRequests) {
   EXPECT_EQ(requests[1]["done_s"], iterations[1]["done_s"]);
   EXPECT_TRUE(lines_of(text, "layer").empty());
   EXPECT_TRUE(lines_of(inspected(true), "request").empty());
+}
+
+messages::LayerOrderT order_of(std::uint64_t number) {
+  messages::LayerOrderT order;
+  order.iteration = number;
+  return order;
+}
+
+messages::LayerDoneT report_of(std::uint64_t number) {
+  messages::LayerDoneT report;
+  report.iteration = number;
+  report.copy_in = std::make_unique<messages::StreamReport>(64, 2'000'000, 0);
+  report.compute = std::make_unique<messages::StreamReport>(0, 3'000'000, 0);
+  return report;
+}
+
+TEST_F(InspectTest, OfALogOfTablesNoTimesAreTold) {
+  keeps_ = LogKeeps::tables;
+  for (std::uint64_t number = 1; number <= 6; ++number) {
+    record(iteration_of(number, {{3, 7, 1, 0, 0}}), order_of(number), report_of(number),
+           answers_of(number, {{3, 55}}));
+  }
+  EXPECT_THAT(inspected(false), AllOf(HasSubstr("iteration 6 at"), HasSubstr("is not known"),
+                                      HasSubstr("6 iterations have no reports"),
+                                      Not(HasSubstr("T_PCIe")), Not(HasSubstr("0 %"))));
+  for (const bool brief : {false, true}) {
+    const std::string text = inspected(true, brief);
+    const auto iterations = lines_of(text, "iteration"), balance = lines_of(text, "balance");
+    ASSERT_EQ(iterations.size(), 6U);
+    EXPECT_FALSE(iterations[0].contains("balance"));
+    ASSERT_EQ(balance.size(), 1U);
+    EXPECT_EQ(balance[0].at("without_reports"), 6);
+    EXPECT_FALSE(balance[0].contains("whole"));
+  }
+}
+
+TEST_F(InspectTest, IterationsOfTablesAreLeftOutOfTheBalance) {
+  const auto iterate = [&](std::uint64_t number) {
+    record(iteration_of(number, {{3, 7, 1, 0, 0}}), order_of(number), report_of(number),
+           answers_of(number, {{3, 55}}));
+  };
+  iterate(1);
+  keeps_ = LogKeeps::tables;
+  iterate(2);
+  keeps_ = LogKeeps::full;
+  iterate(3);
+  const std::string text = inspected(true);
+  const auto iterations = lines_of(text, "iteration");
+  ASSERT_EQ(iterations.size(), 3U);
+  EXPECT_EQ(iterations[0]["balance"]["t_compute"], 0.003);
+  EXPECT_FALSE(iterations[1].contains("balance"));
+  const nlohmann::json balance = lines_of(text, "balance").at(0);
+  EXPECT_EQ(balance.at("without_reports"), 1);
+  EXPECT_EQ(balance["whole"]["iterations"], 2);
+  EXPECT_EQ(balance["whole"]["t_pcie"], 0.004);
+  EXPECT_EQ(balance["last"].size(), 2U);
+  EXPECT_THAT(inspected(false), HasSubstr("1 iteration has no reports (--orders-log tables)"));
 }
 
 TEST_F(InspectTest, ABriefLogNamesEachProcessThatGoesOnForAnother) {
