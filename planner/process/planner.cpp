@@ -31,6 +31,14 @@ RunOptions checked(RunOptions options) {
   return options;
 }
 
+// Of a run that was finished before. Where its output is gone by now, the errors are those that the
+// input alone decides.
+void count_finished(Run& run) {
+  const auto counts = count_published(run.options.run_dir, run.input_lines);
+  run.status.done = run.status.requests;
+  run.status.errors = counts ? counts->errors : run.input.requests.errors.size();
+}
+
 }  // namespace
 
 Planner::Planner(RunOptions options)
@@ -84,9 +92,8 @@ bool Planner::prepare() {
     if (run_.results) {
       finish();
     } else {  // the run was finished before
-      run_.status.done = run_.status.requests;
-      outcome_ = Exit::done;
-      phase_ = Phase::over;
+      count_finished(run_);
+      end(Exit::done, "done");
     }
   } else if (preparation_.is_ready()) {
     configure();

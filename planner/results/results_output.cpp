@@ -8,7 +8,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "common/files/regular_file.h"
@@ -17,6 +19,7 @@
 #include "common/liveness/progress.h"
 #include "common/testing/failpoint.h"
 #include "common/trouble.h"
+#include "planner/results/result_line.h"
 #include "planner/results/results_directory.h"
 
 namespace poise {
@@ -185,6 +188,27 @@ void publish(ResultsFile results, const fs::path& run_dir, const fs::path& outpu
     sync_directory(directory_of(absolute));
   }
   sync_directory(run_dir);
+}
+
+std::optional<ResultCounts> count_published(const fs::path& run_dir,
+                                            const std::vector<RequestId>& input_lines) {
+  const auto publication = read_publication(run_dir);
+  std::error_code none;
+  if (!publication || !fs::is_regular_file(publication->output, none)) {
+    return std::nullopt;
+  }
+  const DiskWait waiting;
+  ResultCounts counts;
+  std::ifstream file(publication->output, std::ios::binary);
+  for (std::string line; std::getline(file, line);) {
+    try {
+      ++(read_result_line(line, "").error ? counts.errors : counts.answers);
+    } catch (const Failure&) {
+      return std::nullopt;
+    }
+    note_progress();
+  }
+  return counts.lines() == input_lines.size() ? std::optional(counts) : std::nullopt;
 }
 
 }  // namespace poise

@@ -4,6 +4,8 @@
 // the rename. Free functions; one process at a time (run.lock).
 
 #include <filesystem>
+#include <optional>
+#include <vector>
 
 #include "planner/results/results_file.h"
 
@@ -20,5 +22,10 @@ void check_output(const std::filesystem::path& output, const std::filesystem::pa
 void publish(ResultsFile results, const std::filesystem::path& run_dir,
              const std::filesystem::path& output, bool overwrite,
              const std::vector<RequestId>& input_lines);
+
+// What the output of a finished run holds. Nothing if it is gone, or does not hold a result for each
+// of the run's lines by now: it is the user's.
+std::optional<ResultCounts> count_published(const std::filesystem::path& run_dir,
+                                            const std::vector<RequestId>& input_lines);
 
 }  // namespace poise

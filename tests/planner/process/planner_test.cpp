@@ -519,6 +519,28 @@ TEST_F(PlannerProcess, WhatWasDoneBeforeAnEndIsNotDoneAgain) {
   EXPECT_EQ(testing_support::read_file(at("out.jsonl")), before);
 }
 
+TEST_F(PlannerProcess, AFinishedRunThatIsResumedCountsItsOutput) {
+  write_requests(2, 6);
+  std::ofstream(at("in.jsonl"), std::ios::app) << "this is no JSON\n";
+  const auto expect_status = [&](int done, int errors) {
+    const json status = json::parse(testing_support::read_file(at("run") / "status.json"));
+    EXPECT_EQ(status["state"], "done");
+    EXPECT_EQ(status["done"], done);
+    EXPECT_EQ(status["errors"], errors);
+  };
+  const auto resume = [&] {
+    EXPECT_EQ(attempt({.options = [](RunOptions& run) { run.resume = true; }}), Exit::done);
+  };
+  EXPECT_EQ(attempt({.peers = [](FakeLoader&, FakeExecutor& e) { e.breaks_request = 4; }}),
+            Exit::done);
+  expect_status(7, 2);
+  resume();
+  expect_status(7, 2);
+  std::filesystem::remove(at("out.jsonl"));
+  resume();
+  expect_status(7, 1);  // nothing says any more what the model could not answer
+}
+
 TEST_F(PlannerProcess, AnInputThatChangedIsNotResumed) {
   write_requests(5, 20);
   EXPECT_THROW(attempt({.peers = [](FakeLoader&, FakeExecutor& e) { e.refuses_iteration = 10; }}),
