@@ -1,9 +1,9 @@
 #pragma once
 // A log of every message as it was sent, each with its CRC. The planner writes it; `poise inspect`
-// and replay read it. A torn tail (a process was killed in the middle of a write, or a power loss left
-// nothing but NUL bytes behind the last record) is accepted: the reader stops before it and says how many
-// bytes it did not read. Damage anywhere else fails with record number and offset; no record is skipped
-// silently.
+// and replay read it. A torn tail (a process was killed in the middle of a write, or a power loss
+// left nothing but NUL bytes behind the last record) is accepted: the reader stops before it and
+// says how many bytes it did not read. Damage anywhere else fails with record number and offset; no
+// record is skipped silently.
 //
 //   file:   | magic "POISELOG" | version u32 | header bytes u32 | header, JSON (run, model, build) | records …
 //   record: | payload bytes u32 | crc32c of payload u32 | ns since the log began u64 | crc32c of these u32 | 0 u32

@@ -95,7 +95,7 @@ struct BalanceFacts {
   std::string device = "GPU";  // what it is called
   MoreRequests more_requests = MoreRequests::unknown;
   bool act_is_smaller = true;  // an ACT block is, than a KV block
-  std::int64_t without_reports = 0;  // iterations that the sums leave out: their reports were not kept
+  std::int64_t without_reports = 0;  // iterations left out: no reports on them were kept
 };
 // "While generating, the link was busy 96 % of the time and the GPU 31 %. More ACT would …" It judges
 // iterations that only generate; if they are too few, all but the first, which includes start-up; if
@@ -104,8 +104,8 @@ std::string words(const Balance& balance, const BalanceFacts& facts);
 
 // Times in seconds; shares of wall time if that is known.
 nlohmann::ordered_json json_of(const BalanceSums& sums);
-// {"words", "whole", "generating", "last": [{"iteration", …}]}; where iterations are left out, their number
-// in "without_reports", and no sums if these are all.
+// {"words", "whole", "generating", "last": [{"iteration", …}]}; where iterations are left out,
+// their number in "without_reports", and no sums if these are all.
 nlohmann::ordered_json json_of(const Balance& balance, const BalanceFacts& facts);
 
 }  // namespace poise

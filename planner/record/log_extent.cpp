@@ -56,8 +56,8 @@ std::string missing_text(const LogExtent& extent) {
 void require_replayable(const LogExtent& extent, const std::filesystem::path& log) {
   if (extent.begins_late()) {
     fail(
-        "order log {} cannot be replayed: it begins with segment {}: {}; a replay needs every order "
-        "from the run's beginning: {}",
+        "order log {} cannot be replayed: it begins with segment {}: {}; a replay needs every "
+        "order from the run's beginning: {}",
         log.string(), extent.first_segment, why_it_begins_late(extent.gap), remedy_for(extent.gap));
   }
   if (extent.thin) {
