@@ -298,7 +298,7 @@ def resume_of_a_finished_run_leaves_the_output_alone(workspace):
     status = (run / "status.json").read_bytes()
     (run / "finished.json").unlink()  # the model is then looked at again
     count = before[0].count(b"\n")
-    workspace.run(DEMO / "show.jsonl", output, "--resume").expect(0, f"is written: {count} answers, 0 errors")
+    workspace.run(DEMO / "show.jsonl", output, "--resume").expect(0, "finished already", f"{count} results, 0 of them errors")
     expect_equal((run / "status.json").read_bytes(), status, "the status of the run")
     expect(f"{count} results, 0 of them errors" in workspace.poise("status", "out.jsonl.poise").expect(0).out, "status")
     refused(workspace, workspace.run_words(DEMO / "show.jsonl", output), 2, "exists already")
