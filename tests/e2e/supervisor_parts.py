@@ -10,6 +10,7 @@ import json
 import os
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from unittest import mock
 import harness
 from harness import expect, expect_equal, test, wait_until
 from supervisor.commands import profile
-from supervisor.lifecycle import children, cublas, live_changes, loaders, locks, notification, own_packages, processes, segments, short_folders, watchdog
+from supervisor.lifecycle import children, cublas, grammars, live_changes, loaders, locks, notification, own_packages, processes, segments, short_folders, watchdog
 from supervisor.lifecycle.locks import Lock, is_held
 from supervisor.lifecycle.supervision import Supervision
 from supervisor.shared import options, paths, quantities
@@ -691,12 +692,12 @@ def a_lock_whose_file_was_removed_meanwhile_is_taken_anew(workspace):
 def an_environment_is_made_once_for_each_python_and_list_of_packages(workspace):
     made = []
 
-    def run(words, **_):
+    def install(words, *_):
         if "venv" in words:
             made.append(words[-1])
             time.sleep(0.2)
             os.makedirs(words[-1])
-        return SimpleNamespace(returncode=0)
+        return 0, ""
 
     needs = workspace / "requirements.txt"
     needs.write_text("one")
@@ -705,7 +706,7 @@ def an_environment_is_made_once_for_each_python_and_list_of_packages(workspace):
         return str(own_packages.environment("of-a-test", "POISE_TEST_VENV", needs, "what a test needs", "one"))
 
     home = {"XDG_CACHE_HOME": str(workspace.folder), "POISE_TEST_VENV": ""}
-    with mock.patch.dict(os.environ, home), mock.patch.object(own_packages, "is_bundle", lambda: True), mock.patch("subprocess.run", run):
+    with mock.patch.dict(os.environ, home), mock.patch.object(own_packages, "is_bundle", lambda: True), mock.patch.object(own_packages, "_installer", install):
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
             found = set(pool.map(lambda _: environment(), range(3)))
         expect_equal((len(found), made), (1, list(found)), "made at once")
@@ -719,6 +720,63 @@ def an_environment_is_made_once_for_each_python_and_list_of_packages(workspace):
         with mock.patch.dict(sys.modules, {"ensurepip": None}):
             refused = refuses(environment)
         expect(f"python3.{sys.version_info.minor}-venv" in str(refused), str(refused))
+
+
+@test
+def an_installation_ends_with_the_command_that_wants_it(workspace):
+    needs = workspace / "requirements.txt"
+    needs.write_text("nothing-that-is-anywhere\n")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it never answers
+        pip = {"PIP_INDEX_URL": f"http://127.0.0.1:{silent.getsockname()[1]}/simple", "PIP_CONFIG_FILE": os.devnull}
+        own = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(harness.ROOT / "launch")!r})
+from supervisor.lifecycle import own_packages
+from supervisor.lifecycle.interrupts import Interrupts
+from supervisor.shared.trouble import Refusal
+try:
+    own_packages.environment("of-a-test", "POISE_TEST_VENV", Path({str(needs)!r}), "what a test needs", "one", Interrupts())
+except Refusal as refusal:
+    print(refusal.sentence)
+    sys.exit(refusal.code)
+"""
+        for number, code in ((signal.SIGTERM, 75), (signal.SIGKILL, -signal.SIGKILL)):
+            folder = workspace / f"venv-{number}"
+            environment = os.environ | pip | {"POISE_TEST_VENV": str(folder), "TMPDIR": str(workspace.folder)}
+            command = subprocess.Popen([sys.executable, "-s", "-c", own], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            wait_until(lambda: _with_word(f"{folder}/bin/python"), "pip", 60)
+            time.sleep(1)
+            began = time.monotonic()
+            command.send_signal(number)
+            said = command.communicate(timeout=20)[0]
+            wait_until(lambda: not _with_word(f"{folder}/bin/python"), "pip to end", 12)
+            expect(time.monotonic() - began < 12, "it took its time")
+            expect_equal(command.returncode, code, said)
+            expect(code < 0 or "interrupted before what a test needs was installed" in said, said)
+            lock = locks.Lock.take(folder.with_name(f"{folder.name}.lock"))
+            expect(lock is not None, "the lock is held")
+            lock.give_back()
+
+
+def _with_word(word):
+    return [pid for pid in os.listdir("/proc") if pid.isdigit() and word in processes.command_line_of(pid)]
+
+
+@test
+def only_a_line_that_wants_a_form_asks_for_what_forms_need(workspace):
+    path = workspace / "in.jsonl"
+    for text, wants in (
+        ('{"response_format": {"type": "json_object"}}', True),
+        ('{"response_format":{"type":"text"}}', False),
+        ('{"response_format": { "type" : "text" }, "structured_outputs": null}', False),
+        ('{"response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}}', True),
+        ('{"response_format": {"type": "text"}}\n{"response_format": {"type": "json_object"}}', True),
+        ('{"prompt": "x"}', False),
+    ):
+        for before in (0, *range((1 << 20) - 130, (1 << 20) + 3, 9)):
+            path.write_text(" " * before + text)
+            expect_equal(grammars._wants_one(path), wants, f"{text} behind {before}")
 
 
 @test

@@ -115,7 +115,7 @@ def _run_in(directory, standing, given, interrupts, resume, again, sources, deli
         given.chat_prompts = chat_prompts.prepare(given, directory.path, interrupts, line, given.resume and directory.state() == UNFINISHED)
     finally:
         line.clear()
-    given.grammar_python = grammars.python_for(given.input)
+    given.grammar_python = grammars.python_for(given.input, interrupts)
     delivery.begin(goes_on)
     arguments = ProcessArguments(directory, given, resume)
     try:

@@ -4,21 +4,23 @@ import re
 import sys
 from pathlib import Path
 
-from ..shared.trouble import Refusal, say
+from ..shared.trouble import INTERRUPTED, Refusal, say
 from . import own_packages
 from .front import SERVER
 
 WORKER = Path(__file__).with_name("grammar_worker.py")
 _NEEDS = SERVER / "grammar_requirements.txt"
-_FIELDS = re.compile(rb"response_format|structured_outputs")
-_BLOCK, _OVERLAP = 1 << 20, 32  # more than what _FIELDS matches
+# Text and null are no forms.
+_NO_FORM = rb'"\s*:\s*(?:null|\{\s*"type"\s*:\s*"text"\s*\})'
+_FIELDS = re.compile(rb"(?:response_format|structured_outputs)(?!" + _NO_FORM + rb")")
+_BLOCK, _OVERLAP = 1 << 20, 128  # more than what _FIELDS looks at, but for much white space
 
 
-def python_for(source):
+def python_for(source, interrupts=None):
     """For the lines of a file: this Python or an environment, made if a line wants a form. None where none is needed or can be made."""
     if not _wants_one(source):
         return None
-    return _this_one() or _made()
+    return _this_one() or _made(interrupts)
 
 
 def python_at_hand(interpreter=None):
@@ -30,10 +32,12 @@ def _this_one():
     return sys.executable if any((Path(folder) / "llguidance").is_dir() for folder in sys.path) else None
 
 
-def _made():
+def _made(interrupts=None):
     try:
-        return _python_in(own_packages.environment(*_ENVIRONMENT))
+        return _python_in(own_packages.environment(*_ENVIRONMENT, interrupts))
     except Refusal as refusal:
+        if refusal.code == INTERRUPTED:
+            raise
         say(f"{refusal.sentence}; lines with response_format or structured_outputs get errors")
         return None
 
@@ -52,9 +56,13 @@ def _python_in(folder):
 
 def _wants_one(source):
     with open(source, "rb") as file:
-        end = b""
-        while block := file.read(_BLOCK):
-            if _FIELDS.search(end + block):
+        text = b""
+        while True:
+            block = file.read(_BLOCK)
+            text += block
+            sure = max(len(text) - _OVERLAP, 0) if block else len(text)  # what follows these is known
+            if any(found.start() < sure for found in _FIELDS.finditer(text)):
                 return True
-            end = block[-_OVERLAP:]
-    return False
+            if not block:
+                return False
+            text = text[sure:]
