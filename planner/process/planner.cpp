@@ -165,7 +165,7 @@ bool Planner::run() {
       return true;  // to wait for a request is no standstill
     }
     if (!loop_->begin_iteration()) {
-      if (!run_.front) {
+      if (!run_.front && loop_->idle()) {
         finish();
       }
       return true;

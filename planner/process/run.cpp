@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "common/families/quantization.h"
+#include "common/process.h"
 #include "common/trouble.h"
 #include "common/words.h"
 #include "planner/links/clock.h"
@@ -29,7 +30,8 @@ Run::Run(RunOptions asked)
                                                    .script = options.grammar_script,
                                                    .model = options.input.model.string(),
                                                    .vocab_size = input.model.shape.vocab_size,
-                                                   .eos = input.model.eos});
+                                                   .eos = input.model.eos},
+                                    stop_requested);
   if (!options.front_socket.empty()) {
     front = std::make_unique<FrontLink>(connect_frames(options.front_socket),
                                         rules_of(options.input, input));

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "common/process.h"
 #include "common/trouble.h"
 #include "common/words.h"
 #include "planner/links/announce.h"
@@ -234,7 +235,7 @@ void RunLoop::end_choices(RequestId line, const std::optional<RequestError>& why
 }
 
 bool RunLoop::choose_chunks() {
-  while (!idle()) {
+  while (!idle() && !stop_requested()) {
     auto chunks = scheduler_->next(search_.probe());
     if (chunks.empty()) {  // the suspects have no room beside the others
       search_.end();
@@ -263,6 +264,11 @@ bool RunLoop::take_masks() {
     return true;
   }
   std::vector<GrammarMask> masks = run_.grammars->masks(wishes);
+  if (masks.empty()) {
+    chunks_.clear();
+    scheduler_->abandon(false);
+    return false;
+  }
   std::vector<std::pair<RequestId, RequestError>> refused;
   for (std::size_t i = 0; i < wishes.size(); ++i) {
     if (masks[i].refusal.empty()) {

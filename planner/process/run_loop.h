@@ -42,7 +42,8 @@ class RunLoop {
   bool receive_requests(Seconds wait);
 
   bool idle() const { return scheduler_->idle(); }
-  // Plans the next iteration and sends it. False if there is none to plan: the last requests were refused by their grammars.
+  // Plans the next iteration and sends it. False if there is none to plan: the last requests were refused by their grammars, or this
+  // process was asked to stop.
   // REQUIRES: none is under way, and the executor is ready.
   bool begin_iteration();
   // False if no results have arrived.
@@ -70,7 +71,8 @@ class RunLoop {
   void write(const AnswerBook::Progress& progress);
   // The chunks of the next iteration, and the masks of those that want one. False if no request is left.
   bool choose_chunks();
-  // Asks for the masks; a line whose grammar is refused gets an error line. True if none was.
+  // Asks for the masks; a line whose grammar is refused gets an error line. True if none was; false,
+  // too, if this process was asked to stop meanwhile.
   bool take_masks();
   void give_up(RequestId culprit);
   // `why`: nothing where no executor survives it.

@@ -7,16 +7,20 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+
+#include "common/trouble.h"
 
 namespace poise {
 namespace {
 
+using namespace std::chrono_literals;
 using testing::HasSubstr;
 
 // A mask's first word is how many tokens the answer has, as far as this process was told.
-constexpr const char* kScript = R"(import json, os, signal, socket, struct, sys
+constexpr const char* kScript = R"(import json, os, signal, socket, struct, sys, time
 stream = socket.socket(fileno=0)
 def read(size):
     data = b""
@@ -33,6 +37,10 @@ def packed(data):
 def say(data):
     stream.sendall(packed(data))
 hello = frame()
+if hello["model"] == "slow":
+    time.sleep(0.8)
+if hello["model"] == "halted":
+    os.kill(os.getpid(), signal.SIGSTOP)
 if hello["model"] == "none":
     say(b"eneeds something")
     os._exit(0)
@@ -55,6 +63,13 @@ while True:
         if grammar[0] == "killed" or (grammar[0] == "killed once" and not os.path.exists(hello["model"])):
             open(hello["model"], "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
+        if grammar[0] == "halted" or (grammar[0] == "halted once" and not os.path.exists(hello["model"])):
+            open(hello["model"], "w").close()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if grammar[0] == "long":
+            until = time.process_time() + 0.6
+            while time.process_time() < until:
+                pass
         if grammar[0] == "wrong":
             said += packed(b"edoes not compile")
         else:
@@ -174,6 +189,81 @@ TEST_F(GrammarLinkTest, NoneOfManyThatAreAskedTogetherIsForgotten) {
     ASSERT_TRUE(link_->knows({request})) << request;
   }
   EXPECT_EQ(link_->masks(wishes).at(7).words.at(1), 200u);
+}
+
+// With these a process is silent after 0.4 s.
+constexpr GrammarPatience kShort{.start = 3'000ms, .silence = 400ms, .word = 100ms};
+
+TEST_F(GrammarLinkTest, AHaltedProcessIsReplacedAndNoLineIsRefused) {
+  link_ = std::make_unique<GrammarLink>(program(), nullptr, kShort);
+  const std::vector<TokenId> answer(2, 7);
+  std::vector<GrammarWish> wishes;
+  for (const char* text : {"free", "halted once", "free"}) {
+    wishes.push_back({{static_cast<std::uint32_t>(wishes.size())}, grammar(text), answer});
+  }
+  testing::internal::CaptureStdout();
+  for (const GrammarMask& mask : link_->masks(wishes)) {
+    EXPECT_EQ(mask.refusal, "");
+  }
+  EXPECT_THAT(testing::internal::GetCapturedStdout(),
+              AllOf(HasSubstr("waiting for the process of grammars"),
+                    HasSubstr("the process of grammars neither spoke nor computed for 0.4 s; "
+                              "another one goes on")));
+  kill(link_->pid(), SIGSTOP);  // now all are asked together
+  for (const GrammarMask& mask : link_->masks(wishes)) {
+    EXPECT_EQ(mask.words.at(0), 2u);
+  }
+}
+
+TEST_F(GrammarLinkTest, AProcessThatIsHaltedAgainAndAgainEndsTheRun) {
+  link_ = std::make_unique<GrammarLink>(program(), nullptr, kShort);
+  try {
+    ask(1, grammar("halted"), 2);
+    FAIL() << "a mask";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.code(), Exit::interrupted);
+    EXPECT_STREQ(failure.what(),
+                 "the process of grammars neither spoke nor computed for 0.4 s, 3 times in a row");
+  }
+  GrammarProgram other = program();
+  other.model = "halted";
+  link_ = std::make_unique<GrammarLink>(
+      other, nullptr, GrammarPatience{.start = 60'000ms, .silence = 400ms, .word = 100ms});
+  EXPECT_THROW(ask(1, grammar("free"), 2), Failure);
+}
+
+TEST_F(GrammarLinkTest, ASlowStartAndLongComputingAreNoSilence) {
+  GrammarProgram other = program();
+  other.model = "slow";
+  link_ = std::make_unique<GrammarLink>(other, nullptr, kShort);
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(told(1, grammar("long"), 2), "2");
+  EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("is being started"));
+}
+
+TEST_F(GrammarLinkTest, AWishToStopIsHeardWhileItWaits) {
+  bool stop = false, halted = false;
+  int looks = 0;
+  const auto stops = [&] { return stop || (halted && ++looks > 3); };
+  link_ = std::make_unique<GrammarLink>(program(), stops);
+  EXPECT_EQ(told(1, grammar("free"), 2), "2");
+  kill(link_->pid(), SIGSTOP);
+  halted = true;
+  const std::vector<TokenId> answer(2, 7);
+  const GrammarWish wish{{1}, grammar("free"), answer};
+  EXPECT_TRUE(link_->masks({&wish, 1}).empty());
+  EXPECT_EQ(link_->pid(), 0);
+  stop = true;
+  link_ = std::make_unique<GrammarLink>(program(), stops);
+  EXPECT_TRUE(link_->masks({&wish, 1}).empty());
+  EXPECT_EQ(link_->pid(), 0) << "none was started";
+}
+
+TEST_F(GrammarLinkTest, AnAnswerThatWasRefusedIsForgotten) {
+  const auto form = grammar("free");
+  EXPECT_EQ(ask(1, form, 1).words.at(1), 1u);
+  EXPECT_EQ(told(2, grammar("wrong"), 1), "does not compile");
+  EXPECT_EQ(ask(1, form, 2).words.at(1), 1u) << "how many answers the process has";
 }
 
 TEST_F(GrammarLinkTest, WithoutItsPackageEveryGrammarIsRefused) {
