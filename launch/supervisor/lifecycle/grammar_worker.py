@@ -2,8 +2,10 @@
 
     grammar_worker.py       started by the planner (planner/links/grammar_link.h says what passes over its socket, which is stdin)
 
-A grammar is compiled once and kept; each answer has a matcher of its own. The kernel ends the process where one answer's wish, with its
-grammar's compilation, takes more than SECONDS of computing, and refuses it memory beyond a bound. It ends when the planner does.
+A grammar is compiled once and kept; each answer has a matcher of its own. The kernel ends the process where one answer's next token, with
+the compilation of its grammar if it is the first, takes more than SECONDS of computing, and refuses it memory beyond a bound. An answer
+that another process began is gone through token by token, masks included, so that each has the time that it had before. It ends when the
+planner does.
 """
 
 import json
@@ -16,6 +18,7 @@ import sys
 
 # What strangers' grammars may cost (launch/README.md, Answers of a form).
 SECONDS = 1.2  # of computing, for one answer's next token: with the start of the next process, an error within two seconds
+START_SECONDS = 60  # likewise, for the model's tokenizer
 MEMORY = 4 << 30  # of this process's address space
 _MOST_KEPT = 256  # compiled grammars
 _LONGEST_REASON = 300
@@ -105,6 +108,19 @@ def close_objects(schema):
 # ---- grammars and answers
 
 
+def allow_computing(seconds):
+    """From now on; 0: for ever."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def why_it_stopped(matcher):
+    """Everything but a token that the grammar bars is a bound of llguidance's own, whose stop_reason() tells them not apart."""
+    error = in_a_line(matcher.get_error())
+    if "satisfy the grammar" in error:
+        return f"does not allow what was answered: {error}"
+    return f"is too large or too costly: llguidance gave up: {error}"
+
+
 class Grammars:
     def __init__(self, hello):
         try:
@@ -137,16 +153,25 @@ class Grammars:
             self._answers.pop(number, None)
 
     def mask(self, wish):
-        number = wish["id"]
+        number, tokens = wish["id"], wish["tokens"]
+        allow_computing(SECONDS)
         if "grammar" in wish:
             self._answers[number] = self._begun(wish["grammar"]).deep_copy()
         matcher = self._answers[number]
-        if wish["tokens"] and not matcher.consume_tokens(wish["tokens"]):
-            raise BadGrammar(f"does not allow what was answered: {in_a_line(matcher.get_error())}")
+        mask = self._next(matcher) if "grammar" in wish or not tokens else None
+        for token in tokens:
+            allow_computing(SECONDS)
+            if not matcher.consume_tokens([token]):
+                raise BadGrammar(why_it_stopped(matcher))
+            mask = self._next(matcher)
+        return mask[: 4 * self._words]
+
+    @staticmethod
+    def _next(matcher):
         mask = matcher.compute_bitmask()
         if matcher.is_error():
-            raise BadGrammar(f"cannot be followed any further: {in_a_line(matcher.get_error())}")
-        return mask[: 4 * self._words]
+            raise BadGrammar(why_it_stopped(matcher))
+        return mask
 
     def _begun(self, text):
         found = self._compiled.get(text)
@@ -165,23 +190,25 @@ class Grammars:
 
 
 def serve(stream):
+    hello = read_frame(stream)
+    allow_computing(START_SECONDS)
     try:
-        grammars = Grammars(read_frame(stream))
+        grammars = Grammars(hello)
     except BadGrammar as bad:
         send(stream, [framed(b"e", str(bad).encode())])
         return
+    allow_computing(0)
     send(stream, [framed(b"m", b"")])
     while True:
         frame = read_frame(stream)
         grammars.drop(frame["drop"])
         frames = []  # sent together: a switch between two processes takes longer than a mask
         for wish in frame["wishes"]:
-            signal.setitimer(signal.ITIMER_PROF, SECONDS)
             try:
                 frames.append(framed(b"m", grammars.mask(wish)))
             except BadGrammar as bad:
                 frames.append(framed(b"e", str(bad).encode()))
-            signal.setitimer(signal.ITIMER_PROF, 0)
+            allow_computing(0)
         send(stream, frames)
 
 

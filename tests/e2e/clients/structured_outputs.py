@@ -4,10 +4,12 @@
 The three come into an environment of their own, build/forms-venv, the first time; the script goes on with its interpreter.
 """
 
+import hashlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -175,6 +177,7 @@ def a_form_that_cannot_be_followed_ends_its_own_line(workspace):
         "grammar": {"structured_outputs": {"grammar": "start: nothing"}},
         "large": {"structured_outputs": {"regex": "a" * (1 << 20)}},
         "deep": {"structured_outputs": {"json": deep}},
+        "expressions": {"structured_outputs": {"regex": "(?:a?){60000}a{60000}"}},
         "endless": {"structured_outputs": {"grammar": endless}},
         "repeats": {"structured_outputs": {"regex": r"(((([a-z]{1,50}x?){1,50}){1,50}){1,50}y){1,50}"}},
         "states": {"structured_outputs": {"regex": r"(.*a.{18}){1,30}b"}},
@@ -190,13 +193,14 @@ def a_form_that_cannot_be_followed_ends_its_own_line(workspace):
     ended = workspace.run(workspace.write_requests("in.jsonl", lines), workspace / "out.jsonl", model=MODEL).expect(0)
     expect(ended.cpu_seconds < 25, f"it took {ended.cpu_seconds:.0f} s of computing")
     results = read_results(workspace / "out.jsonl")
-    for name in ("type", "reference", "no_json", "regex", "grammar", "large", "deep", "endless", "of_three"):
+    for name in ("type", "reference", "no_json", "regex", "grammar", "large", "deep", "expressions", "endless", "of_three"):
         error = results[name]["response"]["body"]["error"]
         expect_equal(results[name]["response"]["status_code"], 400, f"{name}: its status")
         expect_equal(error["param"], next(iter(hostile[name])), f"{name}: the field at fault")
         expect("\n" not in error["message"], error["message"])
     expect_equal(results["barred"]["response"]["body"]["error"].get("code"), "no_token_allowed", str(results["barred"]))
     expect("the answer's form" in results["barred"]["response"]["body"]["error"]["message"], str(results["barred"]))
+    expect("is too " in results["expressions"]["response"]["body"]["error"]["message"], str(results["expressions"]))
     expect("took more than" in results["endless"]["response"]["body"]["error"]["message"], str(results["endless"]))
     for name, result in results.items():
         if name.startswith(("good", "free")):
@@ -243,6 +247,82 @@ def a_killed_grammar_process_and_a_killed_run_change_no_answer(workspace):
     expect(not output.exists(), "the run was over before it was killed")
     workspace.run(path, output, "--resume", model=MODEL).expect(0)
     expect_equal(harness.comparable(output), harness.comparable(workspace / "whole.jsonl"), "answers after kills")
+
+
+@test
+def a_halted_grammar_process_and_one_that_starts_slowly_change_no_answer(workspace):
+    lines = [request(f"{name}-{i}", f"{prompt} {i}", max_tokens=48, **FORMS[name]) for i, prompt in enumerate(PROMPTS) for name in ("schema", "regex")]
+    path = workspace.write_requests("in.jsonl", lines)
+    workspace.run(path, workspace / "whole.jsonl", model=MODEL).expect(0)
+    for at_a_time in ("1", "6"):
+        output = workspace / f"out-{at_a_time}.jsonl"
+        words = workspace.run_words(path, output, "--max-num-seqs", at_a_time, "--stall-timeout", "5", *workspace.paced(0.03), model=MODEL)
+        process = workspace.start(*words)
+        planner = wait_until(lambda: workspace.children(Path(f"{output}.poise")).get("planner"), "a planner", 60)
+        worker = wait_until(lambda: grammar_process({planner}), "a grammar process", 60)
+        time.sleep(0.5)
+        os.kill(worker, signal.SIGSTOP)
+        ended = workspace.finish(process, 120).expect(0)
+        expect("the process of grammars neither spoke nor computed for 15 s; another one goes on" in ended.err, ended.err)
+        expect_equal(harness.comparable(output), harness.comparable(workspace / "whole.jsonl"), "answers after a halt")
+    folder = workspace / "venv"
+    (folder / "bin").mkdir(parents=True)
+    python = folder / "bin" / "python"
+    python.write_text(f"#!/bin/sh\nsleep 9\nexec {sys.executable} \"$@\"\n")
+    python.chmod(0o755)
+    needs = ROOT / "launch" / "server" / "grammar_requirements.txt"
+    (folder / "installed").write_text(hashlib.sha256(needs.read_bytes() + sys.version.encode()).hexdigest())
+    output = workspace / "late.jsonl"
+    late = subprocess.run(
+        [sys._base_executable, "-s", ROOT / "launch" / "start.py", *map(str, workspace.run_words(path, output, "--stall-timeout", "5", model=MODEL))],
+        capture_output=True, text=True, check=False, env=workspace.environment({"POISE_GRAMMAR_VENV": str(folder), "PYTHONPATH": ""}), stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    expect_equal(late.returncode, 0, late.stderr)
+    expect("the process of grammars is being started" in late.stderr, late.stderr)
+    expect_equal(harness.comparable(output), harness.comparable(workspace / "whole.jsonl"), "answers after a slow start")
+
+
+@test
+def an_answer_that_another_process_began_has_the_time_for_each_token_that_it_had_before(_):
+    from supervisor.lifecycle import grammar_worker
+
+    def compute(seconds):
+        until = time.process_time() + seconds
+        while time.process_time() < until:
+            pass
+
+    class Slow:
+        def compute_bitmask(self):
+            compute(0.1)
+            return b"\xff" * 4
+
+        def consume_tokens(self, tokens):
+            compute(0.1 * len(tokens))
+            return True
+
+        def is_error(self):
+            return False
+
+        def deep_copy(self):
+            return self
+
+    own, other = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        own.close()
+        grammars = object.__new__(grammar_worker.Grammars)
+        grammars._words, grammars._compiled, grammars._answers = 1, {"slow": Slow()}, {}
+        grammar_worker.SECONDS, grammar_worker.Grammars = 0.5, lambda hello: grammars
+        grammar_worker.serve(other)
+    other.close()
+    own.sendall(grammar_worker.framed(b"{", b"}"))
+    own.sendall(grammar_worker.framed(b"{", json.dumps({"drop": [], "wishes": [{"id": 1, "grammar": "slow", "tokens": [7] * 9}]}).encode()[1:]))
+    own.settimeout(30)
+    expect_equal(own.recv(100), grammar_worker.framed(b"m", b""), "it has started")
+    said = own.recv(100)
+    own.close()
+    expect_equal(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0 if said else -signal.SIGPROF, "how it ended")
+    expect_equal(said, grammar_worker.framed(b"m", b"\xff" * 4), "a mask after nine tokens")
 
 
 @test
