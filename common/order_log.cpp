@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <iterator>
 #include <system_error>
 #include <utility>
@@ -90,15 +91,24 @@ constexpr messages::Body kCarriedKinds[] = {messages::Body::PoolGrant, messages:
                                             messages::Body::Ready, messages::Body::WeightsHeld,
                                             messages::Body::PolicyInForce};
 
-bool is_empty_file(const std::filesystem::path& file) {
-  std::error_code error;
-  return std::filesystem::file_size(file, error) == 0 && !error;
-}
-
 std::string system_text(int error) { return std::generic_category().message(error); }
 
 bool is_nul(std::span<const std::byte> bytes) {
   return std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+// A process was killed before it wrote the header, or the power went before that came to the disk.
+bool has_no_header(const std::filesystem::path& file) {
+  std::ifstream from(file, std::ios::binary);
+  std::array<char, 4096> some{};
+  while (from) {
+    from.read(some.data(), static_cast<std::streamsize>(some.size()));
+    const auto read = static_cast<std::size_t>(from.gcount());
+    if (!is_nul(std::as_bytes(std::span(some).first(read)))) {
+      return false;
+    }
+  }
+  return from.eof();
 }
 
 template <typename T>
@@ -158,8 +168,7 @@ OrderLog::OrderLog(const std::filesystem::path& path, const std::string& header_
     : log_(path), header_(header_json), limits_(limits) {
   check(header_json.size() <= kMaxHeader / 2, "an order log's header is small");
   auto files = segment_files(path);
-  while (!files.empty() &&
-         is_empty_file(files.back())) {  // a process was killed before it wrote the header
+  while (!files.empty() && has_no_header(files.back())) {
     std::filesystem::remove(files.back());
     files.pop_back();
   }
@@ -314,7 +323,7 @@ OrderLogReader::OrderLogReader(const std::filesystem::path& path, Files which) {
   if (files.empty()) {
     files.push_back(path);  // for the reason why it cannot be opened
   }
-  if (files.size() > 1 && is_empty_file(files.back())) {  // its header is not written yet
+  if (files.size() > 1 && has_no_header(files.back())) {  // yet
     files.pop_back();
   }
   try {
@@ -424,9 +433,9 @@ std::optional<LoggedMessage> OrderLogReader::torn() {
   return std::nullopt;
 }
 
-bool OrderLogReader::only_nuls_are_left() {
+bool OrderLogReader::only_nuls_from(std::uint64_t offset) {
   const std::uint64_t size = segments_[at_].size;
-  for (std::uint64_t offset = offset_; offset < size;) {
+  while (offset < size) {
     const auto bytes = view(offset, std::min<std::uint64_t>(kGroup, size - offset));
     if (!is_nul(bytes)) {
       return false;
@@ -508,7 +517,10 @@ std::optional<LoggedMessage> OrderLogReader::read_record() {
       return torn();
     }
   }
-  if (is_nul(std::as_bytes(std::span(&header, 1))) && only_nuls_are_left()) {
+  // The file had its new size, and the power went before the bytes were on the disk.
+  const std::uint64_t behind = offset_ + (header_good ? whole : sizeof header);
+  const bool none = is_nul(std::as_bytes(std::span(&header, 1)));
+  if ((none || behind < segment.size) && only_nuls_from(behind)) {
     return torn();
   }
   fail("order log {} is damaged at record {} (byte {}): what follows cannot be trusted",

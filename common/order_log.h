@@ -105,7 +105,7 @@ class OrderLogReader {
   void choose_segments();
   std::optional<LoggedMessage> read_record();
   std::optional<LoggedMessage> torn();  // ends the reading here
-  bool only_nuls_are_left();
+  bool only_nuls_from(std::uint64_t offset);
   // `bytes` of the segment from `offset` on, or fewer at its end; valid until the next call.
   std::span<const std::byte> view(std::uint64_t offset, std::size_t bytes);
 

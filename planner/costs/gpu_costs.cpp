@@ -98,10 +98,10 @@ void complete(Profile& profile) {
   };
   undisturbed("attention", profile.attention_undisturbed);
   undisturbed("host_attention", profile.host_attention_undisturbed);
-  const auto beside = std::ranges::find(profile.measured, "load_beside_host", &MeasuredLine::name);
-  if (beside != profile.measured.end() && profile.kind == DeviceKind::cuda) {
-    const Point& largest = beside->points.back();
-    profile.link_slowdown = std::max(1.0, largest.time / profile.load_kv(largest.n));
+  const std::vector<Point>& beside = profile.load_beside_host.points;
+  if (!beside.empty() && profile.kind == DeviceKind::cuda) {
+    const Seconds rested = profile.load_kv(beside.back().n);
+    profile.link_slowdown = rested.n > 0 ? std::max(1.0, beside.back().time / rested) : 1;
   }
 }
 

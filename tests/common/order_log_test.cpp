@@ -142,6 +142,37 @@ TEST_F(OrderLogTest, ATailOfNulsIsTornOffWhateverItsLength) {
   }
 }
 
+// As before, where a part of the last record came to the disk.
+TEST_F(OrderLogTest, ARecordThatEndsInATailOfNulsIsTornOff) {
+  write(kPayloads);
+  const std::string whole = slurp(log_);
+  const std::size_t last_record = whole.size() - (24 + 8);
+  const std::vector<std::string> others(kPayloads.begin(), kPayloads.end() - 1);
+  for (std::size_t cut = last_record; cut < whole.size(); ++cut) {
+    spill(log_, whole.substr(0, cut) + std::string(5000, '\0'));
+    const Reading reading = read_all(log_);
+    ASSERT_FALSE(reading.damaged) << "cut at " << cut;
+    if (reading.payloads != kPayloads) {  // padding may be cut
+      ASSERT_EQ(reading.payloads, others) << "cut at " << cut;
+      ASSERT_EQ(reading.torn, static_cast<std::int64_t>(cut - last_record + 5000));
+    }
+  }
+  std::string flipped = whole + std::string(5000, '\0');
+  flipped[last_record - 16] ^= 0x10;
+  spill(log_, flipped);
+  EXPECT_TRUE(read_all(log_).damaged) << "of the record before";
+}
+
+TEST_F(OrderLogTest, ASegmentOfNothingButNulsHasYetToBegin) {
+  write(kPayloads);
+  spill(segment_file(log_, 2), std::string(5000, '\0'));
+  EXPECT_EQ(read_all(log_).payloads, kPayloads);
+  write({"five"});
+  std::vector<std::string> all = kPayloads;
+  all.push_back("five");
+  EXPECT_EQ(read_all(log_).payloads, all);
+}
+
 TEST_F(OrderLogTest, NulsBeforeAnyOtherByteAreDamage) {
   write(kPayloads);
   const std::string whole = slurp(log_);

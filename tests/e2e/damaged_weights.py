@@ -73,8 +73,11 @@ def a_run_that_does_not_verify_shows_what_damage_does(workspace):
     """Otherwise the tests here would compare answers that no damage changes."""
     requests = work(workspace)
     workspace.run(requests, workspace / "oracle.jsonl", *SLOWLY).expect(0)
-    process, _, run_id = started(workspace, requests, workspace / "out.jsonl", 3)
+    process, partial, run_id = started(workspace, requests, workspace / "out.jsonl", 1)
+    executor = workspace.children(partial.parent)["gpu_executor"]
+    os.kill(executor, signal.SIGSTOP)  # or all answers might be there before the damage
     damage(run_id)
+    os.kill(executor, signal.SIGCONT)
     workspace.finish(process).expect(0)
     expect(comparable(workspace / "out.jsonl") != comparable(workspace / "oracle.jsonl"), "damage changed no answer")
 

@@ -176,19 +176,29 @@ def a_disk_that_stands_still_is_waited_for(workspace):
 
 
 @test
-def a_damaged_order_log_does_not_prevent_a_resume(workspace):
+def an_order_log_whose_end_was_never_written_goes_on_or_is_set_aside_if_it_is_damaged(workspace):
     requests = work(workspace, 60)
     oracle = undisturbed(workspace, requests)
     output, run = workspace / "out.jsonl", workspace / "out.jsonl.poise"
     partial, log = run / "results.jsonl.partial", run / "orders.log"
-    process = start(workspace, requests, output, *SLOWLY)
-    wait_until(lambda: partial.exists() and partial.read_bytes().count(b"\n") > 5, "five results")
-    process.send_signal(signal.SIGTERM)
-    workspace.finish(process).expect(75)
-    with open(log, "r+b") as file:  # as a file system may leave it that lost power: its end was never written
+
+    def interrupted_behind(results, *options):
+        process = start(workspace, requests, output, *SLOWLY, *options)
+        wait_until(lambda: partial.exists() and partial.read_bytes().count(b"\n") > results, f"{results} results")
+        process.send_signal(signal.SIGTERM)
+        return workspace.finish(process).expect(75)
+
+    interrupted_behind(5)
+    with open(log, "r+b") as file:  # as a file system may leave it that lost power
         file.truncate(log.stat().st_size - 100)
         file.seek(0, os.SEEK_END)
         file.write(bytes(4096))
+    said = interrupted_behind(partial.read_bytes().count(b"\n") + 5, "--resume")
+    expect("damaged" not in said.err, said.err)
+    workspace.poise("inspect", run, "--check").expect(0)
+    content = bytearray(log.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    log.write_bytes(content)
     run_to_its_end(workspace, requests, output, "--resume").expect(0, "damaged", "a new one begins")
     expect_equal(comparable(output), oracle, "the resumed file")
     workspace.poise("inspect", run).expect(0)
