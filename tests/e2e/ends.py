@@ -400,6 +400,28 @@ def a_finished_run_keeps_its_own_files_behind_an_attempt_that_changes_nothing(wo
 
 
 @test
+def a_finished_run_outlives_an_attempt_whose_supervisor_is_killed_while_it_loads(workspace):
+    run = workspace / "stdout.poise"
+    lines = (DEMO / "show.jsonl").read_bytes()
+    first, second = workspace / "first.gz", workspace / "second.gz"
+    first.write_bytes(gzip.compress(lines))
+    second.write_bytes(gzip.compress(lines.splitlines(keepends=True)[0]))
+    words = workspace.run_words(first, "-")
+    answers = workspace.poise(*words).expect(0).out
+    before = facts_of(run), sorted(os.listdir(run)), (run / "input.jsonl").read_bytes()
+    process = workspace.start(*workspace.run_words(second, "-", "--seed", "7"), env={"POISE_FAILPOINTS": "loader.unsealed:stop"})
+    wait_until(lambda: (run / "run.json").read_bytes() != before[0]["run.json"], "the attempt to note itself")
+    wait_until(lambda: "planner" in workspace.children(run), "its planner")
+    process.kill()
+    workspace.finish(process)
+    expect((run / "results.jsonl.published").exists() and not (run / "output.jsonl").exists(), "killed too late or too early")
+    workspace.poise(*words, "--resume", "--seed", "7").expect(76, "belongs to another")
+    expect_equal((facts_of(run), sorted(os.listdir(run)), (run / "input.jsonl").read_bytes()), before, "the finished run")
+    expect_equal(workspace.poise(*words, "--resume").expect(0, "finished already").out, answers, "its answers")
+    expect_equal(sorted(os.listdir(run)), before[1], "names in the run directory")
+
+
+@test
 def resume_that_cannot_start_says_so_and_keeps_what_is_finished(workspace):
     """Over an unfinished run, whose processes had begun, and over a finished one."""
     model = workspace / "model"

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import errno
 import fcntl
+import gzip
 import json
 import os
 import select
@@ -22,11 +23,15 @@ import harness
 from harness import expect, expect_equal, test, wait_until
 from supervisor.commands import profile
 from supervisor.lifecycle import children, cublas, grammars, live_changes, loaders, locks, notification, own_packages, processes, segments, short_folders, watchdog
+from supervisor.lifecycle.delivery import Delivery
 from supervisor.lifecycle.locks import Lock, is_held
+from supervisor.lifecycle.run_directory import RunDirectory
+from supervisor.lifecycle.sources import Sources
+from supervisor.lifecycle.standing_run import StandingRun
 from supervisor.lifecycle.supervision import Supervision
 from supervisor.shared import options, paths, quantities
 from supervisor.shared.decoder_shape import decoder_shape
-from supervisor.shared.trouble import INTERRUPTED, OUTPUT, Refusal, brief, naming, of_system, shown
+from supervisor.shared.trouble import CANNOT_START, DONE, FOREIGN, INTERNAL, INTERRUPTED, OUTPUT, Refusal, brief, naming, of_system, shown
 
 
 def refuses(function, *arguments, error=Refusal):
@@ -382,6 +387,66 @@ def a_private_folder_is_nobody_elses(workspace):
         (workspace / "others").mkdir(mode=0o700)
         os.chown(workspace / "others", 65534, 65534)
         refuses(paths.make_private, workspace / "others")
+
+
+def standing_facts(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def write_facts(folder, run_id, **status):
+    for name, more in (("run.json", {}), ("status.json", status), ("times.json", {})):
+        (folder / name).write_text(json.dumps({"run_id": run_id, **more}))
+
+
+@test
+def an_attempt_that_has_worked_keeps_its_own_facts_however_it_ends(workspace):
+    for code in (CANNOT_START, INTERNAL, OUTPUT, INTERRUPTED, FOREIGN):
+        for iteration in (0, 3):
+            folder = workspace / f"{code}-{iteration}"
+            folder.mkdir()
+            (folder / "results.jsonl.partial").write_text("")
+            write_facts(folder, "first", iteration=5, state="interrupted")
+            before, standing = standing_facts(folder), StandingRun(RunDirectory(folder))
+            write_facts(folder, "second", iteration=iteration, state="loading")
+            after = standing_facts(folder)
+            standing.end(code)
+            expect_equal(standing_facts(folder), after if iteration else before, f"behind exit code {code}, iteration {iteration}")
+
+
+@test
+def a_finished_run_is_put_back_without_hard_links_and_behind_a_kill(workspace):
+    for end in ("a refusal", "a kill", "a kill after its publication is gone", "a full disk"):
+        folder, second = workspace / end, workspace / "second.gz"
+        folder.mkdir()
+        second.write_bytes(gzip.compress(b"{}\n"))
+        for name in ("results.jsonl.published", "input.jsonl", "output.jsonl"):
+            (folder / name).write_text(f"1\n/{name} of the first")
+        write_facts(folder, "first", state="done")
+        (folder / "times.json").unlink()
+        before, standing = standing_facts(folder), StandingRun(RunDirectory(folder))
+        expect_equal(standing_facts(folder), before, "before the attempt writes anything")
+        with mock.patch("os.link", side_effect=OSError(errno.EPERM, "no hard links")):
+            Sources([str(second)]).prepare(folder, set_aside=standing.set_aside)
+            standing.note()
+            Delivery("-", folder).begin(False, standing.set_aside)
+        write_facts(folder, "second", state="loading", iteration=0)
+        if end == "a kill after its publication is gone":
+            (folder / "results.jsonl.published").unlink()
+            again = StandingRun(RunDirectory(folder))
+            expect_equal(again.record["run_id"], "second", "whose facts they are")
+            expect_equal(set(standing_facts(folder)), {"input.jsonl", "run.json", "status.json", "times.json"}, "names")
+            continue
+        if end == "a full disk":
+            with mock.patch("supervisor.lifecycle.run_directory.replace_file", side_effect=OSError(errno.ENOSPC, "full")):
+                standing.end(INTERRUPTED)
+            expect_equal((folder / "output.jsonl").read_bytes(), before["output.jsonl"], "the output")
+        if end == "a refusal":
+            standing.end(CANNOT_START)
+        else:
+            again = StandingRun(RunDirectory(folder))
+            expect_equal(again.record["run_id"], "first", "whose facts they are")
+            again.end(DONE)
+        expect_equal(standing_facts(folder), before, f"the finished run behind {end}")
 
 
 @test

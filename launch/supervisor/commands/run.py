@@ -105,10 +105,11 @@ def _run_in(directory, standing, given, interrupts, resume, again, sources, deli
     leftovers.sweep()
     goes_on = given.resume and directory.state() != FRESH
     if not sources.plain():
-        given.input = sources.prepare(directory.path, lambda: interrupts.count > 0, goes_on)
+        given.input = sources.prepare(directory.path, lambda: interrupts.count > 0, goes_on, standing.set_aside)
         check_decisions(given)
     if given.resume and directory.state() == FINISHED and finished_as_it_stands(directory, given):
         return _finished_already(delivery, resume)
+    standing.note()
     inputs.clip_memory(given, loaders.Home.of(given).held_bytes, lambda: interrupts.count > 0)
     line = ProgressLine()
     try:
@@ -116,7 +117,7 @@ def _run_in(directory, standing, given, interrupts, resume, again, sources, deli
     finally:
         line.clear()
     given.grammar_python = grammars.python_for(given.input, interrupts)
-    delivery.begin(goes_on)
+    delivery.begin(goes_on, standing.set_aside)
     arguments = ProcessArguments(directory, given, resume)
     try:
         kept = arguments.choose_loader()
@@ -154,7 +155,7 @@ def _run_in(directory, standing, given, interrupts, resume, again, sources, deli
             say(held)
         if "memory" in outcome.sentence and (held := leftovers.still_ending()):
             say(f"{held} is not free yet: try again")
-        if outcome.code == CANNOT_START and not standing.stands(outcome.code):
+        if outcome.code == CANNOT_START and standing.state != UNFINISHED and not standing.stands(outcome.code):
             directory.forget_what_did_not_start(arguments.run_id)
     return outcome.code, outcome.sentence
 

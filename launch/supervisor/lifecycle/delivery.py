@@ -45,9 +45,10 @@ class Delivery:
             wanted = SimpleNamespace(output=self.output, input=first, overwrite=overwrite, resume=given.resume)
             inputs.check_output(wanted, directory)
 
-    def begin(self, resumes):
-        """A run that begins anew makes its file anew."""
+    def begin(self, resumes, set_aside):
+        """A run that begins anew makes its file anew. `set_aside` is called with the name of that file before it is removed."""
         if self.later and not resumes:
+            set_aside(OUTPUT_NAMES[0])
             remove(self.planners)
 
     def called(self):

@@ -27,12 +27,13 @@ _ORPHANS_END = 15  # seconds
 # Of a run whose files are not plain ones.
 INPUT_NAMES = ("input.jsonl", "input.jsonl.new")
 OUTPUT_NAMES = ("output.jsonl",)
-# Those of a finished run lie under other names while another attempt begins (standing_run.py).
+# Those of a finished run lie under other names while another attempt begins, and its facts in a file (standing_run.py).
 KEPT_ASIDE, KEPT = (INPUT_NAMES[0], OUTPUT_NAMES[0]), ".kept"
+STANDING = "standing.json"
 STATUS = "status.json"
 _LOCKS = {"run.lock", "children.lock"}
 _FOLDERS = ("logs", "loader")
-_OURS = _LOCKS | {"run.json", "run.json.new", "finished.json", "finished.json.new", "times.json", "times.json.new", *_FOLDERS, *chat_prompts.NAMES, *INPUT_NAMES, *OUTPUT_NAMES, *(name + KEPT for name in KEPT_ASIDE), "retry.jsonl", "retried.jsonl", "retry.poise"}
+_OURS = _LOCKS | {"run.json", "run.json.new", "finished.json", "finished.json.new", "times.json", "times.json.new", *_FOLDERS, *chat_prompts.NAMES, *INPUT_NAMES, *OUTPUT_NAMES, *(name + KEPT for name in KEPT_ASIDE), STANDING, f"{STANDING}.new", "retry.jsonl", "retried.jsonl", "retry.poise"}
 _PLANNERS = {"manifest.json", "results.jsonl.partial", "results.jsonl.published", "orders.log", STATUS}
 # Requests to a living run, and their answers: live_changes.py, restarts.py.
 _REQUESTS = ("policy.json", "policy.lock", "policy.in_force.json", "restart.*.json", "restarted.json")
@@ -230,8 +231,8 @@ class RunDirectory:
     def forget_what_did_not_start(self, run_id):
         """Removes results that were only opened, so that the corrected command does not need --resume."""
         status = self.status_of(run_id)
-        ended_before = status.get("state") == "interrupted" and status.get("iteration") == 0
-        if ended_before or status.get("state") in ("starting", "loading", "preparing", "measuring"):
+        before_work = status.get("state") in ("interrupted", "starting", "loading", "preparing", "measuring")
+        if before_work and status.get("iteration") == 0:  # (a planner whose weights were lost is loading again)
             for name in ("results.jsonl.partial", "manifest.json", STATUS):
                 remove(self.path / name)
 

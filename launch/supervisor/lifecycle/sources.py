@@ -49,8 +49,9 @@ class Sources:
         """For `status` and messages."""
         return "standard input" if self.from_stdin else ", ".join(shown(path) for path in self.paths)
 
-    def prepare(self, folder, interrupted=lambda: False, keep=False):
-        """The path of the file that the planner reads. `keep`: of an unfinished run in `folder`, whose standard input is gone by now."""
+    def prepare(self, folder, interrupted=lambda: False, keep=False, set_aside=lambda name: None):
+        """The path of the file that the planner reads. `keep`: of an unfinished run in `folder`, whose standard input is gone by now.
+        `set_aside` is called with the name of a file in `folder` before it is replaced."""
         if self.plain():
             return self.plain()
         path, fresh = (Path(folder) / name for name in INPUT_NAMES)
@@ -63,6 +64,7 @@ class Sources:
             with naming(fresh), open(fresh, "xb", buffering=0) as file:
                 os.fchmod(file.fileno(), 0o600)
                 self._write(file, interrupted)
+            set_aside(path.name)
             publish_file(fresh, path)
         finally:
             remove(fresh)

@@ -1,16 +1,19 @@
 """The run that a directory holds while another attempt begins there. An attempt writes facts of its own long before it is known whether
-it belongs there; if it ends without having changed the run, the run's facts are put back."""
+it belongs there; if it ends without having changed the run, the run's facts are put back. Those of a finished run are noted in a file,
+too: the next attempt puts them back behind a supervisor that was killed."""
 
 import contextlib
+import json
 import os
 
 from ..shared.files import publish_file, remove
 from ..shared.trouble import DONE, INTERRUPTED, OUTPUT, Refusal
 from . import chat_prompts
 from .moments import FILE as TIMES
-from .run_directory import FINISHED, KEPT, KEPT_ASIDE, STATUS, UNFINISHED
+from .run_directory import FINISHED, KEPT, KEPT_ASIDE, STANDING, STATUS, UNFINISHED
 
 _RECORD = "run.json"
+_FACTS = (_RECORD, STATUS, TIMES)
 
 
 class StandingRun:
@@ -19,14 +22,28 @@ class StandingRun:
     def __init__(self, directory):
         self._directory = directory
         self.state = directory.state()
+        self._is_noted = False
         self._publication = self._publication_now()
-        self._facts = {name: self._read(name) for name in (_RECORD, STATUS, TIMES)}
+        noted = self._noted()
+        self._facts = noted or {name: self._read(name) for name in _FACTS}
+        if not noted or self._put_all_back():
+            self._forget()
         self.record, self.status = directory.record(), directory.status()
-        for name in KEPT_ASIDE:
-            remove(directory.path / (name + KEPT))
-            if self.state == FINISHED:
-                with contextlib.suppress(OSError):
-                    os.link(directory.path / name, directory.path / (name + KEPT))
+
+    def note(self):
+        """Before the attempt writes anything of its own."""
+        if self.state == FINISHED and not self._is_noted:
+            facts = {name: _text(content) for name, content in self._facts.items()}
+            self._directory.write(STANDING, json.dumps({"version": 1, "publication": self._publication, "facts": facts}) + "\n")
+            self._is_noted = True
+
+    def set_aside(self, name):
+        """Just before the attempt replaces or removes a file of KEPT_ASIDE. A rename: there need not be room for a copy, nor hard links."""
+        self.note()
+        kept = self._directory.path / (name + KEPT)
+        if self.state == FINISHED and not os.path.lexists(kept):
+            with contextlib.suppress(FileNotFoundError):
+                publish_file(self._directory.path / name, kept)
 
     def stands(self, code):
         """Whether the run is the one it was, behind an attempt that ended with `code`."""
@@ -34,7 +51,7 @@ class StandingRun:
             return False
         if self.state == FINISHED:  # an attempt that begins anew first removes the publication
             return self._publication_now() == self._publication
-        return self.state == UNFINISHED and not (code in (DONE, INTERRUPTED, OUTPUT) and self._was_taken_up())
+        return self.state == UNFINISHED and not self._was_taken_up(code)
 
     def was_done(self):
         """After an attempt that found the run finished: puts back what the run's own work was like."""
@@ -42,30 +59,61 @@ class StandingRun:
             self._put_back(STATUS, TIMES)
 
     def end(self, code):
-        if code != DONE and self.stands(code):
-            self._put_back(*self._facts)
-            if self.state == FINISHED:
-                chat_prompts.forget(self._directory.path)
-                for name in KEPT_ASIDE:
-                    with contextlib.suppress(OSError):
-                        publish_file(self._directory.path / (name + KEPT), self._directory.path / name)
+        if code != DONE and self.stands(code) and not self._put_all_back():
+            return  # the next attempt tries again, with what is noted
+        self._forget()
+
+    def _was_taken_up(self, code):
+        """Whether the attempt's planner has gone on with the results: it does so as soon as it knows the model, unless it refuses. With
+        other codes it may have refused, unless it has come to an iteration."""
+        if self._read(STATUS) == self._facts[STATUS]:
+            return False
+        status = self._directory.status_of(self._directory.record().get("run_id"))
+        knows_the_model = code in (DONE, INTERRUPTED, OUTPUT) and "model" in (status.get("moments") or {})
+        return knows_the_model or status.get("iteration", 0) > 0
+
+    def _noted(self):
+        """The facts of a finished run as the last attempt there noted them; None unless it ended without `end`, and changed nothing."""
+        try:
+            noted = json.loads(self._read(STANDING) or b"null")
+            same = self.state == FINISHED and tuple(noted["publication"]) == self._publication
+            return {name: _bytes(noted["facts"][name]) for name in _FACTS} if same else None
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+
+    def _put_all_back(self):
+        """Whether all of it is back."""
+        whole = self._put_back(*self._facts)
+        if self.state == FINISHED:
+            chat_prompts.forget(self._directory.path)
+            for name in KEPT_ASIDE:
+                try:
+                    publish_file(self._directory.path / (name + KEPT), self._directory.path / name)
+                except FileNotFoundError:
+                    pass  # it was not set aside
+                except OSError:
+                    whole = False
+        return whole
+
+    def _forget(self):
+        """The note last: behind a kill in between, what is left is still known to be of this run."""
         for name in KEPT_ASIDE:
             remove(self._directory.path / (name + KEPT))
-
-    def _was_taken_up(self):
-        """Whether the attempt's planner has gone on with the results: it does so as soon as it knows the model, unless it refuses."""
-        changed = self._read(STATUS) != self._facts[STATUS]
-        status = self._directory.status_of(self._directory.record().get("run_id"))
-        return changed and "model" in (status.get("moments") or {})
+        remove(self._directory.path / STANDING)
 
     def _put_back(self, *names):
+        """Whether they are back."""
+        whole = True
         for name in names:
             before = self._facts[name]
             if before is None:
                 remove(self._directory.path / name)
             elif self._read(name) != before:
-                with contextlib.suppress(Refusal):
-                    self._directory.write(name, before.decode("utf-8", "surrogateescape"))
+                try:
+                    self._directory.write(name, _text(before))
+                except Refusal:
+                    whole = False
+        return whole
 
     def _read(self, name):
         try:
@@ -79,3 +127,11 @@ class StandingRun:
         except OSError:
             return None
         return status.st_ino, status.st_mtime_ns
+
+
+def _text(content):
+    return None if content is None else content.decode("utf-8", "surrogateescape")
+
+
+def _bytes(text):
+    return None if text is None else text.encode("utf-8", "surrogateescape")
