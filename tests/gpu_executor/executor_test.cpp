@@ -547,19 +547,28 @@ TEST_F(ExecutorTest, WhoWaitsForAPoolsMemoryEndsWithTheLoader) {
   }
 }
 
+// A pool of which 8192 bytes at each end of a layer's region are there.
+class GrowingPoolTest : public ExecutorTest {
+ protected:
+  RegisteringDevice& make_ready() {
+    auto recording = std::make_unique<RegisteringDevice>();
+    RegisteringDevice& device = *recording;
+    open(0, std::move(recording));
+    loader_.seal();
+    pool_ = loader_.make_pool(640, 640);
+    loader_.control().pool_standing = 8192;
+    next(Body::Hello);
+    wires_->send(configure());
+    next(Body::Ready);
+    return device;
+  }
+};
+
 // What is copied lies in one registration: it begins where another ended.
-TEST_F(ExecutorTest, APoolIsRegisteredAsItComesToStand) {
-  auto recording = std::make_unique<RegisteringDevice>();
-  RegisteringDevice& device = *recording;
-  open(0, std::move(recording));
-  loader_.seal();
-  pool_ = loader_.make_pool(640, 640);
+TEST_F(GrowingPoolTest, IsRegisteredAsItComesToStand) {
+  const RegisteringDevice& device = make_ready();
   const std::uint64_t region = loader_.control().pool.region_bytes;
   const auto layers = static_cast<std::uint64_t>(model_.shape.num_hidden_layers);
-  loader_.control().pool_standing = 8192;
-  next(Body::Hello);
-  wires_->send(configure());
-  next(Body::Ready);
   EXPECT_EQ(device.pool_bytes(), 2 * 8192 * layers);
   EXPECT_EQ(device.expected.n, static_cast<std::int64_t>((region - 2 * 8192) * layers));
   loader_.control().pool_standing = 3 * 8192;
@@ -574,18 +583,10 @@ TEST_F(ExecutorTest, APoolIsRegisteredAsItComesToStand) {
 }
 
 // Orders that are accepted copy what came to stand while the executor waited for them.
-TEST_F(ExecutorTest, WhatStandsForAnIterationIsRegisteredBeforeItsOrdersRun) {
-  auto recording = std::make_unique<RegisteringDevice>();
-  RegisteringDevice& device = *recording;
-  open(0, std::move(recording));
-  loader_.seal();
-  pool_ = loader_.make_pool(640, 640);
+TEST_F(GrowingPoolTest, WhatStandsForAnIterationIsRegisteredBeforeItsOrdersRun) {
+  const RegisteringDevice& device = make_ready();
   const std::uint64_t region = loader_.control().pool.region_bytes;
   const auto layers = static_cast<std::uint64_t>(model_.shape.num_hidden_layers);
-  loader_.control().pool_standing = 8192;
-  next(Body::Hello);
-  wires_->send(configure());
-  next(Body::Ready);
   wires_->send(planner().next().tables);
   wires_->meanwhile = [&] { loader_.control().pool_standing = region; };
   executor_->step();

@@ -462,6 +462,18 @@ TEST(ProfileTimes, OfHostCoresAreThoseAloneAndThoseBesideABusyLink) {
   }
 }
 
+// As a file may have it.
+TEST(ProfileTimes, NothingMeasuredBesideHostCoresSlowsNoLink) {
+  Profile profile;
+  profile.kind = DeviceKind::cuda;
+  profile.measured.push_back({.name = "load_beside_host"});
+  complete(profile);
+  EXPECT_EQ(profile.link_slowdown, 1);
+  profile.load_beside_host.points = {{.n = 8, .time = {1e-3}}};  // and load_kv takes no time
+  complete(profile);
+  EXPECT_EQ(profile.link_slowdown, 1);
+}
+
 // As on a device of set speeds, whose host was late once.
 TEST(ProfileTimes, CountWhatBeginsAtOnceBesideWhatBeginsLate) {
   Measuring measuring;

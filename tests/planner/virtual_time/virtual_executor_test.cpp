@@ -118,16 +118,20 @@ TEST(VirtualExecutor, LoadsWhatIsSeenAloneInLayersWithAWindow) {
   EXPECT_NEAR((full.now() - windowed.now()).n, 16, 0.5);
 }
 
+// A mini-batch of a request whose nine blocks are read where they lie.
+void attend_on_host(messages::MiniBatchT& batch) {
+  batch.loads.clear();
+  for (std::uint32_t block = 0; block < 9; ++block) {
+    batch.entries.emplace_back(messages::Where::HostInPlace, messages::Kind::Kv,
+                               messages::Place::Host, 0, 0, 20 + block);
+  }
+}
+
 // The second of two mini-batches is attended on host cores: from the group's queries on, while the first
 // one's blocks cross the link and are attended.
 TEST(VirtualExecutor, HostCoresWorkWhileTheLinkAndTheDeviceDo) {
   messages::IterationT tables = decoding(2, 0, 8);
-  messages::MiniBatchT& host = *tables.mini_batches[1];
-  host.loads.clear();
-  for (std::uint32_t block = 0; block < 9; ++block) {
-    host.entries.emplace_back(messages::Where::HostInPlace, messages::Kind::Kv,
-                              messages::Place::Host, 0, 0, 20 + block);
-  }
+  attend_on_host(*tables.mini_batches[1]);
   Profile profile = seconds_a_block();
   profile.qkv.b = 0.25;  // of two rows: half a second
   profile.forward.b = 0.25;
@@ -153,12 +157,7 @@ TEST(VirtualExecutor, HostCoresWorkWhileTheLinkAndTheDeviceDo) {
 // Each takes a part of the host memory's speed as long as it works. Alone the link needs eight seconds in each layer here.
 TEST(VirtualExecutor, HostCoresAndTheLinkSlowEachOtherDown) {
   messages::IterationT tables = decoding(2, 0, 8);
-  messages::MiniBatchT& host = *tables.mini_batches[1];
-  host.loads.clear();
-  for (std::uint32_t block = 0; block < 9; ++block) {
-    host.entries.emplace_back(messages::Where::HostInPlace, messages::Kind::Kv,
-                              messages::Place::Host, 0, 0, 20 + block);
-  }
+  attend_on_host(*tables.mini_batches[1]);
   Profile profile = seconds_a_block();
   const auto seconds_of = [&](double beside, double alone, VirtualSpan::Kind kind) {
     profile.host_attention.b = beside;
@@ -188,12 +187,7 @@ TEST(VirtualExecutor, HostCoresWorkWhileThePromptsOfOtherGroupsAreComputed) {
   prompt.loads.clear();
   prompt.tokens.assign(64, 1);
   prompt.sequences[0] = messages::Sequence(1, 0, 64, 0, 0);
-  messages::MiniBatchT& host = *tables.mini_batches[2];
-  host.loads.clear();
-  for (std::uint32_t block = 0; block < 9; ++block) {
-    host.entries.emplace_back(messages::Where::HostInPlace, messages::Kind::Kv,
-                              messages::Place::Host, 0, 0, 20 + block);
-  }
+  attend_on_host(*tables.mini_batches[2]);
   Profile profile = seconds_a_block();
   profile.qkv.b = 0.25;
   profile.forward.b = 0.5;
