@@ -185,6 +185,30 @@ OrderLog::OrderLog(const std::filesystem::path& path, const std::string& header_
 
 OrderLog::OrderLog() : began_ns_(now_ns()) {}
 
+std::unique_ptr<OrderLog> OrderLog::held(const std::string& header_json,
+                                         const OrderLogLimits& limits) {
+  check(header_json.size() <= kMaxHeader / 2, "an order log's header is small");
+  auto log = std::make_unique<OrderLog>();
+  log->held_ = true;
+  log->header_ = header_json;
+  log->limits_ = limits;
+  return log;
+}
+
+void OrderLog::begin(const std::filesystem::path& path) {
+  check(held_, "a log that holds its records begins once");
+  log_ = path;
+  check(segment_files(log_).empty(), "a log begins where there is none");
+  held_ = false;
+  const auto records = std::exchange(pending_, {});
+  auto carried = std::exchange(carried_, {});  // copies of these records, for the next segment
+  begin_segment();
+  pending_ = records;
+  carried_ = std::move(carried);
+  segment_bytes_ += records.size();
+  flush();
+}
+
 // Behind the last record of an earlier process: in its segment, where that keeps the same.
 void OrderLog::go_on(const std::filesystem::path& file, bool in_its_segment) {
   std::uint64_t end = 0;
@@ -273,7 +297,7 @@ OrderLog::~OrderLog() {
 }
 
 void OrderLog::append(std::span<const std::byte> message) {
-  if (descriptor_ < 0 || limits_.keeps == LogKeeps::off) {
+  if ((descriptor_ < 0 && !held_) || limits_.keeps == LogKeeps::off) {
     return;
   }
   messages::Body kind = messages::Body::NONE;
@@ -283,7 +307,7 @@ void OrderLog::append(std::span<const std::byte> message) {
     if (!is_kept(kind, limits_.keeps)) {
       return;
     }
-    if (kind == messages::Body::Iteration && limits_.size &&
+    if (kind == messages::Body::Iteration && limits_.size && !held_ &&
         segment_bytes_ >= static_cast<std::uint64_t>(limits_.size->n / kSegments)) {
       begin_segment();
     }
@@ -300,6 +324,9 @@ void OrderLog::append(std::span<const std::byte> message) {
 }
 
 void OrderLog::flush() {
+  if (held_) {
+    return;
+  }
   const DiskWait waiting;
   std::size_t done = 0;
   while (done < pending_.size()) {

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -33,10 +34,15 @@ class OrderLog {
            const OrderLogLimits& limits = {}, bool after_damage = false);
   // Keeps nothing: for orders that are recorded already.
   OrderLog();
+  // A log that holds its records in memory until `begin` gives them a file.
+  static std::unique_ptr<OrderLog> held(const std::string& header_json,
+                                        const OrderLogLimits& limits);
   ~OrderLog();
   OrderLog(const OrderLog&) = delete;
   OrderLog& operator=(const OrderLog&) = delete;
 
+  // Creates the log and writes what was held. REQUIRES: records are held, and there is no log of this name.
+  void begin(const std::filesystem::path& path);
   // Buffers records in groups of at most 1 MiB; `flush` writes what is buffered.
   void append(std::span<const std::byte> message);
   void flush();
@@ -56,6 +62,7 @@ class OrderLog {
   bool is_limited() const { return limits_.size || limits_.keeps != LogKeeps::full; }
 
   int descriptor_ = -1;
+  bool held_ = false;  // no file yet: records wait in pending_
   std::filesystem::path log_;
   std::string path_;  // of the segment
   std::string header_;

@@ -123,6 +123,7 @@ bool Planner::await_executor() {
 void Planner::begin_running() {
   run_.status.reach("ready");
   if (!loop_) {
+    preparation_.replace_finished_run();
     run_.executor->begin_balance();  // what was measured before is no part of the run
     loop_.emplace(run_, in_force_, hand_over_.take());
     if (hand_over_.takes_over()) {

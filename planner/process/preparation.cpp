@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "common/files/sha256.h"
 #include "common/trouble.h"
 #include "common/words.h"
 #include "planner/costs/costs.h"
@@ -18,34 +17,13 @@
 #include "planner/policies/default_policy.h"
 #include "planner/profile/profile_run.h"
 #include "planner/record/log_note.h"
-#include "planner/results/result_line.h"
 #include "planner/results/results_directory.h"
-#include "planner/results/results_start.h"
 
 namespace poise {
 namespace {
 
 constexpr Seconds kMessageWait{0.1};
 constexpr Seconds kShortWait{0.005};  // where two sockets, or memory, are looked at in turn
-
-Manifest manifest_of(const Run& run) {
-  const InputOptions& input = run.options.input;
-  return {.build = build_id(),
-          .input = run.input.requests.digest,
-          .model = to_hex(std::to_array(run.control->fingerprint)),
-          .options = {
-              {"--dtype", std::string(name_of(run.dtype()))},
-              {"--kv-cache-dtype", std::string(name_of(run.kv_format()))},
-              {"--host-attention", run.options.batch.host_attention ? "auto" : "off"},
-              {"--seed", std::to_string(input.seed)},
-              {"--max-model-len", input.max_model_len ? std::to_string(*input.max_model_len)
-                                                      : std::string("the model's")},
-              {"--served-model-name", run.options.served_model_name},
-              {"--skip-tokenizer-init", input.skip_tokenizer_init ? "yes" : "no"},
-              {"tokenizer files", input.skip_tokenizer_init ? std::string("not read")
-                                                            : tokenizer_files_digest(input.model)},
-              {"generation_config.json", generation_config_digest(input.model)}}};
-}
 
 MoreRequests more_requests(const Run& run, const Demand& demand) {
   const std::int64_t most = std::ssize(run.to_do);
@@ -115,45 +93,30 @@ void Preparation::take_stock() {
   const RunOptions& options = run_.options;
   if (run_.front) {
     if (!options.takes_over) {
-      remove_log(options.run_dir / "orders.log");
+      remove_log(options.run_dir / kOrdersName);
     }
     begin_greeting();
     return;
   }
-  const bool goes_on = run_state(options.run_dir) == RunState::unfinished;
-  run_.results = open_results(options.run_dir, options.resume, manifest_of(run_), run_.input_lines,
-                              options.verify);
-  if (!run_.results) {
+  if (!files_.open_results()) {
     spdlog::info("the run is finished already");
     answered_ = true;
     phase_ = Phase::over;
     return;
   }
-  if (const Bytes taken_back = run_.results->taken_back(); taken_back > Bytes{0}) {
-    run_.print(fmt::format(
-        "no check of the weights came behind the last answers ({}): they are computed again\n",
-        size_text(taken_back)));
-  }
-  for (const RequestError& error : run_.input.requests.errors) {
-    if (!run_.results->is_done(error.line)) {
-      run_.results->append(error.line, true, error_line(error), monotonic_now());
-    }
-  }
   for (const Request& request : run_.input.requests.requests) {
-    if (!run_.results->is_done(request.line())) {
+    if (!run_.results || !run_.results->is_done(request.line())) {
       run_.to_do.push_back(&request);
       run_.status.tokens_left += request.sampling.max_tokens;
     }
   }
   spdlog::info("{} to do, {} done", counted(std::ssize(run_.to_do), "request"),
-               counted(run_.results->counts().lines(), "line"));
+               counted(run_.results ? run_.results->counts().lines() : 0, "line"));
   if (run_.to_do.empty()) {
+    replace_finished_run();
     answered_ = true;
     phase_ = Phase::over;
     return;
-  }
-  if (!goes_on) {  // the orders of an earlier run, if any, are not this one's
-    remove_log(options.run_dir / "orders.log");
   }
   hand_over_.read();
   begin_greeting();
@@ -163,9 +126,7 @@ void Preparation::take_stock() {
 
 void Preparation::begin_greeting() {
   const RunOptions& options = run_.options;
-  run_.order_log = open_order_log(options.run_dir / "orders.log",
-                                  order_log_header(*run_.control, options.run_id, run_.kv_format()),
-                                  options.orders_log);
+  run_.order_log = files_.open_order_log();
   Links links =
       open_links(*run_.control, options.run_id, options.executor_socket, options.loader_socket,
                  options.host_memory, run_.kv_format(), *run_.order_log);
@@ -273,10 +234,7 @@ void Preparation::begin_profiling() {
       profiled_machine(*run_.control, *run_.executor->greeting(), run_.options.gpu_memory,
                        run_.options.host_memory, run_.kv_format()),
       *run_.control, *run_.loader, *run_.executor);
-  profile_log_ =
-      open_order_log(run_.options.run_dir / "profile-orders.log",
-                     order_log_header(*run_.control, run_.options.run_id, run_.kv_format()));
-  run_.executor->log_to(*profile_log_);
+  run_.executor->log_to(files_.open_profile_log());
   phase_ = Phase::profiling;
   run_.status.state = "measuring";
 }
@@ -291,14 +249,14 @@ bool Preparation::measure() {
     keep_profile(run_.options.profile_dir, profile);
     use_profile(std::move(profile));
     run_.executor->log_to(*run_.order_log);
-    profile_log_.reset();
+    files_.close_profile_log();
     decide();
   }
   return moved;
 }
 
 void Preparation::use_profile(Profile profile) {
-  write_profile(run_.options.run_dir / "profile.json", profile);
+  files_.keep(profile);
   in_force_.profile = std::make_shared<const Profile>(std::move(profile));
 }
 

@@ -18,6 +18,7 @@
 #include "planner/process/plan_in_force.h"
 #include "planner/process/policy_change.h"
 #include "planner/process/run.h"
+#include "planner/process/run_files.h"
 #include "planner/profile/profiler.h"
 
 namespace poise {
@@ -25,7 +26,7 @@ namespace poise {
 class Preparation {
  public:
   Preparation(Run& run, PlanInForce& in_force, PolicyChange& change, HandOver& hand_over)
-      : run_(run), in_force_(in_force), change_(change), hand_over_(hand_over) {}
+      : run_(run), in_force_(in_force), change_(change), hand_over_(hand_over), files_(run) {}
 
   // Does what can be done now, or waits a moment. REQUIRES: it is not over. True if something
   // happened.
@@ -35,6 +36,9 @@ class Preparation {
   // There is nothing to compute: all lines have results.
   bool is_answered() const { return phase_ == Phase::over && answered_; }
   bool is_profiling() const { return phase_ == Phase::profiling; }
+  // Where a finished run stood in the directory until now, this one takes its place. Call it once nothing can refuse this run any
+  // more: before its first iteration.
+  void replace_finished_run() { files_.replace(in_force_.profile.get()); }
   // Starts again from the greeting, with the policy in force if there is one; no block is left.
   void begin_again();
 
@@ -62,11 +66,11 @@ class Preparation {
   PlanInForce& in_force_;
   PolicyChange& change_;
   HandOver& hand_over_;
+  RunFiles files_;
   Phase phase_ = Phase::loading;
   bool answered_ = false;
-  std::string policy_name_;                // without a wish
-  std::unique_ptr<Profiler> profiler_;     // while it measures
-  std::unique_ptr<OrderLog> profile_log_;  // likewise
+  std::string policy_name_;             // without a wish
+  std::unique_ptr<Profiler> profiler_;  // while it measures
 };
 
 }  // namespace poise

@@ -12,6 +12,7 @@ namespace poise {
 inline constexpr const char* kPartialName = "results.jsonl.partial";
 inline constexpr const char* kPublishedName = "results.jsonl.published";
 inline constexpr const char* kVerifiedName = "results.jsonl.verified";
+inline constexpr const char* kOrdersName = "orders.log";  // common/order_log.h
 
 enum class RunState {
   fresh,       // nothing to resume

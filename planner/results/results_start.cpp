@@ -1,5 +1,6 @@
 #include "planner/results/results_start.h"
 
+#include "common/files/order_log_segments.h"
 #include "common/files/regular_file.h"
 #include "common/trouble.h"
 #include "planner/results/results_directory.h"
@@ -16,6 +17,10 @@ void note_verified(const std::filesystem::path& run_dir, bool verify, Bytes size
 }
 
 }  // namespace
+
+bool replaces_finished_run(const std::filesystem::path& run_dir, bool resume) {
+  return !resume && run_state(run_dir) == RunState::finished;
+}
 
 void check_run_directory(const std::filesystem::path& run_dir, bool resume) {
   if (!resume && run_state(run_dir) == RunState::unfinished) {
@@ -47,8 +52,10 @@ std::optional<ResultsFile> open_results(const std::filesystem::path& run_dir, bo
     note_verified(run_dir, verify, results.size());
     return results;
   }
-  // In this order a kill at any point leaves no finished run under another run's manifest, and no results without one.
+  // In this order a kill at any point leaves no finished run under another run's manifest or without its orders, and no results
+  // without a manifest or behind another run's orders.
   remove_publication(run_dir);
+  remove_log(run_dir / kOrdersName);
   write_manifest(run_dir, manifest);
   note_verified(run_dir, verify, Bytes{0});
   return ResultsFile::create(run_dir);

@@ -85,6 +85,29 @@ TEST_F(OrderLogTest, WhatWasAppendedIsReadInOrder) {
   EXPECT_EQ(OrderLogReader(log_).header_json(), R"({"run":"1"})");
 }
 
+TEST_F(OrderLogTest, HeldRecordsAreWrittenOnceTheLogBegins) {
+  {
+    const auto log = OrderLog::held(R"({"run":"1"})", {});
+    log->append(bytes_of("one"));
+    log->flush();
+    EXPECT_TRUE(fs::is_empty(folder_));
+    log->begin(log_);
+    log->append(bytes_of("two"));
+  }
+  EXPECT_EQ(read_all(log_).payloads, (std::vector<std::string>{"one", "two"}));
+  EXPECT_EQ(OrderLogReader(log_).header_json(), R"({"run":"1"})");
+  write({"three"});
+  EXPECT_EQ(read_all(log_).payloads, (std::vector<std::string>{"one", "two", "three"}));
+}
+
+TEST_F(OrderLogTest, HeldRecordsThatNeverBeginLeaveNoFile) {
+  {
+    const auto log = OrderLog::held(R"({"run":"1"})", {});
+    log->append(bytes_of("one"));
+  }
+  EXPECT_TRUE(fs::is_empty(folder_));
+}
+
 TEST_F(OrderLogTest, OnlyThisUserMayReadIt) {
   write({});
   struct stat status {};

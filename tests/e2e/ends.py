@@ -421,6 +421,71 @@ def a_finished_run_outlives_an_attempt_whose_supervisor_is_killed_while_it_loads
     expect_equal(sorted(os.listdir(run)), before[1], "names in the run directory")
 
 
+def all_files(run):
+    """Logs of processes, and what only the run that lives has, aside."""
+    names = {path.name for path in run.iterdir() if path.is_file()} - {"run.lock", "children.lock", "restarted.json"}
+    return {name: (run / name).read_bytes() for name in names}
+
+
+@test
+def an_overwriting_run_that_is_refused_leaves_the_finished_run_as_it_was(workspace):
+    """By the plan, for too little memory, and by an executor that cannot have its buffers. One that is not refused measures costs first."""
+    output, run = workspace / "out.jsonl", workspace / "out.jsonl.poise"
+    words = workspace.run_words(DEMO / "show.jsonl", output)
+    workspace.poise(*words, "--policy", "hybrid").expect(0)
+    expect((run / "profile-orders.log").exists(), "no costs were measured")
+    before, answers = all_files(run), output.read_bytes()
+    dies = {"POISE_FAILPOINTS": "executor.registering:kill"}
+    attempts = (
+        (("--gpu-memory", "200KiB"), {}, 2, "device memory"),
+        (("--host-memory", "1MiB"), {}, 2, "memory"),
+        (("--policy", "act-only"), dies, 75, "as it was"),
+        (("--policy", "hybrid", "--restarts", "1"), dies, 75, "as it was"),
+    )
+    for more, environment, code, said in attempts:
+        workspace.poise(*words, "--overwrite", "--seed", "7", *more, env=environment).expect(code, said)
+        now = all_files(run)
+        expect_equal(sorted(now), sorted(before), f"files after {more}")
+        expect_equal([name for name in before if now[name] != before[name]], [], f"changed by {more}")
+        expect_equal(output.read_bytes(), answers, "the output")
+    expect("8 results, 0 of them errors" in workspace.poise("status", run).expect(0).out, "what `status` says")
+    workspace.poise("inspect", "--check", run).expect(0)
+    workspace.replay(run)
+    workspace.poise(*words, "--policy", "hybrid", "--resume").expect(0, "finished already")
+    workspace.poise(*words, "--overwrite", "--policy", "hybrid", "--seed", "7", env={"XDG_CACHE_HOME": str(workspace / "other-cache")}).expect(0, "measuring it once", "is written")
+    now = all_files(run)
+    expect_equal([name for name in before if name != "results.jsonl.published" and now.get(name) == before[name]], [], "files of the run before")
+    expect_equal(sorted(now), sorted(before), "files of the new run")
+    workspace.poise("inspect", "--check", run).expect(0)
+    workspace.poise("inspect", run / "profile-orders.log").expect(0)
+    workspace.replay(run)
+
+
+def is_halted(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"
+
+
+@test
+def an_overwriting_run_whose_planner_dies_before_it_begins_begins_all_the_same(workspace):
+    """Another planner takes over; the finished run is not taken for this one's."""
+    output, run = workspace / "out.jsonl", workspace / "out.jsonl.poise"
+    requests = workspace.write_requests("requests.jsonl", [request("a", "where is Jana?", temperature=1)])
+    workspace.run(requests, workspace / "other.jsonl", "--seed", "7").expect(0)
+    workspace.run(requests, output).expect(0)
+    words = workspace.run_words(requests, output, "--overwrite", "--seed", "7", "--restarts", "1")
+    process = workspace.start(*words, env={"POISE_FAILPOINTS": "loader.granting:stop"})
+    wait_until(lambda: harness._json(run / "status.json").get("state") == "preparing", "the planner to prepare")
+    wait_until(lambda: len(workspace.children(run)) == 3, "its processes")
+    children = workspace.children(run)
+    wait_until(lambda: is_halted(children["loader"]), "the loader to halt")
+    os.kill(children["planner"], signal.SIGKILL)
+    wait_until(lambda: workspace.children(run).get("planner", children["planner"]) != children["planner"], "another planner")
+    os.kill(children["loader"], signal.SIGCONT)
+    workspace.finish(process).expect(0, "another one goes on", "is written")
+    expect_equal(comparable(output), comparable(workspace / "other.jsonl"), "the answers of the new run")
+
+
 @test
 def resume_that_cannot_start_says_so_and_keeps_what_is_finished(workspace):
     """Over an unfinished run, whose processes had begun, and over a finished one."""

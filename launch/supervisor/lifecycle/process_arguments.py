@@ -60,6 +60,7 @@ class ProcessArguments:
         self.stall_timeout = given.stall_timeout
         self.restarts = getattr(given, "restarts", 0)
         self.run_id = ""
+        self._stood = directory.publication()  # of a finished run
         self._rate = LoadingRate()
         self._attached = None
         self._short_folder = None
@@ -159,12 +160,16 @@ class ProcessArguments:
         words = self.planner_links()
         words += ["--model", given.model, "-i", given.input, "-o", given.output, *planner_arguments(given)]
         words += ["--profile-dir", profile_folder()]
-        words += ["--resume"] if given.resume or takes_over else []
+        words += ["--resume"] if given.resume or (takes_over and not self._still_stands()) else []
         words += ["--overwrite"] if given.overwrite else []
         words += ["--verify"] if given.verify else []
         words += ["--takes-over"] if takes_over else []
         words += [*orders_log_arguments(given), *self._grammar_arguments()]
         return words + (["--trace"] if given.trace is not None else [])
+
+    def _still_stands(self):
+        """Whether a finished run is here that no planner of this attempt has replaced yet."""
+        return self._stood is not None and self.directory.publication() == self._stood
 
     def _grammar_arguments(self):
         python = getattr(self.given, "grammar_python", None)  # grammars.py

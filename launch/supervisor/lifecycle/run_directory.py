@@ -93,6 +93,14 @@ class RunDirectory:
             return None
         return os.fsdecode(text.partition(b"\n")[2]) or None
 
+    def publication(self):
+        """Changes with each run that is finished here; None before the first is, and while another one works."""
+        try:
+            status = os.lstat(self.path / "results.jsonl.published")
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
     def output(self):
         """The same as the user names it: a path, or - for standard output."""
         record, published = self.record(), self.published()

@@ -23,7 +23,7 @@ class StandingRun:
         self._directory = directory
         self.state = directory.state()
         self._is_noted = False
-        self._publication = self._publication_now()
+        self._publication = directory.publication()
         noted = self._noted()
         self._facts = noted or {name: self._read(name) for name in _FACTS}
         if not noted or self._put_all_back():
@@ -49,8 +49,8 @@ class StandingRun:
         """Whether the run is the one it was, behind an attempt that ended with `code`."""
         if self._directory.state() != self.state:
             return False
-        if self.state == FINISHED:  # an attempt that begins anew first removes the publication
-            return self._publication_now() == self._publication
+        if self.state == FINISHED:  # an attempt that begins anew removes the publication first, once its planner can begin
+            return self._directory.publication() == self._publication
         return self.state == UNFINISHED and not self._was_taken_up(code)
 
     def was_done(self):
@@ -120,13 +120,6 @@ class StandingRun:
             return (self._directory.path / name).read_bytes()
         except OSError:
             return None
-
-    def _publication_now(self):
-        try:
-            status = os.lstat(self._directory.path / "results.jsonl.published")
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns
 
 
 def _text(content):

@@ -237,8 +237,20 @@ TEST(RunDirectory, AFinishedRunsDirectoryCanBeUsedAgain) {
   publish(finished_run(work / "run"), work / "run", work / "out", false, kLines);
   Manifest other = kManifest;
   other.input = "other";
+  fs::create_directory(work / "fresh");
+  EXPECT_FALSE(replaces_finished_run(work / "fresh", false));
+  EXPECT_FALSE(replaces_finished_run(work / "run", true)) << "it would say that the run is finished";
+  for (const char* name : {"run/orders.log", "run/orders.log.2"}) {
+    work.write(name, "orders");
+  }
+  EXPECT_TRUE(replaces_finished_run(work / "run", false));
+  EXPECT_EQ(run_state(work / "run"), RunState::finished) << "asking replaces nothing";
+  EXPECT_TRUE(fs::exists(work / "run" / "orders.log.2"));
   const auto file = open_results(work / "run", false, other, kLines, false);
   ASSERT_TRUE(file);
+  EXPECT_FALSE(fs::exists(work / "run" / "orders.log")) << "of the run before";
+  EXPECT_FALSE(fs::exists(work / "run" / "orders.log.2"));
+  EXPECT_FALSE(replaces_finished_run(work / "run", false));
   EXPECT_EQ(file->counts().lines(), 0u);
   EXPECT_EQ(run_state(work / "run"), RunState::unfinished);
   EXPECT_EQ(read_manifest(work / "run"), other);
