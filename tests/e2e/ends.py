@@ -428,6 +428,31 @@ def all_files(run):
 
 
 @test
+def what_is_asked_of_a_finished_run_behind_a_killed_attempt_is_answered_of_that_run(workspace):
+    lines = [request("a", "where is Jana?"), request("b", "where is Jana?", n=-1)]
+    output, run = workspace / "out.jsonl.gz", workspace / "out.jsonl.gz.poise"
+    words = workspace.run_words(workspace.write_requests("requests.jsonl", lines), output)
+    workspace.poise(*words).expect(0, "1 of them errors")
+    before, answers = facts_of(run), gzip.decompress(output.read_bytes())
+    another = workspace.write_requests("another.jsonl", lines[:1])
+    told = {name: workspace.poise(name, run, *more).expect(0).out for name, more in (("status", ()), ("tail", ("--all",)))}
+    attempt = workspace.run_words(another, output, "--overwrite", "--dtype", "bfloat16")
+    process = workspace.start(*attempt, env={"POISE_FAILPOINTS": "loader.unsealed:stop"})
+    wait_until(lambda: "planner" in workspace.children(run), "the attempt's planner")
+    process.kill()
+    workspace.finish(process)
+    expect((run / "standing.json").exists() and facts_of(run) != before, "killed too early")
+    expect_equal(workspace.poise("status", run).expect(0).out, told["status"], "what `status` says")
+    expect_equal(workspace.poise("tail", run, "--all").expect(0).out, told["tail"], "what `tail` says")
+    workspace.replay(run)
+    workspace.poise("retry", run).expect(0, "0 of 1 line that had failed have an answer now")
+    facts = facts_of(run)
+    expect_equal([name for name in facts if facts[name] != before[name] and name != "status.json"], [], "changed facts")
+    expect_equal(json.loads(facts["status.json"]), json.loads(before["status.json"]), "the status")
+    expect_equal(gzip.decompress(output.read_bytes()), answers, "the output")
+
+
+@test
 def an_overwriting_run_that_is_refused_leaves_the_finished_run_as_it_was(workspace):
     """By the plan, for too little memory, and by an executor that cannot have its buffers. One that is not refused measures costs first."""
     output, run = workspace / "out.jsonl", workspace / "out.jsonl.poise"

@@ -450,6 +450,74 @@ def a_finished_run_is_put_back_without_hard_links_and_behind_a_kill(workspace):
 
 
 @test
+def a_finished_run_is_looked_at_through_what_a_killed_attempt_left(workspace):
+    for end in ("a kill", "a kill after its publication is gone", "a damaged note"):
+        folder = workspace / end
+        folder.mkdir()
+        output = folder / "output.jsonl"
+        output.write_text("{}\n")
+        (folder / "results.jsonl.published").write_text(f"3\n{output}")
+        write_facts(folder, "first", state="done", done=8)
+        directory = RunDirectory(folder)
+        directory.enter()
+        standing = StandingRun(directory)
+        standing.note()
+        standing.set_aside("output.jsonl")
+        write_facts(folder, "second", state="loading", done=0)
+        outside = RunDirectory(folder)
+        expect_equal([one.record()["run_id"] for one in (directory, outside)], ["second"] * 2, "while the attempt lives")
+        if end == "a kill after its publication is gone":
+            (folder / "results.jsonl.published").unlink()
+        if end == "a damaged note":
+            (folder / "standing.json").write_text('{"publication": [1, 2], "facts": {"run.json": 5}}')
+        directory.leave()
+        of = "first" if end == "a kill" else "second"
+        expect_equal((outside.record()["run_id"], outside.fact("times.json")["run_id"]), (of, of), f"whose facts they are behind {end}")
+        expect_equal(outside.status()["done"], 8 if of == "first" else 0, f"results behind {end}")
+        if end == "a kill":
+            expect_equal(outside.published(), f"{output}.kept", "where the output is")
+            before = standing_facts(folder)
+            (folder / "standing.json").write_bytes(before["standing.json"].replace(b"first", b"third"))
+            expect_equal(outside.record()["run_id"], "third", "what the note says")
+        (folder / "run.json").unlink()
+        expect_equal("run_id" in outside.record(), end == "a kill", "a run that only the note has")
+
+
+@test
+def the_note_of_a_finished_run_is_durable_before_the_attempt_writes_and_what_it_says_before_it_goes(workspace):
+    folder, events = workspace / "run", []
+    folder.mkdir()
+    (folder / "results.jsonl.published").write_text("1\n/out")
+    write_facts(folder, "first", state="done")
+
+    def noting(name, call, target):
+        def noted(*arguments):
+            events.append((name, target(*arguments)))
+            return call(*arguments)
+
+        return mock.patch(f"os.{name}", noted)
+
+    def name_of(descriptor):
+        return os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def base(path, *_):
+        return os.path.basename(path)
+
+    with noting("fsync", os.fsync, name_of), noting("replace", os.replace, base), noting("unlink", os.unlink, base):
+        standing = StandingRun(RunDirectory(folder))
+        standing.note()
+        noted = [event for event in events if event[0] != "unlink"]
+        expect_equal(noted, [("fsync", "standing.json.new"), ("replace", "standing.json.new"), ("fsync", "run")], "how it is noted")
+        write_facts(folder, "second", state="loading")
+        events.clear()
+        standing.end(CANNOT_START)
+    gone = events.index(("unlink", "standing.json"))
+    for name in ("run.json", "status.json", "times.json"):
+        place = events.index(("replace", f"{name}.new"))
+        expect(events[place - 1] == ("fsync", f"{name}.new") and events[place + 1] == ("fsync", "run") and place < gone, f"{events}")
+
+
+@test
 def a_note_of_a_kept_loader_ends_no_other_process(workspace):
     """Whoever may write where the homes of kept loaders are could name any process of ours."""
     with contextlib.ExitStack() as held, mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": str(workspace.runtime)}):

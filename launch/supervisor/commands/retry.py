@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..lifecycle.delivery import STDOUT, Delivery
 from ..lifecycle.run_directory import FINISHED, UNFINISHED, RunDirectory
+from ..lifecycle.standing_run import StandingRun
 from ..shared.files import publish_file, read_json, remove, remove_tree
 from ..shared.options import parser, run_parser
 from ..shared.paths import command_line
@@ -32,7 +33,7 @@ def retry(words):
     directory.require_a_run()
     directory.enter()
     try:
-        record = directory.record()
+        record = StandingRun(directory).record  # behind an attempt that was killed, too
         _check(directory, record, given.json)
         failed = _failed_lines(directory.published())
         code = _run_again(directory, record, failed) if failed else DONE

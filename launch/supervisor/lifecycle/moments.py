@@ -8,7 +8,6 @@ import json
 import os
 import time
 
-from ..shared.files import read_json
 from ..shared.trouble import Refusal
 from . import processes
 
@@ -49,7 +48,7 @@ class Moments:
 
 def words(directory):
     """Where a run's time went, in one line; "" if that is not known."""
-    times = {name: when for name, when in read_json(directory.path / FILE).items() if isinstance(when, (int, float))}
+    times = {name: when for name, when in directory.fact(FILE).items() if isinstance(when, (int, float))}
     if not {"first_order", "last_answer", "ended"} <= times.keys():
         return ""
     first, last, ended = times["first_order"], times["last_answer"], times["ended"]

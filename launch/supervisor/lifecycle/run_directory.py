@@ -15,7 +15,7 @@ import stat
 import time
 from pathlib import Path
 
-from ..shared.files import is_socket, read_json, remove, remove_tree, replace_file, segments_of
+from ..shared.files import is_socket, parsed_json, read_json, remove, remove_tree, replace_file, segments_of
 from ..shared.paths import command_line
 from ..shared.trouble import LOCKED, OUTPUT, Refusal, of_system, shown
 from . import chat_prompts, processes
@@ -31,6 +31,7 @@ OUTPUT_NAMES = ("output.jsonl",)
 KEPT_ASIDE, KEPT = (INPUT_NAMES[0], OUTPUT_NAMES[0]), ".kept"
 STANDING = "standing.json"
 STATUS = "status.json"
+FACTS = ("run.json", STATUS, "times.json")
 _LOCKS = {"run.lock", "children.lock"}
 _FOLDERS = ("logs", "loader")
 _OURS = _LOCKS | {"run.json", "run.json.new", "finished.json", "finished.json.new", "times.json", "times.json.new", *_FOLDERS, *chat_prompts.NAMES, *INPUT_NAMES, *OUTPUT_NAMES, *(name + KEPT for name in KEPT_ASIDE), STANDING, f"{STANDING}.new", "retry.jsonl", "retried.jsonl", "retry.poise"}
@@ -91,7 +92,10 @@ class RunDirectory:
             text = (self.path / "results.jsonl.published").read_bytes()
         except OSError:
             return None
-        return os.fsdecode(text.partition(b"\n")[2]) or None
+        path = os.fsdecode(text.partition(b"\n")[2])
+        kept = f"{path}{KEPT}"
+        aside = os.path.basename(path) in KEPT_ASIDE and not os.path.lexists(path) and os.path.lexists(kept)
+        return (kept if aside and self._noted_outside() else path) or None
 
     def publication(self):
         """Changes with each run that is finished here; None before the first is, and while another one works."""
@@ -117,7 +121,7 @@ class RunDirectory:
         return read_json(self.path / "run.lock")
 
     def status(self):
-        return read_json(self.path / STATUS)
+        return self.fact(STATUS)
 
     def status_of(self, run_id):
         """The status, if this run or attempt wrote it; {} if it is of an earlier one."""
@@ -125,7 +129,31 @@ class RunDirectory:
         return status if status.get("run_id") == run_id else {}
 
     def record(self):
-        return read_json(self.path / "run.json")
+        return self.fact("run.json")
+
+    def fact(self, name):
+        """The JSON object in one of the files that say what the run here is like; {} as for read_json."""
+        noted = self._noted_outside()
+        return read_json(self.path / name) if noted is None else noted.get(name) or {}
+
+    def noted(self):
+        """What STANDING says, as long as the finished run of which it was noted stands here unchanged: the text of each fact, or None for
+        one that was not there."""
+        try:
+            noted = json.loads((self.path / STANDING).read_bytes())
+            same = self.state() == FINISHED and tuple(noted["publication"]) == self.publication()
+            facts = {name: noted["facts"][name] for name in FACTS}
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return None
+        return facts if same and all(text is None or isinstance(text, str) for text in facts.values()) else None
+
+    def _noted_outside(self):
+        """The facts of a finished run over which an attempt began that was killed: its own lie in the files until the next one puts the
+        run's back (standing_run.py)."""
+        if not os.path.lexists(self.path / STANDING) or self.lock is not None or self.lives():
+            return None
+        noted = self.noted()
+        return None if noted is None else {name: parsed_json(text) for name, text in noted.items()}
 
     # ---- entering
 
@@ -218,9 +246,9 @@ class RunDirectory:
             pass
         return self.path / name
 
-    def write(self, name, text):
+    def write(self, name, text, durable=False):
         try:
-            replace_file(self.path / name, text)
+            replace_file(self.path / name, text, durable=durable)
         except OSError as problem:
             raise Refusal(f"{shown(self.path / name)} cannot be written: {problem.strerror}", OUTPUT) from None
 

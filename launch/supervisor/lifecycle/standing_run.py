@@ -6,14 +6,11 @@ import contextlib
 import json
 import os
 
-from ..shared.files import publish_file, remove
+from ..shared.files import parsed_json, publish_file, remove
 from ..shared.trouble import DONE, INTERRUPTED, OUTPUT, Refusal
 from . import chat_prompts
 from .moments import FILE as TIMES
-from .run_directory import FINISHED, KEPT, KEPT_ASIDE, STANDING, STATUS, UNFINISHED
-
-_RECORD = "run.json"
-_FACTS = (_RECORD, STATUS, TIMES)
+from .run_directory import FACTS, FINISHED, KEPT, KEPT_ASIDE, STANDING, STATUS, UNFINISHED
 
 
 class StandingRun:
@@ -24,17 +21,17 @@ class StandingRun:
         self.state = directory.state()
         self._is_noted = False
         self._publication = directory.publication()
-        noted = self._noted()
-        self._facts = noted or {name: self._read(name) for name in _FACTS}
+        noted = directory.noted()
+        self._facts = {name: _bytes(noted.get(name)) if noted else self._read(name) for name in FACTS}
         if not noted or self._put_all_back():
             self._forget()
-        self.record, self.status = directory.record(), directory.status()
+        self.record, self.status = parsed_json(self._facts["run.json"]), parsed_json(self._facts[STATUS])
 
     def note(self):
         """Before the attempt writes anything of its own."""
         if self.state == FINISHED and not self._is_noted:
             facts = {name: _text(content) for name, content in self._facts.items()}
-            self._directory.write(STANDING, json.dumps({"version": 1, "publication": self._publication, "facts": facts}) + "\n")
+            self._directory.write(STANDING, json.dumps({"version": 1, "publication": self._publication, "facts": facts}) + "\n", durable=True)
             self._is_noted = True
 
     def set_aside(self, name):
@@ -72,15 +69,6 @@ class StandingRun:
         knows_the_model = code in (DONE, INTERRUPTED, OUTPUT) and "model" in (status.get("moments") or {})
         return knows_the_model or status.get("iteration", 0) > 0
 
-    def _noted(self):
-        """The facts of a finished run as the last attempt there noted them; None unless it ended without `end`, and changed nothing."""
-        try:
-            noted = json.loads(self._read(STANDING) or b"null")
-            same = self.state == FINISHED and tuple(noted["publication"]) == self._publication
-            return {name: _bytes(noted["facts"][name]) for name in _FACTS} if same else None
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return None
-
     def _put_all_back(self):
         """Whether all of it is back."""
         whole = self._put_back(*self._facts)
@@ -110,7 +98,7 @@ class StandingRun:
                 remove(self._directory.path / name)
             elif self._read(name) != before:
                 try:
-                    self._directory.write(name, _text(before))
+                    self._directory.write(name, _text(before), durable=True)  # before the note goes
                 except Refusal:
                     whole = False
         return whole

@@ -1,5 +1,6 @@
 """Files of ours: reading and removing those that may be missing, half written, or gone by now; replacing them whole."""
 
+import errno
 import json
 import os
 import re
@@ -18,15 +19,23 @@ def read_json(path):
     """The JSON object in `path`; {} if the file is missing or is no JSON object, for example because it is half written."""
     try:
         with open(path, "rb") as file:
-            value = json.loads(file.read(1 << 20))
-        return value if isinstance(value, dict) else {}
-    except (OSError, ValueError, RecursionError):
+            return parsed_json(file.read(1 << 20))
+    except OSError:
         return {}
 
 
-def replace_file(path, text, suffix=".new"):
+def parsed_json(text):
+    """The JSON object that `text` is; {} if it is none."""
+    try:
+        value = json.loads(text or "null")
+        return value if isinstance(value, dict) else {}
+    except (ValueError, RecursionError):
+        return {}
+
+
+def replace_file(path, text, suffix=".new", durable=False):
     """Writes a file beside `path` and renames it: readers see the old or the new one, never a part. Errors name the file; the one beside
-    it is then removed.
+    it is then removed. `durable`: it outlives a power failure from then on.
 
     Writers that may come at the same time need a `suffix` each.
     """
@@ -36,10 +45,27 @@ def replace_file(path, text, suffix=".new"):
         with naming(fresh), os.fdopen(os.open(fresh, flags, 0o600), "w", encoding="utf-8", errors="surrogateescape") as file:
             failpoint("supervisor.write")
             file.write(text)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(fresh, path)
+        if durable:
+            sync_directory(os.path.dirname(path))
     except OSError:
         remove(fresh)
         raise
+
+
+def sync_directory(folder):
+    """Makes the names in it durable."""
+    descriptor = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as problem:
+        if problem.errno != errno.EINVAL:  # some file systems do not sync directories
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def segments_of(log):
