@@ -36,6 +36,11 @@ for number, name in enumerate(("stdin", "stdout", "stderr")):
 
 sys.path[0] = os.path.dirname(os.path.abspath(__file__))
 
+sys.dont_write_bytecode, _as_it_was = True, sys.dont_write_bytecode
+import bytecode_cache  # noqa: E402, F401
+
+sys.dont_write_bytecode = _as_it_was
+
 from supervisor.command_table import main  # noqa: E402
 
 try:

@@ -13,6 +13,11 @@ import sys
 
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
+sys.dont_write_bytecode, _as_it_was = True, sys.dont_write_bytecode
+import bytecode_cache  # noqa: E402, F401
+
+sys.dont_write_bytecode = _as_it_was
+
 from supervisor.lifecycle.chat_worker import MEMORY, BadModel, Renderer, entry_of  # noqa: E402
 
 

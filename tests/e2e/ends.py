@@ -616,6 +616,47 @@ def a_signal_before_a_run_has_begun_ends_it_in_a_sentence(workspace):
     expect(not (workspace / "out.jsonl.poise").exists(), "a run directory")
 
 
+def interpreter():
+    """That of the shell part."""
+    return os.environ.get("POISE_PYTHON") or "/usr/bin/python3"
+
+
+@test
+def byte_code_that_a_full_disk_cut_off_is_compiled_again(workspace):
+    launch, programs = workspace / "tree" / "launch", {"POISE_BIN": str(harness.bin_folder())}
+    shutil.copytree(harness.ROOT / "launch", launch, ignore=shutil.ignore_patterns("__pycache__", "model"))
+    words = [launch / "poise", "status", "--json"]
+
+    def asked(*command):
+        return subprocess.run([*map(str, command)], env=workspace.environment(programs), capture_output=True, text=True, check=False, input="{}")
+
+    def cut(size):
+        """All that is cached: as if the disk had been full at this byte, or had kept zeros from there on."""
+        for path in launch.rglob("*.pyc"):
+            content = path.read_bytes()
+            path.write_bytes(content[:size] if size % 2 else content[:size] + bytes(len(content) - size))
+
+    wanted = asked(*words)
+    expect(wanted.returncode == 0 and "kept_loaders" in wanted.stdout, wanted.stderr)
+    cached = {path: path.read_bytes() for path in launch.rglob("*.pyc")}
+    expect(len(cached) > 10, f"only {len(cached)} modules have byte code")
+    expect(not [path for path in cached if path.name.startswith("bytecode_cache.")], "the module that mends has byte code itself")
+    for size in (1, 17, 100, 101, 1001):
+        cut(size)
+        ended = asked(*words)
+        expect_equal((ended.returncode, ended.stderr), (0, ""), f"behind byte code of {size} bytes")
+        ended = asked(*words)
+        expect_equal({path: path.read_bytes() for path in launch.rglob("*.pyc")}, cached, f"byte code behind that of {size} bytes")
+    # Programs of the server, whose packages need not be here.
+    for name, module in (("start.py", "server/__init__"), ("chat_process.py", "supervisor/__init__")):
+        source = launch / f"{module}.py"
+        subprocess.run([interpreter(), "-m", "compileall", "-q", source], check=True)
+        cut(17)
+        said = asked(interpreter(), "-s", launch / "server" / name).stderr
+        expect("EOFError" not in said and "marshal" not in said, f"{name}: {said}")
+        expect(all(path.stat().st_size != 17 for path in (source.parent / "__pycache__").glob("__init__.*.pyc")), "it was not imported")
+
+
 @test
 def a_signal_after_a_command_has_ended_does_not_change_how(workspace):
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):

@@ -196,9 +196,9 @@ def what_the_supervisor_knows_of_families_and_lines_is_what_the_programs_know(_)
 def python_in_launch_needs_the_standard_library_alone(_):
     complaints, seen = [], 0
     start = ROOT / "launch" / "start.py"
-    for path in [start, *sorted(SUPERVISOR.rglob("*.py"))]:
+    for path in [start, start.with_name("bytecode_cache.py"), *sorted(SUPERVISOR.rglob("*.py"))]:
         seen += 1
-        known = sys.stdlib_module_names | ({"supervisor"} if path == start else set())
+        known = sys.stdlib_module_names | ({"supervisor", "bytecode_cache"} if path == start else set())
         if path.name == "chat_worker.py":  # a process of its own, which says that it is missing
             known |= {"jinja2"}
         if path.name == "grammar_worker.py":  # likewise

@@ -31,7 +31,7 @@ _OF_THE_MACHINE = re.compile(
     r"|lib(cuda|nvidia-.*|nvcuvid)\.so.*"
 )
 _KEPT = {
-    "launch": ("poise", "start.py", "supervisor/*.py", "supervisor/*/*.py", "server/*", "report/*", "demo/*model/*", "demo/*.jsonl", "demo/*answers.json", "demo/score.py"),
+    "launch": ("poise", "start.py", "bytecode_cache.py", "supervisor/*.py", "supervisor/*/*.py", "server/*", "report/*", "demo/*model/*", "demo/*.jsonl", "demo/*answers.json", "demo/score.py"),
     "bench": ("*.sh", "*.py", "works.json", "README.md", "models/*", "peers/*.py"),
     "tests": (
         *("golden/models/*", "golden/models/*/*", "golden/tokenizer/*", "golden/tokenizer/*/*"),
