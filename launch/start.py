@@ -15,6 +15,8 @@ def interrupted(*_):
 # KeyboardInterrupt, so that the command can clean up; `run`, `load` and `profile` install handlers of their own.
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, interrupted)
+if hasattr(signal, "pthread_sigmask"):  # the shell part had them wait
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
 
 if sys.version_info < (3, 11):
     sys.stderr.write(

@@ -622,6 +622,29 @@ def interpreter():
 
 
 @test
+def a_signal_before_python_has_handlers_ends_a_command_in_a_sentence(workspace):
+    """While the shell part looks for what it needs, and while Python starts: each takes half a second here, and says when."""
+    began, slow = workspace / "began", workspace / "slow"
+    slow.mkdir()
+    for name, program in (("env", "/usr/bin/env"), ("python", interpreter())):
+        # (dash would let through what is blocked.)
+        lines = (f"#!{interpreter()} -sS", "import os, sys, time", f"open({str(began)!r}, 'w').close()", "time.sleep(0.5)")
+        (slow / name).write_text("\n".join((*lines, f"os.execv({program!r}, [{program!r}, *sys.argv[1:]])\n")))
+        (slow / name).chmod(0o755)
+    shell = {"PATH": f"{slow}:{os.environ['PATH']}"}
+    python = {"POISE_PYTHON": str(slow / "python")}
+    for environment in (shell, python):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            words = [str(harness.POISE), "policies"]
+            process = subprocess.Popen(words, env=workspace.environment(environment), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            wait_until(began.exists, "the command to begin")
+            process.send_signal(number)
+            said = process.communicate(timeout=60)
+            expect_equal((process.returncode, *said), (75, "", "poise: interrupted\n"), f"signal {number}, {environment}")
+            began.unlink()
+
+
+@test
 def byte_code_that_a_full_disk_cut_off_is_compiled_again(workspace):
     launch, programs = workspace / "tree" / "launch", {"POISE_BIN": str(harness.bin_folder())}
     shutil.copytree(harness.ROOT / "launch", launch, ignore=shutil.ignore_patterns("__pycache__", "model"))
