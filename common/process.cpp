@@ -13,6 +13,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <thread>
 
 #include "common/testing/failpoint.h"
@@ -46,6 +47,15 @@ void request_stop(int, siginfo_t* signal, void*) {
   }
 }
 void request_hand_over(int) { hand_over_flag.store(true); }
+
+void end_here(int) {  // calls nothing that a signal handler may not
+  constexpr char kWords[] = ": interrupted\n";
+  const char* name = program_invocation_short_name;
+  if (write(STDERR_FILENO, name, std::strlen(name)) >= 0) {
+    (void)!write(STDERR_FILENO, kWords, sizeof kWords - 1);
+  }
+  _exit(static_cast<int>(Exit::interrupted));
+}
 
 void watch_supervisor(int descriptor) {
   pollfd end{.fd = descriptor, .events = POLLIN, .revents = 0};
@@ -85,6 +95,16 @@ void watch_signals(int death_descriptor, EndsFor whom) {
     fcntl(death_descriptor, F_SETFD, FD_CLOEXEC);
     std::thread(watch_supervisor, death_descriptor).detach();
   }
+}
+
+void end_at_signals() {
+  std::signal(SIGTERM, end_here);
+  std::signal(SIGINT, end_here);
+  sigset_t blocked;
+  sigemptyset(&blocked);
+  sigaddset(&blocked, SIGTERM);
+  sigaddset(&blocked, SIGINT);
+  pthread_sigmask(SIG_UNBLOCK, &blocked, nullptr);
 }
 
 bool stop_requested() {

@@ -20,6 +20,9 @@ enum class EndsFor { anyone, supervisor };
 // holds: its end of file sets the first flag too. A thread waits for it, and kills the process if it
 // still runs 10 s later. Core files are switched off, so that prompts do not get into them.
 void watch_signals(int death_descriptor, EndsFor whom = EndsFor::anyone);
+// For a process that only prints: from now on SIGTERM and SIGINT end it at once, with one line on stderr and Exit::interrupted. Lets
+// through signals that came before, where the process that became this one (exec) blocked them.
+void end_at_signals();
 bool stop_requested();
 // SIGUSR1 asks a planner or a loader to leave its work to a successor (launch/README.md).
 bool hand_over_requested();

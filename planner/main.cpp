@@ -161,6 +161,9 @@ void print(const HelpOptions& options) { fmt::print("{}\n", options.text); }
 template <typename Command>
 Exit run(const Command& command) {
   std::signal(SIGPIPE, SIG_IGN);
+  if constexpr (!std::is_same_v<Command, EncodeOptions>) {  // that one's caller ends it
+    end_at_signals();
+  }
   Exit outcome = Exit::done;
   try {
     if constexpr (std::is_void_v<decltype(print(command))>) {

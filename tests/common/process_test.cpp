@@ -46,6 +46,27 @@ TEST(ProcessTest, TermAndInterruptAskToStop) {
   }
 }
 
+TEST(ProcessTest, AProcessThatPrintsEndsAtSignalsThatCameBeforeItListenedToo) {
+  for (const int signal : {SIGTERM, SIGINT}) {
+    for (const bool before : {true, false}) {
+      EXPECT_EQ(in_child([=] {
+                  sigset_t all;
+                  sigfillset(&all);
+                  sigprocmask(SIG_BLOCK, &all, nullptr);
+                  if (before) {
+                    raise(signal);
+                  }
+                  end_at_signals();
+                  if (!before) {
+                    raise(signal);
+                  }
+                  return 0;
+                }),
+                static_cast<int>(Exit::interrupted));
+    }
+  }
+}
+
 TEST(ProcessTest, HangUpPipeAndFileSizeSignalsDoNotEndAProcess) {
   EXPECT_EQ(in_child([] {
               watch_signals(-1);

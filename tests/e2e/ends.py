@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """How commands end: exit codes and the one line that says why, as launch/README.md documents."""
 
+import contextlib
 import ctypes
 import gzip
 import json
@@ -14,6 +15,7 @@ import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import harness
 from harness import DEMO, DEMO_MODEL, comparable, expect, expect_equal, request, test, wait_until
@@ -642,6 +644,39 @@ def a_signal_before_python_has_handlers_ends_a_command_in_a_sentence(workspace):
             said = process.communicate(timeout=60)
             expect_equal((process.returncode, *said), (75, "", "poise: interrupted\n"), f"signal {number}, {environment}")
             began.unlink()
+
+
+@test
+def a_signal_to_a_command_that_prints_ends_it_in_a_sentence(workspace):
+    """The planner, which prints for it, comes to its end only once somebody reads. One signal comes while it starts."""
+    slow = workspace / "slow"
+    slow.mkdir()
+    began = slow / "began"
+    lines = (f"#!{interpreter()} -sS", "import os, sys, time", f"open({str(began)!r}, 'w').close()", "time.sleep(0.5)")
+    for name in harness.PROGRAMS:
+        (slow / name).write_text("\n".join((*lines, f"os.execv({str(harness.bin_folder() / name)!r}, ['poise', *sys.argv[1:]])\n")))
+        (slow / name).chmod(0o755)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        for environment in ({}, {"POISE_BIN": str(slow)}):
+            read, write = os.pipe()
+            os.set_blocking(write, False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(write, b"x" * 4096)
+            os.set_blocking(write, True)
+            words = [str(harness.POISE), "policies"]
+            process = subprocess.Popen(words, env=workspace.environment(environment), stdout=write, stderr=subprocess.PIPE, text=True)
+            wait_until(began.exists if environment else lambda pid=process.pid: has_become_the_planner(pid), "the command to begin")
+            process.send_signal(number)
+            said = process.communicate(timeout=60)[1]
+            expect_equal((process.returncode, said), (75, "poise: interrupted\n"), f"signal {number}, {environment}")
+            os.close(read)
+            os.close(write)
+            began.unlink(missing_ok=True)
+
+
+def has_become_the_planner(pid):
+    return Path(f"/proc/{pid}/comm").read_text().startswith("poise-planner") and catches(pid, signal.SIGTERM)
 
 
 @test

@@ -1,6 +1,7 @@
 """Asking poise-planner for something that needs no run: costs, plans, simulations."""
 
 import os
+import signal
 import subprocess
 
 from ..shared.options import planner_arguments
@@ -42,5 +43,11 @@ def check_decisions(given):
 
 
 def become_planner(*words):
-    """Replaces this process by the planner (exec). Its messages begin with the name we give it: poise."""
-    os.execv(program(PLANNER), ["poise", *words])
+    """Replaces this process by the planner (exec). Its messages begin with the name we give it: poise. SIGINT and SIGTERM wait until it
+    handles them."""
+    path = program(PLANNER)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        os.execv(path, ["poise", *words])
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
