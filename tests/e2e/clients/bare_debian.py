@@ -92,10 +92,10 @@ def refuse(sentence):
     raise SystemExit(2)
 
 
-def step(what, *words, **more):
+def step(what, *words):
     print(f"{what} …", end=" ", flush=True)
     began = time.monotonic()
-    ended = subprocess.run([*map(str, words)], capture_output=True, text=True, errors="replace", check=False, **more)
+    ended = subprocess.run([*map(str, words)], capture_output=True, text=True, errors="replace", check=False, timeout=1800)
     print(f"{time.monotonic() - began:.0f} s", flush=True)
     if ended.returncode:
         print(f"{ended.stdout}{ended.stderr}{words[0]} ended with {ended.returncode}", file=sys.stderr)
