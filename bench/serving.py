@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """What HTTP costs: `poise serve` beside `poise run`, on the demo model unless --model names another. Needs no package.
 
-    bench/serving.py [--model DIR] [--clients N] [--lines N] [--disturbed SECONDS] [--json]
+    bench/serving.py [--model DIR] [--clients N] [--lines N] [--disturbed SECONDS] [--only PART] [--json]
 
-It starts a server and measures, one after the other:
+It starts a server and measures, one after the other (--only: one of them):
   clients   N connections at once, each with one request: errors, seconds
   front     the front's share of a core at 2,000 requests a minute, for 30 s
-  streams   100 streams at a time: the first token as a client sees it, less what the planner says of the same requests
+  streams   100 streams open all the time: what the server adds to the first token of each, as it says itself (poise:first_token_added_seconds, without
+            the planner's and the device's time), how many get less than 5 ms more, and the difference of what clients see and what the
+            planner says, in which the clients of this process wait for each other, too
   disturbed with --disturbed: as many streams as clients, of which three in ten leave at some token, while planner and gpu_executor are killed
             by turns; every stream that ends must have the text of an undisturbed one
   batch     a file of N lines as a batch and as a run: tokens/s of both, and the most memory that the front had
@@ -17,6 +19,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import os
 import random
 import re
@@ -79,6 +82,14 @@ class Server:
         page = self.get("/metrics").decode()
         return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name + "{"))
 
+    def histogram(self, name):
+        """{bound: how many were at most so large}, with the sum and the count of all."""
+        page = self.get("/metrics").decode()
+        bounds = {}
+        for bound, count in re.findall(rf'^{re.escape(name)}_bucket{{.*le="([^"]+)".*}} (\S+)$', page, re.MULTILINE):
+            bounds[float(bound)] = bounds.get(float(bound), 0.0) + float(count)
+        return {"sum": self.metric(f"{name}_sum"), "count": self.metric(f"{name}_count"), "bounds": bounds}
+
     def end(self):
         self.process.send_signal(signal.SIGTERM)
         self.process.wait()
@@ -120,21 +131,38 @@ async def front(server, a_minute=2000, seconds=30.0):
     return {"requests_a_minute": len(tasks) / took * 60, "errors": sum(one != 200 for one in statuses), "share_of_a_core": (server.cpu() - before) / took}
 
 
-async def streams(server, at_a_time=100, rounds=3):
-    name = "vllm:time_to_first_token_seconds"
-    sums = [server.metric(f"{name}_{part}") for part in ("sum", "count")]
-    seen, before, began = [], server.cpu(), time.monotonic()
+async def streams(server, at_a_time=100, seconds=10.0):
+    planners, added = "vllm:time_to_first_token_seconds", "poise:first_token_added_seconds"
+    before, used, began = {name: server.histogram(name) for name in (planners, added)}, server.cpu(), time.monotonic()
+    seen = []
 
     async def one(place):
-        for n in range(rounds):
-            await asyncio.sleep(0.01 * (place % 50))
-            seen.append((await post(server, "/v1/completions", asked(place + n, 64, stream=True)))[1])
+        await asyncio.sleep(0.01 * (place % 50))  # they do not begin together
+        while time.monotonic() < began + seconds:
+            seen.append((await post(server, "/v1/completions", asked(place + len(seen), 32 + (place + len(seen)) % 64, stream=True)))[1])
 
     await asyncio.gather(*(one(place) for place in range(at_a_time)))
-    took, used = time.monotonic() - began, server.cpu() - before
-    planner = (server.metric(f"{name}_sum") - sums[0]) / (server.metric(f"{name}_count") - sums[1])
+    took, used = time.monotonic() - began, server.cpu() - used
+    grown = {name: _grown(before[name], server.histogram(name)) for name in before}
+    mean = {name: one["sum"] / one["count"] for name, one in grown.items()}
+    bounds = grown[added]["bounds"]
     client = sum(seen) / len(seen)
-    return {"streams": at_a_time, "first_token_seconds": client, "of_the_planner": planner, "added_seconds": client - planner, "share_of_a_core": used / took}
+    return {
+        "streams": at_a_time, "first_tokens": int(grown[added]["count"]), "added_seconds": mean[added],
+        **{f"added_seconds_{share:.0%}": _within(bounds, share) for share in (0.5, 0.9, 0.99)},
+        "share_below_5_ms": bounds[0.005] / grown[added]["count"], "client_first_token_seconds": client, "of_the_planner": mean[planners],
+        "clients_see_added": client - mean[planners], "share_of_a_core": used / took,
+    }  # fmt: skip
+
+
+def _grown(before, after):
+    bounds = {bound: count - before["bounds"].get(bound, 0.0) for bound, count in after["bounds"].items()}
+    return {"sum": after["sum"] - before["sum"], "count": after["count"] - before["count"], "bounds": bounds}
+
+
+def _within(bounds, share):
+    """The smallest bound of the histogram below which so many are; None where only infinity is."""
+    return next((bound for bound, count in sorted(bounds.items()) if count >= share * bounds[math.inf] and bound < math.inf), None)
 
 
 class Disturbed:
@@ -242,25 +270,30 @@ def main():
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--lines", type=int, default=50_000)
     parser.add_argument("--disturbed", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("--only", choices=("clients", "front", "streams", "batch"), metavar="PART", help="one of: clients, front, streams, batch")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     found = {}
     with tempfile.TemporaryDirectory(prefix="poise-serving-") as name:
         server = Server(Path(name), given.model)
         try:
-            for one in (clients(server, given.clients), front(server), streams(server)):
-                part = one.__name__
-                found[part] = asyncio.run(one)
+            parts = {"clients": lambda: clients(server, given.clients), "front": lambda: front(server), "streams": lambda: streams(server)}
+            if given.disturbed:
+                parts["disturbed"] = lambda: Disturbed(server, given.clients, given.disturbed).run()
+            for part, measured in parts.items():
+                if given.only not in (None, part) and part != "disturbed":
+                    continue
+                found[part] = asyncio.run(measured())
                 if not given.json:
                     print(part, json.dumps(found[part]), flush=True)
-            if given.disturbed:
-                found["disturbed"] = asyncio.run(Disturbed(server, given.clients, given.disturbed).run())
+            if given.only in (None, "batch"):
+                found["batch"] = batch(server, Path(name), given.model, given.lines)
                 if not given.json:
-                    print("disturbed", json.dumps(found["disturbed"]), flush=True)
-            found["batch"] = batch(server, Path(name), given.model, given.lines)
+                    print("batch", json.dumps(found["batch"]), flush=True)
         finally:
             server.end()
-    print(json.dumps(found) if given.json else f"batch {json.dumps(found['batch'])}")
+    if given.json:
+        print(json.dumps(found))
     return 0
 
 

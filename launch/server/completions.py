@@ -11,6 +11,7 @@ from .batch_lines import LONGEST_LINE
 from .bodies import read_object
 from .errors import Refused, too_many
 from .planner_link import TooManyRequests
+from .protocol import ARRIVED
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _STREAM_FIELDS = ("stream", "stream_options")
@@ -54,7 +55,7 @@ class Completions:
             raise too_many(self._planner.counted)
         entry = await self._chat.entry(lines[0]) if url == CHAT else None
         try:
-            opened = self._planner.submit([(line, entry) for line in lines], stream is not None, choices)
+            opened = self._planner.submit([(line, entry) for line in lines], request.scope[ARRIVED], stream is not None, choices)
         except TooManyRequests:
             raise too_many(self._planner.counted) from None
         name = f"{self._planner.front_id}-{opened[0].id}"
@@ -112,6 +113,10 @@ class Completions:
         answer = Answer(line)
         self._metrics.finished(opened, answer)
         return answer
+
+    def begun(self, opened):
+        """The first tokens of a stream are at its client's connection."""
+        self._metrics.first_token_sent(opened)
 
     def end(self, opened):
         """For whom nobody waits any more."""
@@ -233,7 +238,7 @@ class _Stream:
         return [_Part(place * choices + choice, self._chat) for choice in range(choices)]
 
     async def _rest(self, send, opened, parts, events=None):
-        over = False
+        over = begun = False
         while not over:
             events = events or await opened.next()
             over = isinstance(events[-1], bytes)
@@ -242,6 +247,9 @@ class _Stream:
             events = None
             if data:
                 await self._write(send, data)
+                if not begun:  # the event loop writes behind all that is ready to run now, and before what becomes ready
+                    begun = True
+                    asyncio.get_running_loop().call_soon(self._completions.begun, opened)
 
     def _events(self, parts, events):
         data = b""

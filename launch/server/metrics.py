@@ -12,6 +12,7 @@ from .run_metrics import RunCollector
 _REASON = re.compile(rb'"finish_reason":"([a-z_]+)"')
 # vLLM's bounds.
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
+_ADDED = (0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 1)
 _LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _TOKENS = tuple(factor * 10**power for power in range(6) for factor in (1, 2, 5))
 
@@ -33,6 +34,10 @@ class Metrics:
         self._success = Counter("vllm:request_success", "Requests that were answered, by how they ended.", ["finished_reason", "model_name"], registry=self._registry)
         self._failed = made(Counter, "poise:request_failures", "Requests and lines of batches that were refused or failed.")
         self._first_token = made(Histogram, "vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", buckets=_FIRST_TOKEN)
+        self._added = made(
+            Histogram, "poise:first_token_added_seconds", buckets=_ADDED,
+            words="What the server adds to a stream's first token: until the planner has the request, and from the planner's token to the client's connection.",
+        )  # fmt: skip
         self._whole = made(Histogram, "vllm:e2e_request_latency_seconds", "From a request's arrival to its end.", buckets=_LATENCY)
         self._queue = made(Histogram, "vllm:request_queue_time_seconds", "How long a request waited for its turn.", buckets=_LATENCY)
         self._prefill = made(Histogram, "vllm:request_prefill_time_seconds", "From a request's turn to its first token.", buckets=_LATENCY)
@@ -58,11 +63,22 @@ class Metrics:
         self._whole.observe(whole)
         if opened.times is not None:
             _, prefill, decode = opened.times
+            first_token = max(0.0, opened.token_at - opened.began)
             # It also waits on its way, while the planner is at an iteration.
-            self._queue.observe(max(0.0, whole - prefill - decode))
+            self._queue.observe(max(0.0, first_token - prefill))
             self._prefill.observe(prefill)
             self._decode.observe(decode)
-            self._first_token.observe(max(0.0, whole - decode))
+            self._first_token.observe(first_token)
+        self._observe_added(opened)
+
+    def first_token_sent(self, opened):
+        opened.first_sent = time.monotonic()
+        self._observe_added(opened)
+
+    def _observe_added(self, opened):
+        """Once the stream has begun and its answer says when the planner had the first token."""
+        if opened.counts == 1 and None not in (opened.token_at, opened.first_sent):
+            self._added.observe(opened.in_front + max(0.0, opened.first_sent - opened.token_at))
 
     async def page(self, request):
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)

@@ -24,6 +24,8 @@ class HttpRequest(TimedRequest):
 
     def __init__(self, line, chat_entry, streams, choices):
         super().__init__(line, chat_entry, any_line(), streams)
+        self.in_front = 0.0  # seconds from the request's last byte until the planner was sent it
+        self.first_sent = None  # of a stream: when its client's connection had the first token
         self.counts = choices
         self._events = []
         self._wake = None
@@ -84,12 +86,14 @@ class PlannerLink:
         """How many requests may be opened."""
         return max(0, self._most_open - self.counted)
 
-    def submit(self, lines, streams=False, choices=1):
-        """Opens a request for each (batch line, rendered prompt or None), or for none of them."""
+    def submit(self, lines, arrived, streams=False, choices=1):
+        """Opens a request for each (batch line, rendered prompt or None), or for none of them. `arrived`: when their last byte came."""
         if len(lines) * choices > self.room():
             raise TooManyRequests
         opened = [HttpRequest(line, entry, streams, choices) for line, entry in lines]
         self._protocol.submit(opened)
+        for one in opened:
+            one.in_front = time.monotonic() - arrived
         return opened
 
     def open(self, request):
@@ -106,7 +110,8 @@ class PlannerLink:
         try:
             while True:
                 peer, *frames = await self._socket.recv_multipart()
-                self._protocol.take(peer, frames)
+                for _ in self._protocol.taken(peer, frames):
+                    await asyncio.sleep(0)  # what was woken is written before the rest is looked at
                 if self._protocol.peer is not None:
                     self.ready.set()
         finally:

@@ -28,12 +28,18 @@ class OpenRequest:
         self.header = {"line": line_number, "stream": streams, "chat": chat_entry is not None}
         self.frames = [line] if chat_entry is None else [line, chat_entry]
         self.times = None  # seconds: waited, prompt, answer; once it is finished
+        self.token_at = None  # when the planner had its first token, on CLOCK_MONOTONIC; likewise
         self._had = {}  # of each choice: bytes of its text, tokens whose ids or logprobs came
 
     @property
     def id(self):
         """It has one as soon as it is open."""
         return self.header["id"]
+
+    @property
+    def has_begun(self):
+        """Whether a part of a stream came."""
+        return bool(self._had)
 
     def put(self, event):
         raise NotImplementedError
@@ -82,14 +88,31 @@ class PlannerProtocol:
 
     def take(self, peer, frames):
         """A message that came from `peer`."""
+        for _ in self.taken(peer, frames):
+            pass
+
+    def taken(self, peer, frames):
+        """The same in steps, for a caller with other work in between: streams that begin come first, since their clients have waited longest."""
         message = json.loads(frames[0])
         if "planner" in message:
             self.facts = message
             if (message["planner"], peer) != (self._planner, self.peer):
                 self._greet(message["planner"], peer)
-        elif peer == self.peer:
-            for event in message.get("events", ()):
+            return
+        events = message.get("events", ()) if peer == self.peer else ()
+        if beginnings := [event for event in events if self._begins(event)]:
+            for event in beginnings:
                 self._hand_out(event, frames)
+            yield
+            begun = {id(event) for event in beginnings}
+            events = [event for event in events if id(event) not in begun]
+        for event in events:
+            self._hand_out(event, frames)
+
+    def _begins(self, event):
+        """Whether it is of a stream that has had nothing yet."""
+        request = self.open.get(event["id"])
+        return request is not None and "frame" not in event and not request.has_begun
 
     def lost(self):
         """The planner has gone; the next one says who it is."""
@@ -125,6 +148,7 @@ class PlannerProtocol:
         self._forget(event["id"])
         if "waited" in event:
             request.times = event["waited"], event["prefill"], event["decode"]
+            request.token_at = event["token_at"]
         request.put(frames[event["frame"]])
 
     def _send_requests(self, requests):

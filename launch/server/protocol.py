@@ -1,9 +1,11 @@
 """uvicorn's HTTP/1.1 with bounds on what a client may make it keep: the bytes of a request's head, and how long it may take."""
 
 import asyncio
+import time
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+ARRIVED = "poise.arrived"  # in a request's scope: when its last byte came
 _HEAD_BYTES = 64 << 10
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
@@ -43,6 +45,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self):
+        self.scope[ARRIVED] = time.monotonic()
         super().on_message_complete()
         self._head = 0
 

@@ -247,9 +247,10 @@ void FrontLink::finish(const ResultLine& line) {
   if (const auto found = open_.find(line.request.n);
       found != open_.end() && found->second.first_token.n >= 0) {
     const OpenRequest& open = found->second;
-    event += fmt::format(",\"waited\":{:.6f},\"prefill\":{:.6f},\"decode\":{:.6f}",
-                         (open.began - open.arrived).n, (open.first_token - open.began).n,
-                         (open.last_token - open.first_token).n);
+    event += fmt::format(
+        ",\"waited\":{:.6f},\"prefill\":{:.6f},\"decode\":{:.6f},\"token_at\":{:.6f}",
+        (open.began - open.arrived).n, (open.first_token - open.began).n,
+        (open.last_token - open.first_token).n, open.first_token.n);
   }
   add_event(event + "}");
   end(line.request);

@@ -9,7 +9,8 @@
 //   to the front
 //   {"planner": ID, "context", …}                     once a second, between iterations: a planner that starts asks for everything
 //   {"events": [{"id", "choice", "at", "text", …} …,  a stream's text, from byte `at` of it on; "choice" if not the first
-//               {"id", "frame", "waited", …} …]}      a result line, in that frame (from 1); times in seconds
+//               {"id", "frame", "waited", …} …]}      a result line, in that frame (from 1); times in seconds; "token_at": when the planner
+//                                                     had its first token, on CLOCK_MONOTONIC
 //
 // Ids are the front's, below kFirstFurtherChoice, each used once; a line with "n" has one result line for all its choices. If another front says
 // its ID, the requests of the one before it are dropped: that front has died. If the connection ends, the planner drops all requests, too,

@@ -21,6 +21,7 @@ from unittest import mock
 
 import harness
 from harness import expect, expect_equal, test, wait_until
+from server.planner_protocol import OpenRequest, PlannerProtocol
 from supervisor.commands import profile
 from supervisor.lifecycle import children, cublas, grammars, live_changes, loaders, locks, notification, own_packages, processes, segments, short_folders, watchdog
 from supervisor.lifecycle.delivery import Delivery
@@ -515,6 +516,35 @@ def the_note_of_a_finished_run_is_durable_before_the_attempt_writes_and_what_it_
     for name in ("run.json", "status.json", "times.json"):
         place = events.index(("replace", f"{name}.new"))
         expect(events[place - 1] == ("fsync", f"{name}.new") and events[place + 1] == ("fsync", "run") and place < gone, f"{events}")
+
+
+@test
+def the_beginning_of_a_stream_is_handed_out_before_the_rest_of_a_message(_):
+    heard = []
+
+    class Heard(OpenRequest):
+        def put(self, event):
+            heard.append((self.id, event if isinstance(event, bytes) else event["text"]))
+
+    def text(number, at, more):
+        return {"id": number, "at": at, "text": more, "tokens": at + 1}
+
+    protocol = PlannerProtocol(lambda peer, frames: None)
+    protocol.take(b"peer", [b'{"planner": "first"}'])
+    requests = [Heard(b"{}", None, 1, streams=True) for _ in range(3)]
+    protocol.submit(requests)
+    protocol.take(b"peer", [json.dumps({"events": [text(1, 0, "a"), text(2, 0, "b")]}).encode()])
+    expect_equal(heard, [(1, "a"), (2, "b")], "two that begin")
+    heard.clear()
+    ended = {"id": 3, "frame": 1, "waited": 0.1, "prefill": 0.2, "decode": 0.3, "token_at": 4.5}
+    steps = protocol.taken(b"peer", [json.dumps({"events": [text(1, 1, "c"), text(3, 0, "d"), text(2, 1, "e"), ended]}).encode(), b"whole"])
+    next(steps)
+    expect_equal(heard, [(3, "d")], "the one that begins")
+    expect_equal(list(steps), [], "steps behind it")
+    expect_equal(heard, [(3, "d"), (1, "c"), (2, "e"), (3, b"whole")], "all of the message")
+    expect_equal((requests[2].times, requests[2].token_at, set(protocol.open)), ((0.1, 0.2, 0.3), 4.5, {1, 2}), "what is known of the third")
+    expect_equal(list(protocol.taken(b"another", [json.dumps({"events": [text(1, 2, "f")]}).encode()])), [], "of another planner")
+    expect_equal(len(heard), 4, "events of another planner")
 
 
 @test

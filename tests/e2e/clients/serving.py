@@ -257,6 +257,9 @@ def _metrics_add_up(server, client):
     for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "poise:open_requests", "poise:open_lines"):
         expect_equal(summed(after, name), 0, name)
     expect(summed(after, "vllm:time_to_first_token_seconds_count") > len(LINES), "first tokens were timed")
+    timed = {part: summed(after, f"poise:first_token_added_seconds_{part}") - summed(before, f"poise:first_token_added_seconds_{part}") for part in ("count", "sum")}
+    expect_equal(timed["count"], 1, "streams whose first token was timed")
+    expect(0 < timed["sum"] < summed(after, "vllm:e2e_request_latency_seconds_sum"), f"what the server adds: {timed}")
     own = {"poise:requests", "poise:requests_done", "poise:requests_failed"}  # of runs with a file
     lacking = named_in_the_dashboard() - own - {name for name, _ in after}
     expect(not lacking, f"the dashboard asks for {lacking}")
