@@ -204,6 +204,15 @@ class WarpRows {
     }
   }
 
+  // Between weigh_scores and a wait for products. Without a branch that needs what the softmax gave, ptxas moves that
+  // wait in front of the softmax, which the products should run beside. The trap is never reached: a denominator is a
+  // sum of powers.
+  __device__ __forceinline__ void finish_weights() const {
+    if (denominator_[0] + denominator_[1] < 0) {
+      __trap();
+    }
+  }
+
   // For products that four warps make together (prompts/): what they multiply, and where they add.
   __device__ __forceinline__ std::uint32_t (&queries())[kDim / 16][4] { return q_; }
   __device__ __forceinline__ const std::uint32_t (&weights() const)[kTilePositions / 16][4] {
@@ -240,6 +249,44 @@ class WarpRows {
         merged.denominator[half] = denominator_[half];
       }
       begin_slice();
+    }
+  }
+
+  // The maximum and denominator of a slice whose last tile is not added yet.
+  struct SliceState {
+    float maximum[2], denominator[2];
+  };
+  // Whether the rows see this slice and one behind it. Then the next slice's first scores can become weights before
+  // this one's last tile is added: begin_next returns this slice's state, which end_slice takes.
+  __device__ bool goes_on_behind(int slice) const {
+    const unsigned seen =
+        rows_ > 0 ? slices_of(first_seen(first_position_, window_), last_position_) : 0u;
+    return (seen >> slice & 1u) != 0 && seen >> (slice + 1) != 0;
+  }
+  __device__ SliceState begin_next() {
+    const SliceState ended{{maximum_[0], maximum_[1]}, {denominator_[0], denominator_[1]}};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      maximum_[half] = -kInfinity;
+      denominator_[half] = 0;
+    }
+    return ended;
+  }
+  template <typename SlicesBefore>
+  __device__ void end_slice(int slice, const SliceState& ended, SlicesBefore& merged) {
+    float maximum[2], denominator[2];  // of the next one
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      maximum[half] = maximum_[half];
+      denominator[half] = denominator_[half];
+      maximum_[half] = ended.maximum[half];
+      denominator_[half] = ended.denominator[half];
+    }
+    end_slice(slice, merged);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      maximum_[half] = maximum[half];
+      denominator_[half] = denominator[half];
     }
   }
 
@@ -283,6 +330,42 @@ class WarpRows {
         }
       }
     }
+  }
+
+  // The same through shared memory, where the warp has 512 bytes at each of eight multiples of kPitch: each row
+  // leaves in whole vectors. For kShare 1, from compute capability 9.0 on.
+  template <int kPitch>
+  __device__ void write_out(const Attention& op, SharedAddress shared) const {
+    static_assert(kShare == 1 && kDim <= 128);
+    constexpr int kVectors = kDim / 8;
+    constexpr int kAtOnce = kWarp / kVectors;  // rows
+    const auto place_of = [&](int row, int vector) {
+      return shared +
+             static_cast<unsigned>(row % 8 * kPitch + row / 8 * 256 + (vector ^ row % 8) * 16);
+    };
+    const float share[2] = {__fdiv_rn(1.0f, denominator_[0]), __fdiv_rn(1.0f, denominator_[1])};
+    const auto both = [&](int n, int half) {
+      return pack<T>(__fmul_rn(sums_[n][2 * half], share[half]),
+                     __fmul_rn(sums_[n][2 * half + 1], share[half]));
+    };
+#pragma unroll
+    for (int n = 0; n < kSumTiles; n += 2) {
+      store_matrices(place_of(lane_ % kWarpRows, n + lane_ / kWarpRows), both(n, 0), both(n, 1),
+                     both(n + 1, 0), both(n + 1, 1));
+    }
+    __syncwarp();
+    T* out = static_cast<T*>(op.out) + lane_ % kVectors * 8;
+#pragma unroll
+    for (int first = 0; first < kWarpRows; first += kAtOnce) {
+      const int row = first + lane_ / kVectors;
+      // Lane 4·g knows where rows g and g + 8 begin.
+      const std::int64_t start =
+          __shfl_sync(kAllLanes, static_cast<long long>(start_[first / 8]), row % 8 * 4);
+      if (row < rows_ && lane_ % kVectors * 8 < op.head_dim) {
+        *reinterpret_cast<uint4*>(out + start) = load_16(place_of(row, lane_ % kVectors));
+      }
+    }
+    __syncwarp();
   }
 
  private:

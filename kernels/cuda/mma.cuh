@@ -28,6 +28,15 @@ __device__ __forceinline__ void store_16(SharedAddress to, const std::uint32_t (
                "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");
 }
+// … and back.
+__device__ __forceinline__ uint4 load_16(SharedAddress from) {
+  uint4 words;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(from)
+               : "memory");
+  return words;
+}
 // Ends a group of copies; a group may be empty.
 __device__ __forceinline__ void end_copy_group() {
   asm volatile("cp.async.commit_group;\n" ::: "memory");
@@ -85,6 +94,14 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&to)[4],
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(row)
+               : "memory");
+}
+
+// The reverse of load_matrices, from compute capability 9.0 on.
+__device__ __forceinline__ void store_matrices(SharedAddress row, std::uint32_t a, std::uint32_t b,
+                                               std::uint32_t c, std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(row),
+               "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
 }
 

@@ -1,8 +1,9 @@
 #pragma once
 // Attention of prompts on GPUs of compute capability 9.0: up to 128 rows of one (sequence, key-value
-// head) in a block of threads. One warpgroup copies keys and values into a ring in shared memory; two
+// head) in a block of threads. One warpgroup copies queries, and keys and values into a ring in shared memory; two
 // others compute, 64 rows each, with products that four warps make together (wgmma.cuh). They read a tile once
-// for 64 rows, where each warp of attention_tiles.cuh reads it for its sixteen.
+// for 64 rows, where each warp of attention_tiles.cuh reads it for its sixteen. The softmax over a tile needs about as
+// long as its products: each group's runs beside its own products of the tile before, and beside the other group's.
 //
 // A row has the bits that attention_tiles.cuh gives it: the same tiles and slices, products in the same
 // order, and everything between them is the same code (WarpRows). That both kinds of tensor core
@@ -23,8 +24,10 @@ namespace poise::cuda {
 inline constexpr int kGroupThreads = 128;  // of a warpgroup
 inline constexpr int kGroupRows = 64;      // whose products it makes
 inline constexpr int kComputingGroups = 2;
+inline constexpr int kComputingWarps = kComputingGroups * kGroupThreads / kWarp;
 inline constexpr int kPromptRows = kComputingGroups * kGroupRows;
 inline constexpr int kPromptThreads = (1 + kComputingGroups) * kGroupThreads;
+inline constexpr int kCopyingWarps = kGroupThreads / kWarp;
 
 template <int kDim>
 struct PromptSizes {
@@ -34,12 +37,11 @@ struct PromptSizes {
   static constexpr int kEntryBytes = kDim / 64 * kColumnsBytes;
   static constexpr int kEntries = 8;
   static constexpr int kRingBytes = kEntries * kEntryBytes;
+  static constexpr int kQueriesBytes = kComputingGroups * kEntryBytes;
   static constexpr int kMergedBytes = kComputingGroups * kGroupThreads * kDim / 8 * 16;
-  static constexpr int kSharedBytes =
-      1024 + kRingBytes + kMergedBytes;  // the ring at a multiple of 1,024
-  static constexpr int kAtOnce =
-      kGroupThreads / kVectors;   // positions that the threads copy at once
-  static constexpr int kLag = 3;  // copies under way when the next is begun
+  static constexpr int kSharedBytes =  // the ring at a multiple of 1,024
+      1024 + kRingBytes + kQueriesBytes + kMergedBytes;
+  static constexpr int kRowsAtOnce = kWarp / kVectors;  // that a warp copies
 };
 
 #if POISE_HAS_WGMMA
@@ -49,30 +51,44 @@ struct MergedInShared {
   float4* sums;
   float maximum[2], denominator[2];
 
+  static constexpr int kPitch =
+      kComputingGroups * kGroupThreads * 16;  // bytes from one n to the next
+
   __device__ float4& sum(int n) { return sums[n * kComputingGroups * kGroupThreads]; }
+  // The warp's own 512 bytes of sum(0); it has as many of each other sum.
+  __device__ SharedAddress of_warp() const { return shared_address(sums - threadIdx.x % kWarp); }
 };
 
+// What the computing warpgroups read in shared memory: the queries of a place, and a ring of the keys and
+// values of its tiles, entry by entry.
 template <typename T, int kDim>
 class PromptRing {
   using Sizes = PromptSizes<kDim>;
   static constexpr int kVectorNumbers = 8;
+  static_assert(kTilePositions == kGroupRows);  // so an entry has room for a group's queries
 
  public:
-  __device__ PromptRing(char* shared, std::uint64_t* full, std::uint64_t* empty)
+  static constexpr int kBarriers = 2 * Sizes::kEntries + 2;
+
+  __device__ PromptRing(char* shared, std::uint64_t* barriers)
       : shared_((shared_address(shared) + 1023u) & ~1023u),
-        full_(shared_address(full)),
-        empty_(shared_address(empty)) {}
+        full_(shared_address(barriers)),
+        empty_(full_ + 8 * Sizes::kEntries),
+        queries_full_(empty_ + 8 * Sizes::kEntries),
+        queries_empty_(queries_full_ + 8) {}
 
   // One thread; a barrier of all follows.
   __device__ void begin() const {
-    for (int entry = 0; entry < Sizes::kEntries; ++entry) {
-      begin_barrier(full_ + 8u * static_cast<unsigned>(entry), kGroupThreads);
-      begin_barrier(empty_ + 8u * static_cast<unsigned>(entry),
-                    kComputingGroups * kGroupThreads / kWarp);
+    for (unsigned entry = 0; entry < Sizes::kEntries; ++entry) {
+      begin_barrier(full_ + 8 * entry, kWarp);
+      begin_barrier(empty_ + 8 * entry, kComputingWarps);
     }
+    begin_barrier(queries_full_, kGroupThreads);
+    begin_barrier(queries_empty_, kComputingWarps);
   }
 
-  // Entry n, the next in order, is there.
+  // Entry n, the next in order, is there. Products see copies that the barrier has counted, without a fence between
+  // the two: NVIDIA's CUTLASS relies on that, too (sm90_mma_multistage_gmma_ss_warpspecialized.hpp).
   __device__ SharedAddress next(unsigned n) const {
     wait(full_ + 8 * (n % Sizes::kEntries), (n / Sizes::kEntries) & 1u);
     return shared_ + n % Sizes::kEntries * Sizes::kEntryBytes;
@@ -84,90 +100,132 @@ class PromptRing {
     }
   }
 
-  // The place's entries in order, from entry n on, by the warpgroup that copies: each computing group's queries,
-  // then the keys and the values of each tile. Returns the next entry.
-  __device__ unsigned fill(const Attention& op, const AttentionPlace& place, unsigned n) const {
-    const int row = static_cast<int>(threadIdx.x) / Sizes::kVectors;
+  // The queries of a computing group, of the turn-th place.
+  __device__ SharedAddress queries(unsigned turn, int group) const {
+    wait(queries_full_, turn & 1u);
+    return shared_ + static_cast<unsigned>(Sizes::kRingBytes + group * Sizes::kEntryBytes);
+  }
+  __device__ void leave_queries() const {
+    if (threadIdx.x % kWarp == 0) {
+      arrive(queries_empty_);
+    }
+  }
+
+  // The queries of the turn-th place, by the warpgroup that copies.
+  __device__ void fill_queries(const Attention& op, const AttentionPlace& place,
+                               unsigned turn) const {
+    constexpr int kStep = kGroupThreads / Sizes::kVectors;
+    if (turn > 0) {
+      wait(queries_empty_, (turn - 1) & 1u);
+    }
     const int vector = static_cast<int>(threadIdx.x) % Sizes::kVectors;
+    const SharedAddress to = shared_ + Sizes::kRingBytes;
+    int row = static_cast<int>(threadIdx.x) / Sizes::kVectors;
+    int token = place.token_of(row);
+    int head = place.first_row + row - token * place.group;
+    const T* from = static_cast<const T*>(op.q) + kVectorNumbers * vector +
+                    std::int64_t{place.kv_head} * place.group * op.head_dim;
+#pragma unroll 1
+    for (; row < kPromptRows; row += kStep) {
+      const std::int64_t first = std::int64_t{place.sequence.first_row + token} * op.heads + head;
+      copy_16_async(to + static_cast<unsigned>(row / kGroupRows * Sizes::kEntryBytes) +
+                        place_of(row % kGroupRows, vector),
+                    from + first * op.head_dim,
+                    row < place.rows && vector < op.head_dim / kVectorNumbers);
+      for (head += kStep; head >= place.group; head -= place.group) {
+        ++token;
+      }
+    }
+    arrive_after_copies(queries_full_);
+  }
+
+  // The keys and the values of each of the place's tiles in order, entries n and following: those that are this
+  // warp's of the kCopyingWarps. Returns the entry behind all of them. It does not wait for its copies.
+  __device__ unsigned fill(const Attention& op, const AttentionPlace& place, unsigned n) const {
+    const unsigned warp = threadIdx.x / kWarp;
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const std::int64_t token_bytes = std::int64_t{2} * op.kv_heads * op.head_dim * sizeof(T);
-    const std::int64_t head_bytes = std::int64_t{sizeof(T)} * place.kv_head * op.head_dim;
-    const std::int64_t value_bytes = token_bytes / 2;
+    const int vector = lane % Sizes::kVectors;
+    const std::int64_t row_bytes = std::int64_t{2} * op.kv_heads * op.head_dim * sizeof(T);
+    const std::int64_t offset =
+        lane / Sizes::kVectors * row_bytes + warp % 2 * row_bytes / 2 +
+        std::int64_t{sizeof(T)} * (place.kv_head * op.head_dim + kVectorNumbers * vector);
+    const SharedAddress to = shared_ + place_of(lane / Sizes::kVectors, vector);
     const ContextBlock* blocks = op.blocks + place.sequence.first_block;
-    // Where a block of the tile begins, for this head; a lane knows that of block lane % 4.
-    const auto place_of = [&](int tile) -> const char* {
-      const int block = tile * kTileBlocks + lane % kTileBlocks;
-      if (block * kBlockTokens >= place.end || (block + 1) * kBlockTokens <= place.begin) {
-        return static_cast<const char*>(op.slots[0]);  // never read
+    const bool exists = vector < op.head_dim / kVectorNumbers;
+    for (TileWalk walk = place.walk(); !walk.done(); walk.step(), n += 2) {
+      if (n / 2 % 2 != warp / 2) {
+        continue;
       }
-      const ContextBlock at = blocks[block];
-      const void* slots = at.buffer == 0 ? op.slots[0] : at.buffer == 1 ? op.slots[1] : op.slots[2];
-      return static_cast<const char*>(slots) + at.slot * (kBlockTokens * token_bytes) + head_bytes;
-    };
-    const unsigned seen =
-        vector < op.head_dim / 8 ? static_cast<unsigned>(place.end - place.begin) : 0u;
-    const std::int64_t offset = row * token_bytes + 16 * vector;
-    const SharedAddress to = shared_ + static_cast<unsigned>(vector / 8 * Sizes::kColumnsBytes +
-                                                             row * 128 + (vector ^ row) % 8 * 16);
-    unsigned told = n;  // the first entry that nobody knows to be there
-    // Entry n: `copy` brings rows at, at + kAtOnce, … to `to` + 128 · at.
-    const auto bring = [&](const auto& copy) {
-      const unsigned entry = n % Sizes::kEntries;
-      if (n >= Sizes::kEntries) {
-        wait(empty_ + 8 * entry, (n / Sizes::kEntries - 1) & 1u);
+      const unsigned mine = n + warp % 2;
+      const unsigned entry = mine % Sizes::kEntries;
+      const int first = walk.tile() * kTilePositions;  // position
+      if (mine >= Sizes::kEntries) {
+        wait(empty_ + 8 * entry, (mine / Sizes::kEntries - 1) & 1u);
       }
-#pragma unroll
-      for (int at = 0; at < kTilePositions; at += Sizes::kAtOnce) {
-        copy(at, to + entry * Sizes::kEntryBytes + static_cast<unsigned>(at * 128));
+      const SharedAddress into = to + entry * Sizes::kEntryBytes;
+      if (first >= place.begin && first + kTilePositions <= place.end) {
+        copy<false>(op, place, blocks, first, offset, row_bytes, into, exists);
+      } else {
+        copy<true>(op, place, blocks, first, offset, row_bytes, into, exists);
       }
-      end_copy_group();
-      ++n;
-      if (n - told > Sizes::kLag) {
-        wait_copy_groups<Sizes::kLag>();
-        show_to_products();
-        arrive(full_ + 8 * (told++ % Sizes::kEntries));
-      }
-    };
-#pragma unroll 1
-    for (int first = row; first < kPromptRows; first += kGroupRows) {
-      bring([&](int at, SharedAddress into) {
-        const int of = first + at;
-        copy_16_async(
-            into, static_cast<const T*>(op.q) + place.offset_of(op, of) + kVectorNumbers * vector,
-            of < place.rows && vector < op.head_dim / kVectorNumbers);
-      });
-    }
-    TileWalk walk = place.walk();
-    const char* later = place_of(walk.tile());
-    while (!walk.done()) {
-      const int skip = place.begin - walk.tile() * kTilePositions - row;
-      const auto mine = reinterpret_cast<unsigned long long>(later);
-      walk.step();
-      if (!walk.done()) {
-        later = place_of(walk.tile());
-      }
-#pragma unroll 1
-      for (int which = 0; which < 2; ++which) {
-        const std::int64_t from = offset + (which == 0 ? 0 : value_bytes);
-        bring([&](int at, SharedAddress into) {
-          const auto block =
-              reinterpret_cast<const char*>(__shfl_sync(kAllLanes, mine, at / kBlockTokens));
-          copy_16_async(into, block + from + at % kBlockTokens * token_bytes,
-                        static_cast<unsigned>(at - skip) < seen);
-        });
-      }
-    }
-    wait_copy_groups<0>();
-    show_to_products();
-    for (; told < n; ++told) {
-      arrive(full_ + 8 * (told % Sizes::kEntries));
+      arrive_after_copies(full_ + 8 * entry);
     }
     return n;
   }
 
  private:
-  const SharedAddress shared_, full_, empty_;
+  // Of a vector of a row, in an entry (SharedMatrix).
+  static __device__ SharedAddress place_of(int row, int vector) {
+    return static_cast<unsigned>(vector / 8 * Sizes::kColumnsBytes + row * 128 +
+                                 (vector ^ row) % 8 * 16);
+  }
+
+  // A tile from position `first` on, `into` an entry. kEdge: the place does not see all of it; zeros for the rest.
+  template <bool kEdge>
+  __device__ __forceinline__ void copy(const Attention& op, const AttentionPlace& place,
+                                       const ContextBlock* blocks, int first, std::int64_t offset,
+                                       std::int64_t row_bytes, SharedAddress into,
+                                       bool exists) const {
+    constexpr int kRows = Sizes::kRowsAtOnce;
+    ContextBlock at[kTileBlocks];
+#pragma unroll
+    for (int i = 0; i < kTileBlocks; ++i) {
+      const int position = first + i * kBlockTokens;
+      const bool seen = !kEdge || (position < place.end && position + kBlockTokens > place.begin);
+      at[i] = seen ? blocks[first / kBlockTokens + i] : ContextBlock{};
+    }
+#pragma unroll
+    for (int i = 0; i < kTileBlocks; ++i) {
+      const void* slots = at[i].buffer == 0   ? op.slots[0]
+                          : at[i].buffer == 1 ? op.slots[1]
+                                              : op.slots[2];
+      const char* from =
+          static_cast<const char*>(slots) + at[i].slot * (kBlockTokens * row_bytes) + offset;
+      int skip = place.begin - first - i * kBlockTokens -
+                 static_cast<int>(threadIdx.x) % kWarp / Sizes::kVectors;
+#pragma unroll
+      for (int row = 0; row < kBlockTokens; row += kRows, from += kRows * row_bytes) {
+        const bool seen = !kEdge || static_cast<unsigned>(row - skip) <
+                                        static_cast<unsigned>(place.end - place.begin);
+        // The lane's row of these has the number `row` added to its own: their bits do not meet.
+        copy_16_async((into ^ static_cast<unsigned>(row % 8 * 16)) +
+                          static_cast<unsigned>((i * kBlockTokens + row) * 128),
+                      from, exists && seen);
+      }
+    }
+  }
+
+  const SharedAddress shared_, full_, empty_, queries_full_, queries_empty_;
 };
+
+// The computing groups begin their products in turn: while one's scores become weights, the tensor cores
+// have the other's products. Each group calls both as often as the other.
+__device__ __forceinline__ void wait_for_turn(int group) {
+  asm volatile("bar.sync %0, 256;\n" ::"r"(2 + group) : "memory");
+}
+__device__ __forceinline__ void give_turn(int group) {  // to the other
+  asm volatile("bar.arrive %0, 256;\n" ::"r"(3 - group) : "memory");
+}
 
 // What a warpgroup does with the ring's entries.
 template <typename T, int kDim>
@@ -207,14 +265,11 @@ class PromptGroup {
     end_products();
   }
 
-  // The queries, from the first of the place's entries.
-  __device__ __forceinline__ void take_queries(const PromptRing<T, kDim>& ring, unsigned n) {
+  __device__ __forceinline__ void take_queries(const PromptRing<T, kDim>& ring, unsigned turn) {
     const int row = static_cast<int>(threadIdx.x) % (4 * kWarp) / kWarp * kWarpRows +
                     static_cast<int>(threadIdx.x) % kWarpRows;
     const int half = static_cast<int>(threadIdx.x) % kWarp / kWarpRows;
-    const SharedAddress entries[kComputingGroups] = {ring.next(n), ring.next(n + 1)};
-    const SharedAddress at =
-        (group_ == 0 ? entries[0] : entries[1]) + static_cast<unsigned>(row * 128);
+    const SharedAddress at = ring.queries(turn, group_) + static_cast<unsigned>(row * 128);
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k) {
       const int vector = 2 * k + half;
@@ -223,8 +278,7 @@ class PromptGroup {
                                                (vector ^ row) % 8 * 16));
     }
     __syncwarp();
-    ring.leave(n);
-    ring.leave(n + 1);
+    ring.leave_queries();
   }
 
   // A tile's values are added while the next one's scores become weights. Every tile of the block is taken:
@@ -234,7 +288,10 @@ class PromptGroup {
     TileWalk walk = place.walk();
     float scores[kScoreTiles][4];
     float shrink[2];
-    begin_scores(scores, ring.next(n));
+    const SharedAddress first = ring.next(n);
+    wait_for_turn(group_);
+    begin_scores(scores, first);
+    give_turn(group_);
     wait_products<0>();
     hold(scores);
     ring.leave(n);
@@ -243,12 +300,12 @@ class PromptGroup {
     for (++n;;) {  // the next entry, values
       const int slice = walk.slice();
       for (walk.step(); !walk.done() && walk.slice() == slice; walk.step()) {
-        begin_scores(scores, ring.next(n + 1));
-        begin_sums(ring.next(n));
+        begin_both(scores, ring, n);
         wait_products<1>();
         hold(scores);
         ring.leave(n + 1);
         rows_.template weigh_scores<true>(walk.tile(), scores, shrink);
+        rows_.finish_weights();
         wait_products<0>();
         hold(rows_.sums());
         ring.leave(n);
@@ -256,30 +313,58 @@ class PromptGroup {
         n += 2;
       }
       if (walk.done()) {
-        begin_sums(ring.next(n));
+        const SharedAddress values = ring.next(n);
+        wait_for_turn(group_);
+        begin_sums(values);
+        give_turn(group_);
         wait_products<0>();
         hold(rows_.sums());
         ring.leave(n);
         rows_.end_slice(slice, merged);
         return n + 1;
       }
-      begin_scores(scores, ring.next(n + 1));
-      begin_sums(ring.next(n));
-      wait_products<0>();
+      begin_both(scores, ring, n);
+      wait_products<1>();
       hold(scores);
+      ring.leave(n + 1);
+      const bool early = rows_.goes_on_behind(slice);
+      typename Rows::SliceState ended{};
+      if (early) {
+        ended = rows_.begin_next();
+        rows_.template weigh_scores<true>(walk.tile(), scores, shrink);
+        rows_.finish_weights();
+      }
+      wait_products<0>();
       hold(rows_.sums());
       ring.leave(n);
-      ring.leave(n + 1);
-      rows_.end_slice(slice, merged);
-      rows_.template weigh_scores<true>(walk.tile(), scores, shrink);
+      if (early) {
+        rows_.end_slice(slice, ended, merged);
+      } else {
+        rows_.end_slice(slice, merged);
+        rows_.template weigh_scores<true>(walk.tile(), scores, shrink);
+      }
       rows_.use_weights(scores, shrink);
       n += 2;
     }
   }
 
-  __device__ void write_out(const Attention& op) const { rows_.write_out(op); }
+  // Behind the end of the last slice, whose place in `merged` is free.
+  __device__ void write_out(const Attention& op, const MergedInShared& merged) const {
+    rows_.template write_out<MergedInShared::kPitch>(op, merged.of_warp());
+  }
 
  private:
+  // The sums of the tile whose values are entry n, and the scores of the one whose keys are the entry behind.
+  __device__ __forceinline__ void begin_both(float (&scores)[kScoreTiles][4],
+                                             const PromptRing<T, kDim>& ring, unsigned n) {
+    const SharedAddress values = ring.next(n);
+    const SharedAddress keys = ring.next(n + 1);
+    wait_for_turn(group_);
+    begin_scores(scores, keys);
+    begin_sums(values);
+    give_turn(group_);
+  }
+
   Rows rows_;
   const int group_;
 };
@@ -307,40 +392,79 @@ static __device__ unsigned places_taken, blocks_ended;
 
 #if POISE_HAS_WGMMA
 
-// Which place the computing warpgroups go to next: the copying one tells them, one ahead.
+// Which place the warps go to next: the first one tells the others, one ahead.
 class PromptTurns {
- public:
-  static constexpr unsigned kNone = ~0u;
+  static constexpr int kTakingWarps = kComputingWarps + kCopyingWarps - 1;
 
-  __device__ PromptTurns(unsigned* items, std::uint64_t* told, std::uint64_t* taken)
-      : items_(items), told_(shared_address(told)), taken_(shared_address(taken)) {}
+ public:
+  struct Shared {
+    std::uint64_t told[2], taken[2];
+    AttentionPlace places[2];
+  };
+
+  __device__ explicit PromptTurns(Shared* shared)
+      : places_(shared->places),
+        told_(shared_address(shared->told)),
+        taken_(shared_address(shared->taken)) {}
   __device__ void begin() const {  // one thread; a barrier of all follows
     for (unsigned i = 0; i < 2; ++i) {
       begin_barrier(told_ + 8 * i, 1);
-      begin_barrier(taken_ + 8 * i, kComputingGroups * kGroupThreads / kWarp);
+      begin_barrier(taken_ + 8 * i, kTakingWarps);
     }
   }
-  __device__ void tell(unsigned turn, unsigned item) const {  // one thread
+  // One thread; a place without rows is the end.
+  __device__ void tell(unsigned turn, const AttentionPlace& place) const {
     if (turn >= 2) {
       wait(taken_ + 8 * (turn % 2), (turn / 2 - 1) & 1u);
     }
-    items_[turn % 2] = item;
+    places_[turn % 2] = place;
     arrive(told_ + 8 * (turn % 2));
   }
-  __device__ unsigned take(unsigned turn) const {  // all of a warp
+  __device__ AttentionPlace take(unsigned turn) const {  // all of a warp
     wait(told_ + 8 * (turn % 2), (turn / 2) & 1u);
-    const unsigned item = *const_cast<volatile unsigned*>(&items_[turn % 2]);
+    const AttentionPlace place = places_[turn % 2];
     __syncwarp();
     if (threadIdx.x % kWarp == 0) {
       arrive(taken_ + 8 * (turn % 2));
     }
-    return item;
+    return place;
   }
 
  private:
-  unsigned* const items_;
+  AttentionPlace* const places_;
   const SharedAddress told_, taken_;
 };
+
+// The first warp: takes places, tells the others of each, and copies as they do.
+template <typename T, int kDim>
+__device__ void hand_out(const Attention& op, const PromptGrid& grid,
+                         const PromptRing<T, kDim>& ring, const PromptTurns& turns) {
+  unsigned n = 0, turn = 0, ahead = 0;
+  for (unsigned item = blockIdx.x; item < grid.count(); item = __shfl_sync(kAllLanes, ahead, 0)) {
+    if (threadIdx.x == 0) {
+      ahead = gridDim.x + atomicAdd(&places_taken, 1u);
+    }
+    const AttentionPlace place = grid.place(op, item);
+    if (place.has_work()) {
+      if (threadIdx.x == 0) {
+        turns.tell(turn, place);
+      }
+      __syncwarp();
+      ring.fill_queries(op, place, turn);
+      n = ring.fill(op, place, n);
+      ++turn;
+    }
+  }
+  if (threadIdx.x == 0) {
+    AttentionPlace end = grid.place(op, 0);
+    end.rows = 0;
+    turns.tell(turn, end);
+    if (atomicAdd(&blocks_ended, 1u) == gridDim.x - 1) {
+      places_taken = 0;
+      blocks_ended = 0;
+    }
+  }
+}
 
 #endif
 
@@ -351,11 +475,10 @@ __global__ void __launch_bounds__(kPromptThreads, 1)
 #if POISE_HAS_WGMMA
   using Sizes = PromptSizes<kDim>;
   extern __shared__ __align__(1024) char shared[];
-  __shared__ __align__(8) std::uint64_t full[Sizes::kEntries], empty[Sizes::kEntries];
-  __shared__ __align__(8) std::uint64_t told[2], taken[2];
-  __shared__ unsigned items[2], next;
-  const PromptRing<T, kDim> ring(shared, full, empty);
-  const PromptTurns turns(items, told, taken);
+  __shared__ __align__(8) std::uint64_t barriers[PromptRing<T, kDim>::kBarriers];
+  __shared__ __align__(8) char told[sizeof(PromptTurns::Shared)];
+  const PromptRing<T, kDim> ring(shared, barriers);
+  const PromptTurns turns(reinterpret_cast<PromptTurns::Shared*>(told));
   if (threadIdx.x == 0) {
     ring.begin();
     turns.begin();
@@ -363,50 +486,40 @@ __global__ void __launch_bounds__(kPromptThreads, 1)
   __syncthreads();
   const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
   if (group == 0) {
-    keep_registers<40>();
-    unsigned n = 0, turn = 0, ahead = 0;
-    for (unsigned item = blockIdx.x; item < grid.count();) {
-      if (threadIdx.x == 0) {
-        ahead = gridDim.x + atomicAdd(&places_taken, 1u);
-      }
-      const AttentionPlace place = grid.place(op, item);
-      if (place.has_work()) {
-        if (threadIdx.x == 0) {
-          turns.tell(turn, item);
-        }
-        ++turn;
-        n = ring.fill(op, place, n);
-      }
-      if (threadIdx.x == 0) {
-        next = ahead;
-      }
-      asm volatile("bar.sync 1, 128;\n" ::: "memory");
-      item = *const_cast<volatile unsigned*>(&next);
-      asm volatile("bar.sync 1, 128;\n" ::: "memory");
+    keep_registers<56>();
+    if (threadIdx.x < kWarp) {
+      hand_out(op, grid, ring, turns);
+      return;
     }
-    if (threadIdx.x == 0) {
-      turns.tell(turn, PromptTurns::kNone);
-      if (atomicAdd(&blocks_ended, 1u) == gridDim.x - 1) {
-        places_taken = 0;
-        blocks_ended = 0;
-      }
-    }
-  } else {
-    take_registers<232>();
-    char* merged = shared + Sizes::kSharedBytes - Sizes::kMergedBytes;
-    MergedInShared before{reinterpret_cast<float4*>(merged) + (threadIdx.x - kGroupThreads)};
     unsigned n = 0;
     for (unsigned turn = 0;; ++turn) {
-      const unsigned item = turns.take(turn);
-      if (item == PromptTurns::kNone) {
+      const AttentionPlace place = turns.take(turn);
+      if (place.rows == 0) {
         break;
       }
-      const AttentionPlace place = grid.place(op, item);
+      ring.fill_queries(op, place, turn);
+      n = ring.fill(op, place, n);
+    }
+  } else {
+    take_registers<224>();
+    char* merged = shared + Sizes::kSharedBytes - Sizes::kMergedBytes;
+    MergedInShared before{reinterpret_cast<float4*>(merged) + (threadIdx.x - kGroupThreads)};
+    if (group == 2) {
+      give_turn(1);  // the first group begins
+    }
+    unsigned n = 0;
+    for (unsigned turn = 0;; ++turn) {
+      const AttentionPlace place = turns.take(turn);
+      if (place.rows == 0) {
+        break;
+      }
       PromptGroup<T, kDim> rows(op, place, group - 1);
-      rows.take_queries(ring, n);
-      n += kComputingGroups;
+      rows.take_queries(ring, turn);
       n = rows.attend(place, ring, before, n);
-      rows.write_out(op);
+      rows.write_out(op, before);
+    }
+    if (group == 1) {
+      wait_for_turn(0);  // which the second group gave last
     }
   }
 #else

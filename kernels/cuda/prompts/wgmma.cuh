@@ -20,11 +20,6 @@ namespace poise::cuda {
 
 #if POISE_HAS_WGMMA
 
-// Shared memory written by this thread so far is seen by products that others begin behind a barrier.
-__device__ __forceinline__ void show_to_products() {
-  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
-}
-
 template <int kRegisters>
 __device__ __forceinline__ void keep_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
