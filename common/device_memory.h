@@ -5,11 +5,13 @@
 // arithmetic. The sizes hold for the CPU device and the CUDA device (numbers between operations are
 // counted as float32); a device adds its own `overhead` (context, library workspaces).
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "common/blocks.h"
+#include "common/kernel_limits.h"
 #include "common/model_shape.h"
 #include "common/units.h"
 #include "common/weight_layout.h"
@@ -32,10 +34,15 @@ struct DeviceLimits {
   std::int32_t logit_edits = 0;
   KvFormat kv_format = KvFormat::plain;
   bool host_attention = false;  // sequences may be attended on host cores
+  bool absorption = false;      // single new rows may attend activations (common/families/absorption.h)
 
   // KV slots of a mini-batch: those of a KV buffer, then some without memory, for KV blocks that stay on
   // the device: attention reads these where they lie.
   std::int64_t all_kv_slots() const { return std::int64_t{kv_slots} + gpu_kv_blocks; }
+  // Rows for which AbsorbedAttention has room at a time, at least.
+  std::int32_t absorbed_rows() const {
+    return absorption ? std::min({kAbsorbedRows, max_mini_batch_rows, max_sequences}) : 0;
+  }
   // Attention entries in a mini-batch: one for each slot.
   std::int64_t max_entries() const { return act_slots + all_kv_slots(); }
 
@@ -101,7 +108,8 @@ struct DeviceSizes {
   Bytes plain_kv;          // what is quantised next: (max_mini_batch_rows, 2 · kv_dim)
   Bytes q, attended;       // (max_mini_batch_rows, q_dim)
   Bytes normed;            // (max_mini_batch_rows, max(hidden_size, word_embed_proj_dim))
-  Bytes mlp;               // (max_mini_batch_rows, fc1_dim), also projected embeddings' input
+  Bytes mlp;               // (max_mini_batch_rows, fc1_dim), also projected embeddings' input, and before
+                           // that absorbed queries: room for absorbed_rows at least
   Bytes rotary;            // (frequency_sets, rotary_pairs) of float32
   Bytes head_rows;         // (logits_rows, hidden_size)
   Bytes head_normed;       // (logits_rows, hidden_size)

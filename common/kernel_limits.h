@@ -9,4 +9,11 @@ namespace poise {
 inline constexpr std::int32_t kMaxNormedRow = 1 << 14;  // numbers that one norm covers: hidden_size
 inline constexpr std::int32_t kMaxHeadDim = 256;
 
+// AbsorbedAttention (kernels/kernels.h): what it keeps of one row's query head, in float32, and for how many
+// rows the executor has room at least.
+constexpr std::int64_t absorbed_row_floats(std::int32_t hidden_size) {
+  return (std::int64_t{hidden_size} + 15) / 16 * 16 + 16;
+}
+inline constexpr std::int32_t kAbsorbedRows = 32;
+
 }  // namespace poise

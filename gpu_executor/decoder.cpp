@@ -151,21 +151,28 @@ void Decoder::turn(const Rows& heads, std::int32_t count, const RotaryPlace* pla
                         .epsilon = shape_.norm_epsilon});
 }
 
-void Decoder::attend(const LayerRows& rows, const LayerContext& context, const LayerHooks& hooks) {
+void Decoder::attend(const LayerWeights& weights, const LayerRows& rows,
+                     const LayerContext& context, const LayerHooks& hooks) {
+  if (context.absorbed_count > 0) {
+    hooks.need(Weight::w_kv);
+  }
   hooks.begins(messages::SpanKind::Attention);
-  const auto scatter = [&](void* to, const RowMove* moves, std::int32_t count) {
+  const auto scatter = [&](void* to, const void* from, std::int64_t row, const RowMove* moves,
+                           std::int32_t count) {
     if (count > 0) {
-      device_.launch(ScatterRows{
-          .out = static_cast<std::byte*>(to),
-          .in = static_cast<const std::byte*>(rows.new_kv) + context.first_row * kv_row_,
-          .moves = moves,
-          .row_bytes = kv_row_,
-          .count = count});
+      device_.launch(ScatterRows{.out = static_cast<std::byte*>(to),
+                                 .in = static_cast<const std::byte*>(from) + context.first_row * row,
+                                 .moves = moves,
+                                 .row_bytes = row,
+                                 .count = count});
     }
   };
-  scatter(context.kv, context.kv_moves, context.kv_move_count);
-  scatter(context.regenerated, context.regenerated_moves, context.regenerated_move_count);
-  scatter(context.here, context.here_moves, context.here_move_count);
+  const std::int64_t act_row = shape_.hidden_size * size_of(dtype_).n;
+  scatter(context.kv, rows.new_kv, kv_row_, context.kv_moves, context.kv_move_count);
+  scatter(context.regenerated, rows.new_kv, kv_row_, context.regenerated_moves,
+          context.regenerated_move_count);
+  scatter(context.here, rows.new_kv, kv_row_, context.here_moves, context.here_move_count);
+  scatter(context.act, rows.new_act, act_row, context.act_moves, context.act_move_count);
   Attention attention = attention_of({.window = context.window,
                                       .blocks = context.blocks,
                                       .sequences = context.sequences,
@@ -177,7 +184,26 @@ void Decoder::attend(const LayerRows& rows, const LayerContext& context, const L
   attention.slots[0] = context.kv;
   attention.slots[1] = context.regenerated;
   attention.slots[2] = context.here;
-  device_.launch(attention);
+  if (context.sequence_count > 0) {
+    device_.launch(attention);
+  }
+  if (context.absorbed_count > 0) {
+    attention.sequences += context.sequence_count;
+    attention.sequence_count = context.absorbed_count;
+    attention.max_new_tokens = 1;
+    const std::int64_t row =
+        shape_.num_attention_heads * absorbed_row_floats(shape_.hidden_size) *
+        static_cast<std::int64_t>(sizeof(float));
+    device_.launch(AbsorbedAttention{
+        .attention = attention,
+        .act = context.act,
+        .w_kv = weights.w_kv,
+        .b_kv = weights.b_kv,
+        .scratch = floats(mlp_),  // which nothing else uses before the MLP
+        .scratch_rows = static_cast<std::int32_t>(std::min<std::int64_t>(
+            mlp_.size().n / row, context.absorbed_count)),
+        .positions = context.absorbed_positions});
+  }
 }
 
 Attention Decoder::attention_of(const AttentionTables& tables) const {
@@ -219,7 +245,7 @@ void Decoder::regenerate(const LayerWeights& weights, const LayerContext& contex
     for (std::int64_t row = range.first_slot * kBlockTokens; row < end;) {
       const std::int64_t count = std::min(end - row, at_once);
       const Rows act{
-          .data = static_cast<std::byte*>(const_cast<void*>(context.act)) + row * h * width,
+          .data = static_cast<std::byte*>(context.act) + row * h * width,
           .dtype = dtype_,
           .stride = h};
       make_kv(weights, act, static_cast<std::byte*>(context.regenerated) + row * kv_row_,

@@ -42,7 +42,7 @@ struct LayerRows {
 // The context of one of those mini-batches.
 struct LayerContext {
   std::int64_t first_row;  // of the mini-batch, within LayerRows
-  const void* act;         // ACT buffer: (act_slots, block_tokens, hidden_size)
+  void* act;               // ACT buffer: (act_slots, block_tokens, hidden_size); read, new rows written
   void* kv;                // KV buffer: (kv_slots, block_tokens) rows of KV blocks
   void* regenerated;       // (act_slots, block_tokens) rows of KV blocks; written
   void* here;  // KV blocks that stay on the device, as in the KV buffer; read and written
@@ -52,9 +52,12 @@ struct LayerContext {
   const RowMove* kv_moves;           // (kv_move_count) new rows into the KV buffer
   const RowMove* regenerated_moves;  // (regenerated_move_count) … into the regenerated buffer
   const RowMove* here_moves;         // (here_move_count) … into blocks that stay on the device
+  const RowMove* act_moves;          // (act_move_count) new attention inputs into the ACT buffer
   const ContextBlock* blocks;
-  const AttentionSequence* sequences;  // (sequence_count)
-  std::int32_t kv_move_count, regenerated_move_count, here_move_count, sequence_count;
+  const AttentionSequence* sequences;  // (sequence_count), then (absorbed_count) of one row each
+  std::int32_t kv_move_count, regenerated_move_count, here_move_count, act_move_count;
+  std::int32_t sequence_count, absorbed_count;
+  std::int64_t absorbed_positions;  // of the latter together
   std::int32_t max_new_tokens;  // of one sequence
   std::int32_t max_context;     // … with its new tokens
 };
@@ -101,7 +104,9 @@ class Decoder {
   void project_queries(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
   void regenerate(const LayerWeights& weights, const LayerContext& context,
                   const LayerHooks& hooks);
-  void attend(const LayerRows& rows, const LayerContext& context, const LayerHooks& hooks);
+  // `attend` reads W_K and W_V where sequences read activations as they are.
+  void attend(const LayerWeights& weights, const LayerRows& rows, const LayerContext& context,
+              const LayerHooks& hooks);
   void finish(const LayerWeights& weights, const LayerRows& rows, const LayerHooks& hooks);
   // For sequences that are attended elsewhere: the queries of a group's rows, as `project_queries` made
   // them, and where `finish` reads what attention gave, from `row` on.

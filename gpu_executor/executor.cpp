@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/families/absorption.h"
 #include "common/testing/failpoint.h"
 #include "common/trouble.h"
 
@@ -40,6 +41,16 @@ Bytes cap_of(const Device& device, const ExecutorOptions& options, std::uint64_t
         std::min(most, Bytes{static_cast<std::int64_t>(std::min<std::uint64_t>(asked, INT64_MAX))});
   }
   return most;
+}
+
+// Fails where rows may not attend activations as they are.
+void check_absorption(const Device& device, const ModelShape& shape, const DeviceLimits& limits) {
+  const auto why_not = why_not_absorbed(shape, limits.kv_format);
+  if (!device.absorbs() || why_not) {
+    fail("a Configure asks for attention straight from activations: {}",
+         why_not ? "of this model it cannot be, because " + *why_not
+                 : fmt::format("the device {} does not do that", device.name()));
+  }
 }
 
 // As a request does that kills its executor each time it runs.
@@ -146,6 +157,7 @@ void Executor::greet() {
   hello.resident_layers = held_.weights ? held_.weights->layers() : -1;
   hello.after_death = options_.after_death;
   hello.host_threads = static_cast<std::uint32_t>(device_->host_threads());
+  hello.absorbs = device_->absorbs();
   if (send(*channel_, std::move(hello))) {
     greeted_ = channel_->connections();
     options_.after_death = false;
@@ -212,6 +224,9 @@ void Executor::configure(const messages::Configure& configure) {
   if (limits.host_attention && device_->host_threads() == 0) {
     fail("a Configure asks for attention on host cores, which the device {} does not do",
          device_->name());
+  }
+  if (limits.absorption) {
+    check_absorption(*device_, model.shape, limits);
   }
   const Bytes allowed = cap_of(*device_, options_, configure.gpu_memory());
   report_all();

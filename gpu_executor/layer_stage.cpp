@@ -81,7 +81,7 @@ void LayerStage::run(RunningOrder& order, const LayerOrderWork& work, LayerId la
         if (!regenerate_first || i > group.begin) {
           regenerate(visits[i], weights, context, side);
         }
-        attend(visits[i], rows, context, side);
+        attend(visits[i], weights, rows, context, side);
         if (!last || streamed) {
           parts_.orders.mark(order, WaitsFor::blocks, !last);
         }
@@ -153,12 +153,16 @@ LayerContext LayerStage::context_of(const Visit& visit, LayerId layer) const {
           .kv_moves = moves,
           .regenerated_moves = moves + table.kv_moves,
           .here_moves = moves + table.kv_moves + table.regenerated_moves,
+          .act_moves = moves + table.kv_moves + table.regenerated_moves + table.here_moves,
           .blocks = at<ContextBlock>(tables, table.blocks),
           .sequences = at<AttentionSequence>(tables, table.sequences),
           .kv_move_count = table.kv_moves,
           .regenerated_move_count = table.regenerated_moves,
           .here_move_count = table.here_moves,
+          .act_move_count = table.act_moves,
           .sequence_count = table.sequence_count,
+          .absorbed_count = table.absorbed_count,
+          .absorbed_positions = table.absorbed_positions,
           .max_new_tokens = table.max_new_tokens,
           .max_context = table.max_context};
 }
@@ -171,10 +175,10 @@ void LayerStage::regenerate(const Visit& visit, const LayerWeights& weights,
   parts_.tracer.end();
 }
 
-void LayerStage::attend(const Visit& visit, const LayerRows& rows, const LayerContext& context,
-                        const RowsSide& side) {
+void LayerStage::attend(const Visit& visit, const LayerWeights& weights, const LayerRows& rows,
+                        const LayerContext& context, const RowsSide& side) {
   parts_.device.wait(Stream::compute, *visit.side->loaded);
-  parts_.decoder.attend(rows, context, hooks(visit.id, side));
+  parts_.decoder.attend(weights, rows, context, hooks(visit.id, side));
   parts_.tracer.end();
   parts_.device.record(*visit.side->computed, Stream::compute);
 }

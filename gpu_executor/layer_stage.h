@@ -43,8 +43,8 @@ class LayerStage {
   LayerContext context_of(const Visit& visit, LayerId layer) const;
   void regenerate(const Visit& visit, const LayerWeights& weights, const LayerContext& context,
                   const RowsSide& side);
-  void attend(const Visit& visit, const LayerRows& rows, const LayerContext& context,
-              const RowsSide& side);
+  void attend(const Visit& visit, const LayerWeights& weights, const LayerRows& rows,
+              const LayerContext& context, const RowsSide& side);
 
   const StageParts parts_;
   BlockCopies& copies_;

@@ -120,6 +120,9 @@ ContextBlock context_block(const messages::AttentionEntry& entry, const DeviceLi
   if (entry.where() == messages::Where::RegeneratedKv) {
     return {.slot = entry.slot(), .buffer = 1, .unused = {}};
   }
+  if (entry.where() == messages::Where::Activation) {
+    return {.slot = entry.slot(), .buffer = 3, .unused = {}};
+  }
   if (entry.where() == messages::Where::HostInPlace) {
     return {.slot = pool.kv_blocks - 1 - entry.block(), .buffer = 0, .unused = {}};
   }
@@ -134,6 +137,20 @@ ContextBlock context_block(const messages::AttentionEntry& entry, const DeviceLi
                    .slot = from_end(limits.kv_slots, entry.slot()), .buffer = 0, .unused = {}};
 }
 
+// How many positions a sequence attends straight from activations.
+std::int64_t absorbed_positions(const messages::MiniBatch& batch,
+                                const messages::Sequence& sequence) {
+  std::int64_t positions = 0;
+  const std::uint32_t end = sequence.context() + sequence.new_tokens();
+  for (std::uint32_t start = 0; start < end; start += kBlockTokens) {
+    const auto* entry = batch.entries()->Get(sequence.first_entry() + start / kBlockTokens);
+    positions += entry->where() == messages::Where::Activation
+                     ? std::min<std::uint32_t>(end - start, kBlockTokens)
+                     : 0;
+  }
+  return positions;
+}
+
 LayerTable layer_table(const messages::MiniBatch& batch, const ModelShape& shape,
                        const DeviceLimits& limits, const PoolPartition& pool, TableWriter& writer) {
   // Dropped blocks are not in the table. A sequence's first block counts them nevertheless, so that the j-th
@@ -146,24 +163,28 @@ LayerTable layer_table(const messages::MiniBatch& batch, const ModelShape& shape
       blocks.push_back(context_block(*entry, limits, pool));
     }
   }
-  std::vector<AttentionSequence> sequences;
-  std::array<std::vector<RowMove>, 3> moves;  // by buffer
+  std::vector<AttentionSequence> sequences, absorbed;
+  std::array<std::vector<RowMove>, 4> moves;  // by buffer
+  std::int64_t all_absorbed = 0;
   std::int32_t max_new_tokens = 0;
   std::int32_t max_context = 0;
   for (const messages::Sequence* sequence : *batch.sequences()) {
     const std::uint32_t first_entry = sequence->first_entry();
     // Its dropped entries come before all of the others.
     const std::int32_t before = dropped_before[first_entry + sequence->context() / kBlockTokens];
-    sequences.push_back({.first_row = to_int(sequence->first_row()),
-                         .new_tokens = to_int(sequence->new_tokens()),
-                         .context = to_int(sequence->context()),
-                         .first_block = to_int(first_entry) - before});
-    max_new_tokens = std::max(max_new_tokens, sequences.back().new_tokens);
-    max_context = std::max(max_context, sequences.back().context + sequences.back().new_tokens);
+    const AttentionSequence one{.first_row = to_int(sequence->first_row()),
+                                .new_tokens = to_int(sequence->new_tokens()),
+                                .context = to_int(sequence->context()),
+                                .first_block = to_int(first_entry) - before};
+    const std::int64_t positions = absorbed_positions(batch, *sequence);
+    (positions > 0 ? absorbed : sequences).push_back(one);
+    all_absorbed += positions;
+    max_new_tokens = std::max(max_new_tokens, one.new_tokens);
+    max_context = std::max(max_context, one.context + one.new_tokens);
     for (std::uint32_t i = 0; i < sequence->new_tokens(); ++i) {
       const std::uint32_t position = sequence->context() + i;
       const ContextBlock& block = blocks[static_cast<std::size_t>(
-          sequences.back().first_block + to_int(position / kBlockTokens))];
+          one.first_block + to_int(position / kBlockTokens))];
       moves[block.buffer].push_back(
           {.from = sequence->first_row() + i,
            .to = std::int64_t{block.slot} * kBlockTokens + position % kBlockTokens});
@@ -172,13 +193,17 @@ LayerTable layer_table(const messages::MiniBatch& batch, const ModelShape& shape
   LayerTable table{.kv_moves = static_cast<std::int32_t>(moves[0].size()),
                    .regenerated_moves = static_cast<std::int32_t>(moves[1].size()),
                    .here_moves = static_cast<std::int32_t>(moves[2].size()),
+                   .act_moves = static_cast<std::int32_t>(moves[3].size()),
                    .sequence_count = static_cast<std::int32_t>(sequences.size()),
+                   .absorbed_count = static_cast<std::int32_t>(absorbed.size()),
+                   .absorbed_positions = all_absorbed,
                    .max_new_tokens = max_new_tokens,
                    .max_context = max_context};
   std::vector<RowMove> all;
   for (const std::vector<RowMove>& some : moves) {
     all.insert(all.end(), some.begin(), some.end());
   }
+  sequences.insert(sequences.end(), absorbed.begin(), absorbed.end());
   writer.begin_span();
   table.moves = writer.add(all);
   table.sequences = writer.add(sequences);

@@ -19,6 +19,7 @@
 #include "common/blocks.h"
 #include "common/dtype.h"
 #include "common/formats/kv_format.h"
+#include "common/kernel_limits.h"
 #include "common/model_shape.h"
 #include "common/formats/packed_weights.h"
 
@@ -183,7 +184,8 @@ struct ScatterRows {
 // One block of context as attention reads it (CAPTURE's buf_mapping).
 struct ContextBlock {
   std::uint32_t slot;
-  std::uint8_t buffer;  // 0: KV buffer (loaded), 1: regenerated buffer, 2: blocks read in place
+  std::uint8_t buffer;  // 0: KV buffer (loaded), 1: regenerated buffer, 2: blocks read in place; 3: ACT buffer
+                        // (AbsorbedAttention alone)
   std::uint8_t unused[3];
 };
 struct AttentionSequence {
@@ -215,6 +217,23 @@ struct Attention {
   // blocks share a context, and never changes a result.
   std::int32_t max_context;
   std::int32_t window = 0;  // 0: none
+};
+
+// Attention that reads blocks of the ACT buffer as they are: no key or value is made of them ("absorption").
+// With a the attention input of position t, q · k = (W_K q) · a + q · b_K, and Σ pₜ vₜ = W_V (Σ pₜ aₜ) + b_V Σ pₜ. So a
+// row's query absorbs W_K once, and W_V is multiplied once with a weighted sum; blocks of the other buffers are
+// attended as Attention does, in the same softmax. For models whose keys neither turn nor are normed.
+// Keys and values of absorbed positions are rounded nowhere: tolerances are in tests/kernels/absorbed_attention_test.cpp.
+struct AbsorbedAttention {
+  // As above, with one new row a sequence; plain blocks, float32 rows, no window. Rows of other sequences are
+  // not written.
+  Attention attention;
+  const void* act;            // ACT buffer: (slots, block_tokens, hidden_size) of attention.dtype
+  Matrix w_kv;                // [W_K W_V]: (2 · kv_heads · head_dim, hidden_size), not packed
+  const void* b_kv;           // (2 · kv_heads · head_dim) of w_kv.dtype, or null
+  float* scratch;             // (scratch_rows, heads, absorbed_row_floats(hidden_size)); written
+  std::int32_t scratch_rows;  // rows at a time; bits do not depend on it
+  std::int64_t positions = 0;  // that are absorbed, by all rows together: a rehearsed speed goes by them
 };
 
 // What sampling needs to know of one row of logits.

@@ -30,6 +30,13 @@ std::int64_t ns_for(double amount, double per_second) {
 double operations(const Gemm& op) {
   return 2.0 * static_cast<double>(op.rows) * op.weight.rows * op.weight.cols;
 }
+// Those of a row, and of each position for each head.
+double operations(const AbsorbedAttention& op) {
+  const Attention& attention = op.attention;
+  const double row = 4.0 * attention.heads * attention.head_dim * op.w_kv.cols;
+  return attention.sequence_count * row +
+         4.0 * attention.heads * op.w_kv.cols * static_cast<double>(op.positions);
+}
 template <typename Op>
 double operations(const Op&) {
   return 0;
@@ -91,6 +98,7 @@ class Opened final : public CpuDevice {
   Bytes overhead() const override { return {0}; }
   DType work_type(DType) const override { return DType::float32; }
   bool reads_packed() const override { return !options_.unpacks_first; }
+  bool absorbs() const override { return true; }
   int host_threads() const override {
     return options_.host_threads > 0 ? options_.host_threads : options_.threads;
   }
@@ -180,6 +188,7 @@ class Opened final : public CpuDevice {
   void launch(const Unpack& op) override { compute(op, cpu::unpack); }
   void launch(const ScatterRows& op) override { compute(op, cpu::scatter_rows); }
   void launch(const Attention& op) override { compute(op, cpu::attention); }
+  void launch(const AbsorbedAttention& op) override { compute(op, cpu::absorbed_attention); }
   void launch(const HostAttention& op) override {
     stream_of(Stream::host)
         .push(

@@ -29,7 +29,8 @@ DeviceLimits limits_of(const messages::Configure& configure) {
           .gpu_kv_blocks = configure.gpu_kv_blocks(),
           .logit_edits = configure.logit_edits(),
           .kv_format = static_cast<KvFormat>(configure.kv_format()),
-          .host_attention = configure.host_attention()};
+          .host_attention = configure.host_attention(),
+          .absorption = configure.absorption()};
 }
 
 void check_pool(const PoolPartition& pool, const BlockSizes& sizes, std::int32_t layers,

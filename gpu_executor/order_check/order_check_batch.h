@@ -106,6 +106,8 @@ class SlotCheck {
   void check_loads();
   void check_regenerate();
   void check_entries();
+  // Of an entry that is read straight from activations.
+  void check_absorbed(std::uint32_t i, const messages::AttentionEntry& entry) const;
   void check_entry_of_device(std::uint32_t i, const messages::AttentionEntry& entry) const;
   // A sequence's context is read from rows that were loaded or made; its new rows go where no other
   // sequence reads or writes.

@@ -90,11 +90,11 @@ void SlotCheck::check_entries() {
     if (dropped) {  // it has no slot
       continue;
     }
-    if (entry.where() != Where::LoadedKv && entry.where() != Where::RegeneratedKv) {
+    if (entry.where() == Where::Activation) {
+      check_absorbed(i, entry);
+    } else if (entry.where() != Where::LoadedKv && entry.where() != Where::RegeneratedKv) {
       batch_.refuse("entry {} is to be computed {} ({}), which this device does not do", i,
-                    entry.where() == Where::Activation    ? "straight from activations"
-                    : entry.where() == Where::HostInPlace ? "on host cores"
-                                                          : "nowhere known",
+                    entry.where() == Where::HostInPlace ? "on host cores" : "nowhere known",
                     static_cast<int>(entry.where()));
     }
     if (entry.place() == Place::Gpu) {
@@ -107,6 +107,19 @@ void SlotCheck::check_entries() {
   }
   for (std::uint32_t i = 0; i < batch_.tables.sequences()->size(); ++i) {
     check_context(i, *batch_.tables.sequences()->Get(i));
+  }
+}
+
+void SlotCheck::check_absorbed(std::uint32_t i, const messages::AttentionEntry& entry) const {
+  if (!batch_.limits.absorption) {
+    batch_.refuse(
+        "entry {} is to be computed straight from activations ({}), which this device does not do: "
+        "its Configure did not ask for it",
+        i, static_cast<int>(entry.where()));
+  }
+  if (entry.kind() != Kind::Act) {
+    batch_.refuse("entry {} is of kind {}, and to be read as {}", i,
+                  messages::EnumNameKind(entry.kind()), messages::EnumNameWhere(entry.where()));
   }
 }
 
@@ -132,6 +145,10 @@ void SlotCheck::check_context(std::uint32_t index, const messages::Sequence& seq
     if (entry.place() == Place::Dropped) {
       batch_.check_dropped(index, j);
       continue;
+    }
+    if (entry.where() == Where::Activation && sequence.new_tokens() != 1) {
+      batch_.refuse("sequence {}, block {}: {} new rows attend activations, which only one does",
+                    index, j, sequence.new_tokens());
     }
     const std::int64_t start = std::int64_t{j} * kBlockTokens;
     const auto old_rows = static_cast<std::uint32_t>(
@@ -180,9 +197,10 @@ void SlotCheck::check_source(std::uint32_t index, std::uint32_t j,
                              const messages::AttentionEntry& entry, const Slot& slot,
                              std::uint32_t reads) const {
   const bool loaded = entry.where() == Where::LoadedKv;
-  if ((reads & ~std::uint32_t{slot.loaded}) != 0 || (!loaded && !slot.regenerated)) {
+  const bool made = entry.where() == Where::RegeneratedKv;
+  if ((reads & ~std::uint32_t{slot.loaded}) != 0 || (made && !slot.regenerated)) {
     batch_.refuse("sequence {}, block {}: rows of slot {} are read that nothing {}", index, j,
-                  entry.slot(), loaded ? "loads" : "loads and makes");
+                  entry.slot(), made ? "loads and makes" : "loads");
   }
   if (entry.kind() != (loaded ? Kind::Kv : Kind::Act) || entry.block() != slot.block ||
       entry.place() != slot.place) {

@@ -36,6 +36,8 @@ void unpack(const Unpack& op, Workers& workers);
 void scatter_rows(const ScatterRows& op, Workers& workers);
 // head_dim ≤ 256. Of a sequence's last block only the rows of tokens that exist are read.
 void attention(const Attention& op, Workers& workers);
+// head_dim ≤ 256, hidden_size ≤ 16384. The order of sums is in absorbed/absorbed_lanes.h.
+void absorbed_attention(const AbsorbedAttention& op, Workers& workers);
 // Temperatures under 1e-5 are greedy. Sampling scales by temperature, keeps the top_k best (ties:
 // the lower id first), of these the smallest set of the best whose share reaches top_p, and draws
 // from it with Philox4x32-10 of (seed, step). If any logit is infinite or not a number, the

@@ -60,6 +60,23 @@ inline constexpr std::int64_t kAttentionScratchFloats =
     + 2 * kQueryRows                // maxima, denominators
     + kBlockTokens * kMaxHeadDim;   // a block's keys or values of a head, dequantised
 
+// Work of an AbsorbedAttention: columns of absorbed queries, some heads of one sequence, or the values of a
+// key-value head.
+struct AbsorbedSlice {
+  const AbsorbedAttention* op;
+  std::int32_t sequences = 0;  // the first ones, or …
+  std::int32_t sequence = 0;   // … this one
+  std::int32_t kv_head = 0;
+  std::int32_t first_column = 0, columns = 0;
+  std::int32_t first_head = 0, heads = 0;  // ≤ tile_rows
+  float* scratch = nullptr;                // kAbsorbedScratchFloats
+};
+inline constexpr std::int64_t kMaxTileRows = 16;
+inline constexpr std::int64_t kAbsorbedScratchFloats =
+    2 * kMaxTileRows * kMaxNormedRow                       // absorbed queries, sums of activations
+    + kMaxTileRows * (kMaxHeadDim + kChunkTokens)          // sums of values, scores
+    + 16 * kGemmDepth + kBlockTokens * kMaxNormedRow;      // keys of a block, a block's rows
+
 // What one pass over a row of logits finds.
 struct LogitScan {
   float maximum;        // unspecified where not finite
@@ -76,6 +93,9 @@ struct LaneKernels {
   std::int32_t tile_rows;  // rows a Gemm tile holds in registers
   void (*gemm_slice)(const GemmSlice& slice);
   void (*attention_slice)(const AttentionSlice& slice);
+  void (*absorb_queries)(const AbsorbedSlice& slice);   // kv_head, columns
+  void (*absorbed_slice)(const AbsorbedSlice& slice);   // one sequence, heads
+  void (*absorbed_values)(const AbsorbedSlice& slice);  // kv_head
   void (*layer_norm_row)(const LayerNorm& op, std::int64_t row);
   void (*rms_norm_row)(const RmsNorm& op, std::int64_t row);
   void (*convert_row)(const Convert& op, std::int64_t row);

@@ -23,6 +23,7 @@
 #include "kernels/cpu/attention_rows_lanes.h"
 #include "kernels/cpu/kv/context_lanes.h"
 #include "kernels/cpu/attention_lanes.h"
+#include "kernels/cpu/absorbed/absorbed_lanes.h"
 #include "kernels/cpu/logits_lanes.h"
 #include "kernels/cpu/lanes_table.h"
 // clang-format on

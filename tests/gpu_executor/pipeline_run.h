@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <thread>
@@ -234,6 +235,39 @@ inline BlockKind all_kv(std::uint32_t, std::uint32_t) { return BlockKind::kv; }
 inline BlockKind all_act(std::uint32_t, std::uint32_t) { return BlockKind::act; }
 inline BlockKind mixed(std::uint32_t request, std::uint32_t block) {
   return (request * 5 + block * 3) % 4 < 2 ? BlockKind::kv : BlockKind::act;
+}
+
+inline Plan six_sequences(const ModelShape& shape) {
+  return {.sequences = random_sequences(shape, {37, 21, 1, 50, 16, 33}, 7), .kind = all_kv};
+}
+
+// Every logprob that was told, and every best token, against straight loops in double.
+inline void expect_as_plain(const TinyModel& model, const Plan& plan, const Outcome& outcome,
+                            double tolerance, KvFormat kv_format = KvFormat::plain) {
+  PlainForward plain(model, kv_format);
+  std::size_t compared = 0;
+  for (std::uint32_t request = 0; request < plan.sequences.size(); ++request) {
+    const auto& tokens = plan.sequences[request];
+    const auto logits = plain.logits(tokens);
+    for (std::size_t position = 1; position <= tokens.size(); ++position) {
+      const auto& row = outcome.rows.at({request, position});
+      const auto& expected = logits[position - 1];
+      double total = 0;
+      for (const double logit : expected) {
+        total += std::exp(logit);
+      }
+      const auto logprob = [&](std::uint32_t token) { return expected[token] - std::log(total); };
+      for (std::size_t i = 0; i < row.size(); i += 2) {
+        EXPECT_NEAR(std::bit_cast<float>(row[i + 1]), logprob(row[i]), tolerance)
+            << "request " << request << " position " << position;
+        ++compared;
+      }
+      if (position == tokens.size()) {
+        EXPECT_NEAR(expected[row[0]], *std::ranges::max_element(expected), tolerance);
+      }
+    }
+  }
+  EXPECT_GT(compared, 100u);
 }
 
 }  // namespace poise::test

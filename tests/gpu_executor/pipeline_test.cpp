@@ -11,49 +11,15 @@
 namespace poise::test {
 namespace {
 
-Plan some_plan(const ModelShape& shape) {
-  return {.sequences = random_sequences(shape, {37, 21, 1, 50, 16, 33}, 7), .kind = all_kv};
-}
-
-// Every logprob that was told, and every best token, against straight loops in double.
-void expect_as_plain(const TinyModel& model, const Plan& plan, const Outcome& outcome,
-                     double tolerance, KvFormat kv_format = KvFormat::plain) {
-  PlainForward plain(model, kv_format);
-  std::size_t compared = 0;
-  for (std::uint32_t request = 0; request < plan.sequences.size(); ++request) {
-    const auto& tokens = plan.sequences[request];
-    const auto logits = plain.logits(tokens);
-    for (std::size_t position = 1; position <= tokens.size(); ++position) {
-      const auto& row = outcome.rows.at({request, position});
-      const auto& expected = logits[position - 1];
-      double total = 0;
-      for (const double logit : expected) {
-        total += std::exp(logit);
-      }
-      const auto logprob = [&](std::uint32_t token) { return expected[token] - std::log(total); };
-      for (std::size_t i = 0; i < row.size(); i += 2) {
-        EXPECT_NEAR(std::bit_cast<float>(row[i + 1]), logprob(row[i]), tolerance)
-            << "request " << request << " position " << position;
-        ++compared;
-      }
-      if (position == tokens.size()) {
-        const auto best = std::ranges::max_element(expected) - expected.begin();
-        EXPECT_EQ(row[0], static_cast<std::uint32_t>(best));
-      }
-    }
-  }
-  EXPECT_GT(compared, 100u);
-}
-
 TEST(Pipeline, ComputesWhatStraightLoopsCompute) {
   const TinyModel model(tiny_shape(), DType::float32, 3);
-  const Plan plan = some_plan(model.shape);
+  const Plan plan = six_sequences(model.shape);
   expect_as_plain(model, plan, run_pipeline(model, plan), 2e-4);
 }
 
 TEST(Pipeline, ComputesAPostNormModelWithProjectedEmbeddings) {
   const TinyModel model(post_norm_shape(), DType::float32, 4);
-  const Plan plan = some_plan(model.shape);
+  const Plan plan = six_sequences(model.shape);
   expect_as_plain(model, plan, run_pipeline(model, plan), 2e-4);
 }
 
@@ -62,14 +28,14 @@ TEST(Pipeline, ComputesModelsWhoseMatricesHaveOneRow) {
   shape.ffn_dim = 1;
   shape.word_embed_proj_dim = 1;
   const TinyModel model(shape, DType::float32, 9);
-  const Plan plan = some_plan(model.shape);
+  const Plan plan = six_sequences(model.shape);
   expect_as_plain(model, plan, run_pipeline(model, plan), 2e-4);
 }
 
 TEST(Pipeline, ComputesModelsStoredInHalfPrecision) {
   for (const DType dtype : {DType::float16, DType::bfloat16}) {
     const TinyModel model(tiny_shape(), dtype, 5);
-    const Plan plan = some_plan(model.shape);
+    const Plan plan = six_sequences(model.shape);
     // A stored value may be rounded the other way where double and float32 disagree.
     expect_as_plain(model, plan, run_pipeline(model, plan), dtype == DType::float16 ? 5e-3 : 4e-2);
   }
@@ -84,7 +50,7 @@ TEST(Pipeline, ComputesModelsWithoutBiasAffineNormsOrTiedHeadAndWithSharedKeys) 
   shape.num_key_value_heads = 2;
   shape.activation_function = Activation::gelu_tanh;
   const TinyModel model(shape, DType::float32, 6);
-  const Plan plan = some_plan(model.shape);
+  const Plan plan = six_sequences(model.shape);
   expect_as_plain(model, plan, run_pipeline(model, plan), 2e-4);
 }
 
@@ -93,7 +59,7 @@ TEST(Pipeline, ComputesAModelWithRotatedHeadsAGateAndAWindow) {
   for (const auto& [dtype, tolerance] : kinds) {
     const TinyModel model(rotary_shape(), dtype, 12);
     for (const auto& kind : {all_kv, all_act}) {
-      Plan plan = some_plan(model.shape);
+      Plan plan = six_sequences(model.shape);
       plan.kind = kind;
       expect_as_plain(model, plan, run_pipeline(model, plan), tolerance);
     }
@@ -104,7 +70,7 @@ TEST(Pipeline, ComputesAModelWithRotatedHeadsAGateAndAWindow) {
 TEST(Pipeline, LoadsInALayerWithAWindowOnlyWhatItsRowsSee) {
   const TinyModel model(rotary_shape(), DType::float32, 12);
   for (const auto& kind : {all_kv, all_act}) {
-    Plan plan = some_plan(model.shape);
+    Plan plan = six_sequences(model.shape);
     plan.kind = kind;
     std::map<std::uint32_t, std::uint64_t> bytes, blocks;  // by stage
     for (const messages::LayerDoneT& layer : run_pipeline(model, plan).layers) {
@@ -134,7 +100,7 @@ TEST(Pipeline, ComputesWithQuantisedContextWhatStraightLoopsCompute) {
   const std::pair<KvFormat, double> kinds[] = {{KvFormat::int8, 2e-3}, {KvFormat::int4, 1e-2}};
   for (const auto& [format, tolerance] : kinds) {
     const TinyModel model(rotary_shape(), DType::float32, 12);
-    Plan plan = some_plan(model.shape);
+    Plan plan = six_sequences(model.shape);
     plan.kind = mixed;
     expect_as_plain(model, plan, run_pipeline(model, plan, quantized(format)), tolerance, format);
   }
@@ -148,7 +114,7 @@ TEST(Pipeline, GivesQuantisedContextTheSameBitsWhateverThePlan) {
         {tiny_shape(), DType::bfloat16, KvFormat::int4}}) {
     SCOPED_TRACE(testing::Message() << name_of(dtype) << " as " << name_of(format));
     const TinyModel model(shape, dtype, 11);
-    Plan plan = some_plan(model.shape);
+    Plan plan = six_sequences(model.shape);
     const auto plain = run_pipeline(model, plan).rows;
     const auto expected = run_pipeline(model, plan, quantized(format)).rows;
     EXPECT_FALSE(expected == plain);
@@ -181,7 +147,7 @@ TEST(Pipeline, ComputesAModelWithPackedMatrices) {
   const TinyModel model(packed_shape(), DType::float32, 12);
   for (const bool unpacks_first : {false, true}) {
     for (const auto& kind : {all_kv, all_act}) {
-      Plan plan = some_plan(model.shape);
+      Plan plan = six_sequences(model.shape);
       plan.kind = kind;
       Setting setting;
       setting.device.unpacks_first = unpacks_first;
@@ -198,7 +164,7 @@ TEST(Pipeline, ComputesTheSameWhereMatricesCrossInManyPieces) {
     const TinyModel whole(shape, dtype, 5), cut(shape, dtype, 5, Bytes{700});
     ASSERT_EQ(whole.layout.layer.pieces.size(), 4u);
     ASSERT_GT(cut.layout.layer.pieces.size(), 8u);
-    Plan plan = some_plan(whole.shape);
+    Plan plan = six_sequences(whole.shape);
     Setting setting;
     setting.limits.resident_layers = 0;
     const Outcome expected = run_pipeline(whole, plan, setting);
@@ -223,7 +189,7 @@ TEST(Pipeline, ComputesTheSameWhereMatricesCrossInManyPieces) {
 
 TEST(Pipeline, SaysWhatComputationWaitedFor) {
   const TinyModel model(tiny_shape(), DType::float32, 5);
-  const Plan plan = some_plan(model.shape);
+  const Plan plan = six_sequences(model.shape);
   const auto shares = [&](double link, std::int32_t resident) {
     Setting setting;
     setting.limits.resident_layers = resident;
@@ -246,7 +212,7 @@ TEST(Pipeline, SaysWhatComputationWaitedFor) {
 
 TEST(Pipeline, SaysHowLongTheDeviceRestedBeforeAnIteration) {
   const TinyModel model(tiny_shape(), DType::float32, 5);
-  const Plan plan = some_plan(model.shape);
+  const Plan plan = six_sequences(model.shape);
   const auto least = [&](const Setting& setting) {
     std::vector<std::uint64_t> rests;
     for (const messages::LayerDoneT& order : run_pipeline(model, plan, setting).layers) {
@@ -292,7 +258,7 @@ TEST(Pipeline, RunsAModelOfOneLayerAheadOfItself) {
   ModelShape shape = tiny_shape();
   shape.num_hidden_layers = 1;
   const TinyModel model(shape, DType::float32, 8);
-  Plan plan = some_plan(shape);
+  Plan plan = six_sequences(shape);
   plan.per_batch = 6;
   Setting setting;
   setting.device.synchronous = true;
@@ -424,7 +390,7 @@ TEST(Pipeline, KvBlocksOfTheDeviceAreReadAndWrittenWhereTheyLie) {
 // one of them: loads of the next mini-batch, layer and iteration pass behind the computation.
 TEST(Pipeline, CopiesAndComputationOverlapAcrossLayersAndIterations) {
   const TinyModel model(tiny_shape(), DType::float32, 3);
-  Plan plan = some_plan(model.shape);
+  Plan plan = six_sequences(model.shape);
   plan.prompt = 1;     // token by token: there is context to load from the second on
   plan.per_batch = 6;  // one mini-batch: nothing but the next layer's loads can overlap
   Setting setting;
@@ -458,7 +424,7 @@ struct KindOfModel {
 };
 class SameBits : public testing::TestWithParam<KindOfModel> {
  protected:
-  SameBits() : model_(GetParam().shape(), GetParam().dtype, 11), plan_(some_plan(model_.shape)) {
+  SameBits() : model_(GetParam().shape(), GetParam().dtype, 11), plan_(six_sequences(model_.shape)) {
     plan_.edits = true;
     Plan plan = plan_;
     plan.per_batch = 1;
@@ -625,7 +591,7 @@ TEST_P(SameBits, OnALinkThatIsSlow) {
 // Blocks before the window are given back, and hold other requests' rows soon: nothing reads them there.
 TEST(Pipeline, BlocksThatNoLayerSeesAreNotNeeded) {
   const TinyModel model(windowed_shape(), DType::float16, 11);
-  Plan plan = some_plan(model.shape);
+  Plan plan = six_sequences(model.shape);
   plan.chunk = 7;
   plan.seed = 0;
   Setting setting;

@@ -38,6 +38,8 @@ struct Plan {
   // Requests whose blocks are KV blocks of the host, and which host cores attend there: with every part, or
   // with those of one row alone, in turn.
   std::function<bool(std::uint32_t request)> on_host = nullptr;
+  // ACT blocks that single rows behind the prompt attend as they are.
+  std::function<bool(std::uint32_t request, std::uint32_t block)> absorbed = nullptr;
   std::uint32_t seed = 1;  // of slots' and blocks' numbers; 0: in order
 };
 
@@ -128,6 +130,11 @@ class SmallPlanner {
   }
 
   bool of_host(std::uint32_t request) const { return plan_.on_host && plan_.on_host(request); }
+  bool absorbs(const Part& part, std::uint32_t block) const {
+    return plan_.absorbed && part.count == 1 &&
+           part.context >= static_cast<std::uint32_t>(plan_.prompt) &&
+           plan_.absorbed(part.request, block);
+  }
   bool attended_on_host(const Part& part) const {
     return of_host(part.request) && (part.count == 1 || part.request % 2 == 0);
   }
@@ -251,6 +258,7 @@ class SmallPlanner {
       const bool kv = block.kind == BlockKind::kv;
       const bool here = kv && block.place == messages::Place::Gpu;
       const bool in_place = attended_on_host(part);
+      const bool absorbed = !kv && absorbs(part, j);
       if (block.place == messages::Place::Dropped) {
         batch.entries.emplace_back(
             in_place ? messages::Where::HostInPlace : messages::Where::LoadedKv,
@@ -266,13 +274,14 @@ class SmallPlanner {
       const bool kept = block.place != messages::Place::Nowhere;
       if (old_rows > 0 && kept && !in_place) {
         add_load(batch, block, slot, static_cast<std::uint16_t>(old_rows));
-        if (!kv) {
+        if (!kv && !absorbed) {
           batch.regenerate.emplace_back(slot, 1);
         }
       }
-      batch.entries.emplace_back(in_place ? messages::Where::HostInPlace
-                                 : kv     ? messages::Where::LoadedKv
-                                          : messages::Where::RegeneratedKv,
+      batch.entries.emplace_back(in_place   ? messages::Where::HostInPlace
+                                 : kv       ? messages::Where::LoadedKv
+                                 : absorbed ? messages::Where::Activation
+                                            : messages::Where::RegeneratedKv,
                                  kind, block.place, 0, slot, block.number);
       const std::uint32_t until = std::min<std::uint32_t>(end - start, kBlockTokens);
       if (until > old_rows && kept) {

@@ -114,6 +114,80 @@ TEST_F(OrderCheckTest, ValidOrdersAreAcceptedToTheEnd) {
   EXPECT_TRUE(check_->between_iterations());
 }
 
+// ---- activations
+
+class AbsorptionOrderCheckTest : public OrderCheckTest {
+ protected:
+  AbsorptionOrderCheckTest() {
+    limits_.absorption = true;
+    plan_.absorbed = [](std::uint32_t, std::uint32_t) { return true; };
+    check_.emplace(shape_, layout_, limits_, kCredits);
+    SmallPlanner planner(plan_, layout_, limits_, pool_.partition);
+    prefill_ = planner.next();
+    decode_ = planner.next();
+    accept_all(prefill_);
+  }
+};
+
+TEST_F(AbsorptionOrderCheckTest, ValidOrdersAreAcceptedToTheEnd) {
+  ASSERT_TRUE(batch().regenerate.empty());
+  ASSERT_EQ(entry(Where::Activation).kind(), Kind::Act);
+  accept_all(decode_);
+  EXPECT_TRUE(check_->between_iterations());
+}
+
+TEST_F(AbsorptionOrderCheckTest, AttentionOverActivationsThatWasNotConfiguredIsRefused) {
+  limits_.absorption = false;
+  check_.emplace(shape_, layout_, limits_, kCredits);
+  EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("did not ask for it"));
+}
+
+TEST_F(AbsorptionOrderCheckTest, AnEntryThatIsNoActBlockIsRefused) {
+  AttentionEntry& one = entry(Where::Activation);
+  one = AttentionEntry(one.where(), Kind::Kv, one.place(), 0, one.slot(), one.block());
+  expect_refused("is of kind Kv, and to be read as Activation");
+}
+
+TEST_F(AbsorptionOrderCheckTest, OnlyASingleNewRowAttendsActivations) {
+  MiniBatchT& prompts = *prefill_.tables.mini_batches[0];
+  AttentionEntry& one = prompts.entries[index_where<AttentionEntry>(
+      prompts.entries, [](const auto& each) { return each.where() == Where::RegeneratedKv; })];
+  one = AttentionEntry(Where::Activation, one.kind(), one.place(), 0, one.slot(), one.block());
+  check_.emplace(shape_, layout_, limits_, kCredits);
+  EXPECT_THAT(refusal([&] { accept(prefill_.tables); }),
+              HasSubstr("40 new rows attend activations, which only one does"));
+}
+
+TEST_F(AbsorptionOrderCheckTest, ActivationsThatNothingLoadsAreRefused) {
+  const BlockRun run = load(Kind::Act);
+  std::erase_if(batch().loads, [&](const BlockRun& one) {
+    return one.kind() == Kind::Act && one.first_slot() == run.first_slot();
+  });
+  expect_refused("are read that nothing loads");
+}
+
+TEST_F(AbsorptionOrderCheckTest, ActivationsOfAnotherBlockAreRefused) {
+  AttentionEntry& one = entry(Where::Activation);
+  one = AttentionEntry(one.where(), one.kind(), one.place(), 0, one.slot(), one.block() + 1);
+  expect_refused("Act block");
+}
+
+TEST_F(AbsorptionOrderCheckTest, TheSlotOfAnotherSequenceIsRefused) {
+  std::vector<AttentionEntry*> last;  // whose blocks take new rows
+  for (const Sequence& sequence : batch().sequences) {
+    AttentionEntry& one =
+        batch().entries[sequence.first_entry() + sequence.context() / kBlockTokens];
+    if (one.where() == Where::Activation) {
+      last.push_back(&one);
+    }
+  }
+  ASSERT_GT(last.size(), 0u);
+  batch().entries[index_where<AttentionEntry>(batch().entries, [&](const auto& one) {
+    return one.where() == Where::Activation && one.slot() != last[0]->slot();
+  })] = *last[0];
+  EXPECT_NE(refusal([&] { accept(decode_.tables); }), "");
+}
+
 // ---- host cores
 
 class HostOrderCheckTest : public OrderCheckTest {
@@ -462,7 +536,8 @@ TEST_F(OrderCheckTest, RegenerationOfOneSlotTwiceIsRefused) {
 TEST_F(OrderCheckTest, AttentionWhereThisDeviceHasNoneIsRefused) {
   for (const Where where : {Where::Activation, Where::HostInPlace, static_cast<Where>(9)}) {
     decode_ = again();
-    AttentionEntry& one = entry(Where::LoadedKv);
+    AttentionEntry& one =
+        entry(where == Where::Activation ? Where::RegeneratedKv : Where::LoadedKv);
     one = AttentionEntry(where, one.kind(), one.place(), 0, one.slot(), one.block());
     EXPECT_THAT(refusal([&] { accept(decode_.tables); }), HasSubstr("this device does not do"));
   }

@@ -40,10 +40,10 @@ struct SymbolicResult {
 
 class SymbolicExecutor {
  public:
-  // `window`: of all layers; 0: none.
+  // `window`: of all layers; 0: none. `absorption`: single rows may attend activations as they are.
   SymbolicExecutor(const Allocation& host, const PackLimits& limits, std::int32_t max_rows,
-                   std::int32_t window = 0)
-      : limits_(limits), max_rows_(max_rows), window_(window) {
+                   std::int32_t window = 0, bool absorption = false)
+      : limits_(limits), max_rows_(max_rows), window_(window), absorption_(absorption) {
     pools_[kAct].resize(host.act_blocks);
     pools_[kKv].resize(host.kv_blocks);
     pools_[kHere + kAct].resize(host.gpu_act_blocks);
@@ -91,6 +91,7 @@ class SymbolicExecutor {
   std::int64_t loaded_tokens() const { return loaded_tokens_; }
   std::int64_t load_runs() const { return load_runs_; }
   std::int64_t host_rows() const { return host_rows_; }  // that host cores attended
+  std::int64_t absorbed_rows() const { return absorbed_rows_; }  // attended or made as activations
   std::int64_t dropped() const { return dropped_; }      // blocks that sequences went without
 
  private:
@@ -214,8 +215,14 @@ class SymbolicExecutor {
       return pools_[kKv].at(entry.block())[position % kBlockTokens];
     }
     const bool kv = entry.kind() == messages::Kind::Kv;
-    EXPECT_EQ(entry.where(), kv ? messages::Where::LoadedKv : messages::Where::RegeneratedKv);
     expect_memory(entry.kind(), entry.place(), entry.slot());
+    if (entry.where() == messages::Where::Activation) {
+      EXPECT_TRUE(absorption_ && !kv && sequence.new_tokens() == 1) << "a row attends activations";
+      EXPECT_FALSE(buffers.made.at(entry.slot())) << "a slot is regenerated that nothing reads";
+      ++absorbed_rows_;
+      return buffers.slots[kAct].at(entry.slot())[position % kBlockTokens];
+    }
+    EXPECT_EQ(entry.where(), kv ? messages::Where::LoadedKv : messages::Where::RegeneratedKv);
     auto& slots = kv ? buffers.slots[kKv] : buffers.regenerated;
     return slots.at(entry.slot())[position % kBlockTokens];
   }
@@ -342,7 +349,8 @@ class SymbolicExecutor {
 
   PackLimits limits_;
   std::int32_t max_rows_, window_;
-  std::int64_t dropped_ = 0;
+  bool absorption_;
+  std::int64_t dropped_ = 0, absorbed_rows_ = 0;
   std::vector<Block> pools_[4];
   std::int64_t loaded_tokens_ = 0;
   std::int64_t load_runs_ = 0, host_rows_ = 0;
