@@ -123,6 +123,13 @@ void take_batch(const cxxopts::ParseResult& given, BatchOptions& batch) {
     }
     batch.host_attention = host == "auto";
   }
+  if (given.count("absorption") != 0) {
+    const std::string absorption = required_argument(given, "absorption");
+    if (absorption != "on" && absorption != "off") {
+      fail("--absorption {}: one of off and on is wanted", absorption);
+    }
+    batch.absorption = absorption == "on";
+  }
 }
 
 void refuse_host_attention(const std::optional<std::string>& policy, const BatchOptions& batch) {
@@ -137,7 +144,8 @@ void add_placing(cxxopts::Options& options) {
       "resident-layers", "whose weights stay on the device", text())(
       "percent", "FlexGen's: weights, context, activations, each on device and host", text())(
       "gpu-blocks", "kinds of context that the device may keep: all, act or none", text())(
-      "host-attention", "auto: as the policy says; off: host cores attend nothing", text());
+      "host-attention", "auto: as the policy says; off: host cores attend nothing", text())(
+      "absorption", "on: rows of answers attend activations as they are; off: never", text());
 }
 
 // How the policy schedules, and where everything lies, of a run or a plan.

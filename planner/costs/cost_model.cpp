@@ -22,7 +22,7 @@ constexpr double kTera = 1e12;
 constexpr double kLeastRise = 1e-9;  // slope of a level line, relative to its height
 constexpr double kLeastTime = 1e-4;  // of the longest time; a shorter time has no larger weight
 
-constexpr std::array<ProfileLine, 19> kLines{{
+constexpr std::array<ProfileLine, 21> kLines{{
     {"load_w", "layers", &Profile::load_w},
     {"load_kv", "KV blocks", &Profile::load_kv},
     {"load_act", "ACT blocks", &Profile::load_act},
@@ -42,6 +42,8 @@ constexpr std::array<ProfileLine, 19> kLines{{
     {"host_down", "rows", &Profile::host_down, false},
     {"host_up", "rows", &Profile::host_up, false},
     {"load_beside_host", "KV blocks", &Profile::load_beside_host, false},
+    {"absorb_rows", "rows", &Profile::absorb_rows, false},
+    {"absorb", "ACT blocks", &Profile::absorb, false},
 }};
 
 // Of the model's sizes. The type of a quantised checkpoint's scales does not count: only the tensors tell it,
@@ -323,6 +325,10 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype,
   // Queries and attention's output, in the type between operations.
   const Bytes q_row =
       size_of(machine.kind == DeviceKind::cpu ? DType::float32 : dtype) * shape.q_dim();
+  // Each position of a block is multiplied twice with a row of hidden_size for each head, and read.
+  const double absorbed =
+      kBlockTokens * 4.0 * shape.num_attention_heads * shape.hidden_size / flops +
+      seconds(sizes.block(BlockKind::act), machine.memory);
   const bool host = machine.host > 0;
   const Line forward{.a = seconds(read, machine.memory), .b = 2 * weights / flops};
   const double qkv_share = first / weights;
@@ -337,6 +343,10 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype,
           .kv_gen = {.a = seconds(again, machine.memory), .b = kBlockTokens * 2 * w_kv / flops},
           .attention = {.b = seconds(moved_by_attention(shape, dtype, kv_format), machine.memory)},
           .attention_undisturbed = {},
+          .absorb_rows = {.a = seconds(size_of(dtype) * static_cast<std::int64_t>(w_kv),
+                                       machine.memory),
+                          .b = 4.0 * shape.q_dim() * shape.hidden_size / flops + absorbed},
+          .absorb = {.b = absorbed},
           .prefill = {.b = 4.0 * shape.q_dim() / flops},
           .forward = forward,
           .qkv = {.a = forward.a * qkv_share, .b = forward.b * qkv_share},

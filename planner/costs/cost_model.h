@@ -15,6 +15,7 @@
 // for n and use the line.
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -93,6 +94,9 @@ struct Profile {
   // The same without copies within the GPU's memory, which make it half as fast (H200, OPT-6.7B).
   // Nothing if that was not measured.
   std::optional<Line> attention_undisturbed;
+  // Attention straight from activations, instead of kv_gen and attention: of rows with one ACT block each, with their
+  // queries' products with W_K and those with W_V; and by the blocks beyond these. Nothing where it is not known.
+  Line absorb_rows, absorb;
   Line prefill;    // a prompt's attention: n counts pairs of a new row and a row that it sees
   Line forward;    // a layer's other products, by rows
   Line qkv;        // the part of `forward` before attention
@@ -124,6 +128,7 @@ struct Profile {
   double row_pairs = 0;
   std::vector<MeasuredLine> measured;  // empty: of constants
 
+  bool knows_absorption() const { return absorb.b > 0; }
   bool knows_host() const { return host_attention.b > 0; }
   const Line& attention_beside(bool copies_within_device) const {
     return copies_within_device || !attention_undisturbed ? attention : *attention_undisturbed;
@@ -145,6 +150,9 @@ struct Profile {
   Seconds forward_of(double rows) const { return forward(in_tiles(rows)); }
   Seconds qkv_of(double rows) const { return qkv(in_tiles(rows)); }
   double in_tiles(double rows) const;
+  // `rows` single rows that attend `blocks` ACT blocks as they are; where that is not known, it is priced as
+  // kv_gen and attention.
+  Seconds absorb_of(double blocks, double rows) const;
   // kv_gen of these blocks, made at most `at_once` at a time; 0: all at once.
   Seconds kv_gen_of(double blocks, double at_once) const;
   // prefill of these rows and pairs; the same pairs take longer in more and shorter prompts.
@@ -152,6 +160,11 @@ struct Profile {
 
   friend bool operator==(const Profile&, const Profile&) = default;
 };
+
+// The costs by which a policy decides. With absorption an answer's row pays for an ACT block what attending it as it
+// is costs beyond attention: that stands as kv_gen. Prompts, which still pay the true one, are few beside answers.
+std::shared_ptr<const Profile> deciding_costs(std::shared_ptr<const Profile> profile,
+                                              bool absorption);
 
 // Fills in what follows from `name` and `measured` (gpu_costs.cpp): attention_undisturbed,
 // host_attention_undisturbed, link_slowdown, row_tile, row_pairs, and for few rows forward and qkv.

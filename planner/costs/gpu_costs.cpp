@@ -40,6 +40,24 @@ Seconds Profile::kv_gen_of(double blocks, double at_once) const {
   return kv_gen(at_once) * whole + kv_gen(blocks - whole * at_once);
 }
 
+Seconds Profile::absorb_of(double blocks, double rows) const {
+  return knows_absorption() ? absorb_rows(rows) + absorb(blocks - rows)
+                            : kv_gen(blocks) + attention(blocks);
+}
+
+std::shared_ptr<const Profile> deciding_costs(std::shared_ptr<const Profile> profile,
+                                              bool absorption) {
+  if (!absorption || profile == nullptr || !profile->knows_absorption()) {
+    return profile;
+  }
+  constexpr double kLeast = 1e-3;  // of what absorbing a block costs: a slope above 0
+  auto deciding = std::make_shared<Profile>(*profile);
+  const Line& absorb = profile->absorb;
+  deciding->kv_gen = {.a = absorb.a,
+                      .b = std::max(absorb.b - profile->attention.b, kLeast * absorb.b)};
+  return deciding;
+}
+
 Seconds Profile::prefill_of(double pairs, double rows) const {
   // For a measured prompt: its rows and pairs, counted in pairs.
   const auto all = [&](double measured) {

@@ -18,7 +18,7 @@ Player::Player(const SetUp& made, const BatchOptions& batch)
     : made_(made),
       limits_(pack_limits(batch, made.placement.device)),
       layout_(weight_layout(made.shape, made.dtype)),
-      tables_(made.placement.host, windows_of(made.shape)),
+      tables_(made.placement.host, windows_of(made.shape), made.placement.device.absorption),
       executor_(made.profile, layout_, made.placement.device, windows_of(made.shape)) {
   const std::int32_t streamed =
       made.shape.num_hidden_layers - made.placement.device.resident_layers;

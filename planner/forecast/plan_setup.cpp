@@ -114,7 +114,8 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
                     name_of(*options.device), made.profile.name));
   }
   PolicyOptions policy_options = options.policy_options;
-  policy_options.profile = std::make_shared<const Profile>(made.profile);
+  policy_options.profile = deciding_costs(std::make_shared<const Profile>(made.profile),
+                                          options.batch.absorption);
   made.policy = make_policy(made.policy_name, policy_options);
   made.weights = weight_layout(made.shape, made.dtype).total();
   made.cap = capped("--gpu-memory", options.gpu_memory, made.profile.gpu_memory, made);
@@ -138,8 +139,9 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
                  .overhead = made.profile.gpu_overhead,
                  .is_host = device_is_host,
                  .holds_blocks = !device_is_host || options.gpu_memory.has_value(),
-                 .attends_on_host = device_is_host || made.profile.knows_host()},
-      .profile = policy_options.profile};
+                 .attends_on_host = device_is_host || made.profile.knows_host(),
+                 .absorbs = device_is_host},
+      .profile = std::make_shared<const Profile>(made.profile)};
   options.placement.add_to(problem.fixed.placement, made.shape.num_hidden_layers,
                            problem.device.holds_blocks);
   const RunPlan plan = solve(*made.policy, problem);

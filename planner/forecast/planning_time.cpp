@@ -78,7 +78,7 @@ class TimedPlanner {
         scheduler_(scheduler),
         player_(player),
         limits_(pack_limits(made.batch, made.placement.device)),
-        tables_(made.placement.host, windows_of(made.shape)),
+        tables_(made.placement.host, windows_of(made.shape), made.placement.device.absorption),
         weights_(weight_layout(made.shape, made.dtype), made.placement.device) {}
 
   PartTimes plan() {

@@ -67,7 +67,7 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
   for (const Request& request : requests) {
     scheduler.add(request);
   }
-  OrderTables tables(run.host, windows_of(work.shape));
+  OrderTables tables(run.host, windows_of(work.shape), run.device.absorption);
   VirtualExecutor executor(profile, layout, run.device, windows_of(work.shape));
   Mark begin{}, end{};
   bool steady = false, answered = false;

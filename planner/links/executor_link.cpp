@@ -70,6 +70,7 @@ void ExecutorLink::configure(const DeviceLimits& limits, Bytes gpu_memory,
   configure.logit_edits = limits.logit_edits;
   configure.trace = trace;
   configure.host_attention = limits.host_attention;
+  configure.absorption = limits.absorption;
   weights_.emplace(layout, limits);
   this->configure(std::move(configure));
 }
@@ -204,7 +205,8 @@ void ExecutorLink::take(const messages::Hello& hello, std::uint32_t epoch) {
                        .resident_layers = hello.resident_layers(),
                        .epoch = epoch,
                        .after_death = hello.after_death(),
-                       .host_threads = hello.host_threads()};
+                       .host_threads = hello.host_threads(),
+                       .absorbs = hello.absorbs()};
   channel_->set_epochs({.planner = channel_->epochs().planner, .executor = epoch});
 }
 

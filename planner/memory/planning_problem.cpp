@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/families/absorption.h"
 #include "common/trouble.h"
 #include "common/words.h"
 #include "planner/memory/concurrency.h"
@@ -83,7 +84,25 @@ void fail_for_host_attention_off(std::string_view policy) {
       policy);
 }
 
+void check_absorption(const ModelShape& shape, const BatchOptions& batch, bool device_absorbs) {
+  if (!batch.absorption) {
+    return;
+  }
+  if (const auto why_not = why_not_absorbed(shape, batch.kv_format)) {
+    fail(
+        "--absorption on: this model's activations cannot be attended as they are, because {}; leave "
+        "--absorption out",
+        *why_not);
+  }
+  if (!device_absorbs) {
+    fail(
+        "--absorption on: only the CPU device attends activations as they are (--device cpu); leave "
+        "--absorption out");
+  }
+}
+
 RunPlan solve(const Policy& policy, const PlanningProblem& given) {
+  check_absorption(given.shape, given.batch, given.device.absorbs);
   PlanningProblem problem = given;
   problem.kept = kept_context(given.shape, policy);
   problem.batch = batch_for(policy, problem);

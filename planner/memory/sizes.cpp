@@ -99,6 +99,7 @@ DeviceLimits limits_after(int halvings, const Demand& demand, const Allocation& 
   limits.max_context = demand.longest_context;
   limits.kv_format = options.kv_format;
   limits.host_attention = blocks.host_share > 0;
+  limits.absorption = options.absorption;
   if (blocks.placed) {
     limits.gpu_act_blocks = static_cast<std::int32_t>(blocks.gpu_act_blocks);
     limits.gpu_kv_blocks = static_cast<std::int32_t>(blocks.gpu_kv_blocks);

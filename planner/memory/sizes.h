@@ -38,6 +38,7 @@ struct BatchOptions {
   bool by_profile = false;  // mini_batch_tokens is not the user's: policy or profile may decide it
   KvFormat kv_format = KvFormat::plain;  // of KV blocks
   bool host_attention = true;            // false: host cores attend nothing (--host-attention off)
+  bool absorption = false;  // rows of answers attend ACT blocks as they are (--absorption on)
 };
 // `mini_batch_tokens` changed to the nearby size with the least KV Gen time per block: on a GPU, a
 // product's time rises in steps, each for one more round of tiles.

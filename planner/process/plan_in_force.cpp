@@ -38,7 +38,7 @@ constexpr Field<DeviceLimits, std::int32_t> kLimits[] = {
     {"gpu_act_blocks", &DeviceLimits::gpu_act_blocks},
     {"gpu_kv_blocks", &DeviceLimits::gpu_kv_blocks},
     {"logit_edits", &DeviceLimits::logit_edits}};
-// And kv_format, which is the run's, and host_attention.
+// And kv_format and absorption, which are the run's, and host_attention.
 static_assert(sizeof(DeviceLimits) == (std::size(kLimits) + 2) * sizeof(std::int32_t));
 constexpr Field<Allocation, std::uint32_t> kBlocks[] = {
     {"act_blocks", &Allocation::act_blocks},
@@ -105,6 +105,7 @@ std::optional<RunPlan> kept_plan(const Run& run, const PolicyWish& wish, std::ui
     plan.host.host_share = json.at("host_share").get<double>();
     plan.device.kv_format = run.kv_format();
     plan.device.host_attention = plan.host.host_share > 0;
+    plan.device.absorption = run.options.batch.absorption;
     plan.device_meanwhile = plan.device;
     check_fits(plan_device_memory(run.shape(), run.dtype(), plan.device, plan.overhead),
                run.device_cap());
@@ -127,6 +128,7 @@ std::unique_ptr<Policy> make_policy_as(const PolicyWish& wish, const Run& run,
   options.profile = wish.machine ? std::make_shared<const Profile>(costs_on(
                                        *wish.machine, run.shape(), run.dtype(), run.kv_format()))
                                  : profile;
+  options.profile = deciding_costs(options.profile, run.options.batch.absorption);
   return make_policy(wish.policy, options);
 }
 
@@ -146,7 +148,8 @@ PlanningProblem planning_problem(const Run& run, const std::vector<const Request
                  .overhead = run.executor->greeting()->overhead,
                  .is_host = run.device_is_host(),
                  .holds_blocks = !run.device_is_host() || run.options.gpu_memory.has_value(),
-                 .attends_on_host = run.executor->greeting()->host_threads > 0},
+                 .attends_on_host = run.executor->greeting()->host_threads > 0,
+                 .absorbs = run.executor->greeting()->absorbs},
       .profile = profile,
       .fixed = fixed};
   if (run.released_layers() > 0) {

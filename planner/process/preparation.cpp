@@ -173,6 +173,7 @@ bool Preparation::host_is_in_order() {
 // first.
 bool Preparation::find_profile() {
   const RunOptions& options = run_.options;
+  check_absorption(run_.shape(), options.batch, run_.executor->greeting()->absorbs);
   const std::string& device = run_.executor->greeting()->device;
   const CostOptions costs{options.machine, options.profile};
   policy_name_ =
@@ -381,11 +382,12 @@ void Preparation::say_plan(bool pool_stands) {
   status.device_memory = device.total;
   run_.print(fmt::format(
       "policy {}: up to {} at a time, {} ACT and {} on the host, {}, and {} ACT and {} on the "
-      "device; {}:\n{}",
+      "device{}; {}:\n{}",
       status.policy, counted(plan.demand.sequences, "request"), plan.host.act_blocks,
       counted(plan.host.kv_blocks, "KV block"), size_text(status.host_pool),
-      plan.host.gpu_act_blocks, counted(plan.host.gpu_kv_blocks, "KV block"), name,
-      to_text(device)));
+      plan.host.gpu_act_blocks, counted(plan.host.gpu_kv_blocks, "KV block"),
+      in_force_.device.absorption ? "; answers attend ACT blocks as they are (--absorption on)" : "",
+      name, to_text(device)));
 }
 
 // ---- the pool

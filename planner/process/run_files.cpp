@@ -29,6 +29,7 @@ Manifest manifest_of(const Run& run) {
               {"--dtype", std::string(name_of(run.dtype()))},
               {"--kv-cache-dtype", std::string(name_of(run.kv_format()))},
               {"--host-attention", run.options.batch.host_attention ? "auto" : "off"},
+              {"--absorption", run.options.batch.absorption ? "on" : "off"},
               {"--seed", std::to_string(input.seed)},
               {"--max-model-len", input.max_model_len ? std::to_string(*input.max_model_len)
                                                       : std::string("the model's")},

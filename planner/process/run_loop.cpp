@@ -140,7 +140,8 @@ void RunLoop::use_plan() {
                                                      .kv_blocks = most(BlockKind::kv),
                                                      .gpu_act_blocks = host.gpu_act_blocks,
                                                      .gpu_kv_blocks = host.gpu_kv_blocks},
-                                          windows_of(run_.shape()));
+                                          windows_of(run_.shape()),
+                                          in_force_.device.absorption);
   scheduler_->use(*in_force_.policy, host, in_force_.schedule());
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "common/families/absorption.h"
 #include "common/process.h"
 #include "common/trouble.h"
 #include "planner/links/clock.h"
@@ -101,7 +102,8 @@ ProfiledMachine profiled_machine(const ControlSegment& control,
           .gpu_overhead = device.overhead,
           .host_free = free,
           .host_memory = available + weights,
-          .attends_on_host = device.host_threads > 0};
+          .attends_on_host = device.host_threads > 0,
+          .absorbs = device.absorbs && !why_not_absorbed(control.shape, kv_format)};
 }
 
 void keep_profile(const std::filesystem::path& folder, const Profile& profile) {

@@ -5,10 +5,11 @@
 
 namespace poise {
 
-void ProfileSequence::begin(int rounds, bool heats, bool on_host) {
+void ProfileSequence::begin(int rounds, bool heats, bool on_host, bool absorbs) {
   rounds_ = rounds;
   heats_ = heats;
   on_host_ = on_host;
+  absorbs_ = absorbs;
   works_.push_back({.work = ProfileWork::prompts_here, .round = 0});
   add([](ProfileWork) { return true; });
 }
@@ -32,6 +33,9 @@ void ProfileSequence::add(const std::function<bool(ProfileWork)>& wanted) {
       if (on_host_ && wanted(work)) {
         works_.push_back({.work = work, .round = round});
       }
+    }
+    if (absorbs_ && wanted(ProfileWork::context_absorbed)) {
+      works_.push_back({.work = ProfileWork::context_absorbed, .round = round});
     }
   }
 }

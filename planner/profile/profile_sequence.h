@@ -22,8 +22,9 @@ class ProfileSequence {
     bool warms_up = false;  // its times are discarded
   };
 
-  // Begins anew with all works. `heats`: the device's clock falls as it works. `on_host`: host cores attend.
-  void begin(int rounds, bool heats, bool on_host = false);
+  // Begins anew with all works. `heats`: the device's clock falls as it works. `on_host`: host cores attend. `absorbs`: the
+  // device attends activations as they are.
+  void begin(int rounds, bool heats, bool on_host = false, bool absorbs = false);
   // Every round of the works that are wanted.
   void add(const std::function<bool(ProfileWork)>& wanted);
   // The same work again and again.
@@ -43,7 +44,7 @@ class ProfileSequence {
 
  private:
   int rounds_ = 1;
-  bool heats_ = false, on_host_ = false;
+  bool heats_ = false, on_host_ = false, absorbs_ = false;
   std::deque<Work> works_, busy_;
 };
 

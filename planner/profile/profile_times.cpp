@@ -19,6 +19,8 @@ constexpr double kAlone = 0.1;
 constexpr double kTogether = 0.5;
 // Of a span of host cores, the share during which the link is busy, where that is what is measured; and the other way round.
 constexpr double kBesideOther = 0.9;
+// Of the time of rows that attend activations, what is left for their blocks at least.
+constexpr double kShortestPart = 1e-3;
 constexpr std::size_t kCopyIn = 0, kCompute = 1, kHost = 3;  // streams
 
 double median(std::vector<double> values) {
@@ -102,6 +104,7 @@ class ProfileTimes::Reader {
       : times_(times),
         busy_work_(work == ProfileWork::context_busy),
         beside_link_(work == ProfileWork::context_host_link),
+        absorbs_(work == ProfileWork::context_absorbed),
         prompts_(work == ProfileWork::prompts_kv || work == ProfileWork::prompts_act) {
     for (const auto& batch : tables.mini_batches) {
       brought_.push_back(brought_by(*batch));
@@ -185,6 +188,17 @@ class ProfileTimes::Reader {
     }
   }
 
+  // Rows of one block each, or of many: their own part is taken away once it is known (fit).
+  void take_absorbed(const messages::Span& span, const Brought& batch, const Time& time) {
+    if (span.kind() != SpanKind::Attention) {
+      return;
+    }
+    const bool one_each = batch.entries <= batch.rows;
+    times_.add(one_each ? &Profile::absorb_rows : &Profile::absorb,
+               one_each ? batch.rows : batch.entries - batch.rows, time);
+    times_.absorbing_rows_ = one_each ? times_.absorbing_rows_ : batch.rows;
+  }
+
   // The latency of work that waited for a mini-batch's blocks. `loaded_`: when blocks arrived, of
   // mini-batches whose computation has not begun.
   void take_event_latency(const messages::Span& span) {
@@ -209,10 +223,14 @@ class ProfileTimes::Reader {
   }
 
   void take(const messages::Span& span) {
-    take_event_latency(span);
     const Time time = time_of(span);
     const Brought& batch =
         brought_.at(std::min<std::size_t>(span.mini_batch(), brought_.size() - 1));
+    if (absorbs_) {
+      take_absorbed(span, batch, time);
+      return;
+    }
+    take_event_latency(span);
     if (span.kind() == SpanKind::HostAttention || span.kind() == SpanKind::HostRows) {
       take_host(span, batch, time);
     }
@@ -314,7 +332,7 @@ class ProfileTimes::Reader {
   }
 
   ProfileTimes& times_;
-  const bool busy_work_, beside_link_, prompts_;
+  const bool busy_work_, beside_link_, absorbs_, prompts_;
   std::vector<Brought> brought_;
   std::vector<Group> groups_;
   double rows_ = 0, samples_ = 0, head_left_ = 0, head_rows_ = 0;
@@ -375,6 +393,14 @@ void ProfileTimes::fit(Profile& profile) const {
                           .remeasured = lines_[i].remeasured};
     if (measured.points.empty()) {
       continue;
+    }
+    if (line.line == &Profile::absorb) {
+      for (std::vector<Point>* points : {&measured.points, &measured.alone}) {
+        for (Point& point : *points) {
+          const Seconds rows = profile.absorb_rows(absorbing_rows_);
+          point.time = {std::max(point.time.n - rows.n, kShortestPart * point.time.n)};
+        }
+      }
     }
     profile.*line.line = fit_line(measured.points);
     (profile.*line.line).points = rising(measured.points);

@@ -74,11 +74,11 @@ void Profiler::begin(ProfileScale scale, int rounds) {
       machine_.kind == DeviceKind::cpu ? Bytes{0} : page_tables_of(kLargestPool + attended);
   sizes_ =
       profile_sizes(machine_.shape, machine_.dtype, scale, pool, machine_.gpu_overhead + tables,
-                    machine_.gpu_memory, machine_.kv_format, attended);
+                    machine_.gpu_memory, machine_.kv_format, attended, machine_.absorbs);
   // Cores need no heat, nor does the pass that only finds the scale.
   works_.begin(rounds,
                sizes_.scale.blocks > kFirstProfileScale.blocks && machine_.kind != DeviceKind::cpu,
-               sizes_.device.host_attention);
+               sizes_.device.host_attention, sizes_.device.absorption);
   times_.emplace(layout_, sizes_.device);
   const BlockSizes blocks = block_sizes(machine_.shape, machine_.dtype, machine_.kv_format);
   loader_.claim(region_bytes(blocks, sizes_.host), sizes_.host);

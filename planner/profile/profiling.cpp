@@ -21,6 +21,7 @@ constexpr std::int32_t kRepeatSizes = 24, kRepeatSteps = 72;
 constexpr double kRepeat = 0.84;        // of the largest, on average
 constexpr std::int32_t kSequences = 8;  // a mini-batch's blocks are shared out among
 constexpr std::int32_t kProfiledLogits = 256;
+constexpr std::int32_t kFewAbsorbingRows = 2;  // where there are few blocks
 constexpr std::int32_t kHereBlocks = 16;  // ACT blocks on the device
 // Host cores: the most sequences of a mini-batch, and the shares of them that the others have, in sixteenths. Each sequence
 // writes its new row to a block of its own (`tail`). From some thirty sequences on, cores read runs of memory as long as in a
@@ -122,6 +123,18 @@ class Tables {
                                     j + 1 < count ? next_block_++ % bodies : tail);
       }
       batch->stores.emplace_back(kv.kind, kv.place, kBlockTokens - 1, 1, row, tail);
+    }
+    end(std::move(batch));
+  }
+
+  // One-row sequences, which share the blocks and attend them as they are.
+  void add_absorbed(const Blocks& act, std::int32_t n, std::int32_t sequences) {
+    auto batch = begin();
+    std::uint32_t slot = 0;
+    add_sequences(*batch, act, n, sequences, slot);
+    for (messages::AttentionEntry& entry : batch->entries) {
+      entry = messages::AttentionEntry(messages::Where::Activation, entry.kind(), entry.place(), 0,
+                                       entry.slot(), entry.block());
     }
     end(std::move(batch));
   }
@@ -262,7 +275,7 @@ DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale, bool on_hos
 
 ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale scale,
                            Bytes host_bytes, Bytes overhead, Bytes cap, KvFormat kv_format,
-                           Bytes on_host) {
+                           Bytes on_host, bool absorbs) {
   if (shape.max_position_embeddings < kBlockTokens) {
     fail("a model of {} positions, fewer than a block has, is not measured",
          shape.max_position_embeddings);
@@ -280,18 +293,23 @@ ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale sc
   const bool attends = attended >= std::int64_t{kMaxHostSequences} + kHostTails;
   ProfileSizes sizes{.scale = scale, .host = {}, .device = limits_for(shape, scale, attends)};
   sizes.device.kv_format = kv_format;
+  sizes.device.absorption = absorbs;
   while (device_memory(shape, dtype, sizes.device, overhead) > cap &&
          (sizes.scale.blocks > 1 || sizes.scale.rows > kSequences)) {
     sizes.scale.blocks = std::max(1, sizes.scale.blocks / 2);
     sizes.scale.rows = std::max(kSequences, sizes.scale.rows / 2);
     sizes.device = limits_for(shape, sizes.scale, attends);
     sizes.device.kv_format = kv_format;
+    sizes.device.absorption = absorbs;
     sizes.device.logits_rows = std::min(kProfiledLogits, sizes.scale.rows);
   }
   sizes.host = {.act_blocks = static_cast<std::uint32_t>(pool),
                 .kv_blocks = static_cast<std::uint32_t>(attends ? std::max(pool, attended) : pool),
                 .gpu_act_blocks = kHereBlocks};
   sizes.device.host_attention = attends;
+  sizes.absorbing_rows = !absorbs                                   ? 0
+                         : sizes.scale.blocks >= 4 * kSequences ? kSequences
+                                                                : kFewAbsorbingRows;
   // Layers that stay need not be streamed again and again; a few that are streamed tell the price:
   // more than have a buffer, or none would be brought twice.
   constexpr std::int32_t kStreamed = 4;
@@ -332,6 +350,21 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
       tables.add_context(loaded, sizes.scale.blocks);
     }
     add_on_host();
+    return tables.finish(iteration, pool_epoch, 0);
+  }
+  if (work == ProfileWork::context_absorbed) {
+    for (std::int32_t rows = std::min(kSequences, sizes.device.act_slots); rows >= 1; rows /= 2) {
+      tables.add_absorbed(act, rows, rows);
+    }
+    // At least two blocks a row, and no row of more than a context.
+    const std::int32_t rows = sizes.absorbing_rows;
+    for (int step = kSizes; step >= 1; --step) {
+      const std::int32_t n = std::min(size_of_step(sizes.scale.blocks, step),
+                                      rows * context_blocks(sizes.device));
+      if (n >= 2 * rows) {
+        tables.add_absorbed(act, n, rows);
+      }
+    }
     return tables.finish(iteration, pool_epoch, 0);
   }
   if (work == ProfileWork::context_busy) {
@@ -395,6 +428,12 @@ bool measures(ProfileWork work, Line Profile::*line) {
   const auto among = [&](std::initializer_list<Line Profile::*> lines) {
     return std::ranges::find(lines, line) != lines.end();
   };
+  if (among({&Profile::absorb, &Profile::absorb_rows})) {
+    return work == ProfileWork::context_absorbed;
+  }
+  if (work == ProfileWork::context_absorbed) {
+    return false;
+  }
   if (among({&Profile::host_attention, &Profile::host_down, &Profile::host_up})) {
     return work == ProfileWork::context_host || work == ProfileWork::context_host_link;
   }

@@ -9,6 +9,8 @@
 //   context, host       1 to 32 one-row sequences of equal length that host cores attend, and nothing else: T_host
 //                       alone
 //   context, host, link the same behind loads of KV blocks that outlast them: T_host beside a link that is never idle
+//   context, absorbed   one-row sequences that attend ACT blocks as they are, rows of one block each and a few rows
+//                       of many: nothing else of it is measured
 //   context, busy       ACT blocks, of the device and as many from the host as the link brings
 //                       meanwhile, one iteration behind the other: the device never rests
 //   context, few        one or a few one-row sequences and nothing else: what keeps no device busy, so
@@ -48,9 +50,11 @@ enum class ProfileWork : std::uint8_t {
   context_together,
   context_host,       // where host cores attend: they alone,
   context_host_link,  // and beside a link that is never idle
+  context_absorbed,   // where the device attends activations as they are
   context_busy
 };
-// Those that are measured, in this order; where host cores attend, their two come behind them.
+// Those that are measured, in this order; where host cores attend, their two come behind them, and where the device
+// attends activations as they are, that one.
 inline constexpr std::array<ProfileWork, 6> kProfileWork{
     ProfileWork::prompts_kv,    ProfileWork::prompts_act,      ProfileWork::context_few,
     ProfileWork::context_apart, ProfileWork::context_together, ProfileWork::context_busy};
@@ -84,13 +88,16 @@ struct ProfileSizes {
   Allocation host;
   DeviceLimits device;
   BusyWork busy;
+  std::int32_t absorbing_rows = 0;  // that attend many blocks as they are; 0: none is measured
 };
 // `scale`, halved until its buffers fit `cap`; fails as check_fits does if nothing fits, and if no
 // request fills a block. `host_bytes`: for the pool, all layers
 // together. `on_host`: for KV blocks that host cores attend beside the device, instead of the pool's; 0: none do.
+// `absorbs`: the device attends activations as they are.
 ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale scale,
                            Bytes host_bytes, Bytes overhead, Bytes cap,
-                           KvFormat kv_format = KvFormat::plain, Bytes on_host = {});
+                           KvFormat kv_format = KvFormat::plain, Bytes on_host = {},
+                           bool absorbs = false);
 
 // The tables of one iteration. The head's number of rows depends on `round` of `rounds`.
 messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& sizes,
@@ -147,8 +154,9 @@ class ProfileTimes {
 
   WeightLayout layout_;
   DeviceLimits limits_;
-  std::array<Samples, 19> lines_;  // in the order of profile_lines()
+  std::array<Samples, 21> lines_;  // in the order of profile_lines()
   std::vector<double> between_, event_latencies_;
+  double absorbing_rows_ = 0;  // of each time that is known of `absorb`
 };
 
 // The points whose relative distance from the line through all others exceeds five times the others'

@@ -20,6 +20,7 @@ std::string headline(const LoggedIteration& iteration) {
   std::uint64_t sequences = 0, rows = 0, prompts = 0, context = 0, runs = 0;
   std::uint64_t blocks[2] = {0, 0};  // KV, ACT
   std::uint64_t in_place = 0;        // KV, that host cores attend
+  std::uint64_t absorbed = 0;        // ACT, that rows attend as they are
   for (const auto& batch : iteration.tables.mini_batches) {
     sequences += batch->sequences.size();
     rows += batch->tokens.size();
@@ -30,6 +31,7 @@ std::string headline(const LoggedIteration& iteration) {
     }
     for (const messages::AttentionEntry& entry : batch->entries) {
       in_place += entry.where() == messages::Where::HostInPlace ? 1 : 0;
+      absorbed += entry.where() == messages::Where::Activation ? 1 : 0;
     }
     for (const messages::BlockRun& run : batch->loads) {
       blocks[run.kind() == messages::Kind::Kv ? 0 : 1] += run.count();
@@ -37,15 +39,15 @@ std::string headline(const LoggedIteration& iteration) {
   }
   return fmt::format(
       "iteration {} at {:.3f} s{}: {}, {}, {} ({} of prompts), {} of context; {} KV and {} to load "
-      "in {}{}\n",
+      "in {}{}{}\n",
       iteration.tables.iteration, iteration.sent,
       iteration.done ? fmt::format(", {:.2f} ms", (*iteration.done - iteration.sent) * 1e3)
                      : std::string(", not finished"),
       counted(iteration.tables.mini_batches.size(), "mini-batch"), counted(sequences, "sequence"),
       counted(rows, "row"), prompts, counted(context, "token"), blocks[0],
       counted(blocks[1], "ACT block"), counted(runs, "run"),
-      in_place > 0 ? fmt::format(", {} that host cores attend", counted(in_place, "KV block"))
-                   : "");
+      in_place > 0 ? fmt::format(", {} that host cores attend", counted(in_place, "KV block")) : "",
+      absorbed > 0 ? fmt::format(", {} attended as they are", counted(absorbed, "ACT block")) : "");
 }
 
 std::string layer_text(const LoggedLayer& layer, const LogFacts& facts) {

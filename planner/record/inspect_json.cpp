@@ -56,6 +56,8 @@ Json of(const messages::MiniBatchT& batch) {
           {"regenerate", std::move(regenerate)},
           {"on_host",
            !batch.entries.empty() && batch.entries[0].where() == messages::Where::HostInPlace},
+          {"absorbed", std::ranges::count(batch.entries, messages::Where::Activation,
+                                          &messages::AttentionEntry::where)},
           {"stores", batch.stores.size()},
           {"samples", batch.samples.size()},
           {"masked", std::ranges::count_if(batch.samples,
@@ -186,6 +188,7 @@ std::string configure_json(const messages::ConfigureT& configure, double time) {
                   {"max_context", configure.max_context},
                   {"kv_cache_dtype", name_of(static_cast<KvFormat>(configure.kv_format))},
                   {"host_attention", configure.host_attention},
+                  {"absorption", configure.absorption},
                   {"trace", configure.trace}};
   return json.dump() + "\n";
 }

@@ -40,6 +40,10 @@ bool is_in_place(const messages::AttentionEntry& entry) {
   return entry.where() == messages::Where::HostInPlace;
 }
 
+bool is_absorbed(const messages::AttentionEntry& entry) {
+  return entry.where() == messages::Where::Activation;
+}
+
 std::vector<std::string> wrong_on_host(const messages::MiniBatchT& batch) {
   std::vector<std::string> wrong;
   const std::int64_t count = std::ranges::count_if(batch.entries, is_in_place);
@@ -60,6 +64,22 @@ std::vector<std::string> wrong_on_host(const messages::MiniBatchT& batch) {
     }
     if (is_in_place(entry) && !taken.insert(name_of(entry)).second) {
       wrong.push_back(fmt::format("two entries are {}", to_text(name_of(entry))));
+    }
+  }
+  return wrong;
+}
+
+std::vector<std::string> wrong_absorbed(const messages::MiniBatchT& batch, bool configured) {
+  std::vector<std::string> wrong;
+  if (!configured && std::ranges::any_of(batch.entries, is_absorbed)) {
+    wrong.emplace_back("it attends activations as they are, which is not configured");
+  }
+  for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
+    const messages::Sequence& sequence = batch.sequences[i];
+    if (sequence.new_tokens() > 1 && std::ranges::any_of(entries_of(batch, sequence), is_absorbed)) {
+      wrong.push_back(fmt::format("sequence {} (request {}): {} new rows attend activations, which "
+                                  "only one does",
+                                  i, sequence.request(), sequence.new_tokens()));
     }
   }
   return wrong;
@@ -91,6 +111,9 @@ void MiniBatchCheck::run() {
     if (!log_.configure_->host_attention) {
       violation("host cores attend it, which is not configured");
     }
+  }
+  for (const std::string& wrong : wrong_absorbed(batch_, log_.configure_->absorption)) {
+    violation(wrong);
   }
   claim_slots();
   load();

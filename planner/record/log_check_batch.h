@@ -31,7 +31,10 @@ bool is_kept(const messages::AttentionEntry& entry);
 // What is wrong with a mini-batch some of which host cores attend: they attend all of it or nothing, from blocks
 // of the host, and nothing is loaded for them.
 std::vector<std::string> wrong_on_host(const messages::MiniBatchT& batch);
+// … or some of which read activations as they are: only single new rows do, and only where that is configured.
+std::vector<std::string> wrong_absorbed(const messages::MiniBatchT& batch, bool configured);
 bool is_in_place(const messages::AttentionEntry& entry);
+bool is_absorbed(const messages::AttentionEntry& entry);  // read straight from activations
 // The sequence's entries that exist in the table.
 std::span<const messages::AttentionEntry> entries_of(const messages::MiniBatchT& batch,
                                                      const messages::Sequence& sequence);

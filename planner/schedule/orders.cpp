@@ -32,8 +32,8 @@ std::uint32_t count_of(const std::vector<Record>& records) {
 class MiniBatchBuilder {
  public:
   MiniBatchBuilder(std::uint32_t id, std::span<const PackItem> items, const MiniBatchItems& batch,
-                   OrderTables::Loaded& loaded, std::int32_t window)
-      : loaded_(loaded), window_(window) {
+                   OrderTables::Loaded& loaded, std::int32_t window, bool absorption)
+      : loaded_(loaded), window_(window), absorption_(absorption) {
     tables_ = std::make_unique<messages::MiniBatchT>();
     tables_->id = id;
     std::int64_t entries = 0, rows = 0, sequences = 0;
@@ -76,6 +76,7 @@ class MiniBatchBuilder {
         tables_->regenerate.emplace_back(first, end - first);
       }
     }
+    add_acts(loaded_.absorbed, all);
     std::uint32_t slot = 0;
     for (ByPool* loaded : {&loaded_.seen, &loaded_.unseen}) {
       slot = add_loads((*loaded)[pool_index(BlockKind::kv, Place::host)], slot);
@@ -99,6 +100,11 @@ class MiniBatchBuilder {
     return first_row;
   }
 
+  // A single row behind the prompt: the schedule alone says so, never what a machine has done by then.
+  static bool is_of_answer(const ScheduledChunk& chunk) {
+    return chunk.new_tokens == 1 && chunk.context >= chunk.request->prompt_size();
+  }
+
   void add_entries(const ScheduledChunk& chunk) {
     const auto& blocks = chunk.request->context.blocks();
     const std::int32_t loaded = blocks_for(chunk.context);
@@ -111,13 +117,18 @@ class MiniBatchBuilder {
       }
       return;
     }
+    const bool absorbs = absorption_ && is_of_answer(chunk);
     for (std::int32_t i = 0; i < chunk.blocks(); ++i) {
       const BlockRef& block = blocks[static_cast<std::size_t>(i)];
+      const bool absorbed = absorbs && block.kind == BlockKind::act;
       std::uint32_t slot = 0;  // of a loaded block: once all are known
       if (block.place == Place::dropped) {  // it has none
         check(i < unseen, "a block that was dropped is not seen");
       } else if (i < loaded && block.place != Place::nowhere) {
-        (i < unseen ? loaded_.unseen : loaded_.seen)[pool_index(block.kind, block.place)].add(
+        ByPool& loaded_to = absorbed     ? loaded_.absorbed
+                            : i < unseen ? loaded_.unseen
+                                         : loaded_.seen;
+        loaded_to[pool_index(block.kind, block.place)].add(
             block.number, count_of(tables_->entries),
             std::min(chunk.context - i * kBlockTokens, kBlockTokens));
       } else {
@@ -126,7 +137,9 @@ class MiniBatchBuilder {
                    : next_new_slot_[index(block.kind)]++;
       }
       tables_->entries.emplace_back(
-          block.kind == BlockKind::kv ? messages::Where::LoadedKv : messages::Where::RegeneratedKv,
+          block.kind == BlockKind::kv ? messages::Where::LoadedKv
+          : absorbed                  ? messages::Where::Activation
+                                      : messages::Where::RegeneratedKv,
           wire(block.kind), wire(block.place), 0, slot, block.number.n);
     }
   }
@@ -227,6 +240,7 @@ class MiniBatchBuilder {
 
   OrderTables::Loaded& loaded_;
   const std::int32_t window_;
+  const bool absorption_;
   std::unique_ptr<messages::MiniBatchT> tables_;
   std::array<std::uint32_t, 2> next_new_slot_{};  // behind all loaded blocks of the mini-batch
   std::uint32_t next_slot_here_ = 0;              // of KV blocks of the device, behind all others
@@ -256,9 +270,12 @@ void OrderTables::LoadedBlocks::take_all(const Take& take) {
   words_.clear();
 }
 
-OrderTables::OrderTables(const Allocation& host, const LayerWindows& windows)
-    : loaded_{.seen = pools_of(host), .unseen = pools_of(windows.empty() ? Allocation() : host)},
-      window_(window_of(windows)) {}
+OrderTables::OrderTables(const Allocation& host, const LayerWindows& windows, bool absorption)
+    : loaded_{.seen = pools_of(host),
+              .unseen = pools_of(windows.empty() ? Allocation() : host),
+              .absorbed = pools_of(absorption ? host : Allocation())},
+      window_(window_of(windows)),
+      absorption_(absorption) {}
 
 std::array<OrderTables::LoadedBlocks, kPools> OrderTables::pools_of(const Allocation& host) {
   return {LoadedBlocks(host.kv_blocks), LoadedBlocks(host.act_blocks),
@@ -306,7 +323,7 @@ messages::IterationT OrderTables::build(std::uint64_t iteration, std::uint64_t p
   tables.pool_epoch = pool_epoch;
   for (const MiniBatchItems& batch : batches) {
     MiniBatchBuilder builder(unsigned_of(static_cast<std::int64_t>(tables.mini_batches.size())),
-                             items, batch, loaded_, window_);
+                             items, batch, loaded_, window_, absorption_);
     for (const std::int32_t i : batch) {
       builder.add(chunks[static_cast<std::size_t>(i)]);
     }

@@ -7,7 +7,8 @@
 // into the slot of their position, and stores them to that slot's block. KV blocks of the device have slots
 // behind all others, with no memory of the buffer's: attention reads them where they lie. Loaded blocks have the lowest
 // slots, in the order of their numbers and not of their requests: so neighbours in the pool are
-// neighbours in the buffer and need one copy, and the regenerated blocks are one range. Where some layers
+// neighbours in the buffer and need one copy, and the regenerated blocks are one range; those that rows attend as they
+// are come behind it. Where some layers
 // have a window, the blocks that it leaves unseen come behind the seen ones, in runs and a range of
 // their own, so that these layers can leave them out (common/windows/unseen_blocks.h). A block of place
 // Nowhere has a slot of the KV buffer too; the rows that compute it again form a sequence of their own,
@@ -34,7 +35,9 @@ std::vector<PackItem> pack_items(std::span<const ScheduledChunk> chunks);
 // holds scratch memory, one entry for each block of the pool. One thread.
 class OrderTables {
  public:
-  explicit OrderTables(const Allocation& host, const LayerWindows& windows = {});
+  // `absorption`: rows behind the prompt attend ACT blocks as they are (Where::Activation).
+  explicit OrderTables(const Allocation& host, const LayerWindows& windows = {},
+                       bool absorption = false);
 
   // `batches` are indices into `parts`, each in exactly one.
   messages::IterationT build(std::uint64_t iteration, std::uint64_t pool_epoch,
@@ -66,12 +69,13 @@ class OrderTables {
 
   static std::array<LoadedBlocks, kPools> pools_of(const Allocation& host);
 
-  // By pool_index: seen by all layers, and unseen by those with a window.
+  // By pool_index: seen by all layers, and unseen by those with a window; and ACT blocks that are not regenerated.
   struct Loaded {
-    std::array<LoadedBlocks, kPools> seen, unseen;
+    std::array<LoadedBlocks, kPools> seen, unseen, absorbed;
   };
   Loaded loaded_;
   const std::int32_t window_;
+  const bool absorption_;
 };
 
 }  // namespace poise

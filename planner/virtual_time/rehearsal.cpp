@@ -80,7 +80,7 @@ Rehearsed rehearse_at(double answered, bool prefill, const Profile& profile, con
   const std::int64_t wanted = std::int64_t{count} * blocks_for(longest);
   spare += static_cast<std::uint32_t>(
       std::max<std::int64_t>(wanted - host.all_act_blocks() - host.all_kv_blocks(), 0));
-  OrderTables tables(host, rehearsal.windows);
+  OrderTables tables(host, rehearsal.windows, rehearsal.device.absorption);
   const PackingRule packing{.policy = policy, .host = host, .limits = rehearsal.pack};
   const auto tables_of = [&](std::span<const ScheduledChunk> chunks) {
     return plan_iteration(packing, chunks, tables, {});
@@ -153,7 +153,7 @@ std::optional<Seconds> rehearse_job(const Profile& profile, const Policy& policy
   for (const Request& request : requests) {
     scheduler.add(request);
   }
-  OrderTables tables(rehearsal.host, rehearsal.windows);
+  OrderTables tables(rehearsal.host, rehearsal.windows, rehearsal.device.absorption);
   const PackingRule packing{.policy = policy, .host = rehearsal.host, .limits = rehearsal.pack};
   VirtualExecutor executor(profile, layout, rehearsal.device, rehearsal.windows);
   Seconds time{};

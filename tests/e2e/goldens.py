@@ -16,6 +16,9 @@ WAYS = (
     ("--policy", "hybrid", "--act-share", "0.5", "--max-num-seqs", "3"),
 )
 
+# Of models whose keys are linear in what their ACT blocks hold.
+ABSORBING = tuple((*options, "--absorption", "on") for options in WAYS[1:])
+
 
 def golden_requests(cases):
     for number, case in enumerate(cases):
@@ -57,6 +60,12 @@ def equals_huggingface(model):
             workspace.run(requests, output, *words, model=model).expect(0)
             check_against(golden, read_results(output))
             expect_equal(comparable(output), comparable(workspace / "0.out"), " ".join(options))
+        absorbs = json.loads((model / "config.json").read_text())["model_type"] in ("opt", "gpt2") and not model.name.startswith("packed")
+        for number, options in enumerate(ABSORBING if absorbs else ()):
+            output = workspace / f"{number}.absorbed"
+            workspace.run(requests, output, "--skip-tokenizer-init", *golden.get("options", ()), *options, model=model).expect(0)
+            check_against(golden, read_results(output))
+            expect(comparable(output) != comparable(workspace / "0.out"), "nothing was absorbed")
 
     run.__name__ = f"{model.name}_equals_huggingface"
     run.__module__ = "__main__"

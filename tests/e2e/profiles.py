@@ -6,6 +6,7 @@ import shutil
 import statistics
 import time
 import xml.etree.ElementTree as xml
+from pathlib import Path
 
 import harness
 from harness import DEMO, DEMO_MODEL, ROOT, expect, expect_equal, request, test
@@ -14,7 +15,7 @@ from supervisor.measure.record import read_record
 LINK, COMPUTE, HOST = 0.1, 3.0, 0.08  # GB/s, GFLOP/s, GB/s of host cores
 SLOW = ("--link-gbps", 0.08, "--compute-gflops", 3.0)  # so slow that threads' waking is small beside it
 SET = ("--device", "cpu", "--threads", "1", "--link-gbps", LINK, "--compute-gflops", COMPUTE, "--host-gbps", HOST)
-HIDDEN, WIDTH, BLOCK = 128, 2, 16  # the demo model's, float16
+HIDDEN, HEADS, WIDTH, BLOCK = 128, 4, 2, 16  # the demo model's, float16
 
 
 def measured(workspace, *options):
@@ -52,6 +53,8 @@ def the_speeds_are_found(workspace):
     near(profile["forward"]["b"], 2 * weights / (COMPUTE * 1e9), 0.05, "seconds a row in a layer")
     near(profile["load_w"]["b"], weights * WIDTH / (LINK * 1e9), 0.06, "seconds a layer's weights")
     near(profile["host_attention"]["b"], 2 * act * LINK / HOST, 0.05, "seconds that host cores attend a KV block")
+    # Each position is multiplied twice with a row of the hidden size for each head.
+    near(profile["absorb"]["b"], BLOCK * 4 * HEADS * HIDDEN / (COMPUTE * 1e9), 0.1, "seconds to attend an ACT block as it is")
     expect(profile["host_attention"]["alone"]["points"], "host cores were measured alone, too")
     for name in ("load_act", "load_kv", "kv_gen", "forward", "host_attention"):
         points = profile[name]["points"]
@@ -70,11 +73,12 @@ def a_run_takes_as_long_as_was_planned_and_predicted(workspace):
         "in.jsonl", [request(i, prompt, max_tokens=6, ignore_eos=True) for i in range(10)]
     )
     profile = measured(workspace, *SLOW)
-    for policy in ("kv-only", "act-only"):
-        words = ("--model", DEMO_MODEL, "-i", requests, *SET, *SLOW, "--policy", policy, "--gpu-memory", "6MiB")
+    for policy, *more in (("kv-only",), ("act-only",), ("act-only", "--absorption", "on")):
+        words = ("--model", DEMO_MODEL, "-i", requests, *SET, *SLOW, "--policy", policy, *more, "--gpu-memory", "6MiB")
         planned = json.loads(workspace.poise("plan", *words, "--json").expect(0).out)
-        directory = workspace / f"{policy}.jsonl.poise"
-        workspace.poise("run", *words, "-o", workspace / f"{policy}.jsonl", "--trace").expect(0, "were predicted")
+        output = workspace / f"{policy}{''.join(more)}.jsonl"
+        directory = Path(f"{output}.poise")
+        workspace.poise("run", *words, "-o", output, "--trace").expect(0, "were predicted")
         status = json.loads((directory / "status.json").read_text())
         whole, decoding = by_the_device(directory / "orders.log", profile["between"])
         near(planned["seconds"], whole, 0.1, f"{policy}: the whole run")

@@ -117,6 +117,7 @@ TEST(PlannerOptions, WhatIsWrongIsNamed) {
       {{"--mini-batch-tokens", "15"}, "--mini-batch-tokens 15"},
       {{"--prefill-tokens", "1.5"}, "--prefill-tokens 1.5"},
       {{"--kv-cache-dtype", "fp8"}, "one of auto, int8 and int4"},
+      {{"--absorption", "auto"}, "one of off and on"},
       {{"--gpu-memory", "0"}, "--gpu-memory 0"},
       {{"--host-memory", "18446744073709551615"}, "--host-memory"},
       {{"--seed", "18446744073709551616"}, "--seed"},

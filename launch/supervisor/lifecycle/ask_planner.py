@@ -12,7 +12,7 @@ from .children import own_sentence
 # What the planner may refuse whatever the run's device and requests.
 DECIDING = (
     *("policy", "act_share", "recompute_share", "machine", "profile", "min_num_seqs"),
-    *("schedule", "resident_layers", "percent", "gpu_blocks", "host_attention"),
+    *("schedule", "resident_layers", "percent", "gpu_blocks", "host_attention", "absorption"),
 )
 
 

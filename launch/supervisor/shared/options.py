@@ -10,7 +10,7 @@ from .trouble import RUN_ENDS, Refusal, shown, tell
 
 _OF_THE_PLANNER = (
     *("policy", "act_share", "recompute_share", "machine", "profile"),
-    *("schedule", "resident_layers", "percent", "gpu_blocks", "host_attention"),
+    *("schedule", "resident_layers", "percent", "gpu_blocks", "host_attention", "absorption"),
     *("max_num_seqs", "min_num_seqs", "mini_batch_tokens", "prefill_tokens", "kv_cache_dtype"),
     *("max_model_len", "served_model_name", "gpu_memory", "host_memory"),
 )
@@ -134,6 +134,7 @@ def add_planning(to):
     to.add_argument(
         "--host-attention", choices=("auto", "off"), help="auto (default): host cores attend where the policy says so, as host-kv does; off: never"
     )
+    to.add_argument("--absorption", choices=("off", "on"), help="on: rows of answers attend activations as they are (CPU device); off (default): never")
     to.add_argument("--machine", metavar="NAME|FILE", help="whose costs optimal, hybrid and kvpr decide by: h200-pcie5, rtx4090-pcie4, …, or a file (launch/README.md)")
     to.add_argument("--profile", metavar="FILE", help="costs measured by `poise profile` (default: those it kept)")
     to.add_argument("--max-num-seqs", type=quantities.count, metavar="N", help="at most N requests at a time")

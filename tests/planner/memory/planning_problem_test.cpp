@@ -3,6 +3,7 @@
 
 #include "planner/memory/planning_problem.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "common/weight_layout.h"
@@ -38,6 +39,24 @@ PlanningProblem with_pool_of(const char* policy, PlanningProblem problem) {
                         .act_blocks = host.act_blocks,
                         .kv_blocks = host.kv_blocks};
   return problem;
+}
+
+TEST(Absorption, IsRefusedWithASentenceWhereTheModelOrTheDeviceDoesNotDoIt) {
+  PlanningProblem problem = small_problem(kMiB * 64);
+  problem.batch.absorption = true;
+  const auto refusal = [&] {
+    return complaint([&] { solve(*make_policy("act-only", {}), problem); });
+  };
+  EXPECT_THAT(refusal(), testing::HasSubstr("only the CPU device attends activations"));
+  problem.device.absorbs = true;
+  EXPECT_TRUE(solve(*make_policy("act-only", {}), problem).device.absorption);
+  problem.batch.kv_format = KvFormat::int8;
+  EXPECT_THAT(refusal(), testing::HasSubstr("kept as codes (--kv-cache-dtype)"));
+  problem.batch.kv_format = KvFormat::plain;
+  problem.shape.rotary.kind = RotaryKind::plain;
+  EXPECT_THAT(refusal(), testing::HasSubstr("its keys are rotated by their position"));
+  problem.batch.absorption = false;
+  EXPECT_FALSE(solve(*make_policy("act-only", {}), problem).device.absorption);
 }
 
 TEST(APoolThatStands, IsSplitAnewAndHasBuffersForBothSplitsMeanwhile) {

@@ -25,6 +25,8 @@ const char* letter_of(ProfileWork work) {
       return "c";
     case ProfileWork::context_host_link:
       return "l";
+    case ProfileWork::context_absorbed:
+      return "s";
     case ProfileWork::context_busy:
       return "b";
   }
@@ -57,6 +59,12 @@ TEST(ProfileSequence, HostCoresAreMeasuredAloneAndBesideTheLinkWhereTheyAttend) 
   ProfileSequence order;
   order.begin(2, false, true);
   EXPECT_EQ(taken(order), "h0k0a0f0p0t0c0l0k1a1f1p1t1c1l1");
+}
+
+TEST(ProfileSequence, ActivationsThatAreAttendedAreMeasuredWhereTheDeviceDoesThat) {
+  ProfileSequence order;
+  order.begin(2, false, true, true);
+  EXPECT_EQ(taken(order), "h0k0a0f0p0t0c0l0s0k1a1f1p1t1c1l1s1");
 }
 
 TEST(ProfileSequence, OfADeviceThatHeatsPromptsAreMeasuredBehindBusyWorksAndOnlyFillBlocksBefore) {

@@ -312,8 +312,12 @@ struct Exact {
       for (const auto& sequence : batch.sequences) {
         pairs += prefill_pairs(sequence);
       }
+      const auto entries = double(batch.entries.size());
+      const bool absorbed = batch.entries[0].where() == messages::Where::Activation;
       add(SpanKind::Attention, 1, id,
-          pairs > 0 ? costs.prefill(pairs) : costs.attention(double(batch.entries.size())));
+          pairs > 0  ? costs.prefill(pairs)
+          : absorbed ? costs.absorb_of(entries, double(batch.tokens.size()))
+                     : costs.attention(entries));
       rows += double(batch.tokens.size());
       const bool ends =
           i + 1 == tables.mini_batches.size() ||
@@ -373,6 +377,38 @@ TEST(ProfileTimes, GiveTheLinesBackThatTheyCameFrom) {
   for (const MeasuredLine& line : found.measured) {
     EXPECT_GE(line.points.size(), 6u) << line.name;
   }
+}
+
+// Rows of one block give the one line; the other is what their own part leaves of the times of many blocks.
+TEST(ProfileTimes, OfActivationsThatAreAttendedAreOfRowsAndOfBlocks) {
+  const ModelShape shape = opt_shape("opt-6.7b");
+  for (const ProfileScale scale : {kFirstProfileScale, ProfileScale{56, 136}, kLargestProfileScale}) {
+    const ProfileSizes sizes = profile_sizes(shape, DType::float16, scale, kGiB * 2, kGiB, kGiB * 24,
+                                             KvFormat::plain, Bytes{0}, true);
+    ASSERT_TRUE(sizes.device.absorption);
+    const Exact machine = some_machine();
+    ProfileTimes times(weight_layout(shape, DType::float16), sizes.device);
+    const auto tables =
+        profile_iteration(ProfileWork::context_absorbed, sizes, shape, 1, 1, 0, 3);
+    for (const auto& batch : tables.mini_batches) {
+      EXPECT_TRUE(batch->regenerate.empty());
+      EXPECT_LE(std::ssize(batch->entries), sizes.device.act_slots);
+      EXPECT_LE(std::ssize(batch->sequences), sizes.device.max_sequences);
+    }
+    times.add(ProfileWork::context_absorbed, tables, machine.spans(tables, sizes.device));
+    Profile found;
+    times.fit(found);
+    EXPECT_EQ(found.measured.size(), 2u) << "nothing else is disturbed by it";
+    for (const auto line : {&Profile::absorb_rows, &Profile::absorb}) {
+      EXPECT_NEAR((found.*line).b, (machine.costs.*line).b, 1e-2 * (machine.costs.*line).b);
+      EXPECT_EQ(measures(ProfileWork::context_absorbed, line), true);
+      EXPECT_EQ(measures(ProfileWork::context_apart, line), false);
+    }
+    const double rows = sizes.absorbing_rows, blocks = 2 * rows;
+    EXPECT_NEAR(found.absorb_of(blocks, rows).n, machine.costs.absorb_of(blocks, rows).n,
+                1e-2 * machine.costs.absorb_of(blocks, rows).n);
+  }
+  EXPECT_EQ(sizes_of("opt-6.7b").absorbing_rows, 0);
 }
 
 TEST(ProfileTimes, ThatLieFarOffAreForgottenAndMeasuredAgain) {

@@ -41,8 +41,11 @@ ModelShape shape() {
 class Recorded {
  public:
   explicit Recorded(const char* policy_name = "hybrid", std::uint64_t pool = 1,
-                    std::uint32_t seed = 1, std::int32_t window = 0)
-      : layout_(weight_layout(shape(), DType::float16)), random_(seed), window_(window) {
+                    std::uint32_t seed = 1, std::int32_t window = 0, bool absorption = false)
+      : layout_(weight_layout(shape(), DType::float16)),
+        random_(seed),
+        window_(window),
+        absorption_(absorption) {
     Allocation blocks = kHost;
     blocks.host_share = std::string_view(policy_name) == "host-kv" ? 0.7 : 0;
     for (std::uint32_t id = 1; id <= 12; ++id) {
@@ -64,7 +67,7 @@ class Recorded {
     for (const Request& request : requests_) {
       scheduler.add(request);
     }
-    OrderTables tables(kHost, window > 0 ? LayerWindows{window} : LayerWindows());
+    OrderTables tables(kHost, window > 0 ? LayerWindows{window} : LayerWindows(), absorption);
     WeightStream weights(layout_, {.resident_layers = 1});
     const PackLimits limits{
         .act_slots = 24, .kv_slots = 24, .tokens = 160, .rows = 40, .sequences = 4};
@@ -175,6 +178,7 @@ class Recorded {
     configure.max_context = 128;
     configure.gpu_act_blocks = kHost.gpu_act_blocks;
     configure.host_attention = true;
+    configure.absorption = absorption_;
     add(std::move(configure));
     messages::ReadyT ready;
     ready.credits = 2;
@@ -203,6 +207,7 @@ class Recorded {
   WeightLayout layout_;
   std::mt19937 random_;
   std::int32_t window_;
+  const bool absorption_;
   std::vector<Request> requests_;
 };
 
@@ -321,6 +326,57 @@ TEST(LogCheck, HostCoresThatWouldReadOrWriteElsewhereAreCaught) {
                                          batch.entries[0].block(), 0);
               }),
               HasSubstr("it loads or regenerates"));
+}
+
+messages::AttentionEntry& absorbed_entry(messages::MiniBatchT& batch) {
+  return *std::ranges::find(batch.entries, messages::Where::Activation,
+                            &messages::AttentionEntry::where);
+}
+bool absorbs(const messages::MiniBatchT& batch) {
+  return std::ranges::count(batch.entries, messages::Where::Activation,
+                            &messages::AttentionEntry::where) > 1;
+}
+
+// What stands in the ACT buffer is followed as what is made of it is.
+TEST(LogCheck, RowsThatAttendOtherActivationsThanTheirsAreCaught) {
+  EXPECT_EQ(Recorded("hybrid", 1, 1, 0, true).check().violations, 0u);
+  const auto absorbing_complaint = [](const std::function<void(Recorded&, messages::MiniBatchT&)>& change) {
+    Recorded recorded("hybrid", 1, 1, 0, true);
+    change(recorded, recorded.batch(5, absorbs));
+    const LogCheckReport report = recorded.check();
+    EXPECT_GT(report.violations, 0u);
+    return report.first.empty() ? "" : report.first.front();
+  };
+  EXPECT_THAT(absorbing_complaint([](Recorded&, messages::MiniBatchT& batch) {
+                std::erase_if(batch.loads, [](const messages::BlockRun& run) {
+                  return run.kind() == messages::Kind::Act;
+                });
+              }),
+              testing::AnyOf(HasSubstr("never written"), HasSubstr("nothing is loaded to")));
+  EXPECT_THAT(absorbing_complaint([](Recorded&, messages::MiniBatchT& batch) {
+                messages::AttentionEntry& one = absorbed_entry(batch);
+                one = {one.where(), messages::Kind::Kv, one.place(), 0, one.slot(), one.block()};
+              }),
+              HasSubstr("cannot be read as Activation"));
+  EXPECT_THAT(absorbing_complaint([](Recorded& recorded, messages::MiniBatchT&) {
+                for (const auto& message : recorded.log) {
+                  if (auto* configure = message->body.AsConfigure()) {
+                    configure->absorption = false;
+                  }
+                }
+              }),
+              HasSubstr("which is not configured"));
+  EXPECT_THAT(absorbing_complaint([](Recorded& recorded, messages::MiniBatchT&) {
+                auto& prompt = recorded.batch(1, [](const messages::MiniBatchT& batch) {
+                  return std::ranges::find(batch.entries, messages::Where::RegeneratedKv,
+                                           &messages::AttentionEntry::where) != batch.entries.end();
+                });
+                auto& one = *std::ranges::find(prompt.entries, messages::Where::RegeneratedKv,
+                                               &messages::AttentionEntry::where);
+                one = {messages::Where::Activation, one.kind(), one.place(), 0,
+                       one.slot(), one.block()};
+              }),
+              HasSubstr("new rows attend activations"));
 }
 
 // They may begin before the device has stored anything of the layer.

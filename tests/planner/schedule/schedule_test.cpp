@@ -75,6 +75,7 @@ struct Setting {
   Allocation host;
   ScheduleLimits schedule{.max_num_seqs = 16, .prefill_rows = 64, .sequence_rows = 32};
   PackLimits pack{.act_slots = 64, .kv_slots = 64, .tokens = 512, .rows = 48, .sequences = 8};
+  bool absorption = false;  // rows of answers attend activations as they are
   // Called between two iterations; may put another scheduler and policy in place.
   std::function<void(std::unique_ptr<Policy>&, std::unique_ptr<Scheduler>&, Allocation& wished,
                      const std::set<std::uint32_t>& finished)>
@@ -88,7 +89,8 @@ struct Setting {
 struct Outcomes {
   std::map<std::uint32_t, std::vector<TokenId>> answers;
   std::map<std::uint32_t, std::vector<TokenId>> echoed;  // targets, by position
-  std::int64_t iterations = 0, preemptions = 0, most_running = 0, last_said = 0, host_rows = 0, dropped = 0;
+  std::int64_t iterations = 0, preemptions = 0, most_running = 0, last_said = 0, host_rows = 0, dropped = 0,
+               absorbed_rows = 0;
 };
 
 // Blocks of one size: the border between the kinds may be anywhere.
@@ -105,12 +107,13 @@ Outcomes run(const std::vector<Request>& requests, const Setting& setting) {
   Allocation wished = setting.host;
   const Allocation most = setting.disturb ? most_of_each(setting.host) : setting.host;
   const std::int32_t window = setting.schedule.kept.window;
-  OrderTables order_tables(most, window > 0 ? LayerWindows{window} : LayerWindows());
+  OrderTables order_tables(most, window > 0 ? LayerWindows{window} : LayerWindows(),
+                           setting.absorption);
   SymbolicExecutor executor(most, setting.pack,
                             setting.schedule.prefill_rows +
                                 (setting.disturb ? kMostAfterHandOver : setting.schedule.max_num_seqs) *
                                     setting.schedule.sequence_rows,
-                            window);
+                            window, setting.absorption);
   std::map<std::uint32_t, const Request*> by_id;
   for (const Request& r : requests) {
     held->add(r);
@@ -198,6 +201,7 @@ Outcomes run(const std::vector<Request>& requests, const Setting& setting) {
   all.preemptions = held->preemptions();
   all.host_rows = executor.host_rows();
   all.dropped = executor.dropped();
+  all.absorbed_rows = executor.absorbed_rows();
   return all;
 }
 
@@ -229,6 +233,7 @@ std::int32_t largest(const std::vector<Request>& requests) {
 
 TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
   std::int64_t preemptions = 0, hybrids = 0, recomputed = 0, host_rows = 0, dropped = 0;
+  std::int64_t absorbed_rows = 0;
   for (std::uint32_t seed = 1; seed <= 160; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
@@ -293,14 +298,18 @@ TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
                     .tokens = 16 + one_of(600),
                     .rows = setting.schedule.sequence_rows + one_of(60),
                     .sequences = 2 + one_of(10)};
+    setting.absorption = kept.window == 0 && seed % 4 < 2;
     const Outcomes outcomes = run(requests, setting);
     expect_undisturbed(requests, outcomes, kept.window);
+    absorbed_rows += outcomes.absorbed_rows;
+    EXPECT_TRUE(setting.absorption || outcomes.absorbed_rows == 0);
     dropped += outcomes.dropped;
     preemptions += outcomes.preemptions;
     host_rows += outcomes.host_rows;
     EXPECT_TRUE(setting.host.host_share > 0 || outcomes.host_rows == 0);
   }
   EXPECT_GT(host_rows, 2000);
+  EXPECT_GT(absorbed_rows, 10'000);
   EXPECT_GT(dropped, 2000);
   // The cases above are worth nothing if they never come to the hard part.
   EXPECT_GT(preemptions, 50);

@@ -82,6 +82,35 @@ TEST(VirtualExecutor, MakesKeysAndValuesAgainWhileKvBlocksCross) {
   EXPECT_DOUBLE_EQ(of_kind(spans, VirtualSpan::Kind::attention, 0).at(0).begin.n, 12);
 }
 
+// Four ACT blocks and the new row's, beside eight KV blocks.
+TEST(VirtualExecutor, AbsorbsActivationsInsteadOfMakingKeysOfThem) {
+  messages::IterationT tables = decoding(1, 4, 8);
+  messages::MiniBatchT& batch = *tables.mini_batches[0];
+  batch.regenerate.clear();
+  for (std::uint32_t block = 0; block < 13; ++block) {
+    const bool kv = block < 8;
+    batch.entries.emplace_back(kv ? messages::Where::LoadedKv : messages::Where::Activation,
+                               kv ? messages::Kind::Kv : messages::Kind::Act, messages::Place::Host,
+                               0, kv ? block : block - 8, block);
+  }
+  Profile profile = seconds_a_block();
+  profile.absorb_rows.b = 3;
+  profile.absorb.b = 0.5;
+  VirtualExecutor executor(
+      profile, small_layout(),
+      {.resident_layers = kDecoderLayers, .max_mini_batch_rows = 64, .absorption = true});
+  std::vector<VirtualSpan> spans;
+  executor.trace(&spans);
+  executor.run(tables, true);
+  EXPECT_TRUE(of_kind(spans, VirtualSpan::Kind::kv_gen, 0).empty());
+  const VirtualSpan attended = of_kind(spans, VirtualSpan::Kind::attention, 0).at(0);
+  EXPECT_DOUBLE_EQ(attended.begin.n, 12);
+  EXPECT_NEAR(attended.end.n - attended.begin.n, 8 * 0.01 + 3 + 4 * 0.5, 1e-9)
+      << "five absorbed blocks, the first with the row";
+  profile.absorb = profile.absorb_rows = {};
+  EXPECT_NEAR(profile.absorb_of(5, 1).n, 5 * (0.25 + 0.01), 1e-9) << "as if keys were made";
+}
+
 // The buffer of rows that become codes holds 16: a block is made at a time.
 TEST(VirtualExecutor, MakesCodesInAsManyPartsAsABufferOfRowsHolds) {
   Profile profile = seconds_a_block();
