@@ -44,6 +44,7 @@ void print_bytes(const std::string& name, double seconds, double bytes, double c
 void bench_gemm(cpu::Workers& workers, const Ceilings& ceilings);
 void bench_attention(cpu::Workers& workers, const Ceilings& ceilings);
 void bench_host_attention(cpu::Workers& workers, const Ceilings& ceilings);
+void bench_absorbed_attention(cpu::Workers& workers, const Ceilings& ceilings);
 void bench_rows(cpu::Workers& workers, const Ceilings& ceilings);
 void bench_sample_tokens(cpu::Workers& workers, const Ceilings& ceilings);
 void bench_workers(cpu::Workers& workers, const Ceilings& ceilings);

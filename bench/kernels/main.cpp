@@ -51,7 +51,8 @@ int main(int argc, char** argv) {
   };
   for (const Bench& one :
        {Bench{"gemm", bench::bench_gemm}, Bench{"attention", bench::bench_attention},
-        Bench{"host", bench::bench_host_attention}, Bench{"rows", bench::bench_rows},
+        Bench{"host", bench::bench_host_attention},
+        Bench{"absorbed", bench::bench_absorbed_attention}, Bench{"rows", bench::bench_rows},
         Bench{"sample", bench::bench_sample_tokens}, Bench{"workers", bench::bench_workers}}) {
     bool wanted = names.empty();
     for (const std::string& name : names) {

@@ -198,6 +198,36 @@ TEST_F(ExecutorTest, BuffersThatDoNotFitAreRefusedAndThoseBeforeStay) {
   EXPECT_EQ(run(planner.next()).layers.size(), 5u);
 }
 
+TEST_F(ExecutorTest, AttentionStraightFromActivationsIsRefusedWhereItCannotBe) {
+  make_ready();
+  messages::ConfigureT absorbing = configure();
+  absorbing.absorption = true;
+  absorbing.kv_format = messages::KvFormat::Int8;
+  wires_->send(absorbing);
+  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence,
+              HasSubstr("its keys and values are kept as codes"));
+  absorbing.kv_format = messages::KvFormat::Plain;
+  wires_->send(absorbing);
+  next(Body::Ready);
+}
+
+TEST_F(ExecutorTest, AttentionStraightFromActivationsIsRefusedByADeviceWithoutIt) {
+  struct WithoutAbsorption : RecordingDevice {
+    bool absorbs() const override { return false; }
+  };
+  executor_.reset();
+  wires_ = std::make_shared<Wires>();
+  open(0, std::make_unique<WithoutAbsorption>());
+  loader_.seal();
+  pool_ = loader_.make_pool(64, 64);
+  EXPECT_FALSE(next(Body::Hello).body.AsHello()->absorbs);
+  messages::ConfigureT absorbing = configure();
+  absorbing.absorption = true;
+  wires_->send(absorbing);
+  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence,
+              HasSubstr("the device recording does not do that"));
+}
+
 TEST_F(ExecutorTest, AConfigureThatFailsLateLosesNoBlockOnTheDevice) {
   loader_.seal();
   next(Body::Hello);
