@@ -93,5 +93,31 @@ def a_run_is_resumed_as_it_was_started(workspace):
     workspace.poise("inspect", "--check", f"{output}.poise").expect(0)
 
 
+@test
+def swaps_and_deaths_leave_orders_that_hold_and_answers_for_all(workspace):
+    """ACT blocks of an earlier policy are attended as they are under the next one, too, and by another executor."""
+    requests, output = requests_of(workspace, 40), workspace / "results.jsonl"
+    workspace.run(requests, workspace / "off", "--policy", "kv-only").expect(0)
+    run, fired = f"{output}.poise", workspace / "fired"
+    fired.mkdir()
+    dies = {"POISE_FAILPOINTS": "executor.computing:kill@700,planner.order_sent:kill@300", "POISE_FAILPOINTS_FIRED": str(fired)}
+    words = workspace.run_words(requests, output, "--policy", "act-only", "--max-num-seqs", "6", "--prefill-tokens", "32", "--restarts", "5", *workspace.paced(2), *ON)
+    process = workspace.start(*words, env=dies)
+    asked = 0
+    for policy in (("kv-only",), ("hybrid", "--act-share", "0.5"), ("act-only",)):
+        partial, before = Path(run) / "results.jsonl.partial", asked
+        size = partial.stat().st_size if partial.exists() else 0
+        wait_until(lambda: process.poll() is not None or (partial.exists() and partial.stat().st_size > size), "more results")
+        asked += process.poll() is None and workspace.poise("policy", *policy, run).code == 0
+        expect(asked > before, f"{policy} did not come into force")
+    workspace.finish(process, 120).expect(0)
+    expect(len(list(fired.iterdir())) == 2, "one of them did not die")
+    workspace.poise("inspect", "--check", run).expect(0)
+    blocks, slots = absorbed(workspace, run)
+    expect(blocks > 500 and slots > 0, f"{blocks} blocks were absorbed, {slots} regenerated")
+    same = sum(a == b for a, b in zip(tokens_of(output), tokens_of(workspace / "off"), strict=True))
+    expect(same >= 0.9 * 40, f"{same} of 40 answers have the tokens of kv-only")
+
+
 if __name__ == "__main__":
     raise SystemExit(harness.main())
