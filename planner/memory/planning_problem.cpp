@@ -63,7 +63,8 @@ void check_host_attention(const PlanningProblem& problem, const Allocation& host
 // that takes host memory without a cap of its own has no size to fill.
 BatchOptions batch_for(const Policy& policy, const PlanningProblem& problem) {
   if (!problem.batch.by_profile || !policy.fills_the_device() || !problem.device.holds_blocks) {
-    return with_mini_batch(problem.batch, problem.profile.get());
+    return with_mini_batch(problem.batch,
+                           deciding_costs(problem.profile, problem.batch.absorption).get());
   }
   const RunDevice& device = problem.device;
   const Bytes pinned = device.is_host ? Bytes{0} : page_tables_of(problem.budget.weights);

@@ -224,6 +224,27 @@ TEST(Machines, CostWhatTheirConstantsSay) {
   EXPECT_EQ(p.gpu_memory, kGiB * 24);
 }
 
+// Of a block: 16 positions, twice 32 heads by 4,096 numbers, and these are read once.
+TEST(Machines, AttendActivationsInLessTimeThanTheyMakeKeysOfThem) {
+  const Machine& machine = machine_named("rtx4090-pcie4");
+  const auto profile =
+      std::make_shared<const Profile>(profile_of(machine, shape_of(32), DType::float16));
+  const double block =
+      16 * 4.0 * 32 * 4096 / (machine.compute * 1e12) + 16 * 8192 / (machine.memory * 1e9);
+  EXPECT_NEAR(profile->absorb(10).n, 10 * block, 1e-12);
+  EXPECT_NEAR(profile->absorb_of(70, 10).n - profile->absorb_of(60, 10).n, 10 * block, 1e-12);
+  EXPECT_NEAR(profile->absorb_rows(20).n - profile->absorb_rows(10).n,
+              10 * (4.0 * 4096 * 4096 / (machine.compute * 1e12) + block), 1e-12);
+  EXPECT_LT(profile->absorb_of(2048, 32).n,
+            (profile->kv_gen(2048) + profile->attention(2048)).n / 10);
+  EXPECT_EQ(deciding_costs(profile, false), profile);
+  const auto deciding = deciding_costs(profile, true);
+  EXPECT_LT(deciding->kv_gen.b, profile->kv_gen.b / 10);
+  EXPECT_GT(deciding->kv_gen.b, 0);
+  EXPECT_EQ(deciding->absorb, profile->absorb);
+  EXPECT_EQ(deciding_costs(nullptr, true), nullptr);
+}
+
 TEST(Machines, CountGroupedQueries) {
   const Machine& machine = machine_named("h200-pcie5");
   const Profile many = profile_of(machine, shape_of(32), DType::float16);
