@@ -36,7 +36,7 @@ class Metrics:
         self._first_token = made(Histogram, "vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", buckets=_FIRST_TOKEN)
         self._added = made(
             Histogram, "poise:first_token_added_seconds", buckets=_ADDED,
-            words="What the server adds to a stream's first token: until the planner has the request, and from the planner's token to the client's connection.",
+            words="What the server adds to a stream's first token: until the planner has the request, and from the planner's token with which the stream begins to the client's connection.",
         )  # fmt: skip
         self._whole = made(Histogram, "vllm:e2e_request_latency_seconds", "From a request's arrival to its end.", buckets=_LATENCY)
         self._queue = made(Histogram, "vllm:request_queue_time_seconds", "How long a request waited for its turn.", buckets=_LATENCY)
@@ -76,9 +76,9 @@ class Metrics:
         self._observe_added(opened)
 
     def _observe_added(self, opened):
-        """Once the stream has begun and its answer says when the planner had the first token."""
-        if opened.counts == 1 and None not in (opened.token_at, opened.first_sent):
-            self._added.observe(opened.in_front + max(0.0, opened.first_sent - opened.token_at))
+        """Once the stream has begun and its answer says when the planner had the token that it began with."""
+        if opened.counts == 1 and None not in (opened.event_at, opened.first_sent):
+            self._added.observe(opened.in_front + max(0.0, opened.first_sent - opened.event_at))
 
     async def page(self, request):
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)

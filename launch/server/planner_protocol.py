@@ -29,6 +29,7 @@ class OpenRequest:
         self.frames = [line] if chat_entry is None else [line, chat_entry]
         self.times = None  # seconds: waited, prompt, answer; once it is finished
         self.token_at = None  # when the planner had its first token, on CLOCK_MONOTONIC; likewise
+        self.event_at = None  # when it had the token with which it first told of the request; likewise
         self._had = {}  # of each choice: bytes of its text, tokens whose ids or logprobs came
 
     @property
@@ -148,7 +149,7 @@ class PlannerProtocol:
         self._forget(event["id"])
         if "waited" in event:
             request.times = event["waited"], event["prefill"], event["decode"]
-            request.token_at = event["token_at"]
+            request.token_at, request.event_at = event["token_at"], event["event_at"]
         request.put(frames[event["frame"]])
 
     def _send_requests(self, requests):

@@ -238,6 +238,9 @@ void FrontLink::progress(RequestId request, const Answer& answer,
   }
   event += fmt::format(",\"tokens\":{}}}", tokens.size());
   add_event(event);
+  if (open.first_event.n < 0) {
+    open.first_event = open.last_token;
+  }
 }
 
 void FrontLink::finish(const ResultLine& line) {
@@ -248,9 +251,10 @@ void FrontLink::finish(const ResultLine& line) {
       found != open_.end() && found->second.first_token.n >= 0) {
     const OpenRequest& open = found->second;
     event += fmt::format(
-        ",\"waited\":{:.6f},\"prefill\":{:.6f},\"decode\":{:.6f},\"token_at\":{:.6f}",
+        ",\"waited\":{:.6f},\"prefill\":{:.6f},\"decode\":{:.6f},\"token_at\":{:.6f},\"event_at\":{:.6f}",
         (open.began - open.arrived).n, (open.first_token - open.began).n,
-        (open.last_token - open.first_token).n, open.first_token.n);
+        (open.last_token - open.first_token).n, open.first_token.n,
+        (open.first_event.n < 0 ? open.last_token : open.first_event).n);
   }
   add_event(event + "}");
   end(line.request);

@@ -10,7 +10,7 @@
 //   {"planner": ID, "context", …}                     once a second, between iterations: a planner that starts asks for everything
 //   {"events": [{"id", "choice", "at", "text", …} …,  a stream's text, from byte `at` of it on; "choice" if not the first
 //               {"id", "frame", "waited", …} …]}      a result line, in that frame (from 1); times in seconds; "token_at": when the planner
-//                                                     had its first token, on CLOCK_MONOTONIC
+//                                                     had its first token, "event_at": the token with its first event, on CLOCK_MONOTONIC
 //
 // Ids are the front's, below kFirstFurtherChoice, each used once; a line with "n" has one result line for all its choices. If another front says
 // its ID, the requests of the one before it are dropped: that front has died. If the connection ends, the planner drops all requests, too,
@@ -65,7 +65,7 @@ class FrontLink {
     bool streams = false;
     std::size_t sent_text = 0;    // bytes, of an echoed prompt too
     std::size_t sent_tokens = 0;  // whose ids or logprobs were sent
-    Seconds arrived{}, began{-1}, first_token{-1}, last_token{-1};
+    Seconds arrived{}, began{-1}, first_token{-1}, first_event{-1}, last_token{-1};
   };
 
   void take(std::span<const std::string> frames);

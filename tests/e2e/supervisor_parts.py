@@ -22,7 +22,7 @@ from unittest import mock
 import harness
 from harness import expect, expect_equal, test, wait_until
 from server.planner_protocol import OpenRequest, PlannerProtocol
-from supervisor.commands import profile
+from supervisor.commands import profile, tail
 from supervisor.lifecycle import children, cublas, grammars, live_changes, loaders, locks, notification, own_packages, processes, segments, short_folders, watchdog
 from supervisor.lifecycle.delivery import Delivery
 from supervisor.lifecycle.locks import Lock, is_held
@@ -536,7 +536,7 @@ def the_beginning_of_a_stream_is_handed_out_before_the_rest_of_a_message(_):
     protocol.take(b"peer", [json.dumps({"events": [text(1, 0, "a"), text(2, 0, "b")]}).encode()])
     expect_equal(heard, [(1, "a"), (2, "b")], "two that begin")
     heard.clear()
-    ended = {"id": 3, "frame": 1, "waited": 0.1, "prefill": 0.2, "decode": 0.3, "token_at": 4.5}
+    ended = {"id": 3, "frame": 1, "waited": 0.1, "prefill": 0.2, "decode": 0.3, "token_at": 4.5, "event_at": 4.5}
     steps = protocol.taken(b"peer", [json.dumps({"events": [text(1, 1, "c"), text(3, 0, "d"), text(2, 1, "e"), ended]}).encode(), b"whole"])
     next(steps)
     expect_equal(heard, [(3, "d")], "the one that begins")
@@ -992,6 +992,33 @@ def the_shell_part_says_what_is_missing_and_installs_nothing_unasked(workspace):
         expect(word in ended.stderr, f"{word!r} is not in {ended.stderr!r}")
     expect(not calls.exists(), "apt-get was called in spite of --no-install")
     expect_equal(ended.stderr.count("\n"), 1, "lines")
+
+
+@test
+def processes_are_known_by_one_path_however_the_command_is_called(workspace):
+    folder = workspace / "python=3"
+    folder.mkdir()
+    python = folder / "python3"
+    python.write_text('#!/bin/sh\n[ "$1" = -s ] || exec /usr/bin/env python3 "$@"\nshift\necho "$1"\n')
+    python.chmod(0o755)
+    link = workspace / "another-name"
+    link.symlink_to(harness.ROOT / "launch")
+    done = subprocess.run([link / "poise", "policies"], capture_output=True, text=True, env={**os.environ, "POISE_PYTHON": str(python)})
+    expect_equal((done.returncode, done.stdout.strip()), (0, str(harness.ROOT / "launch" / "start.py")), done.stderr)
+
+
+@test
+def a_run_that_overwrites_a_finished_one_is_told_from_its_first_line(workspace):
+    published = workspace / "output.jsonl"
+    published.write_bytes(b"old 1\nold 2\n")
+    results = tail._Results(SimpleNamespace(path=workspace.home, published=lambda: published))
+    expect_equal(list(results.further()), [b"old 1\n", b"old 2\n"], "the finished run's")
+    partial = workspace / "results.jsonl.partial"
+    partial.write_bytes(b"new 1\nnew 2\nnew 3\n")
+    expect_equal(list(results.further()), [b"new 1\n", b"new 2\n", b"new 3\n"], "the run's that overwrites it")
+    partial.rename(workspace / "before")
+    partial.write_bytes(b"new 1\nnew 2\nnew 3\nnew 4\n")
+    expect_equal(list(results.further()), [b"new 4\n"], "behind what the resumed run kept")
 
 
 @test

@@ -49,13 +49,15 @@ class _Results:
     def __init__(self, directory):
         self._directory = directory
         self._seen, self._rest = 0, b""
-        self.file = None
+        self.file, self._is_partial = None, False
 
     def further(self):
-        path = self._path()
+        path, is_partial = self._path()
         if path and (self.file is None or os.fstat(self.file.fileno()).st_ino != os.stat(path).st_ino):
             yield from self._read()
-            skipped = self._seen
+            # Behind published results a partial file is another run's, which overwrites them.
+            skipped = 0 if is_partial and self.file and not self._is_partial else self._seen
+            self._is_partial = is_partial
             self.file, self._rest, self._seen = open(path, "rb"), b"", 0
             for line in self._read():
                 if self._seen > skipped:
@@ -66,7 +68,8 @@ class _Results:
     def _path(self):
         partial = self._directory.path / "results.jsonl.partial"
         published = self._directory.published()
-        return next((path for path in (partial, published) if path and os.path.exists(path)), None)
+        path = next((path for path in (partial, published) if path and os.path.exists(path)), None)
+        return path, path == partial
 
     def _read(self):
         while self.file and (block := self.file.read(1 << 20)):
