@@ -130,6 +130,13 @@ void take_batch(const cxxopts::ParseResult& given, BatchOptions& batch) {
     }
     batch.absorption = absorption == "on";
   }
+  if (given.count("prefix-sharing") != 0) {
+    const std::string sharing = required_argument(given, "prefix-sharing");
+    if (sharing != "on" && sharing != "off") {
+      fail("--prefix-sharing {}: one of on and off is wanted", sharing);
+    }
+    batch.share_prefixes = sharing == "on";
+  }
 }
 
 void refuse_host_attention(const std::optional<std::string>& policy, const BatchOptions& batch) {
@@ -235,6 +242,7 @@ void add_run(cxxopts::Options& options) {
       "min-num-seqs", "where the policy may choose fewer", text())(
       "mini-batch-tokens", "context of a mini-batch", text())(
       "prefill-tokens", "rows of prompts in an iteration", text())(
+      "prefix-sharing", "on or off: prompts that begin alike are computed once", text())(
       "kv-cache-dtype", "of KV blocks: auto (the model's), int8 or int4", text())(
       "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
       "resume", "go on with the run directory")("overwrite", "replace an existing output")(
@@ -364,6 +372,7 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
                                                     "where the policy may choose fewer",
                                                     text())("mini-batch-tokens", "context", text())(
       "prefill-tokens", "rows of prompts in an iteration", text())(
+      "prefix-sharing", "on or off; the plan counts every prompt as computed", text())(
       "kv-cache-dtype", "of KV blocks: auto, int8 or int4", text())(
       "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
       "device", "use costs kept for: cpu, cuda, or auto (the newest)", text())(

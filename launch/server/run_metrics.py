@@ -57,6 +57,7 @@ class RunCollector:
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait for their turn.", status.get("waiting", 0))
         yield self._counter("vllm:num_preemptions", "Requests that gave their blocks back and are computed again.", status.get("preemptions", 0))
         yield self._histogram("vllm:iteration_tokens_total", "Rows of an iteration.", status.get("iteration_tokens", {}))
+        yield self._counter("vllm:prefix_cache_hits", "Tokens of prompts that were not computed: other requests' blocks hold them.", status.get("shared_prompt_tokens", 0))
         if self._tokens:
             yield self._counter("vllm:prompt_tokens", "Tokens of prompts.", status.get("prompt_tokens", 0))
             yield self._counter("vllm:generation_tokens", "Tokens that were generated.", status.get("generated_tokens", 0))

@@ -116,6 +116,7 @@ std::string to_json(const RunStatus& status) {
       {"running", status.running},
       {"waiting", status.waiting},
       {"preemptions", status.preemptions},
+      {"shared_prompt_tokens", status.shared_prompt_tokens},
       {"iteration", status.iteration},
       {"suspects", status.suspects},
       {"pids", {{"planner", status.planner_pid}, {"gpu_executor", status.executor_pid}}},

@@ -41,6 +41,7 @@ struct RunStatus {
   double measured = 0;  // share of what is measured, or replayed
   std::uint64_t requests = 0, done = 0, errors = 0;
   std::int64_t prompt_tokens = 0, generated_tokens = 0;  // of this attempt
+  std::int64_t shared_prompt_tokens = 0;  // not computed: other requests' blocks hold them
   std::int64_t running = 0, waiting = 0, preemptions = 0;
   std::uint64_t iteration = 0;
   std::int64_t suspects = 0;  // requests among which one that kills the executor is looked for

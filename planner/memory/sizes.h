@@ -39,6 +39,7 @@ struct BatchOptions {
   KvFormat kv_format = KvFormat::plain;  // of KV blocks
   bool host_attention = true;            // false: host cores attend nothing (--host-attention off)
   bool absorption = false;  // rows of answers attend ACT blocks as they are (--absorption on)
+  bool share_prefixes = false;           // of prompts that begin alike (--prefix-sharing)
 };
 // `mini_batch_tokens` changed to the nearby size with the least KV Gen time per block: on a GPU, a
 // product's time rises in steps, each for one more round of tiles.

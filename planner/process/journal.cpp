@@ -16,7 +16,7 @@ namespace {
 using nlohmann::json;
 
 constexpr char kMagic[8] = {'P', 'O', 'I', 'S', 'E', 'J', 'N', 'L'};
-constexpr std::uint32_t kJournalVersion = 6;
+constexpr std::uint32_t kJournalVersion = 7;
 
 struct Head {
   char magic[8];
@@ -183,6 +183,7 @@ json to_json(const Journal& journal) {
           {"prompt_tokens", journal.prompt_tokens},
           {"generated_tokens", journal.generated_tokens},
           {"preemptions", journal.preemptions},
+          {"shared_tokens", journal.shared_tokens},
           {"elapsed", journal.elapsed},
           {"totals", to_json(journal.totals)},
           {"predicted", to_json(journal.predicted)},
@@ -207,6 +208,7 @@ Journal journal_of(const json& from) {
                   .prompt_tokens = from.at("prompt_tokens"),
                   .generated_tokens = from.at("generated_tokens"),
                   .preemptions = from.at("preemptions"),
+                  .shared_tokens = from.at("shared_tokens"),
                   .elapsed = from.at("elapsed"),
                   .totals = executor_totals(from.at("totals")),
                   .predicted = prediction_figures(from.at("predicted")),

@@ -31,7 +31,7 @@ struct Journal {
   std::uint32_t executor = 0;  // epoch of the executor whose device holds the blocks there
   // How far the run is.
   std::uint64_t iteration = 0;
-  std::int64_t prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
+  std::int64_t prompt_tokens = 0, generated_tokens = 0, preemptions = 0, shared_tokens = 0;
   double elapsed = 0;  // seconds
   ExecutorTotals totals;
   Prediction::Figures predicted;

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "common/families/rotary.h"
 #include "common/process.h"
 #include "common/trouble.h"
 #include "common/words.h"
@@ -17,6 +18,16 @@
 
 namespace poise {
 namespace {
+
+// Prompts that begin alike share blocks where a row hangs on the tokens up to its own alone, and all rows are kept. Of a block that
+// some rows absorb and others do not there would be two copies on the device: these two do not go together.
+ScheduleLimits limits_of(const Run& run, const PlanInForce& in_force) {
+  ScheduleLimits limits = in_force.schedule();
+  limits.share_prefixes = run.options.batch.share_prefixes && !run.options.batch.absorption &&
+                          windows_of(run.shape()).empty() &&
+                          !depends_on_prompt(run.shape());
+  return limits;
+}
 
 // Those of requests whose next token is sampled.
 void add_masks(std::unordered_map<std::uint32_t, std::vector<std::uint32_t>>& masks,
@@ -70,7 +81,7 @@ void RunLoop::begin_anew() {
   Allocation blocks = in_force_.plan.host;
   blocks.act_blocks = pool.act_blocks;
   blocks.kv_blocks = pool.kv_blocks;
-  scheduler_ = std::make_unique<Scheduler>(*in_force_.policy, blocks, in_force_.schedule());
+  scheduler_ = std::make_unique<Scheduler>(*in_force_.policy, blocks, limits_of(run_, in_force_));
   answers_ = std::make_unique<AnswerBook>(run_.input.tokenizer.get(), run_.input.model.eos,
                                           run_.options.served_model_name);
 }
@@ -108,7 +119,8 @@ bool RunLoop::restore(const Journal& journal) {
   run_.status.generated_tokens = journal.generated_tokens;
   iteration_ = journal.iteration;
   search_ = CulpritSearch(journal.search);
-  preemptions_before_ = journal.preemptions;
+  before_.preemptions = journal.preemptions;
+  before_.shared_tokens = journal.shared_tokens;
   predicted_before_ = journal.predicted;
   run_.executor->go_on_counting(journal.totals);
   since_ = monotonic_now() - Seconds{journal.elapsed};
@@ -142,7 +154,7 @@ void RunLoop::use_plan() {
                                                      .gpu_kv_blocks = host.gpu_kv_blocks},
                                           windows_of(run_.shape()),
                                           in_force_.device.absorption);
-  scheduler_->use(*in_force_.policy, host, in_force_.schedule());
+  scheduler_->use(*in_force_.policy, host, limits_of(run_, in_force_));
 }
 
 void RunLoop::use_partition(const PoolPartition& pool) {
@@ -409,7 +421,8 @@ void RunLoop::describe(Journal& journal) const {
   journal.iteration = iteration_;
   journal.prompt_tokens = run_.status.prompt_tokens;
   journal.generated_tokens = run_.status.generated_tokens;
-  journal.preemptions = preemptions_before_ + scheduler_->preemptions();
+  journal.preemptions = before_.preemptions + scheduler_->preemptions();
+  journal.shared_tokens = before_.shared_tokens + scheduler_->shared_tokens();
   journal.elapsed = (monotonic_now() - since_).n;
   journal.totals = run_.executor->totals();
   journal.predicted = prediction_ ? prediction_->figures() : predicted_before_;
@@ -422,7 +435,8 @@ void RunLoop::report() {
   RunStatus& status = run_.status;
   status.running = scheduler_->running();
   status.waiting = scheduler_->waiting();
-  status.preemptions = preemptions_before_ + scheduler_->preemptions();
+  status.preemptions = before_.preemptions + scheduler_->preemptions();
+  status.shared_prompt_tokens = before_.shared_tokens + scheduler_->shared_tokens();
   status.free_blocks = scheduler_->blocks().free();
   status.pools.clear();
   for (const BlockKind kind : {BlockKind::act, BlockKind::kv}) {

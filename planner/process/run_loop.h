@@ -92,7 +92,10 @@ class RunLoop {
   std::optional<Prediction> prediction_;  // where costs are known
   Prediction::Figures predicted_before_;  // by a planner before this one
   Seconds since_;                         // of this attempt, without the time between planners
-  std::int64_t preemptions_before_ = 0;
+  struct Before {
+    std::int64_t preemptions = 0, shared_tokens = 0;
+  };
+  Before before_;  // as counted by planners before this one
 };
 
 }  // namespace poise

@@ -38,6 +38,34 @@ std::string to_text(const CheckedBlockName& block) {
                      block.place == messages::Place::Host ? "" : " of the device");
 }
 
+std::uint64_t CheckedText::digest(std::uint64_t position) {
+  while (digests_.size() <= position && digests_.size() < tokens_.size()) {
+    const TokenId token = tokens_[digests_.size()];
+    std::uint64_t digest = digests_.empty() ? 0xcbf29ce484222325ull : digests_.back();
+    if (token < 0 || digest == 0) {
+      digests_.push_back(0);
+      continue;
+    }
+    digest = (digest ^ static_cast<std::uint64_t>(token)) * 0x9e3779b97f4a7c15ull;
+    digest ^= digest >> 32;
+    digests_.push_back(digest == 0 ? 1 : digest);
+  }
+  return position < digests_.size() ? digests_[position] : 0;
+}
+
+void CheckedText::resize(std::size_t size) {
+  tokens_.resize(size, -1);
+  digests_.resize(std::min(digests_.size(), size));
+}
+
+void CheckedText::set(std::size_t position, TokenId token) {
+  if (position == tokens_.size()) {
+    tokens_.push_back(token);
+  }
+  tokens_[position] = token;
+  digests_.resize(std::min(digests_.size(), position));
+}
+
 LogCheck::LogCheck(std::int32_t layers, std::size_t pieces, std::int64_t window)
     : layers_(layers),
       window_(window),
@@ -163,22 +191,32 @@ void LogCheck::take(const messages::IterationT& iteration, const std::string& ru
   }
 }
 
-// A block is of one request.
+// A block to which a request's new rows go is of no other.
 void LogCheck::check_sharing(const messages::IterationT& iteration) {
-  std::map<CheckedBlockName, std::uint32_t> owners;
+  struct Owner {
+    std::uint32_t request;
+    bool writes;
+  };
+  std::map<CheckedBlockName, Owner> owners;
   for (const auto& batch : iteration.mini_batches) {
-    for (const messages::Sequence& sequence : batch->sequences) {
+    for (std::size_t i = 0; i < batch->sequences.size(); ++i) {
+      const messages::Sequence& sequence = batch->sequences[i];
+      std::uint64_t end = 0;  // of the block, in tokens
       for (const messages::AttentionEntry& entry : entries_of(*batch, sequence)) {
+        end += kBlockTokens;
         const CheckedBlockName name = name_of(entry);
-        if (!is_kept(entry)) {
+        if (!is_kept(entry) || takes_part(*batch, i, end / kBlockTokens - 1)) {
           continue;
         }
-        const auto [owner, fresh] = owners.emplace(name, sequence.request());
-        if (!fresh && owner->second != sequence.request()) {
+        const bool writes = end > sequence.context();
+        const auto [owner, fresh] = owners.emplace(name, Owner{sequence.request(), writes});
+        if (!fresh && owner->second.request != sequence.request() &&
+            (writes || owner->second.writes)) {
           violation(fmt::format("iteration {}, mini-batch {}", iteration.iteration, batch->id),
                     fmt::format("{} is of request {} and of request {}", to_text(name),
-                                owner->second, sequence.request()));
+                                owner->second.request, sequence.request()));
         }
+        owner->second.writes = owner->second.writes || writes;
       }
     }
   }
@@ -259,7 +297,7 @@ void LogCheck::take(const messages::IterationDoneT& done) {
     }
     if (sample->second && result->finite && result->token >= 0) {
       CheckedText& text = texts_[result->request];
-      text.tokens.push_back(result->token);
+      text.push(result->token);
       text.sampled = true;
     }
     order_->samples.erase(sample);

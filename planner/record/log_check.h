@@ -5,11 +5,15 @@
 // run. It checks:
 //
 //   rows      a mini-batch loads only rows that were stored before, and attention reads the rows of the
-//             sequence's request, at its positions, made from its tokens
-//   entries   of a sequence cover its context and new rows; no slot and no block belongs to two of them
+//             sequence's request, at its positions, made from its tokens; or those of another request
+//             whose text is the same up to there
+//   entries   of a sequence cover its context and new rows; no slot and no block belongs to two of them, unless both
+//             only read the block
 //   dropped   are only blocks that no row of a sequence sees in any layer
-//   stores    put each new row once to the place that its sequence's entries name
-//   tokens    a request's rows continue its text: its prompt, then its sampled tokens
+//   stores    put each new row once to the place that its sequence's entries name; none puts rows behind a part that
+//             was taken over from another's block
+//   tokens    a request's rows continue its text: its prompt, then its sampled tokens; of those that it never runs,
+//             since it took over their rows, the orders name the ids
 //   prompts   a request's prompt has the same length in each mini-batch; its first token is sampled behind it
 //   weights   each streamed layer is whole when it is computed, fetched once for it, in two buffers
 //   orders    come stage by stage, each mini-batch once in each, no more of them than credits
@@ -67,6 +71,7 @@ struct CheckedRow {
   std::uint32_t request = 0;  // 0: never written
   std::uint32_t position = 0;
   TokenId token = -1;
+  std::uint64_t text = 0;  // digest of the request's tokens up to this one; 0: not all are known
 
   friend bool operator==(const CheckedRow&, const CheckedRow&) = default;
 };
@@ -102,15 +107,27 @@ class CheckedMemory {
 };
 
 // A request's text, known from its rows and results.
-struct CheckedText {
-  std::vector<TokenId> tokens;
+class CheckedText {
+ public:
   bool sampled = false;                 // from here on only results add to it
   std::optional<std::uint32_t> prompt;  // its tokens, as the first mini-batch says
 
-  // -1 if another sequence of the request has cut it off before.
+  std::size_t size() const { return tokens_.size(); }
+  // -1 if it is not known: another sequence of the request has cut it off before, or the log begins behind it.
   TokenId at(std::uint64_t position) const {
-    return position < tokens.size() ? tokens[position] : -1;
+    return position < tokens_.size() ? tokens_[position] : -1;
   }
+  // Of the tokens up to this one; 0 if one of them is not known.
+  std::uint64_t digest(std::uint64_t position);
+  // Ends there, with tokens that are not known if it was shorter.
+  void resize(std::size_t size);
+  // REQUIRES: position <= size().
+  void set(std::size_t position, TokenId token);
+  void push(TokenId token) { tokens_.push_back(token); }
+
+ private:
+  std::vector<TokenId> tokens_;
+  std::vector<std::uint64_t> digests_;  // of its first tokens
 };
 
 class CheckedWeights;

@@ -44,6 +44,15 @@ bool is_absorbed(const messages::AttentionEntry& entry) {
   return entry.where() == messages::Where::Activation;
 }
 
+bool takes_part(const messages::MiniBatchT& batch, std::size_t sequence, std::uint64_t block) {
+  const std::uint64_t context = batch.sequences[sequence].context();
+  return context % kBlockTokens != 0 && context / kBlockTokens == block &&
+         std::ranges::any_of(batch.taken_over, [&](const auto& taken) {
+           return taken->sequence == sequence && !taken->tokens.empty() &&
+                  std::uint64_t{taken->position} + taken->tokens.size() == context;
+         });
+}
+
 std::vector<std::string> wrong_on_host(const messages::MiniBatchT& batch) {
   std::vector<std::string> wrong;
   const std::int64_t count = std::ranges::count_if(batch.entries, is_in_place);
@@ -225,6 +234,9 @@ void MiniBatchCheck::claim_slots() {
                             slots_in(kv ? 0 : 1, entry.place(), *log_.configure_)));
     } else if (slot->entry >= 0) {
       const messages::AttentionEntry& other = batch_.entries[static_cast<std::size_t>(slot->entry)];
+      if (is_kept(entry) && name_of(other) == name_of(entry) && other.where() == entry.where()) {
+        continue;  // check_sharing: both only read it
+      }
       violation(fmt::format("slot {} is of {} and of {}", entry.slot(), to_text(name_of(other)),
                             to_text(name_of(entry))));
     } else {

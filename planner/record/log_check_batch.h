@@ -35,6 +35,8 @@ std::vector<std::string> wrong_on_host(const messages::MiniBatchT& batch);
 std::vector<std::string> wrong_absorbed(const messages::MiniBatchT& batch, bool configured);
 bool is_in_place(const messages::AttentionEntry& entry);
 bool is_absorbed(const messages::AttentionEntry& entry);  // read straight from activations
+// Whether the sequence took over the beginning of its `block`-th block, and no more: the block is another's.
+bool takes_part(const messages::MiniBatchT& batch, std::size_t sequence, std::uint64_t block);
 // The sequence's entries that exist in the table.
 std::span<const messages::AttentionEntry> entries_of(const messages::MiniBatchT& batch,
                                                      const messages::Sequence& sequence);

@@ -21,8 +21,7 @@ std::string told(const CheckedRow& row) {
 
 bool agrees(const CheckedRow& found, const CheckedRow& wanted) {
   const bool known = found.token != kUnknownToken && wanted.token != kUnknownToken;
-  return found.request == wanted.request && found.position == wanted.position &&
-         (found.token == wanted.token || !known);
+  return found.position == wanted.position && (found.token == wanted.token || !known);
 }
 
 // What is wrong with the length of a prompt, which the text keeps; nothing if it is not wrong.
@@ -31,6 +30,42 @@ std::optional<std::string> take_prompt(std::uint32_t prompt, CheckedText& text) 
   return before && *before != prompt
              ? std::optional(fmt::format("its prompt has {} tokens, it had {}", prompt, *before))
              : std::nullopt;
+}
+
+// What is wrong with the tokens that a sequence takes over, which the text keeps. `late`: the log begins late.
+std::optional<std::string> take_over(const messages::TakenOverT& taken,
+                                     const messages::Sequence& sequence, bool late,
+                                     CheckedText& text) {
+  const std::uint64_t end = std::uint64_t{taken.position} + taken.tokens.size();
+  if (end > sequence.context()) {
+    return fmt::format("{} tokens are taken over from position {} on, its context has {}",
+                       taken.tokens.size(), taken.position, sequence.context());
+  }
+  if (taken.position > text.size() && (!late || text.sampled)) {
+    return fmt::format("tokens are taken over from position {} on, {} are known", taken.position,
+                       text.size());
+  }
+  text.resize(std::max<std::size_t>(text.size(), taken.position));
+  for (std::size_t i = 0; i < taken.tokens.size(); ++i) {
+    const std::size_t position = taken.position + i;
+    const TokenId known = text.at(position);
+    if (known != kUnknownToken && known != taken.tokens[i]) {
+      return fmt::format("token {} is taken over at position {}, it was {}", taken.tokens[i],
+                         position, known);
+    }
+    text.set(position, taken.tokens[i]);
+  }
+  return std::nullopt;
+}
+
+// Whether the row found is the one that the request has there, or would have: another one's with the same text.
+bool is_right(const CheckedRow& found, const CheckedRow& wanted, bool late, CheckedText& text) {
+  if (found.request == wanted.request || !agrees(found, wanted)) {
+    return found.request == wanted.request && agrees(found, wanted);
+  }
+  const std::uint64_t digest = text.digest(wanted.position);
+  const bool known = found.text != 0 && digest != 0;
+  return found.request != 0 && (known ? found.text == digest : late);
 }
 
 // What is wrong with a sequence that goes without a block; nothing if no row sees it. Its first row sees the most
@@ -56,18 +91,30 @@ bool may_be_sampled(std::uint64_t end, const CheckedText& text, bool begun_befor
 }  // namespace
 
 void MiniBatchCheck::read_texts() {
+  for (const auto& taken : batch_.taken_over) {
+    if (taken->sequence >= batch_.sequences.size()) {
+      violation(fmt::format("tokens are taken over by sequence {} of {}", taken->sequence,
+                            batch_.sequences.size()));
+      continue;
+    }
+    const messages::Sequence& sequence = batch_.sequences[taken->sequence];
+    if (const auto wrong =
+            take_over(*taken, sequence, log_.late_, log_.texts_[sequence.request()])) {
+      log_.violation(at(taken->sequence), *wrong);
+    }
+  }
   for (std::uint32_t i = 0; i < batch_.sequences.size(); ++i) {
     const messages::Sequence& sequence = batch_.sequences[i];
     CheckedText& text = log_.texts_[sequence.request()];
     texts_.push_back(&text);
     const bool begun_before = log_.late_ && !text.sampled;
-    if (sequence.context() > text.tokens.size() && begun_before) {
-      text.tokens.resize(sequence.context(), kUnknownToken);
+    if (sequence.context() > text.size() && begun_before) {
+      text.resize(sequence.context());
     }
-    if (sequence.context() > text.tokens.size()) {
+    if (sequence.context() > text.size()) {
       log_.violation(at(i), fmt::format("{} tokens of context, {} are known", sequence.context(),
-                                        text.tokens.size()));
-      text.tokens.resize(sequence.context(), kUnknownToken);
+                                        text.size()));
+      text.resize(sequence.context());
     }
     read_text(sequence, i, text);
     if (i < batch_.prompt_tokens.size()) {
@@ -84,26 +131,26 @@ void MiniBatchCheck::read_text(const messages::Sequence& sequence, std::uint32_t
   for (std::uint32_t j = 0; j < sequence.new_tokens(); ++j) {
     const std::size_t position = std::size_t{sequence.context()} + j;
     const TokenId token = batch_.tokens[std::size_t{sequence.first_row()} + j];
-    if (position < text.tokens.size() && text.tokens[position] == token) {
+    if (position < text.size() && text.at(position) == token) {
       continue;
     }
-    if (log_.late_ && position < text.tokens.size() && text.tokens[position] == kUnknownToken) {
-      text.tokens[position] = token;
+    if (log_.late_ && position < text.size() && text.at(position) == kUnknownToken) {
+      text.set(position, token);
       continue;
     }
     const bool reopened = log_.reopened_.contains(sequence.request());
-    if (reopened || (position == text.tokens.size() && !text.sampled)) {
-      text.tokens.resize(position);
-      text.tokens.push_back(token);
+    if (reopened || (position == text.size() && !text.sampled)) {
+      text.resize(position);
+      text.push(token);
       continue;
     }
-    log_.violation(at(index), position < text.tokens.size()
+    log_.violation(at(index), position < text.size()
                                   ? fmt::format("position {} is token {}, it was {}", position,
-                                                token, text.tokens[position])
+                                                token, text.at(position))
                                   : fmt::format("position {} is token {}, which was never sampled",
                                                 position, token));
-    text.tokens.resize(std::max(text.tokens.size(), position + 1));
-    text.tokens[position] = token;
+    text.resize(std::max(text.size(), position + 1));
+    text.set(position, token);
   }
 }
 
@@ -124,7 +171,7 @@ void MiniBatchCheck::place_new_rows() {
                        fmt::format("its position {} goes to a row of slot {} that is taken: {}",
                                    position, entries[block].slot(), told(row)));
       }
-      row = {sequence.request(), position, texts_[i]->at(position)};
+      row = {sequence.request(), position, texts_[i]->at(position), texts_[i]->digest(position)};
     }
   }
 }
@@ -194,13 +241,13 @@ void MiniBatchCheck::attend(const messages::Sequence& sequence, std::uint32_t in
     if (entry.where() == messages::Where::HostInPlace && position >= sequence.context()) {
       continue;  // its own rows are stored there by now
     }
-    const CheckedRow wanted{sequence.request(), position, texts_[index]->at(position)};
+    const CheckedRow wanted{sequence.request(), position, texts_[index]->at(position), 0};
     const CheckedRow found = rows == nullptr ? CheckedRow{} : (*rows)[position - first];
     if (is_trusted(entry, found) && position < sequence.context()) {
       ++log_.report_.trusted_rows;
       continue;
     }
-    if (!agrees(found, wanted)) {
+    if (!is_right(found, wanted, log_.late_, *texts_[index])) {
       log_.violation(at(index), fmt::format("reads position {} (token {}) from {}: {}", position,
                                             wanted.token, name(), told(found)));
       return;
@@ -228,6 +275,10 @@ void MiniBatchCheck::store() {
       const auto entries = entries_of(batch_, sequence);
       const std::uint32_t token = store.token() + i;
       const std::uint32_t block = position / kBlockTokens;
+      if (takes_part(batch_, index, block)) {
+        log_.violation(at(index), fmt::format("position {} is stored to {}, which is another's",
+                                              position, to_text(name)));
+      }
       if (block >= entries.size() || name_of(entries[block]) != name ||
           token != position % kBlockTokens) {
         log_.violation(
@@ -240,7 +291,8 @@ void MiniBatchCheck::store() {
       if (token >= static_cast<std::uint32_t>(kBlockTokens)) {
         continue;
       }
-      log_.memory_.at(name)[token] = {sequence.request(), position, texts_[index]->at(position)};
+      log_.memory_.at(name)[token] = {sequence.request(), position, texts_[index]->at(position),
+                                      texts_[index]->digest(position)};
       ++log_.report_.rows_stored;
     }
   }
@@ -250,7 +302,8 @@ void MiniBatchCheck::store() {
     const std::size_t position = sequence.context() + row - sequence.first_row();
     const auto entries = entries_of(batch_, sequence);
     const std::size_t block = position / static_cast<std::size_t>(kBlockTokens);
-    if (!stored[row] && block < entries.size() && is_kept(entries[block])) {
+    if (!stored[row] && block < entries.size() && is_kept(entries[block]) &&
+        !takes_part(batch_, index, block)) {
       log_.violation(at(index), fmt::format("position {} is stored nowhere, it belongs to {}",
                                             position, to_text(name_of(entries[block]))));
     }
@@ -279,9 +332,9 @@ void MiniBatchCheck::check_samples() {
                                  end_of(sequence), *text.prompt));
     }
     if (sample->generate && log_.reopened_.erase(sequence.request()) != 0) {
-      text.tokens.resize(end_of(sequence));
+      text.resize(end_of(sequence));
     }
-    const std::size_t known = text.tokens.size();
+    const std::size_t known = text.size();
     if (sample->generate && end_of(sequence) != known) {
       log_.violation(at(sample->sequence),
                      fmt::format("it is sampled behind token {} of {}", end_of(sequence), known));

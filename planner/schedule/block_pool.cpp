@@ -49,9 +49,12 @@ bool BlockPool::take(BlockId id) {
   return true;
 }
 
+bool BlockPool::is_taken(BlockId id) const {
+  return id.n < limit_ && (free_bits_[word_of(id.n)] & bit_of(id.n)) == 0;
+}
+
 void BlockPool::give_back(BlockId id) {
-  check(id.n < limit_ && (free_bits_[word_of(id.n)] & bit_of(id.n)) == 0,
-        "only a taken block is given back");
+  check(is_taken(id), "only a taken block is given back");
   free_bits_[word_of(id.n)] |= bit_of(id.n);
   lowest_word_ = std::min(lowest_word_, word_of(id.n));
   ++free_;

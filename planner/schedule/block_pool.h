@@ -28,6 +28,8 @@ class BlockPool {
   // One beyond the highest number taken: the smallest possible limit.
   std::uint32_t least_limit() const;
 
+  bool is_taken(BlockId id) const;
+
   std::uint32_t limit() const { return limit_; }
   std::uint32_t free() const { return free_; }
   std::uint32_t taken() const { return limit_ - free_; }

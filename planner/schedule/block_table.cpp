@@ -30,7 +30,27 @@ std::optional<BlockRef> BlockPools::take(BlockKind wanted, Place place) {
 }
 
 void BlockPools::give_back(const BlockRef& block) {
-  pools_[pool_index(block.kind, block.place)].give_back(block.number);
+  const std::size_t pool = pool_index(block.kind, block.place);
+  if (const auto more = more_holders_[pool].find(block.number.n); more != more_holders_[pool].end()) {
+    --shared_;
+    if (--more->second == 0) {
+      more_holders_[pool].erase(more);
+    }
+    return;
+  }
+  pools_[pool].give_back(block.number);
+}
+
+bool BlockPools::shares_any(std::span<const BlockRef> blocks) const {
+  return shared_ > 0 && std::ranges::any_of(blocks, [&](const BlockRef& block) {
+           return (block.place == Place::host || block.place == Place::gpu) &&
+                  more_holders_[pool_index(block.kind, block.place)].contains(block.number.n);
+         });
+}
+
+void BlockPools::share(const BlockRef& block) {
+  ++more_holders_[pool_index(block.kind, block.place)][block.number.n];
+  ++shared_;
 }
 
 bool BlockPools::take(const BlockRef& block) {

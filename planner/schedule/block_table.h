@@ -3,12 +3,15 @@
 // request a list of (kind, place, number) in position order, one entry for 16 tokens, taken when
 // the tokens come and not before. Pure bookkeeping, one thread. The pools are those of the loader's
 // partition. Numbers given back can be taken again at once, so give a request's blocks back only when no
-// order that reads or writes them is under way.
+// order that reads or writes them is under way. Requests whose prompts begin alike may hold the same full block
+// (prefix_sharing.h): it is free once each of them has given it back.
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "common/blocks.h"
@@ -36,7 +39,7 @@ constexpr std::size_t pool_index(BlockKind kind, Place place) {
   return 2 * static_cast<std::size_t>(place) + static_cast<std::size_t>(kind);
 }
 
-// The free blocks of both kinds, wherever they lie.
+// The free blocks of both kinds, wherever they lie, and how many requests hold each of the others.
 class BlockPools {
  public:
   BlockPools(std::uint32_t act_blocks, std::uint32_t kv_blocks, std::uint32_t gpu_act_blocks = 0,
@@ -45,9 +48,16 @@ class BlockPools {
   // A block of this kind and place; if there is none, of this kind elsewhere, then of the other kind (a
   // request's tokens do not depend on it, common/README section 8); nothing if all are taken.
   std::optional<BlockRef> take(BlockKind wanted, Place place = Place::host);
+  // One holder less; without a holder the block is free.
   void give_back(const BlockRef& block);
   // Takes this block; false if it is taken or does not exist.
   bool take(const BlockRef& block);
+  // One holder more. REQUIRES: the block is taken.
+  void share(const BlockRef& block);
+  // Holders beside the first, of all blocks together: blocks that requests have without taking one.
+  std::int64_t shared() const { return shared_; }
+  // Whether one of them has several holders.
+  bool shares_any(std::span<const BlockRef> blocks) const;
   // Sets the sizes of this place's pools. REQUIRES: no block beyond them is taken.
   void set_limits(std::uint32_t act_blocks, std::uint32_t kv_blocks, Place place = Place::host);
 
@@ -59,6 +69,9 @@ class BlockPools {
 
  private:
   std::array<BlockPool, kPools> pools_;
+  // By number, of blocks with several holders: those beside the first.
+  std::array<std::unordered_map<std::uint32_t, std::int32_t>, kPools> more_holders_;
+  std::int64_t shared_ = 0;
 };
 
 // One request's context. Owns its entries but not the pools: give_back_all() before it ends.

@@ -62,6 +62,7 @@ class MiniBatchBuilder {
     }
     const std::uint32_t sequence = count_of(tables_->sequences);
     const std::uint32_t first_row = add_rows(chunk, chunk.context, chunk.new_tokens, first_entry);
+    add_taken_over(chunk, sequence);
     add_entries(chunk);
     add_stores(chunk, first_row);
     add_sample(chunk, sequence);
@@ -82,6 +83,13 @@ class MiniBatchBuilder {
       slot = add_loads((*loaded)[pool_index(BlockKind::kv, Place::host)], slot);
       next_slot_here_ =
           add_loads((*loaded)[pool_index(BlockKind::kv, Place::gpu)], next_slot_here_);
+    }
+    for (const auto& [entry, tokens] : parts_) {
+      const messages::AttentionEntry& at = tables_->entries[entry];
+      tables_->entries[entry] =
+          messages::AttentionEntry(at.where(), at.kind(), at.place(), 0, slot, at.block());
+      tables_->loads.emplace_back(at.kind(), at.place(), static_cast<std::uint16_t>(tokens), 1,
+                                  at.block(), slot++);
     }
     return std::move(tables_);
   }
@@ -105,6 +113,23 @@ class MiniBatchBuilder {
     return chunk.new_tokens == 1 && chunk.context >= chunk.request->prompt_size();
   }
 
+  // The ids of tokens that the request never runs: another's blocks hold their rows.
+  void add_taken_over(const ScheduledChunk& chunk, std::uint32_t sequence) {
+    const bool part = chunk.stored_from > chunk.context;
+    const std::int32_t most = std::min(chunk.context, chunk.request->prompt_size());
+    const std::int32_t end = part ? most : most / kBlockTokens * kBlockTokens;
+    if (chunk.taken_over_from >= end) {
+      return;
+    }
+    auto taken = std::make_unique<messages::TakenOverT>();
+    taken->sequence = sequence;
+    taken->position = unsigned_of(chunk.taken_over_from);
+    for (std::int32_t position = chunk.taken_over_from; position < end; ++position) {
+      taken->tokens.push_back(chunk.request->token(position));
+    }
+    tables_->taken_over.push_back(std::move(taken));
+  }
+
   void add_entries(const ScheduledChunk& chunk) {
     const auto& blocks = chunk.request->context.blocks();
     const std::int32_t loaded = blocks_for(chunk.context);
@@ -124,6 +149,10 @@ class MiniBatchBuilder {
       std::uint32_t slot = 0;  // of a loaded block: once all are known
       if (block.place == Place::dropped) {  // it has none
         check(i < unseen, "a block that was dropped is not seen");
+      } else if (i + 1 == loaded && chunk.stored_from > chunk.context) {
+        check(block.kind == BlockKind::kv && block.place == Place::host,
+              "parts of KV blocks of the host are taken over");
+        parts_.emplace_back(count_of(tables_->entries), unsigned_of(chunk.context % kBlockTokens));
       } else if (i < loaded && block.place != Place::nowhere) {
         ByPool& loaded_to = absorbed     ? loaded_.absorbed
                             : i < unseen ? loaded_.unseen
@@ -171,6 +200,9 @@ class MiniBatchBuilder {
       open = tokens == static_cast<std::uint32_t>(kBlockTokens);
       ++slot;
     });
+    loaded.take_repeated([&](std::uint32_t entry, std::uint32_t first) {
+      tables_->entries[entry] = tables_->entries[first];
+    });
     return slot;
   }
 
@@ -181,7 +213,7 @@ class MiniBatchBuilder {
       const BlockRef& block = blocks[static_cast<std::size_t>(position / kBlockTokens)];
       const std::int32_t token = position % kBlockTokens;
       const std::int32_t count = std::min(kBlockTokens - token, end - position);
-      if (block.place != Place::nowhere) {
+      if (block.place != Place::nowhere && position >= chunk.stored_from) {
         tables_->stores.emplace_back(
             wire(block.kind), wire(block.place), static_cast<std::uint16_t>(token),
             unsigned_of(count), first_row + unsigned_of(position - chunk.context), block.number.n);
@@ -244,6 +276,7 @@ class MiniBatchBuilder {
   std::unique_ptr<messages::MiniBatchT> tables_;
   std::array<std::uint32_t, 2> next_new_slot_{};  // behind all loaded blocks of the mini-batch
   std::uint32_t next_slot_here_ = 0;              // of KV blocks of the device, behind all others
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> parts_;  // of blocks: entry, tokens
 };
 
 OrderTables::LoadedBlocks::LoadedBlocks(std::uint32_t blocks)
@@ -251,6 +284,12 @@ OrderTables::LoadedBlocks::LoadedBlocks(std::uint32_t blocks)
 
 void OrderTables::LoadedBlocks::add(BlockId block, std::uint32_t entry, std::int32_t tokens) {
   std::uint64_t& word = bits_.at(block.n / 64);
+  if ((word >> (block.n % 64) & 1) != 0) {
+    check(tokens == kBlockTokens && uses_[block.n].tokens == unsigned_of(tokens),
+          "only full blocks are shared");
+    repeated_.emplace_back(entry, block.n);
+    return;
+  }
   if (word == 0) {
     words_.push_back(block.n / 64);
   }
@@ -268,6 +307,14 @@ void OrderTables::LoadedBlocks::take_all(const Take& take) {
     }
   }
   words_.clear();
+}
+
+template <typename Take>
+void OrderTables::LoadedBlocks::take_repeated(const Take& take) {
+  for (const auto& [entry, block] : repeated_) {
+    take(entry, uses_[block].entry);
+  }
+  repeated_.clear();
 }
 
 OrderTables::OrderTables(const Allocation& host, const LayerWindows& windows, bool absorption)

@@ -14,11 +14,14 @@
 // Nowhere has a slot of the KV buffer too; the rows that compute it again form a sequence of their own,
 // before the sequence of the request's new rows, and both read it through the same entries. What host cores
 // attend has no slots: its entries name the blocks themselves. Dropped blocks have entries, so that a sequence's
-// entries count from its first token, and nothing else.
+// entries count from its first token, and nothing else. A full block that several sequences of a mini-batch share is
+// loaded once, into one slot that all of them name; the part of a block that a sequence takes over is loaded into a slot
+// of its own, for the sequence's next rows come behind it.
 
 #include <array>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "common/messages_generated.h"
@@ -56,6 +59,9 @@ class OrderTables {
     // Calls `take(block, entry, tokens)` for each, by rising number, and forgets them.
     template <typename Take>
     void take_all(const Take& take);
+    // The entries that name a block of an entry before them, and forgets them; called after take_all: (entry, the first).
+    template <typename Take>
+    void take_repeated(const Take& take);
 
    private:
     struct Use {
@@ -64,7 +70,8 @@ class OrderTables {
     };
     std::vector<std::uint64_t> bits_;
     std::vector<std::uint32_t> words_;  // of bits_ that are not zero
-    std::vector<Use> uses_;             // by block
+    std::vector<Use> uses_;             // by block; of the first entry that names it
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> repeated_;  // entry, block
   };
 
   static std::array<LoadedBlocks, kPools> pools_of(const Allocation& host);

@@ -17,6 +17,9 @@
 // keeps its window, and its prompt runs in parts of about a window. If blocks that a row has to see are gone (rows of
 // a lost device would run again, before dropped ones' end), the request runs again from its beginning.
 //
+// Requests whose prompts begin alike share blocks, and may wait an iteration for them (prefix_sharing.h). Where a
+// lost device takes shared blocks with it, the oldest of their requests stores them again; the others begin anew.
+//
 // Prompts are attended on the device, whatever the policy says: they are much computation for few bytes.
 // Host cores attend the single rows of a request that the policy gives to them (attended_on_host), while
 // all of its blocks are KV blocks of the host.
@@ -35,6 +38,7 @@
 #include "planner/requests/request.h"
 #include "planner/schedule/block_table.h"
 #include "planner/schedule/kept_context.h"
+#include "planner/schedule/prefix_sharing.h"
 
 namespace poise {
 
@@ -45,6 +49,7 @@ struct ScheduleLimits {
                                    // included: it lies in one mini-batch
   KeptContext kept = {};           // of requests without token blocks
   std::int64_t edits = 1 << 21;    // of logits in an iteration: half of the longest message
+  bool share_prefixes = false;     // REQUIRES, if set: no layer has a window, and rows do not depend on what follows
 };
 
 // A request that has begun: its text so far and where its context lies.
@@ -57,6 +62,7 @@ struct RunningRequest {
   const Request* request;
   std::vector<TokenId> answer;  // the tokens sampled so far: kept here alone
   ContextBlocks context;
+  PrefixChain prefix;
   std::int32_t most_blocks;   // that it may have at most
   std::int32_t token_blocks;  // the first of them, which are kept only as token ids
   std::int32_t prompt_values =
@@ -74,6 +80,8 @@ struct RunningRequest {
   std::int32_t of_pools(std::int32_t blocks, const KeptContext& kept) const {
     return token_blocks > 0 ? std::max(0, blocks - token_blocks) : kept.between(blocks);
   }
+  // … at its full length.
+  std::int32_t most_of_pools(const KeptContext& kept) const { return of_pools(most_blocks, kept); }
 };
 
 // What one request runs in an iteration. Its blocks have room for context + new_tokens.
@@ -84,6 +92,10 @@ struct ScheduledChunk {
   std::int32_t recompute_rows =
       0;  // more rows: tokens 0 .. recompute_rows - 1, whose keys and values are kept nowhere
   bool on_host = false;  // host cores attend it, where its blocks lie
+  // Tokens from here to `context` were taken over from other requests: no order has named them as this one's.
+  std::int32_t taken_over_from = 0;
+  // Rows of tokens before this one stand behind a part of another's block, and are stored nowhere.
+  std::int32_t stored_from = 0;
 
   // Those of its request that its rows read or are stored in, from the first on.
   std::int32_t blocks() const { return blocks_for(context + new_tokens); }
@@ -97,6 +109,15 @@ struct ScheduledChunk {
 struct Outcome {
   RequestId request;
   std::optional<TokenId> token;  // its next token; nothing: the request is finished
+};
+
+// Blocks of the pools that requests need.
+struct BlockNeed {
+  std::int64_t most = 0;    // at their full lengths
+  std::int64_t known = 0;   // at their present lengths, and one more each
+  std::int64_t beside = 0;  // while parts of their prompts run
+
+  BlockNeed& operator+=(const BlockNeed& more);
 };
 
 class Scheduler {
@@ -159,37 +180,31 @@ class Scheduler {
     return static_cast<std::int64_t>(resumed_.size() + fresh_.size());
   }
   std::int64_t preemptions() const { return preemptions_; }
+  // Tokens of prompts that were not computed, since another request's blocks hold them.
+  std::int64_t shared_tokens() const { return prefixes_.tokens(); }
   const BlockPools& blocks() const { return blocks_; }
 
  private:
   // Starts the oldest waiting request, if the limits and free blocks allow it.
   bool admit();
-  bool may_begin(const RunningRequest& request) const;
   // Schedules request `index` for as many of its tokens as budget and blocks allow; false if it must
   // wait for blocks.
   bool schedule(std::size_t index);
   void make_room(std::size_t index, std::int32_t tokens);
   std::optional<BlockRef> take_block(const RunningRequest& request);
-  Place next_place(const RunningRequest& request, BlockKind kind) const;
-  bool wants_host(const RunningRequest& request) const {
-    return attended_on_host(host_, request.request->id);
-  }
   void preempt_youngest();
-  static void go_on(RunningRequest& request, const ScheduledChunk& ran, const Outcome* outcome);
-  std::int32_t most_of_pools(const RunningRequest& request) const {
-    return request.of_pools(request.most_blocks, limits_.kept);
+  void give_back(RunningRequest& request);
+  // Host cores read no block of two requests, so what they attend shares nothing.
+  bool shares_prefix(const RunningRequest& request) const {
+    return limits_.share_prefixes && request.token_blocks == 0 &&
+           !attended_on_host(host_, request.request->id);
   }
-  // Blocks of the pools that requests need.
-  struct Need {
-    std::int64_t most = 0;    // at their full lengths
-    std::int64_t known = 0;   // at their present lengths, and one more each
-    std::int64_t beside = 0;  // while parts of their prompts run
-
-    Need& operator+=(const Need& more);
-  };
-  Need need_of(const RunningRequest& request) const;
+  // Takes over what is there of its prompt's beginning; false if it waits for what an older one is about to store.
+  bool share_prefix(RunningRequest& request);
   // Drops the blocks that no row of the request sees from now on.
   void drop_unseen(RunningRequest& request);
+  void lose_device();
+  bool take_again(RunningRequest& request, const Snapshot& begun);
   // Gives all blocks back if the rows to run next see one that was dropped.
   void begin_again_if_needed(RunningRequest& request);
 
@@ -197,6 +212,7 @@ class Scheduler {
   Allocation host_;
   ScheduleLimits limits_;
   BlockPools blocks_;
+  PrefixSharing prefixes_;
   std::vector<std::unique_ptr<RunningRequest>> running_;  // oldest first; older than all that wait
   std::deque<std::unique_ptr<RunningRequest>>
       resumed_;  // gave their blocks back; older than `fresh_`
@@ -204,7 +220,7 @@ class Scheduler {
   std::vector<ScheduledChunk> chunks_;
   std::int32_t prefill_left_ = 0;  // of this iteration
   std::int64_t edits_ = 0;         // … so far, at most
-  Need need_;                      // of all running requests
+  BlockNeed need_;                      // of all running requests
   std::int64_t preemptions_ = 0;
 };
 

@@ -153,7 +153,7 @@ def rotated_heads(name, rounds, kept="auto"):
                 expect_equal(json.loads(other), json.loads(first), f"with {' '.join(options)}")
 
     same_for_rotated_heads.__name__ = f"they_are_for_{name}" + ("" if kept == "auto" else f"_with_context_of_{kept}")
-    same_for_rotated_heads.__module__ = "__main__"
+    same_for_rotated_heads.__module__ = __name__
     return test(same_for_rotated_heads)
 
 

@@ -1011,7 +1011,7 @@ def processes_are_known_by_one_path_however_the_command_is_called(workspace):
 def a_run_that_overwrites_a_finished_one_is_told_from_its_first_line(workspace):
     published = workspace / "output.jsonl"
     published.write_bytes(b"old 1\nold 2\n")
-    results = tail._Results(SimpleNamespace(path=workspace.home, published=lambda: published))
+    results = tail._Results(SimpleNamespace(path=workspace.folder, published=lambda: published))
     expect_equal(list(results.further()), [b"old 1\n", b"old 2\n"], "the finished run's")
     partial = workspace / "results.jsonl.partial"
     partial.write_bytes(b"new 1\nnew 2\nnew 3\n")

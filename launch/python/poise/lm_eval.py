@@ -2,7 +2,8 @@
 `lm_eval.simple_evaluate(model="poise", …)`.
 
 What the harness computes with its `hf` backend is computed here in the same way: tokens of context and continuation together, BOS, windows,
-truncation on the left, stop strings. All requests of all tasks are handed over at once, the longest first.
+truncation on the left, stop strings. All requests of all tasks are handed over at once, the longest contexts first; what several
+have in common is computed once.
 """
 
 import transformers
@@ -39,7 +40,7 @@ class PoiseLM(TemplateLM):
         if device is not None:
             # In torch's names, and the harness says "cuda" where nobody said anything.
             options["device"] = "cpu" if device == "cpu" else "auto"
-        self._llm = LLM(model or pretrained, **options)
+        self._llm = LLM(model or pretrained, **{"prefix_sharing": "on"} | options)
         named = tokenizer or self._llm.folder
         self._add_bos, self._prefix_id = add_bos_token, prefix_token_id
         more = {} if add_bos_token is None else {"add_bos_token": add_bos_token}
@@ -150,9 +151,9 @@ class PoiseLM(TemplateLM):
         return list(groups.values())
 
     def _score(self, requests, groups, take):
-        """The longest first. Gives the places of requests whose token was not among the best."""
+        """The longest contexts first; those of one context stay together. Gives the places of requests whose token was not among the best."""
         missed = []
-        groups.sort(key=lambda group: -len(requests[group[0]][1]) - len(requests[group[0]][2]))
+        groups.sort(key=lambda group: -len(requests[group[0]][1]))
         bodies = (self._scored(*requests[group[0]][1:], _BEST if len(group) > 1 else 0) for group in groups)
         for place, choice in self._answers(bodies, "loglikelihood"):
             first, *others = groups[place]

@@ -41,7 +41,8 @@ ModelShape shape() {
 class Recorded {
  public:
   explicit Recorded(const char* policy_name = "hybrid", std::uint64_t pool = 1,
-                    std::uint32_t seed = 1, std::int32_t window = 0, bool absorption = false)
+                    std::uint32_t seed = 1, std::int32_t window = 0, bool absorption = false,
+                    bool sharing = false)
       : layout_(weight_layout(shape(), DType::float16)),
         random_(seed),
         window_(window),
@@ -53,6 +54,10 @@ class Recorded {
       request.id = {id};
       std::vector<TokenId> prompt(5 + random_() % 30);
       std::ranges::generate(prompt, [&] { return static_cast<TokenId>(random_() % 100); });
+      if (sharing) {  // prompts of a block and more have that in common, some of them two
+        prompt.resize(prompt.size() + 8, 5);
+        std::fill_n(prompt.begin(), std::min<std::size_t>(prompt.size(), id % 2 == 0 ? 16 : 32), 3);
+      }
       request.prompt = std::move(prompt);
       request.sampling.max_tokens = static_cast<std::int32_t>(20 + random_() % 60);
       requests_.push_back(std::move(request));
@@ -63,7 +68,8 @@ class Recorded {
                         {.max_num_seqs = 8,
                          .prefill_rows = 64,
                          .sequence_rows = 38,
-                         .kept = {.window = window}});
+                         .kept = {.window = window},
+                         .share_prefixes = sharing});
     for (const Request& request : requests_) {
       scheduler.add(request);
     }
@@ -93,6 +99,7 @@ class Recorded {
       complete(scheduler, parts, number);
     }
     preemptions = scheduler.preemptions();
+    shared_tokens = scheduler.shared_tokens();
   }
 
   LogCheckReport check() const {
@@ -153,7 +160,7 @@ class Recorded {
   std::size_t pieces() const { return layout_.layer.pieces.size(); }
 
   Messages log;
-  std::int64_t preemptions = 0;
+  std::int64_t preemptions = 0, shared_tokens = 0;
 
  private:
   template <typename Table>
@@ -224,6 +231,42 @@ TEST(LogCheck, OrdersOfEveryPolicyHold) {
     }
   }
   EXPECT_GT(Recorded("hybrid").preemptions, 0) << "too much room to test anything";
+}
+
+TEST(LogCheck, OrdersOfRequestsThatShareTheirBeginningHold) {
+  for (const PolicyEntry& policy : policies()) {
+    std::int64_t shared = 0;
+    for (std::uint32_t seed = 1; seed <= 5; ++seed) {
+      const Recorded recorded(policy.name.data(), 1, seed, 0, true);
+      const LogCheckReport report = recorded.check();
+      EXPECT_EQ(report.violations, 0u) << policy.name << " seed " << seed << '\n'
+                                       << to_text(report);
+      const LogCheckReport late = recorded.check_from(15);
+      EXPECT_EQ(late.violations, 0u) << policy.name << " seed " << seed << '\n' << to_text(late);
+      shared += recorded.shared_tokens;
+    }
+    const bool shares = policy.name != "host-kv" && policy.name != "token-recompute";
+    EXPECT_TRUE(shares == (shared > 100)) << policy.name << " shares " << shared;
+  }
+}
+
+TEST(LogCheck, TokensTakenOverThatTheBlocksDoNotHoldAreCaught) {
+  const auto takes = [](const messages::MiniBatchT& one) { return !one.taken_over.empty(); };
+  const auto complaint_of = [&](const std::function<void(messages::MiniBatchT&)>& change) {
+    Recorded recorded("hybrid", 1, 2, 0, true);
+    change(recorded.batch(1, takes));
+    return to_text(recorded.check());
+  };
+  EXPECT_THAT(complaint_of([](auto& batch) { batch.taken_over[0]->tokens[7] = 99; }),
+              HasSubstr("it holds position 7 of request"));
+  EXPECT_THAT(complaint_of([](auto& batch) { batch.taken_over[0]->tokens.pop_back(); }),
+              HasSubstr("tokens of context"));
+  EXPECT_THAT(complaint_of([](auto& batch) { batch.taken_over.clear(); }),
+              HasSubstr("tokens of context, 0 are known"));
+  EXPECT_THAT(complaint_of([](auto& batch) { batch.taken_over[0]->sequence = 40; }),
+              HasSubstr("tokens are taken over by sequence 40 of"));
+  EXPECT_THAT(complaint_of([](auto& batch) { batch.taken_over[0]->position = 1; }),
+              HasSubstr("are taken over from position 1"));
 }
 
 TEST(LogCheck, BlocksThatNoLayerSeesMayBeDroppedAndNoOthers) {
@@ -339,9 +382,9 @@ bool absorbs(const messages::MiniBatchT& batch) {
 
 // What stands in the ACT buffer is followed as what is made of it is.
 TEST(LogCheck, RowsThatAttendOtherActivationsThanTheirsAreCaught) {
-  EXPECT_EQ(Recorded("hybrid", 1, 1, 0, true).check().violations, 0u);
+  EXPECT_EQ(Recorded("hybrid", 1, 1, 0, false, true).check().violations, 0u);
   const auto absorbing_complaint = [](const std::function<void(Recorded&, messages::MiniBatchT&)>& change) {
-    Recorded recorded("hybrid", 1, 1, 0, true);
+    Recorded recorded("hybrid", 1, 1, 0, false, true);
     change(recorded, recorded.batch(5, absorbs));
     const LogCheckReport report = recorded.check();
     EXPECT_GT(report.violations, 0u);
@@ -487,6 +530,16 @@ TEST(LogCheck, ABlockOfAnotherRequestOrNeverWrittenIsCaught) {
                 const auto& own = batch.entries[batch.sequences[0].first_entry()];
                 auto& other = batch.entries[batch.sequences[1].first_entry()];
                 other = {own.where(), own.kind(), own.place(), 0, other.slot(), own.block()};
+              }),
+              HasSubstr("is loaded to"));
+  EXPECT_THAT(complaint([](Recorded& recorded) {
+                auto& batch = recorded.batch(5, decodes);
+                const auto last = [&](std::size_t sequence) -> messages::AttentionEntry& {
+                  const auto& of = batch.sequences[sequence];
+                  return batch.entries[of.first_entry() + of.context() / kBlockTokens];
+                };
+                const messages::AttentionEntry own = last(0);
+                last(1) = {own.where(), own.kind(), own.place(), 0, last(1).slot(), own.block()};
               }),
               HasSubstr("is of request"));
   // The second iteration's blocks never came to be.

@@ -55,6 +55,29 @@ std::vector<Request> random_requests(std::mt19937& random, std::size_t count, in
   return requests;
 }
 
+// Most of them begin with some of the tokens of one of three texts.
+void begin_alike(std::vector<Request>& requests, std::mt19937& random) {
+  std::vector<std::vector<TokenId>> texts(3, std::vector<TokenId>(160));
+  for (std::vector<TokenId>& text : texts) {
+    std::ranges::generate(text, [&] { return static_cast<TokenId>(random() % kVocabulary); });
+  }
+  for (Request& request : requests) {
+    std::vector<TokenId> prompt = request.prompt.get();
+    const std::vector<TokenId>& text = texts[random() % 3];
+    std::size_t alike = random() % 4 == 0 ? 0 : std::min(prompt.size(), random() % text.size());
+    if (random() % 3 == 0) {  // few questions, many answers that are scored
+      alike = 27;
+      prompt.resize(28 + random() % 8, static_cast<TokenId>(random() % kVocabulary));
+      request.sampling.max_tokens = 0;
+      request.sampling.prompt_top = 1;
+      request.sampling.score_from = static_cast<std::int32_t>(27 - random() % 2);
+      request.scored_last = 1;
+    }
+    std::copy_n(text.begin(), alike, prompt.begin());
+    request.prompt = std::move(prompt);
+  }
+}
+
 // `window`: how much of the text each token hangs on; 0: all of it.
 std::vector<TokenId> undisturbed_answer(const Request& request, std::int32_t window) {
   std::vector<TokenId> text = request.prompt, answer;
@@ -89,8 +112,8 @@ struct Setting {
 struct Outcomes {
   std::map<std::uint32_t, std::vector<TokenId>> answers;
   std::map<std::uint32_t, std::vector<TokenId>> echoed;  // targets, by position
-  std::int64_t iterations = 0, preemptions = 0, most_running = 0, last_said = 0, host_rows = 0, dropped = 0,
-               absorbed_rows = 0;
+  std::int64_t iterations = 0, preemptions = 0, most_running = 0, last_said = 0, host_rows = 0, dropped = 0;
+  std::int64_t absorbed_rows = 0, rows = 0, shared_blocks = 0, parts = 0;
 };
 
 // Blocks of one size: the border between the kinds may be anywhere.
@@ -118,6 +141,9 @@ Outcomes run(const std::vector<Request>& requests, const Setting& setting) {
   for (const Request& r : requests) {
     held->add(r);
     by_id[r.id.n] = &r;
+    if (setting.schedule.share_prefixes) {
+      executor.know(r);
+    }
   }
   Outcomes all;
   std::set<std::uint32_t> finished;
@@ -136,6 +162,7 @@ Outcomes run(const std::vector<Request>& requests, const Setting& setting) {
     for (const ScheduledChunk& chunk : chunks) {
       EXPECT_TRUE(only.empty() || std::ranges::find(only, chunk.request->request->id) != only.end())
           << "one ran that was to wait";
+      all.rows += chunk.new_tokens;
     }
     if (chunks.empty()) {  // all of `only` are finished, or wait for memory
       chunks = scheduler.next();
@@ -202,6 +229,8 @@ Outcomes run(const std::vector<Request>& requests, const Setting& setting) {
   all.host_rows = executor.host_rows();
   all.dropped = executor.dropped();
   all.absorbed_rows = executor.absorbed_rows();
+  all.shared_blocks = executor.shared_blocks();
+  all.parts = executor.parts();
   return all;
 }
 
@@ -232,19 +261,25 @@ std::int32_t largest(const std::vector<Request>& requests) {
 }
 
 TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
-  std::int64_t preemptions = 0, hybrids = 0, recomputed = 0, host_rows = 0, dropped = 0;
-  std::int64_t absorbed_rows = 0;
-  for (std::uint32_t seed = 1; seed <= 160; ++seed) {
+  std::int64_t preemptions = 0, hybrids = 0, recomputed = 0, host_rows = 0, dropped = 0, shared = 0;
+  std::int64_t parts = 0, absorbed_rows = 0;
+  for (std::uint32_t seed = 1; seed <= 280; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
     const auto one_of = [&](std::uint32_t n) { return static_cast<std::int32_t>(random() % n); };
     // Every other one: short prompts and long answers on a small pool, so that blocks run out.
     const bool tight = seed % 2 == 0;
-    const auto requests = random_requests(random, 1 + random() % 30, 1 + one_of(tight ? 20 : 120),
-                                          tight ? 120 : one_of(60));
+    // Some have no window and prompts that begin alike.
+    const bool sharing = seed > 160;
+    auto requests = random_requests(random, 1 + random() % 30,
+                                    1 + one_of(tight && !sharing ? 20 : 120),
+                                    tight ? 120 : one_of(60));
+    if (sharing) {
+      begin_alike(requests, random);
+    }
     Setting setting;
     // In the last ones every layer has a window, and a pool may hold no more than that of one request.
-    const KeptContext kept{.window = seed > 120 ? 1 + one_of(60) : 0};
+    const KeptContext kept{.window = seed > 120 && !sharing ? 1 + one_of(60) : 0};
     const std::int32_t need = largest(requests);
     const std::uint32_t pool =
         static_cast<std::uint32_t>(kept.between(need) + one_of(tight ? 10 : 40));
@@ -287,9 +322,10 @@ TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
     }
     setting.host.host_share = seed % 3 == 0 ? one_of(5) / 4.0 : 0;  // some requests on host cores
     setting.schedule = {.max_num_seqs = 1 + one_of(20),
-                        .prefill_rows = 1 + one_of(150),
-                        .sequence_rows = 1 + one_of(60),
-                        .kept = kept};
+                        .prefill_rows = (sharing ? 20 : 1) + one_of(150),
+                        .sequence_rows = (sharing ? 12 : 1) + one_of(60),
+                        .kept = kept,
+                        .share_prefixes = sharing};
     if (setting.recompute_share) {  // their rows come in one mini-batch with the new ones
       setting.schedule.sequence_rows += need * kBlockTokens;
     }
@@ -298,7 +334,7 @@ TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
                     .tokens = 16 + one_of(600),
                     .rows = setting.schedule.sequence_rows + one_of(60),
                     .sequences = 2 + one_of(10)};
-    setting.absorption = kept.window == 0 && seed % 4 < 2;
+    setting.absorption = kept.window == 0 && !sharing && seed % 4 < 2;
     const Outcomes outcomes = run(requests, setting);
     expect_undisturbed(requests, outcomes, kept.window);
     absorbed_rows += outcomes.absorbed_rows;
@@ -306,11 +342,15 @@ TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
     dropped += outcomes.dropped;
     preemptions += outcomes.preemptions;
     host_rows += outcomes.host_rows;
+    shared += outcomes.shared_blocks;
+    parts += outcomes.parts;
     EXPECT_TRUE(setting.host.host_share > 0 || outcomes.host_rows == 0);
   }
   EXPECT_GT(host_rows, 2000);
   EXPECT_GT(absorbed_rows, 10'000);
   EXPECT_GT(dropped, 2000);
+  EXPECT_GT(shared, 1000);
+  EXPECT_GT(parts, 10);
   // The cases above are worth nothing if they never come to the hard part.
   EXPECT_GT(preemptions, 50);
   EXPECT_GT(hybrids, 10);
@@ -321,17 +361,21 @@ TEST(Schedule, AnswersDoNotDependOnPolicyPoolChunksOrMiniBatches) {
 // this one tells, and iterations come to nothing with the device they ran on.
 TEST(Schedule, AnswersDoNotDependOnSwapsHandOversOrLostDevices) {
   std::int64_t swaps = 0, moves = 0, hand_overs = 0, breaks = 0, kept = 0, sent_back = 0;
-  std::int64_t dropped = 0;
+  std::int64_t dropped = 0, shared = 0, parts = 0;
   const BlockSizes sizes{.kv_row = {1}, .act_row = {1}};
-  for (std::uint32_t seed = 1; seed <= 80; ++seed) {
+  for (std::uint32_t seed = 1; seed <= 140; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
     const auto one_of = [&](int n) {
       return static_cast<std::int32_t>(random() % static_cast<unsigned>(n));
     };
-    const auto requests =
-        random_requests(random, static_cast<std::size_t>(1 + one_of(30)), 1 + one_of(60), 80);
-    const std::int32_t window = seed > 60 ? 1 + one_of(60) : 0;
+    const bool sharing = seed > 80;
+    auto requests = random_requests(random, static_cast<std::size_t>(1 + one_of(sharing ? 60 : 30)),
+                                    1 + one_of(sharing ? 120 : 60), 80);
+    if (sharing) {
+      begin_alike(requests, random);
+    }
+    const std::int32_t window = seed > 60 && !sharing ? 1 + one_of(60) : 0;
     const std::int32_t need = largest(requests);
     const bool roomy = seed % 4 == 1;  // for whole contexts, however long
     const auto pool = static_cast<std::uint32_t>(
@@ -344,9 +388,10 @@ TEST(Schedule, AnswersDoNotDependOnSwapsHandOversOrLostDevices) {
     setting.host = {
         .act_blocks = 0, .kv_blocks = pool, .gpu_act_blocks = here, .gpu_kv_blocks = kv_here};
     setting.schedule = {.max_num_seqs = 1 + one_of(12),
-                        .prefill_rows = 1 + one_of(150),
-                        .sequence_rows = 1 + one_of(60),
-                        .kept = {.window = window}};
+                        .prefill_rows = (sharing ? 20 : 1) + one_of(150),
+                        .sequence_rows = (sharing ? 12 : 1) + one_of(60),
+                        .kept = {.window = window},
+                        .share_prefixes = sharing};
     if (roomy) {
       setting.schedule.sequence_rows += need * kBlockTokens;
     }
@@ -410,7 +455,7 @@ TEST(Schedule, AnswersDoNotDependOnSwapsHandOversOrLostDevices) {
           const std::int64_t without = std::ranges::count_if(one.blocks, [](const BlockRef& block) {
             return block.place == Place::dropped || block.place == Place::nowhere;
           });
-          if (runs) {
+          if (runs && !sharing) {
             EXPECT_TRUE(std::ssize(one.blocks) == without || another->running() == most ||
                         !another->restore(again, one))
                 << "blocks were taken twice";
@@ -427,7 +472,11 @@ TEST(Schedule, AnswersDoNotDependOnSwapsHandOversOrLostDevices) {
         const std::int64_t too_many = std::max<std::int64_t>(0, scheduler->running() - most);
         EXPECT_EQ(another->running(), scheduler->running() - too_many);
         EXPECT_EQ(another->waiting(), scheduler->waiting() + too_many);
-        EXPECT_EQ(another->blocks().free(), scheduler->blocks().free() + given_up);
+        if (sharing) {  // what was given up may be another's, too
+          EXPECT_GE(another->blocks().free(), scheduler->blocks().free());
+        } else {
+          EXPECT_EQ(another->blocks().free(), scheduler->blocks().free() + given_up);
+        }
         sent_back += too_many;
         scheduler = std::move(another);
         ++hand_overs;
@@ -436,8 +485,12 @@ TEST(Schedule, AnswersDoNotDependOnSwapsHandOversOrLostDevices) {
     const Outcomes outcomes = run(requests, setting);
     expect_undisturbed(requests, outcomes, window);
     dropped += outcomes.dropped;
+    shared += outcomes.shared_blocks;
+    parts += outcomes.parts;
   }
   EXPECT_GT(dropped, 1000);
+  EXPECT_GT(shared, 1000);
+  EXPECT_GT(parts, 10);
   EXPECT_GT(swaps, 100);
   EXPECT_GT(moves, 100);
   EXPECT_GT(breaks, 100);

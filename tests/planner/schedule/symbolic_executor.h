@@ -3,7 +3,8 @@
 // nothing if it was never written. It trusts no order and knows nothing of how orders are built: each
 // rule is stated here from common/messages.fbs. The "model" is a hash of all tokens a sequence's
 // attention reads, so an answer is right only if every row came from the right place; being a
-// function of the text alone, it must not depend on policy, chunks, preemption or mini-batches.
+// function of the text alone, it must not depend on policy, chunks, preemption or mini-batches. A row may be
+// another request's only where the test has said that both prompts are the same up to there.
 
 #include <gtest/gtest.h>
 
@@ -50,9 +51,12 @@ class SymbolicExecutor {
     pools_[kHere + kKv].resize(host.gpu_kv_blocks);
   }
 
+  // From now on it may share rows with others whose prompts begin alike.
+  void know(const Request& request) { prompts_[request.id.n] = request.prompt.get(); }
+
   // One decoder layer stands for all: tables are the same for each. By request id.
   std::map<std::uint32_t, SymbolicResult> run(const messages::IterationT& iteration) {
-    std::set<std::pair<int, std::uint32_t>> blocks;
+    std::map<std::pair<int, std::uint32_t>, bool> blocks;  // whether new rows go there
     std::set<std::uint32_t> requests;
     std::map<std::uint32_t, SymbolicResult> results;
     std::int64_t rows = 0;
@@ -61,13 +65,25 @@ class SymbolicExecutor {
       const messages::MiniBatchT& batch = *iteration.mini_batches[i];
       EXPECT_EQ(batch.id, i);
       rows += static_cast<std::int64_t>(batch.tokens.size());
-      for (const auto& entry : batch.entries) {
-        if (entry.place() == messages::Place::Nowhere ||
-            entry.place() == messages::Place::Dropped) {
-          continue;
+      for (std::size_t j = 0; j < batch.sequences.size(); ++j) {
+        const auto& sequence = batch.sequences[j];
+        const std::uint32_t end = sequence.context() + sequence.new_tokens();
+        for (std::uint32_t at = 0; at < end; at += kBlockTokens) {
+          if (takes_part(batch, j, at / kBlockTokens)) {
+            ++parts_;
+            continue;
+          }
+          const auto& entry = batch.entries.at(sequence.first_entry() + at / kBlockTokens);
+          if (entry.place() == messages::Place::Nowhere ||
+              entry.place() == messages::Place::Dropped) {
+            continue;
+          }
+          const bool written = at + kBlockTokens > sequence.context();
+          const auto [before, fresh] = blocks.emplace(std::pair(pool_of(entry), entry.block()), written);
+          EXPECT_TRUE(fresh || (!written && !before->second && !prompts_.empty()))
+              << "two sequences share block " << entry.block();
+          shared_blocks_ += fresh ? 0 : 1;
         }
-        EXPECT_TRUE(blocks.emplace(pool_of(entry), entry.block()).second)
-            << "two sequences share block " << entry.block();
       }
       for (std::size_t j = 0; j < batch.sequences.size(); ++j) {
         if (!runs_again(batch, j)) {
@@ -92,6 +108,8 @@ class SymbolicExecutor {
   std::int64_t load_runs() const { return load_runs_; }
   std::int64_t host_rows() const { return host_rows_; }  // that host cores attended
   std::int64_t absorbed_rows() const { return absorbed_rows_; }  // attended or made as activations
+  std::int64_t shared_blocks() const { return shared_blocks_; }  // read by a second sequence
+  std::int64_t parts() const { return parts_; }  // of blocks that sequences took over
   std::int64_t dropped() const { return dropped_; }      // blocks that sequences went without
 
  private:
@@ -116,6 +134,19 @@ class SymbolicExecutor {
   static bool runs_again(const messages::MiniBatchT& batch, std::size_t sequence) {
     return sequence + 1 < batch.sequences.size() &&
            batch.sequences[sequence + 1].request() == batch.sequences[sequence].request();
+  }
+
+  // Whether a sequence took over the first rows of its block from another's, and stores none behind them.
+  static bool takes_part(const messages::MiniBatchT& batch, std::size_t sequence,
+                         std::uint32_t block) {
+    const std::uint32_t context = batch.sequences[sequence].context();
+    for (const auto& taken : batch.taken_over) {
+      if (taken->sequence == sequence && taken->position + taken->tokens.size() == context &&
+          context % kBlockTokens != 0 && context / kBlockTokens == block) {
+        return true;
+      }
+    }
+    return false;
   }
 
   struct Buffers {
@@ -229,7 +260,7 @@ class SymbolicExecutor {
 
   void place_new_rows(const messages::MiniBatchT& batch, Buffers& buffers) {
     std::vector<int> owners(batch.tokens.size(), 0);
-    std::set<std::pair<int, std::uint32_t>> slots;
+    std::map<std::pair<int, std::uint32_t>, std::pair<int, std::uint32_t>> slots;  // the block
     std::size_t entries = 0;
     for (std::size_t index = 0; index < batch.sequences.size(); ++index) {
       const auto& sequence = batch.sequences[index];
@@ -249,8 +280,14 @@ class SymbolicExecutor {
           ++dropped_;
           continue;
         }
-        EXPECT_TRUE(in_place || slots.emplace(static_cast<int>(entry.kind()), entry.slot()).second)
-            << "two blocks share a slot";
+        if (in_place) {
+          continue;
+        }
+        const bool nowhere = entry.place() == messages::Place::Nowhere;
+        const std::pair block(nowhere ? -1 : pool_of(entry), entry.block());
+        const auto [of, fresh] =
+            slots.emplace(std::pair(static_cast<int>(entry.kind()), entry.slot()), block);
+        EXPECT_TRUE(fresh || (!nowhere && of->second == block)) << "two blocks share a slot";
       }
       if (again) {
         EXPECT_EQ(sequence.context(), 0u);
@@ -276,12 +313,14 @@ class SymbolicExecutor {
   void store(const messages::MiniBatchT& batch) {
     // Where each row must go, by its sequence's entries.
     std::map<std::uint32_t, std::tuple<int, std::uint32_t, std::uint32_t, Row>> wanted;
-    for (const auto& sequence : batch.sequences) {
+    for (std::size_t j = 0; j < batch.sequences.size(); ++j) {
+      const auto& sequence = batch.sequences[j];
       for (std::uint32_t i = 0; i < sequence.new_tokens(); ++i) {
         const std::uint32_t position = sequence.context() + i;
         const auto& entry = batch.entries.at(sequence.first_entry() + position / kBlockTokens);
         const std::uint32_t row = sequence.first_row() + i;
-        if (entry.place() == messages::Place::Nowhere) {
+        if (entry.place() == messages::Place::Nowhere ||
+            takes_part(batch, j, position / kBlockTokens)) {
           continue;
         }
         wanted[row] = {pool_of(entry), entry.block(), position % kBlockTokens,
@@ -315,13 +354,23 @@ class SymbolicExecutor {
       const auto& row = at(batch, buffers, sequence, p);
       EXPECT_TRUE(row.has_value())
           << "attention reads a row that was never written, position " << p;
-      EXPECT_EQ(row.value_or(Row{}).request, sequence.request());
+      const std::uint32_t writer = row.value_or(Row{}).request;
+      EXPECT_TRUE(writer == sequence.request() || alike(writer, sequence.request(), p))
+          << "position " << p << " is of request " << writer;
       EXPECT_EQ(row.value_or(Row{}).position, p);
       if (p >= first_seen(end - 1)) {  // by the last row
         text.push_back(row.value_or(Row{}).token);
       }
     }
     return text;
+  }
+  // Whether both prompts are the same up to this position.
+  bool alike(std::uint32_t one, std::uint32_t other, std::uint32_t position) const {
+    const auto first = prompts_.find(one), second = prompts_.find(other);
+    return first != prompts_.end() && second != prompts_.end() &&
+           position < first->second.size() && position < second->second.size() &&
+           std::equal(first->second.begin(), first->second.begin() + position + 1,
+                      second->second.begin());
   }
   std::uint32_t first_seen(std::uint32_t position) const {
     const auto window = static_cast<std::uint32_t>(window_);
@@ -351,6 +400,8 @@ class SymbolicExecutor {
   std::int32_t max_rows_, window_;
   bool absorption_;
   std::int64_t dropped_ = 0, absorbed_rows_ = 0;
+  std::int64_t shared_blocks_ = 0, parts_ = 0;
+  std::map<std::uint32_t, std::vector<TokenId>> prompts_;  // of requests that may share rows
   std::vector<Block> pools_[4];
   std::int64_t loaded_tokens_ = 0;
   std::int64_t load_runs_ = 0, host_rows_ = 0;
