@@ -139,6 +139,19 @@ def planners_and_executors_are_killed_while_requests_share_blocks(workspace):
 
 
 @test
+def a_resumed_run_may_share_what_the_one_before_did_not(workspace):
+    requests = workspace.write_requests("requests.jsonl", work(workspace.random, 20))
+    oracle = undisturbed(workspace, requests)
+    for number, (before, after) in enumerate((("off", "on"), ("on", "off"))):
+        output = workspace / f"{number}.out"
+        words = (requests, output, "--max-num-seqs", "4", "--prefix-sharing")
+        dies = {"POISE_FAILPOINTS": "planner.order_sent:kill@200"}
+        workspace.run(*words, before, model=short_model(), env=dies).expect(75)
+        workspace.run(*words, after, "--resume", model=short_model()).expect(0)
+        expect_equal(comparable(output), oracle, f"answers of a run with {before}, resumed with {after}")
+
+
+@test
 def requests_that_wait_for_a_beginning_go_on_when_its_executor_dies(workspace):
     lines = [request(n, BEGINNINGS[n % 2] * 3 + f"Number {n}", max_tokens=8) for n in range(12)]
     requests = workspace.write_requests("requests.jsonl", lines)

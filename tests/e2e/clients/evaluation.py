@@ -166,6 +166,31 @@ def answers_of_one_token_share_a_run_of_their_context(workspace):
     expect(sum(greedy for _, greedy in together[: len(ends)]) <= 1, f"{together}")
 
 
+@test
+def answers_of_several_tokens_share_what_stands_before_them(workspace):
+    """The tokens that are not computed, and the likelihoods of a class that shares nothing."""
+    import poise.lm_eval
+    from lm_eval.api.instance import Instance
+
+    questions = [f"Q: {first} + 38 = ?\nA:" for first in range(10, 30)]
+    pairs = [(question, f" {answer} is the sum") for question in questions for answer in (41, 52, 63, 74)]
+    found = {}
+    with used(workspace):
+        for sharing in ("on", "off"):
+            options = {} if sharing == "on" else {"prefix_sharing": "off"}
+            with contextlib.closing(poise.lm_eval.PoiseLM(str(harness.DEMO_MODEL), device="cpu", dtype="float32", **options)) as model:
+                found[sharing] = model.loglikelihood([Instance("loglikelihood", {}, pair, at) for at, pair in enumerate(pairs)], disable_tqdm=True)
+                least = sum(3 * (len(model.tok_encode(question)) - 1) for question in questions)
+
+                def shared():
+                    files = workspace.folder.rglob("status.json")
+                    return max((harness._json(file).get("shared_prompt_tokens", 0) for file in files), default=0)
+
+                if sharing == "on":
+                    wait_until(lambda: shared() >= least, f"{least} shared tokens")  # the status follows
+    expect_equal(found["on"], found["off"], "likelihoods")
+
+
 @contextlib.contextmanager
 def served(workspace, folder):
     """The URL of completions of a server."""
