@@ -651,6 +651,17 @@ TEST_F(OrderCheckTest, ContextOfAnotherBlockThanWasLoadedIsRefused) {
   expect_refused("holds Kv block");
 }
 
+// Of requests whose prompts begin alike: both read the block in the slot that it is loaded to.
+TEST_F(OrderCheckTest, TwoSequencesMayReadOneFullBlockInOneSlot) {
+  const auto first_entry = [&](std::size_t sequence) -> AttentionEntry& {
+    return batch().entries[batch().sequences[sequence].first_entry()];
+  };
+  ASSERT_NE(first_entry(0).block(), first_entry(1).block());
+  first_entry(1) = first_entry(0);
+  accept_all(decode_);
+  EXPECT_TRUE(check_->between_iterations());
+}
+
 TEST_F(OrderCheckTest, NewRowsOfTwoSequencesInOneSlotAreRefused) {
   const auto last_entry = [&](std::size_t sequence) -> AttentionEntry& {
     const Sequence& one = batch().sequences[sequence];
