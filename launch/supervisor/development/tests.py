@@ -43,7 +43,7 @@ _FOLDERS = {"unit": "kernels|gpu_executor", "asan": ".*", "tsan": "common|kernel
 _SANITIZED = "sanitized.py"
 # Fuzz targets, for some seconds each; clang alone builds them.
 _FUZZ = ROOT / "tests" / "fuzz" / "run.py"
-_NOT_SCRIPTS = {"harness.py", "environment.py", "bare_debian.py", "served.py", "mixed_requests.py", "faults.py", "soak.py", _SANITIZED}
+_NOT_SCRIPTS = {"harness.py", "environment.py", "served.py", "mixed_requests.py", "faults.py", _SANITIZED}
 _LONG_ONES = ["tokenizer_equality.py", "swaps.py", "kills.py", "torture.py", "sameness.py", "profiles.py", "hostile_requests.py", "clients/serving.py"]
 _LONGEST_SCRIPT = 900  # seconds
 _TORTURE = 10.0  # minutes, unless told otherwise

@@ -237,7 +237,7 @@ TEST(LogCheck, OrdersOfRequestsThatShareTheirBeginningHold) {
   for (const PolicyEntry& policy : policies()) {
     std::int64_t shared = 0;
     for (std::uint32_t seed = 1; seed <= 5; ++seed) {
-      const Recorded recorded(policy.name.data(), 1, seed, 0, true);
+      const Recorded recorded(policy.name.data(), 1, seed, 0, false, true);
       const LogCheckReport report = recorded.check();
       EXPECT_EQ(report.violations, 0u) << policy.name << " seed " << seed << '\n'
                                        << to_text(report);
@@ -253,7 +253,7 @@ TEST(LogCheck, OrdersOfRequestsThatShareTheirBeginningHold) {
 TEST(LogCheck, TokensTakenOverThatTheBlocksDoNotHoldAreCaught) {
   const auto takes = [](const messages::MiniBatchT& one) { return !one.taken_over.empty(); };
   const auto complaint_of = [&](const std::function<void(messages::MiniBatchT&)>& change) {
-    Recorded recorded("hybrid", 1, 2, 0, true);
+    Recorded recorded("hybrid", 1, 2, 0, false, true);
     change(recorded.batch(1, takes));
     return to_text(recorded.check());
   };
@@ -382,9 +382,9 @@ bool absorbs(const messages::MiniBatchT& batch) {
 
 // What stands in the ACT buffer is followed as what is made of it is.
 TEST(LogCheck, RowsThatAttendOtherActivationsThanTheirsAreCaught) {
-  EXPECT_EQ(Recorded("hybrid", 1, 1, 0, false, true).check().violations, 0u);
+  EXPECT_EQ(Recorded("hybrid", 1, 1, 0, true).check().violations, 0u);
   const auto absorbing_complaint = [](const std::function<void(Recorded&, messages::MiniBatchT&)>& change) {
-    Recorded recorded("hybrid", 1, 1, 0, false, true);
+    Recorded recorded("hybrid", 1, 1, 0, true);
     change(recorded, recorded.batch(5, absorbs));
     const LogCheckReport report = recorded.check();
     EXPECT_GT(report.violations, 0u);

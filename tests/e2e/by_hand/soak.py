@@ -2,7 +2,7 @@
 """A run of hours on the CPU device: a process killed and the policy swapped again and again; memory, descriptors and segments
 stay level, and the answers are those of an undisturbed run. Not part of `launch/poise test`.
 
-    tests/e2e/soak.py [--minutes 60] [--kill-every 20] [--swap-every 30] [--seed N]
+    tests/e2e/by_hand/soak.py [--minutes 60] [--kill-every 20] [--swap-every 30] [--seed N]
 """
 
 import argparse
@@ -13,12 +13,13 @@ import sys
 import time
 from pathlib import Path
 
-import harness
-from harness import DEMO_MODEL, comparable, expect, expect_equal
-from mixed_requests import good_request
-from supervisor.lifecycle import live_changes
-from supervisor.lifecycle.run_directory import RunDirectory
-from supervisor.shared.trouble import Refusal
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness  # noqa: E402
+from harness import DEMO_MODEL, comparable, expect, expect_equal  # noqa: E402
+from mixed_requests import good_request  # noqa: E402
+from supervisor.lifecycle import live_changes  # noqa: E402
+from supervisor.lifecycle.run_directory import RunDirectory  # noqa: E402
+from supervisor.shared.trouble import Refusal  # noqa: E402
 
 REQUESTS = 3000  # of one run; the next one begins when it is done
 GROWN_UP = 5.0  # seconds after which a process has all that it will need

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The wheel on a bare Debian 12: nothing is there but Python, and no network.
 
-    tests/e2e/clients/bare_debian.py [--root DIR] [--wheel FILE] [--mirror URL]
+    tests/e2e/by_hand/bare_debian.py [--root DIR] [--wheel FILE] [--mirror URL]
 
 Needs root's rights and debootstrap; no part of `poise test`. It makes a wheel (of the programs that POISE_BIN names, or of those in
 build/release, which it builds first), and a Debian of `minbase` with python3 and python3-venv (--root: one that is there, or is made
