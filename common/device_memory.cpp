@@ -165,10 +165,12 @@ DeviceSizes device_sizes(const ModelShape& shape, DType dtype, const DeviceLimit
       .q = aligned(rows * shape.q_dim() * kFloat),
       .attended = aligned(rows * shape.q_dim() * kFloat),
       .normed = aligned(rows * width * kFloat),
-      .mlp = aligned(std::max(
-          rows * (shape.projects_embeddings() ? std::max<std::int64_t>(shape.fc1_dim(), width)
-                                              : std::int64_t{shape.fc1_dim()}) * kFloat,
-          limits.absorbed_rows() * absorbed_bytes(shape))),
+      .mlp = aligned(
+          std::max(rows *
+                       (shape.projects_embeddings() ? std::max<std::int64_t>(shape.fc1_dim(), width)
+                                                    : std::int64_t{shape.fc1_dim()}) *
+                       kFloat,
+                   limits.absorbed_rows() * absorbed_bytes(shape))),
       .rotary = aligned(std::int64_t{frequency_sets(shape)} * rotary_pairs(shape) * kFloat),
       .head_rows = aligned(logits_rows * shape.hidden_size * kFloat),
       .head_normed = aligned(logits_rows * shape.hidden_size * kFloat),

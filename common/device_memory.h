@@ -34,7 +34,7 @@ struct DeviceLimits {
   std::int32_t logit_edits = 0;
   KvFormat kv_format = KvFormat::plain;
   bool host_attention = false;  // sequences may be attended on host cores
-  bool absorption = false;      // single new rows may attend activations (common/families/absorption.h)
+  bool absorption = false;  // single new rows may attend activations (common/families/absorption.h)
 
   // KV slots of a mini-batch: those of a KV buffer, then some without memory, for KV blocks that stay on
   // the device: attention reads these where they lie.
@@ -94,24 +94,24 @@ constexpr std::int32_t mask_edits(std::int32_t vocab_size) {
 
 // Every buffer the executor allocates, each with its size; a buffer of 0 bytes is not needed.
 struct DeviceSizes {
-  Bytes outer_slab;        // embeddings, projections, final norm, head
-  Bytes layer_slab;        // one decoder layer
-  Bytes layer_buffer;      // of each of two, for streamed layers
-  Bytes unpacked;          // a layer's packed matrices as numbers, for devices that multiply those
-  Bytes act_buffer;        // of each of two
-  Bytes kv_buffer;         // of each of two
-  Bytes regenerated;       // keys and values made from the ACT buffer
-  Bytes context_blocks;    // ACT and KV blocks that stay: (layers, device_pool's region)
-  Bytes hidden;            // (max_rows, hidden_size), all rows of an iteration
-  Bytes new_act;           // of each of two: (max_mini_batch_rows, hidden_size)
-  Bytes new_kv;            // of each of two: max_mini_batch_rows rows of KV blocks
-  Bytes plain_kv;          // what is quantised next: (max_mini_batch_rows, 2 · kv_dim)
-  Bytes q, attended;       // (max_mini_batch_rows, q_dim)
-  Bytes normed;            // (max_mini_batch_rows, max(hidden_size, word_embed_proj_dim))
-  Bytes mlp;               // (max_mini_batch_rows, fc1_dim), also projected embeddings' input, and before
-                           // that absorbed queries: room for absorbed_rows at least
-  Bytes rotary;            // (frequency_sets, rotary_pairs) of float32
-  Bytes head_rows;         // (logits_rows, hidden_size)
+  Bytes outer_slab;      // embeddings, projections, final norm, head
+  Bytes layer_slab;      // one decoder layer
+  Bytes layer_buffer;    // of each of two, for streamed layers
+  Bytes unpacked;        // a layer's packed matrices as numbers, for devices that multiply those
+  Bytes act_buffer;      // of each of two
+  Bytes kv_buffer;       // of each of two
+  Bytes regenerated;     // keys and values made from the ACT buffer
+  Bytes context_blocks;  // ACT and KV blocks that stay: (layers, device_pool's region)
+  Bytes hidden;          // (max_rows, hidden_size), all rows of an iteration
+  Bytes new_act;         // of each of two: (max_mini_batch_rows, hidden_size)
+  Bytes new_kv;          // of each of two: max_mini_batch_rows rows of KV blocks
+  Bytes plain_kv;        // what is quantised next: (max_mini_batch_rows, 2 · kv_dim)
+  Bytes q, attended;     // (max_mini_batch_rows, q_dim)
+  Bytes normed;          // (max_mini_batch_rows, max(hidden_size, word_embed_proj_dim))
+  Bytes mlp;        // (max_mini_batch_rows, fc1_dim), also projected embeddings' input, and before
+                    // that absorbed queries: room for absorbed_rows at least
+  Bytes rotary;     // (frequency_sets, rotary_pairs) of float32
+  Bytes head_rows;  // (logits_rows, hidden_size)
   Bytes head_normed;       // (logits_rows, hidden_size)
   Bytes head_projected;    // (logits_rows, word_embed_proj_dim), models that project
   Bytes logits;            // (logits_rows, vocab_size)

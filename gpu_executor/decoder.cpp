@@ -160,11 +160,12 @@ void Decoder::attend(const LayerWeights& weights, const LayerRows& rows,
   const auto scatter = [&](void* to, const void* from, std::int64_t row, const RowMove* moves,
                            std::int32_t count) {
     if (count > 0) {
-      device_.launch(ScatterRows{.out = static_cast<std::byte*>(to),
-                                 .in = static_cast<const std::byte*>(from) + context.first_row * row,
-                                 .moves = moves,
-                                 .row_bytes = row,
-                                 .count = count});
+      device_.launch(
+          ScatterRows{.out = static_cast<std::byte*>(to),
+                      .in = static_cast<const std::byte*>(from) + context.first_row * row,
+                      .moves = moves,
+                      .row_bytes = row,
+                      .count = count});
     }
   };
   const std::int64_t act_row = shape_.hidden_size * size_of(dtype_).n;
@@ -191,18 +192,17 @@ void Decoder::attend(const LayerWeights& weights, const LayerRows& rows,
     attention.sequences += context.sequence_count;
     attention.sequence_count = context.absorbed_count;
     attention.max_new_tokens = 1;
-    const std::int64_t row =
-        shape_.num_attention_heads * absorbed_row_floats(shape_.hidden_size) *
-        static_cast<std::int64_t>(sizeof(float));
-    device_.launch(AbsorbedAttention{
-        .attention = attention,
-        .act = context.act,
-        .w_kv = weights.w_kv,
-        .b_kv = weights.b_kv,
-        .scratch = floats(mlp_),  // which nothing else uses before the MLP
-        .scratch_rows = static_cast<std::int32_t>(std::min<std::int64_t>(
-            mlp_.size().n / row, context.absorbed_count)),
-        .positions = context.absorbed_positions});
+    const std::int64_t row = shape_.num_attention_heads * absorbed_row_floats(shape_.hidden_size) *
+                             static_cast<std::int64_t>(sizeof(float));
+    device_.launch(
+        AbsorbedAttention{.attention = attention,
+                          .act = context.act,
+                          .w_kv = weights.w_kv,
+                          .b_kv = weights.b_kv,
+                          .scratch = floats(mlp_),  // which nothing else uses before the MLP
+                          .scratch_rows = static_cast<std::int32_t>(
+                              std::min<std::int64_t>(mlp_.size().n / row, context.absorbed_count)),
+                          .positions = context.absorbed_positions});
   }
 }
 
@@ -244,10 +244,9 @@ void Decoder::regenerate(const LayerWeights& weights, const LayerContext& contex
     const std::int64_t end = (range.first_slot + range.count) * kBlockTokens;
     for (std::int64_t row = range.first_slot * kBlockTokens; row < end;) {
       const std::int64_t count = std::min(end - row, at_once);
-      const Rows act{
-          .data = static_cast<std::byte*>(context.act) + row * h * width,
-          .dtype = dtype_,
-          .stride = h};
+      const Rows act{.data = static_cast<std::byte*>(context.act) + row * h * width,
+                     .dtype = dtype_,
+                     .stride = h};
       make_kv(weights, act, static_cast<std::byte*>(context.regenerated) + row * kv_row_,
               context.act_places + row, count);
       row += count;

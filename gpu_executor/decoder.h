@@ -42,10 +42,10 @@ struct LayerRows {
 // The context of one of those mini-batches.
 struct LayerContext {
   std::int64_t first_row;  // of the mini-batch, within LayerRows
-  void* act;               // ACT buffer: (act_slots, block_tokens, hidden_size); read, new rows written
-  void* kv;                // KV buffer: (kv_slots, block_tokens) rows of KV blocks
-  void* regenerated;       // (act_slots, block_tokens) rows of KV blocks; written
-  void* here;  // KV blocks that stay on the device, as in the KV buffer; read and written
+  void* act;          // ACT buffer: (act_slots, block_tokens, hidden_size); read, new rows written
+  void* kv;           // KV buffer: (kv_slots, block_tokens) rows of KV blocks
+  void* regenerated;  // (act_slots, block_tokens) rows of KV blocks; written
+  void* here;         // KV blocks that stay on the device, as in the KV buffer; read and written
   std::span<const Regenerate> regenerate;
   const RotaryPlace* act_places;     // (act_slots, block_tokens), models that turn heads
   std::int32_t window;               // of the layer; 0: none
@@ -58,8 +58,8 @@ struct LayerContext {
   std::int32_t kv_move_count, regenerated_move_count, here_move_count, act_move_count;
   std::int32_t sequence_count, absorbed_count;
   std::int64_t absorbed_positions;  // of the latter together
-  std::int32_t max_new_tokens;  // of one sequence
-  std::int32_t max_context;     // … with its new tokens
+  std::int32_t max_new_tokens;      // of one sequence
+  std::int32_t max_context;         // … with its new tokens
 };
 
 // What attention of a mini-batch's sequences goes by.

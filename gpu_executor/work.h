@@ -54,8 +54,8 @@ struct LayerTable {
   std::int32_t sequence_count = 0, absorbed_count = 0;
   std::int64_t absorbed_positions = 0;  // of all of them
   std::int32_t max_new_tokens = 0;      // of one sequence
-  std::int32_t max_context = 0;     // … with its new tokens
-  std::int64_t blocks = 0;          // (entries)
+  std::int32_t max_context = 0;         // … with its new tokens
+  std::int64_t blocks = 0;              // (entries)
   // (slots from which keys are made again, block_tokens), models that turn heads
   std::int64_t act_places = 0;
 };

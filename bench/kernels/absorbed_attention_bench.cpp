@@ -71,9 +71,10 @@ void bench_shape(std::int32_t heads, std::int32_t dim, DType dtype, cpu::Workers
     cpu::attention(attention, workers);
   });
   const double operations = 4.0 * hidden * (std::int64_t{kRows} * hidden + double(tokens) * heads);
-  print_flops(fmt::format("absorbed attention {} x {}, {} heads of {}, {}: {:.1f} x as fast as with KV Gen",
-                          kRows, kContext + 1, heads, dim, name_of(dtype), regenerated / absorbed),
-              absorbed, operations, ceilings);
+  print_flops(
+      fmt::format("absorbed attention {} x {}, {} heads of {}, {}: {:.1f} x as fast as with KV Gen",
+                  kRows, kContext + 1, heads, dim, name_of(dtype), regenerated / absorbed),
+      absorbed, operations, ceilings);
 }
 
 }  // namespace

@@ -73,9 +73,9 @@ struct AbsorbedSlice {
 };
 inline constexpr std::int64_t kMaxTileRows = 16;
 inline constexpr std::int64_t kAbsorbedScratchFloats =
-    2 * kMaxTileRows * kMaxNormedRow                       // absorbed queries, sums of activations
-    + kMaxTileRows * (kMaxHeadDim + kChunkTokens)          // sums of values, scores
-    + 16 * kGemmDepth + kBlockTokens * kMaxNormedRow;      // keys of a block, a block's rows
+    2 * kMaxTileRows * kMaxNormedRow                   // absorbed queries, sums of activations
+    + kMaxTileRows * (kMaxHeadDim + kChunkTokens)      // sums of values, scores
+    + 16 * kGemmDepth + kBlockTokens * kMaxNormedRow;  // keys of a block, a block's rows
 
 // What one pass over a row of logits finds.
 struct LogitScan {

@@ -50,7 +50,7 @@ class OpenRequest:
         received, tokens = self._had.get(event.get("choice", 0), (0, 0))
         text = event["text"]
         if event["at"] < received:  # a planner that began it again
-            text = text.encode()[received - event["at"] :].decode()
+            text = text.encode()[received - event["at"] :].decode(errors="replace")  # with --absorption on it may be another
         first = event.get("first")
         if first is not None and event["tokens"] <= tokens:
             return

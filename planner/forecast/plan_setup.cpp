@@ -39,9 +39,9 @@ Profile costs_for(const PlanOptions& options, const ModelShape& shape, DType dty
   if (auto kept = newest_kept_profile(options.profile_dir, wanted)) {
     return std::move(kept->profile);
   }
-  const std::string options_of_model = fmt::format(
-      "--dtype {} --quantization {} --kv-cache-dtype {}", name_of(dtype),
-      name_of(options.quantization), name_of(kv_format));
+  const std::string options_of_model =
+      fmt::format("--dtype {} --quantization {} --kv-cache-dtype {}", name_of(dtype),
+                  name_of(options.quantization), name_of(kv_format));
   wanted.build.reset();
   if (const auto kept = newest_kept_profile(options.profile_dir, wanted)) {
     fail(
@@ -114,8 +114,8 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
                     name_of(*options.device), made.profile.name));
   }
   PolicyOptions policy_options = options.policy_options;
-  policy_options.profile = deciding_costs(std::make_shared<const Profile>(made.profile),
-                                          options.batch.absorption);
+  policy_options.profile =
+      deciding_costs(std::make_shared<const Profile>(made.profile), options.batch.absorption);
   made.policy = make_policy(made.policy_name, policy_options);
   made.weights = weight_layout(made.shape, made.dtype).total();
   made.cap = capped("--gpu-memory", options.gpu_memory, made.profile.gpu_memory, made);
@@ -183,18 +183,21 @@ void export_machine(const PlanOptions& options, const std::filesystem::path& out
   const ModelConfig model = read_model_config(options.input.model);
   const DType dtype = dtype_of(options, model);
   const ModelShape shape = shape_of(options, model, dtype);
-  write_machine(output, machine_of(costs_for(options, shape, dtype), shape, dtype,
-                                   options.batch.kv_format));
+  write_machine(
+      output, machine_of(costs_for(options, shape, dtype), shape, dtype, options.batch.kv_format));
 }
 
 void check_named(const PlanOptions& options, const ModelConfig& model) {
   FixedPlacement placement;
   options.placement.add_to(placement, model.shape.num_hidden_layers,
                            options.device != DeviceKind::cpu || options.gpu_memory.has_value());
+  const bool may_absorb = options.device != DeviceKind::cuda;
+  check_absorption(model.shape, options.batch, may_absorb);
   if (options.dtype || model.declared) {
     const DType dtype = dtype_of(options, model);
-    named_costs({options.machine, options.profile}, shape_of(options, model, dtype), dtype,
-                options.batch.kv_format);
+    const ModelShape shape = shape_of(options, model, dtype);
+    check_absorption(shape, options.batch, may_absorb);
+    named_costs({options.machine, options.profile}, shape, dtype, options.batch.kv_format);
   } else if (options.profile) {  // the tensors decide in what they are kept
     read_profile(*options.profile);
   }

@@ -386,7 +386,9 @@ void Preparation::say_plan(bool pool_stands) {
       status.policy, counted(plan.demand.sequences, "request"), plan.host.act_blocks,
       counted(plan.host.kv_blocks, "KV block"), size_text(status.host_pool),
       plan.host.gpu_act_blocks, counted(plan.host.gpu_kv_blocks, "KV block"),
-      in_force_.device.absorption ? "; answers attend ACT blocks as they are (--absorption on)" : "",
+      in_force_.device.absorption && plan.host.all_act_blocks() > 0
+          ? "; answers attend ACT blocks as they are (--absorption on)"
+          : "",
       name, to_text(device)));
 }
 

@@ -111,8 +111,7 @@ void RunFiles::keep(const Profile& profile) const {
 }
 
 std::unique_ptr<OrderLog> RunFiles::open(const char* name, const OrderLogLimits& limits) const {
-  const std::string header =
-      order_log_header(*run_.control, run_.options.run_id, run_.kv_format());
+  const std::string header = order_log_header(*run_.control, run_.options.run_id, run_.kv_format());
   return replaces_ ? OrderLog::held(header, limits)
                    : poise::open_order_log(run_.options.run_dir / name, header, limits);
 }

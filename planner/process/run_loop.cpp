@@ -24,8 +24,7 @@ namespace {
 ScheduleLimits limits_of(const Run& run, const PlanInForce& in_force) {
   ScheduleLimits limits = in_force.schedule();
   limits.share_prefixes = run.options.batch.share_prefixes && !run.options.batch.absorption &&
-                          windows_of(run.shape()).empty() &&
-                          !depends_on_prompt(run.shape());
+                          windows_of(run.shape()).empty() && !depends_on_prompt(run.shape());
   return limits;
 }
 
@@ -81,7 +80,14 @@ void RunLoop::begin_anew() {
   Allocation blocks = in_force_.plan.host;
   blocks.act_blocks = pool.act_blocks;
   blocks.kv_blocks = pool.kv_blocks;
-  scheduler_ = std::make_unique<Scheduler>(*in_force_.policy, blocks, limits_of(run_, in_force_));
+  const ScheduleLimits limits = limits_of(run_, in_force_);
+  if (run_.options.batch.share_prefixes && !limits.share_prefixes) {
+    run_.print(
+        "prompts that begin alike are computed each for itself: the model has a sliding window, or "
+        "rotary frequencies "
+        "that depend on the prompt's length, or --absorption is on\n");
+  }
+  scheduler_ = std::make_unique<Scheduler>(*in_force_.policy, blocks, limits);
   answers_ = std::make_unique<AnswerBook>(run_.input.tokenizer.get(), run_.input.model.eos,
                                           run_.options.served_model_name);
 }
@@ -152,8 +158,7 @@ void RunLoop::use_plan() {
                                                      .kv_blocks = most(BlockKind::kv),
                                                      .gpu_act_blocks = host.gpu_act_blocks,
                                                      .gpu_kv_blocks = host.gpu_kv_blocks},
-                                          windows_of(run_.shape()),
-                                          in_force_.device.absorption);
+                                          windows_of(run_.shape()), in_force_.device.absorption);
   scheduler_->use(*in_force_.policy, host, limits_of(run_, in_force_));
 }
 

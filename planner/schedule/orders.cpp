@@ -146,7 +146,7 @@ class MiniBatchBuilder {
     for (std::int32_t i = 0; i < chunk.blocks(); ++i) {
       const BlockRef& block = blocks[static_cast<std::size_t>(i)];
       const bool absorbed = absorbs && block.kind == BlockKind::act;
-      std::uint32_t slot = 0;  // of a loaded block: once all are known
+      std::uint32_t slot = 0;               // of a loaded block: once all are known
       if (block.place == Place::dropped) {  // it has none
         check(i < unseen, "a block that was dropped is not seen");
       } else if (i + 1 == loaded && chunk.stored_from > chunk.context) {
@@ -165,11 +165,10 @@ class MiniBatchBuilder {
                    ? next_slot_here_++
                    : next_new_slot_[index(block.kind)]++;
       }
-      tables_->entries.emplace_back(
-          block.kind == BlockKind::kv ? messages::Where::LoadedKv
-          : absorbed                  ? messages::Where::Activation
-                                      : messages::Where::RegeneratedKv,
-          wire(block.kind), wire(block.place), 0, slot, block.number.n);
+      tables_->entries.emplace_back(block.kind == BlockKind::kv ? messages::Where::LoadedKv
+                                    : absorbed                  ? messages::Where::Activation
+                                                                : messages::Where::RegeneratedKv,
+                                    wire(block.kind), wire(block.place), 0, slot, block.number.n);
     }
   }
 

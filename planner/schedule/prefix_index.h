@@ -52,7 +52,8 @@ class PrefixIndex {
   static Key key_of(Node parent, Tokens tokens);
 
   std::unordered_map<Key, Found, Hash> nodes_;
-  std::array<std::unordered_map<std::uint32_t, std::vector<Key>>, kPools> by_block_;  // by its number
+  std::array<std::unordered_map<std::uint32_t, std::vector<Key>>, kPools>
+      by_block_;  // by its number
   Node last_ = 0;
 };
 

@@ -61,6 +61,13 @@ std::uint64_t digest_of_cut(const SharedPart& part, PrefixChain& chain) {
                        part_of_block(part.prompt, part.most_tokens));
 }
 
+// Whether the block that the part ends in is one of which others can take a part over.
+bool gives_part(const SharedPart& part, const ContextBlocks& context) {
+  const auto at = static_cast<std::size_t>(part.most_tokens / kBlockTokens);
+  return at < context.blocks().size() && context.blocks()[at].kind == BlockKind::kv &&
+         context.blocks()[at].place == Place::host;
+}
+
 }  // namespace
 
 void PrefixSharing::take_over(const SharedPart& part, PrefixChain& chain, ContextBlocks& context,
@@ -115,12 +122,16 @@ bool PrefixSharing::waits(const SharedPart& part, PrefixChain& chain, std::int32
   return shared > 0 && shared * kLeastPart >= rows;
 }
 
-void PrefixSharing::runs(const SharedPart& part, PrefixChain& chain, std::int32_t context) {
+void PrefixSharing::runs(const SharedPart& part, PrefixChain& chain, const ContextBlocks& context) {
+  if (chain.has_part) {  // it stores nothing that another could take over
+    return;
+  }
   const std::vector<std::uint64_t>& digests = digests_in(chain, part.prompt);
-  for (auto i = static_cast<std::size_t>(context / kBlockTokens); i < digests.size(); ++i) {
+  for (auto i = static_cast<std::size_t>(context.stored() / kBlockTokens); i < digests.size();
+       ++i) {
     coming_.insert(digests[i]);
   }
-  if (part.cuts_a_block() && context < part.most_tokens) {
+  if (part.cuts_a_block() && context.stored() < part.most_tokens && gives_part(part, context)) {
     coming_.insert(digest_of_cut(part, chain));
   }
 }
@@ -128,16 +139,13 @@ void PrefixSharing::runs(const SharedPart& part, PrefixChain& chain, std::int32_
 void PrefixSharing::stored(const SharedPart& part, PrefixChain& chain,
                            const ContextBlocks& context) {
   const std::span<const TokenId> prompt = part.prompt;
-  const std::int32_t full =
-      std::min(full_blocks(prompt.size()), context.stored() / static_cast<std::int32_t>(kBlockTokens));
+  const std::int32_t full = std::min(full_blocks(prompt.size()),
+                                     context.stored() / static_cast<std::int32_t>(kBlockTokens));
   while (true) {
     const auto at = static_cast<std::size_t>(chain.blocks);
     if (part.cuts_a_block() && chain.blocks == part.most_tokens / kBlockTokens &&
-        context.stored() >= part.most_tokens && at < context.blocks().size()) {
-      const BlockRef& block = context.blocks()[at];
-      if (block.kind == BlockKind::kv && block.place == Place::host) {
-        index_.add(chain.node, part_of_block(prompt, part.most_tokens), block);
-      }
+        context.stored() >= part.most_tokens && gives_part(part, context)) {
+      index_.add(chain.node, part_of_block(prompt, part.most_tokens), context.blocks()[at]);
     }
     if (chain.blocks >= full) {
       return;

@@ -11,7 +11,7 @@
 // short it is.
 //
 // A request whose next blocks an older one is about to store does not run in this iteration, if they are at least
-// an eighth of what it would compute. It waits only where an older request runs a part of its prompt in the
+// an eighth of what it would compute; behind a prompt of several iterations it waits for each of them. It waits only where an older request runs a part of its prompt in the
 // same iteration, so it never waits for a request that was cancelled, preempted, or may not run.
 //
 // Not shared are blocks that a request keeps nowhere (token-recompute), those whose logits it wants, and the blocks of
@@ -30,11 +30,12 @@ namespace poise {
 
 // How far a request's context is in the index.
 struct PrefixChain {
-  std::int32_t blocks = 0;       // its first ones, all full and of the prompt, are node `node`
+  std::int32_t blocks = 0;  // its first ones, all full and of the prompt, are node `node`
   PrefixIndex::Node node = 0;
-  std::int32_t told = 0;         // tokens at its beginning whose rows or ids orders have named
-  bool has_part = false;         // its last block is another's, of which it took over the first rows
-  std::vector<std::uint64_t> digests;  // of the prompt up to the end of each full block; made when first needed
+  std::int32_t told = 0;  // tokens at its beginning whose rows or ids orders have named
+  bool has_part = false;  // its last block is another's, of which it took over the first rows
+  std::vector<std::uint64_t>
+      digests;  // of the prompt up to the end of each full block; made when first needed
 
   // The request has no blocks any more.
   void restart() { blocks = 0, node = 0, told = 0, has_part = false; }
@@ -62,8 +63,8 @@ class PrefixSharing {
   // Whether older requests of this iteration are about to store enough of what this one would compute; `rows`: all
   // that it has to compute.
   bool waits(const SharedPart& part, PrefixChain& chain, std::int32_t rows) const;
-  // A request runs a part of its prompt in this iteration.
-  void runs(const SharedPart& part, PrefixChain& chain, std::int32_t context);
+  // A request runs the rows of its prompt behind those in `context`, some or all, in this iteration, and has blocks for them.
+  void runs(const SharedPart& part, PrefixChain& chain, const ContextBlocks& context);
   // The rows in `context` are stored; the prompt's full blocks can be taken over from now on. REQUIRES: its last
   // block is no part of another's.
   void stored(const SharedPart& part, PrefixChain& chain, const ContextBlocks& context);
@@ -74,7 +75,8 @@ class PrefixSharing {
   // The block was taken anew: others' rows will be written to it.
   void taken(const BlockRef& block) { index_.forget(block); }
   // Whether `block` is what the index has behind the chain for the prompt's next tokens: the request may hold it, too.
-  bool holds(std::span<const TokenId> prompt, const PrefixChain& chain, const BlockRef& block) const;
+  bool holds(std::span<const TokenId> prompt, const PrefixChain& chain,
+             const BlockRef& block) const;
   // What was on the device is lost. REQUIRES: every chain leaves the index.
   void lose_device();
   // The host's pools end there.

@@ -11,6 +11,12 @@
 namespace poise {
 namespace {
 
+// Of the tokens whose rows are others', those that no order has named yet.
+std::int64_t ids_of(const RunningRequest& request) {
+  const std::int32_t most = std::min(request.context.stored(), request.prompt_size());
+  return std::max(0, most - request.prefix.told);
+}
+
 // Of the sample behind the request's text, at most.
 std::int64_t edits_of(const RunningRequest& request) {
   const LogitWishes* const wishes = request.request->sampling.wishes.get();
@@ -107,7 +113,7 @@ void Scheduler::add(const Request& request) {
 std::span<const ScheduledChunk> Scheduler::next(std::span<const RequestId> only) {
   check(chunks_.empty(), "an iteration is completed before the next is made");
   prefill_left_ = limits_.prefill_rows;
-  edits_ = 0;
+  edits_ = taken_over_ = 0;
   prefixes_.begin_iteration();
   const std::int64_t preemptions_before = preemptions_;
   const auto may_run = [&](std::size_t index) {
@@ -140,6 +146,10 @@ bool Scheduler::schedule(std::size_t index) {
   }
   if (!share_prefix(request)) {
     return true;  // as where no prefill rows are left
+  }
+  const std::int64_t taken_over = ids_of(request);
+  if (taken_over > 0 && taken_over_ > 0 && taken_over_ + taken_over > limits_.taken_over) {
+    return true;  // likewise
   }
   const std::int32_t stored = request.context.stored();
   const std::int32_t unstored = request.known() - stored;
@@ -176,9 +186,10 @@ bool Scheduler::schedule(std::size_t index) {
                      .taken_over_from = std::min(stored, request.prefix.told),
                      .stored_from = has_part ? blocks_for(stored) * kBlockTokens : stored});
   if (shares_prefix(request) && stored < request.prompt_size()) {
-    prefixes_.runs(part_of(request, limits_), request.prefix, stored);
+    prefixes_.runs(part_of(request, limits_), request.prefix, context);
   }
   edits_ += chunks_.back().generates() ? edits : 0;
+  taken_over_ += taken_over;
   return true;
 }
 

@@ -4,8 +4,9 @@
 // takes its place at once. A prompt runs in chunks: at most `prefill_rows` prompt tokens in an iteration
 // beside one token of each generating request.
 //
-// An order has one size at most, and edits of logits are the only part of it that grows with what requests wish
-// for. A request whose edits find no room in an iteration waits until older ones have ended.
+// An order has one size at most. Edits of logits grow with what requests wish for, and the ids of tokens whose rows
+// requests took over with how much they share. A request whose edits find no room in an iteration waits until older ones
+// have ended; one whose ids find none waits for a later iteration.
 //
 // If a request finds no free block, the youngest of all gives its blocks back, then the next youngest, until
 // there is one. No request takes blocks from an older one: the youngest, if it finds none, keeps those it
@@ -49,7 +50,10 @@ struct ScheduleLimits {
                                    // included: it lies in one mini-batch
   KeptContext kept = {};           // of requests without token blocks
   std::int64_t edits = 1 << 21;    // of logits in an iteration: half of the longest message
-  bool share_prefixes = false;     // REQUIRES, if set: no layer has a window, and rows do not depend on what follows
+  // Ids of tokens whose rows are others', in an iteration: a quarter of the longest message.
+  std::int64_t taken_over = 1 << 22;
+  bool share_prefixes =
+      false;  // REQUIRES, if set: no layer has a window, and rows do not depend on what follows
 };
 
 // A request that has begun: its text so far and where its context lies.
@@ -220,7 +224,8 @@ class Scheduler {
   std::vector<ScheduledChunk> chunks_;
   std::int32_t prefill_left_ = 0;  // of this iteration
   std::int64_t edits_ = 0;         // … so far, at most
-  BlockNeed need_;                      // of all running requests
+  std::int64_t taken_over_ = 0;    // ids of tokens whose rows are others', … so far
+  BlockNeed need_;                 // of all running requests
   std::int64_t preemptions_ = 0;
 };
 

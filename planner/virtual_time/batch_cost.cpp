@@ -46,10 +46,11 @@ Absorbed absorbed_by(const messages::MiniBatchT& batch) {
   Absorbed absorbed;
   for (const messages::Sequence& sequence : batch.sequences) {
     const double before = absorbed.blocks;
-    for (std::uint32_t block = 0; sequence.new_tokens() == 1 && block * kBlockTokens <= sequence.context();
-         ++block) {
+    for (std::uint32_t block = 0;
+         sequence.new_tokens() == 1 && block * kBlockTokens <= sequence.context(); ++block) {
       absorbed.blocks +=
-          batch.entries[sequence.first_entry() + block].where() == messages::Where::Activation ? 1 : 0;
+          batch.entries[sequence.first_entry() + block].where() == messages::Where::Activation ? 1
+                                                                                               : 0;
     }
     absorbed.rows += absorbed.blocks > before ? 1 : 0;
   }
@@ -89,16 +90,15 @@ BatchCost batch_cost(const Profile& profile, const messages::MiniBatchT& batch,
                    : 0;
   }
   const Absorbed absorbed = limits.absorption ? absorbed_by(batch) : Absorbed();
-  BatchCost costs{
-      .load_act = profile.load_act(act),
-      .load_kv = profile.load_kv(kv),
-      .here = profile.load_here(here),
-      .regenerate = profile.kv_gen_of(regenerated, made_at_once(limits)),
-      .attend = profile.attention_beside(here > 0)(decoded - absorbed.blocks) +
-                profile.absorb_of(absorbed.blocks, absorbed.rows) +
-                profile.prefill_of(pairs, prompts),
-      .kv = kv,
-      .act = act};
+  BatchCost costs{.load_act = profile.load_act(act),
+                  .load_kv = profile.load_kv(kv),
+                  .here = profile.load_here(here),
+                  .regenerate = profile.kv_gen_of(regenerated, made_at_once(limits)),
+                  .attend = profile.attention_beside(here > 0)(decoded - absorbed.blocks) +
+                            profile.absorb_of(absorbed.blocks, absorbed.rows) +
+                            profile.prefill_of(pairs, prompts),
+                  .kv = kv,
+                  .act = act};
   for (const auto& store : batch.stores) {
     if (store.place() == messages::Place::Host) {
       (store.kind() == messages::Kind::Kv ? costs.stored_kv : costs.stored_act) += store.count();

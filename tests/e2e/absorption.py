@@ -41,7 +41,7 @@ def the_same_command_gives_the_same_tokens_and_the_schedule_decides_what_is_abso
     for number, policy in enumerate(WAYS):
         first, second = workspace / f"{number}.first", workspace / f"{number}.second"
         said = workspace.run(requests, first, "--policy", *policy, *ON, "--threads", "1").expect(0).err
-        expect("attend ACT blocks as they are (--absorption on)" in said, said)
+        expect_equal("attend ACT blocks as they are (--absorption on)" in said, policy[0] != "host-kv", said)
         workspace.run(requests, second, "--policy", *policy, *ON, "--threads", "2").expect(0)
         expect_equal(comparable(second), comparable(first), f"answers of {' '.join(policy)}")
         workspace.poise("inspect", "--check", f"{first}.poise").expect(0)

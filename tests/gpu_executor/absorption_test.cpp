@@ -42,8 +42,7 @@ Setting absorbing() {
 void count_places(const Planned& planned, std::map<int, int>& places) {
   for (const auto& batch : planned.tables.mini_batches) {
     for (const messages::AttentionEntry& entry : batch->entries) {
-      ++places[static_cast<int>(entry.where()) +
-               (entry.place() == messages::Place::Gpu ? 10 : 0)];
+      ++places[static_cast<int>(entry.where()) + (entry.place() == messages::Place::Gpu ? 10 : 0)];
     }
   }
 }

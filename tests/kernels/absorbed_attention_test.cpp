@@ -21,7 +21,8 @@ enum class Reads : std::uint8_t { mixed, activations, keys };
 // A layer's W_K and W_V, and sequences whose keys and values come from their attention inputs.
 class AbsorbedCase {
  public:
-  AbsorbedCase(const AbsorbedShape& shape, std::vector<std::int32_t> contexts, std::uint32_t seed = 1)
+  AbsorbedCase(const AbsorbedShape& shape, std::vector<std::int32_t> contexts,
+               std::uint32_t seed = 1)
       : shape_(shape),
         contexts_(std::move(contexts)),
         width_(shape.kv_heads * shape.dim),
@@ -35,7 +36,8 @@ class AbsorbedCase {
       act_.emplace_back(shape.dtype, normal_values(seed + 3 + static_cast<std::uint32_t>(s),
                                                    size(tokens * shape.hidden)));
       exact_kv_.push_back(keys_and_values(act_.back(), tokens));
-      kv_.emplace_back(shape.dtype, std::vector<float>(exact_kv_.back().begin(), exact_kv_.back().end()));
+      kv_.emplace_back(shape.dtype,
+                       std::vector<float>(exact_kv_.back().begin(), exact_kv_.back().end()));
     }
   }
 
@@ -68,8 +70,9 @@ class AbsorbedCase {
       for (std::int32_t b = 0; b * 16 <= contexts_[s]; ++b) {
         const std::uint32_t slot = slots[table.size()];
         const bool absorbed = is_absorbed(reads, static_cast<std::uint32_t>(s), b, which);
-        table.push_back({.slot = slot,
-                         .buffer = static_cast<std::uint8_t>(absorbed ? 3 : (slot + placement) % 3)});
+        table.push_back(
+            {.slot = slot,
+             .buffer = static_cast<std::uint8_t>(absorbed ? 3 : (slot + placement) % 3)});
         const std::int32_t row = absorbed ? shape_.hidden : 2 * width_;
         const Stored& from = absorbed ? act_[s] : kv_[s];
         Stored& to = absorbed ? act : buffers[table.back().buffer];
@@ -150,7 +153,8 @@ class AbsorbedCase {
     for (std::int32_t token = 0; token < tokens; ++token) {
       for (std::int32_t n = 0; n < 2 * width_; ++n) {
         const double* row = &weight[size(n * shape_.hidden)];
-        kv.push_back(std::inner_product(row, row + shape_.hidden, &inputs[size(token * shape_.hidden)],
+        kv.push_back(std::inner_product(row, row + shape_.hidden,
+                                        &inputs[size(token * shape_.hidden)],
                                         shape_.bias ? static_cast<double>(bias_[size(n)]) : 0.0));
       }
     }
@@ -196,9 +200,9 @@ class AbsorbedCase {
   const std::int32_t width_;
   Stored weight_;  // (2 · kv_dim, hidden), rows of W_K before those of W_V
   PackedWeight packed_;
-  Stored bias_;              // (2 · kv_dim)
-  std::vector<float> q_;     // (rows, heads, dim)
-  std::vector<Stored> act_;  // by sequence: (tokens, hidden)
+  Stored bias_;                                // (2 · kv_dim)
+  std::vector<float> q_;                       // (rows, heads, dim)
+  std::vector<Stored> act_;                    // by sequence: (tokens, hidden)
   std::vector<std::vector<double>> exact_kv_;  // by sequence: (tokens, 2 · kv_dim)
   std::vector<Stored> kv_;                     // … rounded
 };
@@ -208,8 +212,7 @@ TEST(AbsorbedAttention, IsAttentionOverKeysAndValuesThatAreNeverMade) {
   for (const AbsorbedShape& heads :
        {AbsorbedShape{3, 3, 8, 24}, AbsorbedShape{2, 2, 32, 64}, AbsorbedShape{1, 1, 1, 1},
         AbsorbedShape{13, 13, 16, 208}, AbsorbedShape{3, 3, 20, 60}, AbsorbedShape{1, 1, 250, 48},
-        AbsorbedShape{2, 2, 20, 1100},
-        AbsorbedShape{6, 2, 16, 40}}) {
+        AbsorbedShape{2, 2, 20, 1100}, AbsorbedShape{6, 2, 16, 40}}) {
     for (const DType dtype : kAllTypes) {
       for (const bool bias : {true, false}) {
         SCOPED_TRACE(testing::Message() << heads.heads << " heads of " << heads.dim << ", "
@@ -240,7 +243,8 @@ TEST(AbsorbedAttentionBits, AreThoseOfAttentionWhereEveryBlockHoldsKeys) {
   cpu::Workers workers(2);
   for (const DType dtype : kAllTypes) {
     const AbsorbedCase one({3, 3, 32, 96, dtype}, {0, 15, 140, 300});
-    EXPECT_TRUE(same_bits(one.run(Reads::keys, 2, 3, workers), one.run(Reads::keys, 1, 0, workers)));
+    EXPECT_TRUE(
+        same_bits(one.run(Reads::keys, 2, 3, workers), one.run(Reads::keys, 1, 0, workers)));
   }
 }
 

@@ -17,8 +17,8 @@ void check_sizes(const AbsorbedAttention& op) {
         "query heads share key-value heads evenly");
   check(op.w_kv.cols >= 1 && op.w_kv.cols <= kMaxNormedRow,
         "an attention input has at most 16384 numbers");
-  check(op.w_kv.rows == 2 * attention.kv_heads * attention.head_dim && !op.w_kv.packed.is_packed() &&
-            op.w_kv.dtype == attention.dtype,
+  check(op.w_kv.rows == 2 * attention.kv_heads * attention.head_dim &&
+            !op.w_kv.packed.is_packed() && op.w_kv.dtype == attention.dtype,
         "plain W_K and W_V of the stored type are absorbed");
   check(attention.format == KvFormat::plain && attention.row_dtype == DType::float32 &&
             attention.window == 0,

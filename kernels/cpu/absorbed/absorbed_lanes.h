@@ -38,8 +38,7 @@ struct AbsorbedShape {
   // (padded) an absorbed query, then a sum of activations; behind it one number: q · b_K, then the weight
   // of all absorbed positions.
   float* absorbed(std::int64_t sequence, std::int64_t head) const {
-    return op.scratch +
-           (sequence * op.attention.heads + head) * absorbed_row_floats(op.w_kv.cols);
+    return op.scratch + (sequence * op.attention.heads + head) * absorbed_row_floats(op.w_kv.cols);
   }
   // Some inputs of the panels that hold rows [row, …) of [W_K W_V].
   template <typename T>
@@ -74,7 +73,8 @@ inline void gather_columns(const AbsorbedShape& shape, std::int64_t kv_head, std
   const int width = shape.hidden - first < 16 ? static_cast<int>(shape.hidden - first) : 16;
   for (std::int64_t n = row; n < row + shape.dim;) {
     transpose_16(square, shape.panels<T>(n, first).data, 16, width, 16);
-    const std::int64_t end = n / 16 * 16 + 16 < row + shape.dim ? n / 16 * 16 + 16 : row + shape.dim;
+    const std::int64_t end =
+        n / 16 * 16 + 16 < row + shape.dim ? n / 16 * 16 + 16 : row + shape.dim;
     for (; n < end; ++n) {
       Lanes::load(square + 16 * (n % 16)).store(to + (n - row) * 16);
     }
@@ -98,7 +98,7 @@ template <typename T>
 inline void absorb_columns(const AbsorbedSlice& slice) {
   const AbsorbedShape shape(*slice.op);
   const std::int64_t panels = (slice.columns + 15) / 16;
-  float* const weights = slice.scratch;  // (panels, head_dim, 16)
+  float* const weights = slice.scratch;                      // (panels, head_dim, 16)
   float* const queries = weights + panels * 16 * shape.dim;  // (head_dim, rows)
   float* const sums = queries + Lanes::kTileRows * shape.dim;
   for (std::int64_t p = 0; p < panels; ++p) {
@@ -107,7 +107,9 @@ inline void absorb_columns(const AbsorbedSlice& slice) {
   }
   for_tiles(slice, shape.group, [&](std::int64_t first, int rows) {
     const auto sequence = [&](int i) { return (first + i) / shape.group; };
-    const auto head = [&](int i) { return slice.kv_head * shape.group + (first + i) % shape.group; };
+    const auto head = [&](int i) {
+      return slice.kv_head * shape.group + (first + i) % shape.group;
+    };
     for (int i = 0; i < rows; ++i) {
       const float* q = shape.query(sequence(i), head(i));
       for (std::int64_t d = 0; d < shape.dim; ++d) {
@@ -143,7 +145,9 @@ inline void add_absorbed_values(const AbsorbedSlice& slice) {
   float* const sums = inputs + Lanes::kTileRows * shape.hidden;
   for_tiles(slice, shape.group, [&](std::int64_t first, int rows) {
     const auto sequence = [&](int i) { return (first + i) / shape.group; };
-    const auto head = [&](int i) { return slice.kv_head * shape.group + (first + i) % shape.group; };
+    const auto head = [&](int i) {
+      return slice.kv_head * shape.group + (first + i) % shape.group;
+    };
     for (int i = 0; i < rows; ++i) {
       const float* from = shape.absorbed(sequence(i), head(i));
       for (std::int64_t c = 0; c < shape.hidden; ++c) {

@@ -141,7 +141,7 @@ def add_planning(to):
     to.add_argument("--min-num-seqs", type=quantities.count, metavar="N", help="at least N requests at a time, where `optimal` would take fewer")
     to.add_argument("--mini-batch-tokens", type=quantities.count, metavar="N", help="at most N tokens of context in a mini-batch")
     to.add_argument("--prefill-tokens", type=quantities.count, metavar="N", help="at most N rows of prompts in an iteration")
-    to.add_argument("--prefix-sharing", choices=("on", "off"), help="whether prompts that begin alike are computed once, in whole blocks of 16 tokens (default: off)")
+    to.add_argument("--prefix-sharing", choices=("on", "off"), help="whether prompts that begin alike are computed once, mostly in blocks of 16 tokens (default: off)")
     to.add_argument("--max-model-len", type=quantities.count, metavar="N", help="at most N tokens of prompt and answer together")
     to.add_argument("--served-model-name", metavar="NAME", help="`model` in results (default: as --model says); requests for others are errors")
     to.add_argument("--skip-tokenizer-init", action="store_true", help="prompts are token ids; `text` stays empty")

@@ -253,7 +253,8 @@ TEST(PrefixSharing, AMiniBatchLoadsASharedBlockOnce) {
     return outcomes;
   };
   OrderTables tables(kPool);
-  const PackLimits limits{.act_slots = 50, .kv_slots = 50, .tokens = 800, .rows = 400, .sequences = 16};
+  const PackLimits limits{
+      .act_slots = 50, .kv_slots = 50, .tokens = 800, .rows = 400, .sequences = 16};
   const PackingRule rule{.policy = *policy, .host = kPool, .limits = limits};
   scheduler.complete(generate(scheduler.next()));
   const auto second = scheduler.next();
@@ -299,7 +300,8 @@ TEST(PrefixSharing, AnswersThatAreOnlyScoredTakeOverAPartOfABlock) {
   const auto second = scheduler.next();
   ASSERT_EQ(second.size(), 3u);
   OrderTables tables(kPool);
-  const PackLimits limits{.act_slots = 50, .kv_slots = 50, .tokens = 800, .rows = 400, .sequences = 16};
+  const PackLimits limits{
+      .act_slots = 50, .kv_slots = 50, .tokens = 800, .rows = 400, .sequences = 16};
   const auto iteration =
       plan_iteration({.policy = *policy, .host = kPool, .limits = limits}, second, tables, {});
   const messages::MiniBatchT& batch = *iteration.mini_batches.at(0);
@@ -317,6 +319,49 @@ TEST(PrefixSharing, AnswersThatAreOnlyScoredTakeOverAPartOfABlock) {
   scheduler.complete(any_outcomes(second));
   EXPECT_TRUE(scheduler.idle());
   EXPECT_EQ(scheduler.blocks().free(), 100);
+}
+
+// Parts of ACT blocks, and of blocks on the device, are taken over by nobody, so nobody waits for one.
+TEST(PrefixSharing, AnswersBehindABlockWithoutPartsAllRunAtOnce) {
+  const auto policy = make_policy("act-only", {});
+  const Allocation act{.act_blocks = 100, .kv_blocks = 0};
+  const Allocation on_device{
+      .act_blocks = 0, .kv_blocks = 50, .gpu_act_blocks = 0, .gpu_kv_blocks = 50};
+  for (const bool of_device : {false, true}) {
+    const auto kv_only = make_policy("kv-only", {});
+    Scheduler scheduler(of_device ? *kv_only : *policy, of_device ? on_device : act, kSharing);
+    std::vector<Request> requests;
+    for (std::uint32_t id = 1; id <= 4; ++id) {
+      requests.push_back(prompt_of(id, 15, 7, 0));
+      requests.back().sampling.prompt_top = 1;
+      requests.back().sampling.score_from = 15;
+      requests.back().scored_last = 1;
+    }
+    for (const Request& request : requests) {
+      scheduler.add(request);
+    }
+    int iterations = 0;
+    while (!scheduler.idle()) {
+      scheduler.complete(any_outcomes(scheduler.next()));
+      ++iterations;
+    }
+    EXPECT_LE(iterations, 2) << of_device;
+  }
+}
+
+TEST(PrefixSharing, AnOrderNamesNoMoreTokensThanItHasRoomFor) {
+  ScheduleLimits few = kSharing;
+  few.taken_over = 100;
+  std::vector<Request> requests;
+  for (std::uint32_t id = 1; id <= 5; ++id) {
+    requests.push_back(prompt_of(id, 48, 5));
+  }
+  Played played(requests, kPool, few);
+  EXPECT_EQ(played.step().size(), 1u);
+  EXPECT_EQ(played.step().size(), 2u) << "48 ids each";
+  EXPECT_EQ(played.step().size(), 2u);
+  played.finish();
+  EXPECT_EQ(played.all_rows, 53 + 4 * 5);
 }
 
 // A part of a block is of no use to a request whose rows behind it do not all run in one iteration.

@@ -79,7 +79,8 @@ class SymbolicExecutor {
             continue;
           }
           const bool written = at + kBlockTokens > sequence.context();
-          const auto [before, fresh] = blocks.emplace(std::pair(pool_of(entry), entry.block()), written);
+          const auto [before, fresh] =
+              blocks.emplace(std::pair(pool_of(entry), entry.block()), written);
           EXPECT_TRUE(fresh || (!written && !before->second && !prompts_.empty()))
               << "two sequences share block " << entry.block();
           shared_blocks_ += fresh ? 0 : 1;
@@ -106,11 +107,11 @@ class SymbolicExecutor {
 
   std::int64_t loaded_tokens() const { return loaded_tokens_; }
   std::int64_t load_runs() const { return load_runs_; }
-  std::int64_t host_rows() const { return host_rows_; }  // that host cores attended
+  std::int64_t host_rows() const { return host_rows_; }          // that host cores attended
   std::int64_t absorbed_rows() const { return absorbed_rows_; }  // attended or made as activations
   std::int64_t shared_blocks() const { return shared_blocks_; }  // read by a second sequence
-  std::int64_t parts() const { return parts_; }  // of blocks that sequences took over
-  std::int64_t dropped() const { return dropped_; }      // blocks that sequences went without
+  std::int64_t parts() const { return parts_; }      // of blocks that sequences took over
+  std::int64_t dropped() const { return dropped_; }  // blocks that sequences went without
 
  private:
   struct Row {
@@ -367,8 +368,8 @@ class SymbolicExecutor {
   // Whether both prompts are the same up to this position.
   bool alike(std::uint32_t one, std::uint32_t other, std::uint32_t position) const {
     const auto first = prompts_.find(one), second = prompts_.find(other);
-    return first != prompts_.end() && second != prompts_.end() &&
-           position < first->second.size() && position < second->second.size() &&
+    return first != prompts_.end() && second != prompts_.end() && position < first->second.size() &&
+           position < second->second.size() &&
            std::equal(first->second.begin(), first->second.begin() + position + 1,
                       second->second.begin());
   }
