@@ -113,7 +113,7 @@ void Scheduler::add(const Request& request) {
 std::span<const ScheduledChunk> Scheduler::next(std::span<const RequestId> only) {
   check(chunks_.empty(), "an iteration is completed before the next is made");
   prefill_left_ = limits_.prefill_rows;
-  edits_ = taken_over_ = 0;
+  order_ = {};
   prefixes_.begin_iteration();
   const std::int64_t preemptions_before = preemptions_;
   const auto may_run = [&](std::size_t index) {
@@ -141,14 +141,14 @@ std::span<const ScheduledChunk> Scheduler::next(std::span<const RequestId> only)
 bool Scheduler::schedule(std::size_t index) {
   RunningRequest& request = *running_[index];
   const std::int64_t edits = edits_of(request);
-  if (edits > 0 && edits_ > 0 && edits_ + edits > limits_.edits) {
+  if (edits > 0 && order_.edits > 0 && order_.edits + edits > limits_.edits) {
     return true;  // as where no prefill rows are left
   }
   if (!share_prefix(request)) {
     return true;  // as where no prefill rows are left
   }
   const std::int64_t taken_over = ids_of(request);
-  if (taken_over > 0 && taken_over_ > 0 && taken_over_ + taken_over > limits_.taken_over) {
+  if (taken_over > 0 && order_.taken_over > 0 && order_.taken_over + taken_over > limits_.taken_over) {
     return true;  // likewise
   }
   const std::int32_t stored = request.context.stored();
@@ -188,8 +188,8 @@ bool Scheduler::schedule(std::size_t index) {
   if (shares_prefix(request) && stored < request.prompt_size()) {
     prefixes_.runs(part_of(request, limits_), request.prefix, context);
   }
-  edits_ += chunks_.back().generates() ? edits : 0;
-  taken_over_ += taken_over;
+  order_.edits += chunks_.back().generates() ? edits : 0;
+  order_.taken_over += taken_over;
   return true;
 }
 

@@ -124,6 +124,12 @@ struct BlockNeed {
   BlockNeed& operator+=(const BlockNeed& more);
 };
 
+// What makes an iteration's order longer than its rows do.
+struct OrderGrowth {
+  std::int64_t edits = 0;       // of logits, at most
+  std::int64_t taken_over = 0;  // ids of tokens whose rows are others'
+};
+
 class Scheduler {
  public:
   // `policy` outlives this.
@@ -223,8 +229,7 @@ class Scheduler {
   std::deque<const Request*> fresh_;
   std::vector<ScheduledChunk> chunks_;
   std::int32_t prefill_left_ = 0;  // of this iteration
-  std::int64_t edits_ = 0;         // … so far, at most
-  std::int64_t taken_over_ = 0;    // ids of tokens whose rows are others', … so far
+  OrderGrowth order_;              // … so far
   BlockNeed need_;                 // of all running requests
   std::int64_t preemptions_ = 0;
 };
