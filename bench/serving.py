@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What HTTP costs: `poise serve` beside `poise run`, on the demo model unless --model names another. Needs no package.
 
-    bench/serving.py [--model DIR] [--clients N] [--lines N] [--disturbed SECONDS] [--only PART] [--json]
+    bench/serving.py [--model DIR] [--clients N] [--lines N] [--disturbed SECONDS] [--only PART] [--threads N] [--json]
 
 It starts a server and measures, one after the other (--only: one of them):
   clients   N connections at once, each with one request: errors, seconds
@@ -271,11 +271,12 @@ def main():
     parser.add_argument("--lines", type=int, default=50_000)
     parser.add_argument("--disturbed", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--only", choices=("clients", "front", "streams", "batch"), metavar="PART", help="one of: clients, front, streams, batch")
+    parser.add_argument("--threads", metavar="N", help="cores of the CPU device; fewer than there are leave one to the server")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     found = {}
     with tempfile.TemporaryDirectory(prefix="poise-serving-") as name:
-        server = Server(Path(name), given.model)
+        server = Server(Path(name), given.model, *(("--threads", given.threads) if given.threads else ()))
         try:
             parts = {"clients": lambda: clients(server, given.clients), "front": lambda: front(server), "streams": lambda: streams(server)}
             if given.disturbed:
