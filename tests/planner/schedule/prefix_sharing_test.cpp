@@ -31,6 +31,15 @@ Request prompt_of(std::uint32_t id, std::int32_t alike, std::int32_t own, std::i
   return request;
 }
 
+// One of several answers to a question of 15 tokens, of which it only wants the score.
+Request scored(std::uint32_t id) {
+  Request request = prompt_of(id, 15, 7, 0);
+  request.sampling.prompt_top = 1;
+  request.sampling.score_from = 15;
+  request.scored_last = 1;
+  return request;
+}
+
 // Runs all of them to their ends; rows that each request ran, in each iteration.
 class Played {
  public:
@@ -286,10 +295,7 @@ TEST(PrefixSharing, AnswersThatAreOnlyScoredTakeOverAPartOfABlock) {
   Scheduler scheduler(*policy, kPool, kSharing);
   std::vector<Request> requests;
   for (std::uint32_t id = 1; id <= 4; ++id) {
-    requests.push_back(prompt_of(id, 15, 7, 0));
-    requests.back().sampling.prompt_top = 1;
-    requests.back().sampling.score_from = 15;
-    requests.back().scored_last = 1;
+    requests.push_back(scored(id));
   }
   for (const Request& request : requests) {
     scheduler.add(request);
@@ -332,10 +338,7 @@ TEST(PrefixSharing, AnswersBehindABlockWithoutPartsAllRunAtOnce) {
     Scheduler scheduler(of_device ? *kv_only : *policy, of_device ? on_device : act, kSharing);
     std::vector<Request> requests;
     for (std::uint32_t id = 1; id <= 4; ++id) {
-      requests.push_back(prompt_of(id, 15, 7, 0));
-      requests.back().sampling.prompt_top = 1;
-      requests.back().sampling.score_from = 15;
-      requests.back().scored_last = 1;
+      requests.push_back(scored(id));
     }
     for (const Request& request : requests) {
       scheduler.add(request);
