@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Compares predicted with measured times of a decoding iteration on the CPU device at set speeds, over works and policies.
 
-    bench/predictions.py [--model DIR] [--speeds 0.2,8 0.1,0 …] [--policies NAME …] [--times 3]
+    bench/predictions.py [--model DIR] [--speeds 0.2,8 0.1,0 …] [--policies NAME …] [--times 3] [--whole]
 
 A speed is GB/s of the link and GFLOP/s of computation, 0: as fast as it goes; a third number is GB/s that host cores attend, for
 host-kv and three-way (0.1,3,0.05). At each one the device is profiled once. Of
 `--times` runs of a cell the fastest is shown, since what else a machine does makes a run slower and never faster. Each cell
-is milliseconds measured, and how far the prediction is off. Beside other work on two cores streams wait for a core, which no
+is milliseconds measured, and how far the prediction is off. With `--whole` it is tokens/s of whole runs in which requests take
+each other's places: with as many rows of prompts as fit, then as the planner chooses. Beside other work on two cores streams wait for a core, which no
 prediction knows of: `chrt -r 1 bench/predictions.py` (as root) measures the device and not its neighbours.
 """
 
@@ -25,6 +26,8 @@ WORKS = {  # tokens of prompts and answers
     "long": [(150, 6)] * 10,
     "short": [(4 + 36 * i // 24, 4 + 7 * i % 28) for i in range(24)],
 }
+WAVES = [(120, 24)] * 64
+AT_A_TIME = 16
 
 
 def poise(folder, *words):
@@ -45,12 +48,25 @@ def write_requests(path, works, seed=1):
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def run_once(folder, words):
-    """Seconds of a decoding iteration: measured and predicted."""
+def run_once(folder, words, figure="decode_iteration_seconds"):
+    """Measured and predicted."""
     shutil.rmtree(folder / "out.jsonl.poise", ignore_errors=True)
     poise(folder, "run", *words, "-o", folder / "out.jsonl", "--overwrite")
     status = json.loads((folder / "out.jsonl.poise" / "status.json").read_text(encoding="utf-8"))
-    return tuple(status[clock]["decode_iteration_seconds"] for clock in ("measured", "predicted"))
+    return tuple(status[clock][figure] for clock in ("measured", "predicted"))
+
+
+def whole_runs(folder, words, times):
+    """A cell, and how far it is off."""
+    write_requests(folder / "in.jsonl", WAVES)
+    parts, worst = [], 0.0
+    for rows in ("8192", "auto"):
+        asked = [*words, "--max-num-seqs", AT_A_TIME, "--prompt-rows", rows]
+        measured, predicted = max(run_once(folder, asked, "tokens_per_second") for _ in range(times))
+        off = predicted / measured - 1
+        worst = max(worst, abs(off))
+        parts.append(f"{rows} {measured:.1f} {off:+.1%}")
+    return ", ".join(parts), worst
 
 
 def main():
@@ -60,6 +76,7 @@ def main():
     parser.add_argument("--policies", nargs="+", default=["kv-only", "act-only", "hybrid", "kvpr", "optimal"])
     parser.add_argument("--gpu-memory", default="6MiB")
     parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--whole", action="store_true")
     given = parser.parse_args()
     worst = 0.0
     with tempfile.TemporaryDirectory(prefix="poise-predictions-") as name:
@@ -70,12 +87,20 @@ def main():
             device += ["--compute-gflops", compute] if float(compute) > 0 else []
             device += ["--host-threads", "1", "--host-gbps", host[0]] if host else []
             poise(folder, "profile", "--model", given.model, *device, "-o", folder / "profile.json")
+            common = ["--model", given.model, "-i", folder / "in.jsonl", *device, "--gpu-memory", given.gpu_memory, "--profile", folder / "profile.json"]
+            if given.whole:
+                cells = []
+                for policy in given.policies:
+                    cell, off = whole_runs(folder, [*common, "--policy", policy], given.times)
+                    worst = max(worst, off)
+                    cells.append(f"{policy} {cell}")
+                print(f"{link} GB/s, {compute} GFLOP/s, whole runs: {'; '.join(cells)}", flush=True)
+                continue
             for work, sizes in WORKS.items():
                 write_requests(folder / "in.jsonl", sizes)
                 cells = []
                 for policy in given.policies:
-                    words = ["--model", given.model, "-i", folder / "in.jsonl", *device, "--policy", policy]
-                    words += ["--gpu-memory", given.gpu_memory, "--profile", folder / "profile.json"]
+                    words = [*common, "--policy", policy]
                     measured, predicted = min(run_once(folder, words) for _ in range(given.times))
                     off = predicted / measured - 1
                     worst = max(worst, abs(off))

@@ -44,7 +44,8 @@ def prompts(count, length):
     return [[draw.randrange(4, 30000) for _ in range(length)] for _ in range(count)]
 
 
-def poise_status(work, variant, folder, threads, turn):
+def poise_command(work, variant, folder, threads, turn):
+    """Writes a run's files to `folder`. Returns its command and its run directory."""
     dtype, _, codes = variant.partition("+")
     model = folder / "model"
     model.mkdir(exist_ok=True)
@@ -57,8 +58,13 @@ def poise_status(work, variant, folder, threads, turn):
     run = folder / f"run-{variant}-{turn}"
     command = [ROOT / "launch" / "poise", "run", "--model", model, "-i", requests, "-o", folder / f"out-{variant}-{turn}.jsonl",
                "--run-dir", run, "--load-format", "dummy", "--skip-tokenizer-init", "--dtype", dtype, "--device", "cpu",
-               "--threads", str(threads), "--policy", work["policy"], "--quantization", codes or "auto"]
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+               "--threads", threads, "--policy", work["policy"], "--quantization", codes or "auto"]
+    return [str(word) for word in command], run
+
+
+def poise_status(work, variant, folder, threads, turn):
+    command, run = poise_command(work, variant, folder, threads, turn)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"poise ended with {done.returncode}: {done.stderr.strip()}")
     return json.loads((run / "status.json").read_text())

@@ -41,6 +41,9 @@ void check_limits(const ModelShape& shape, const DeviceLimits& limits) {
   check_count("logits_rows", limits.logits_rows, 1);
   check_count("max_context", limits.max_context, 1);
   check_count("logit_edits", limits.logit_edits, 0);
+  if (limits.sides < kFewestSides || limits.sides > kMostSides) {
+    fail("sides is {}: it must be {} to {}", limits.sides, kFewestSides, kMostSides);
+  }
   if (limits.act_slots + limits.kv_slots == 0) {
     fail("act_slots and kv_slots are both 0: attention needs at least one slot");
   }
@@ -67,8 +70,9 @@ Bytes iteration_table_bytes(const ModelShape& shape, const DeviceLimits& limits)
 }
 
 // Of one row's queries.
-std::int64_t absorbed_bytes(const ModelShape& shape) {
-  return shape.num_attention_heads * absorbed_row_floats(shape.hidden_size) * kFloat;
+std::int64_t absorbed_bytes(const ModelShape& shape, std::int32_t max_context) {
+  return shape.num_attention_heads *
+         absorbed_row_floats(shape.hidden_size, shape.head_dim, max_context) * kFloat;
 }
 
 struct WeightSizes {
@@ -170,7 +174,7 @@ DeviceSizes device_sizes(const ModelShape& shape, DType dtype, const DeviceLimit
                        (shape.projects_embeddings() ? std::max<std::int64_t>(shape.fc1_dim(), width)
                                                     : std::int64_t{shape.fc1_dim()}) *
                        kFloat,
-                   limits.absorbed_rows() * absorbed_bytes(shape))),
+                   limits.absorbed_rows() * absorbed_bytes(shape, limits.max_context))),
       .rotary = aligned(std::int64_t{frequency_sets(shape)} * rotary_pairs(shape) * kFloat),
       .head_rows = aligned(logits_rows * shape.hidden_size * kFloat),
       .head_normed = aligned(logits_rows * shape.hidden_size * kFloat),
@@ -201,8 +205,9 @@ Bytes device_memory(const ModelShape& shape, DType dtype, const DeviceLimits& li
          sizes.regenerated + sizes.context_blocks + sizes.plain_kv + sizes.rotary + sizes.hidden +
          sizes.q + sizes.attended + sizes.normed + sizes.mlp + sizes.head_rows + sizes.head_normed +
          sizes.head_projected + sizes.logits + overhead +
-         (sizes.layer_buffer + sizes.act_buffer + sizes.kv_buffer + sizes.new_act + sizes.new_kv +
-          sizes.sampled + sizes.logit_edits + sizes.batch_tables + sizes.iteration_tables) *
+         (sizes.act_buffer + sizes.kv_buffer + sizes.batch_tables) * limits.sides +
+         (sizes.layer_buffer + sizes.new_act + sizes.new_kv + sizes.sampled + sizes.logit_edits +
+          sizes.iteration_tables) *
              2;
 }
 
@@ -217,8 +222,11 @@ DeviceMemoryPlan plan_device_memory(const ModelShape& shape, DType dtype,
       fmt::format("{} of {}", limits.resident_layers, counted(shape.num_hidden_layers, "layer")));
   table.add("streamed weights", sizes.layer_buffer * 2, "two layers at a time");
   table.add("unpacked weights", sizes.unpacked, "one layer's matrices");
-  table.add("ACT buffers", sizes.act_buffer * 2, "2 × " + counted(limits.act_slots, "block"));
-  table.add("KV buffers", sizes.kv_buffer * 2, "2 × " + counted(limits.kv_slots, "block"));
+  const auto of_sides = [&](std::int32_t slots) {
+    return fmt::format("{} × {}", limits.sides, counted(slots, "block"));
+  };
+  table.add("ACT buffers", sizes.act_buffer * limits.sides, of_sides(limits.act_slots));
+  table.add("KV buffers", sizes.kv_buffer * limits.sides, of_sides(limits.kv_slots));
   table.add("regenerated KV", sizes.regenerated, counted(limits.act_slots, "block"));
   table.add("context blocks", sizes.context_blocks,
             fmt::format("{} ACT and {} in each of {}", limits.gpu_act_blocks,
@@ -237,8 +245,8 @@ DeviceMemoryPlan plan_device_memory(const ModelShape& shape, DType dtype,
       sizes.head_rows + sizes.head_normed + sizes.head_projected + sizes.logits + sizes.sampled * 2,
       fmt::format("{} of {}", counted(limits.logits_rows, "row"), shape.vocab_size));
   table.add("edits of logits", sizes.logit_edits * 2, "2 × " + counted(limits.logit_edits, "edit"));
-  table.add("tables", (sizes.batch_tables + sizes.iteration_tables) * 2,
-            fmt::format("2 × {}, {}", counted(limits.max_entries(), "entry"),
+  table.add("tables", sizes.batch_tables * limits.sides + sizes.iteration_tables * 2,
+            fmt::format("{} × {}, 2 × {}", limits.sides, counted(limits.max_entries(), "entry"),
                         counted(limits.max_rows, "row")));
   table.add("device overhead", overhead, "context, library workspaces");
   DeviceMemoryPlan plan = table.finish();
@@ -270,9 +278,10 @@ DeviceLimits with_gpu_blocks(const ModelShape& shape, DType dtype, DeviceLimits 
   blocks = 0;
   // A layer's region is rounded up to the alignment, and so are the tables.
   const Bytes left = cap - device_memory(shape, dtype, limits, overhead) -
-                     Bytes{kAlignment} * (shape.num_hidden_layers + 2);
-  // Each KV block is also an entry of the two tables.
-  const Bytes entries = kind == BlockKind::kv ? Bytes{2 * kContextBlockBytes} : Bytes{0};
+                     Bytes{kAlignment} * (shape.num_hidden_layers + limits.sides);
+  // Each KV block is also an entry of each side's tables.
+  const Bytes entries =
+      kind == BlockKind::kv ? Bytes{limits.sides * kContextBlockBytes} : Bytes{0};
   const Bytes each =
       block_sizes(shape, dtype, limits.kv_format).block(kind) * shape.num_hidden_layers + entries;
   blocks = static_cast<std::int32_t>(

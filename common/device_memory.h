@@ -18,20 +18,25 @@
 
 namespace poise {
 
+// A mini-batch's loads go into one of so many sides, in turn. With two, the link stops where computation has to do
+// what no load belongs to: products of many rows, and prompts. A third lets it go on for the time of one load more.
+inline constexpr std::int32_t kFewestSides = 2, kMostSides = 3;
+
 // How much work the buffers must hold. The fields are those of the Configure message.
 struct DeviceLimits {
   std::int32_t resident_layers = 0;
   std::int32_t max_rows = 0;  // new-token rows in an iteration
   std::int32_t max_mini_batch_rows = 0;
   std::int32_t max_sequences = 0;  // in a mini-batch
-  std::int32_t act_slots = 0;      // of each of the two ACT buffers, and of the regenerated buffer
-  std::int32_t kv_slots = 0;       // of each of the two KV buffers
+  std::int32_t act_slots = 0;      // of each ACT buffer, and of the regenerated buffer
+  std::int32_t kv_slots = 0;       // of each KV buffer
   std::int32_t logits_rows = 0;
   std::int32_t max_context = 0;
   std::int32_t gpu_act_blocks = 0;  // ACT blocks that stay on the device, in every layer
   std::int32_t gpu_kv_blocks = 0;   // KV blocks likewise
   // Of the samples of logits_rows rows together; of one in any case. A mask of tokens counts as mask_edits.
   std::int32_t logit_edits = 0;
+  std::int32_t sides = kFewestSides;
   KvFormat kv_format = KvFormat::plain;
   bool host_attention = false;  // sequences may be attended on host cores
   bool absorption = false;  // single new rows may attend activations (common/families/absorption.h)
@@ -98,8 +103,8 @@ struct DeviceSizes {
   Bytes layer_slab;      // one decoder layer
   Bytes layer_buffer;    // of each of two, for streamed layers
   Bytes unpacked;        // a layer's packed matrices as numbers, for devices that multiply those
-  Bytes act_buffer;      // of each of two
-  Bytes kv_buffer;       // of each of two
+  Bytes act_buffer;      // of each side
+  Bytes kv_buffer;       // of each side
   Bytes regenerated;     // keys and values made from the ACT buffer
   Bytes context_blocks;  // ACT and KV blocks that stay: (layers, device_pool's region)
   Bytes hidden;          // (max_rows, hidden_size), all rows of an iteration
@@ -117,7 +122,7 @@ struct DeviceSizes {
   Bytes logits;            // (logits_rows, vocab_size)
   Bytes sampled;           // of each of two: (2 · logits_rows) records
   Bytes logit_edits;       // of each of two: (logit_edits)
-  Bytes batch_tables;      // of each of two: what one mini-batch needs in a layer
+  Bytes batch_tables;      // of each side: what one mini-batch needs in a layer
   Bytes iteration_tables;  // of each of two: what an iteration's embedding and head need
 };
 DeviceSizes device_sizes(const ModelShape& shape, DType dtype, const DeviceLimits& limits);

@@ -1,11 +1,11 @@
 #include "common/model_config.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "common/families/checkpoint_format.h"
 #include "common/families/config_fields.h"
+#include "common/files/json.h"
 #include "common/files/json_file.h"
 #include "common/trouble.h"
 

@@ -32,13 +32,17 @@ bool is_known(RotaryKind kind) {
 }  // namespace
 
 std::string_view name_of(Codes codes) {
-  static constexpr std::array<std::string_view, 4> kNames{"none", "int4", "int8", "float8"};
+  static constexpr std::array<std::string_view, 5> kNames{"none", "int4", "int8", "float8",
+                                                          "bfloat12"};
   return kNames[static_cast<std::size_t>(codes)];
 }
 
 bool PackedFormat::is_sound() const {
   if (!is_packed()) {
     return *this == PackedFormat{};
+  }
+  if (codes == Codes::bfloat12) {
+    return *this == kBfloat12;
   }
   const bool grouped = group == 0 || (group >= kMinPackedGroup && group <= kMaxPackedGroup);
   const bool integers = codes != Codes::float8;

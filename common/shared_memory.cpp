@@ -345,7 +345,9 @@ Bytes memory_for_blocks(const ControlSegment& control) {
 
 SharedModel model_in(const ControlSegment& control) {
   SharedModel model{.shape = control.shape, .dtype = control.dtype};
-  if (!model.shape.is_sound() || model.dtype > DType::bfloat16) {
+  const bool packed_as_kept =
+      model.shape.packed.codes != Codes::bfloat12 || model.dtype == DType::bfloat16;
+  if (!model.shape.is_sound() || model.dtype > DType::bfloat16 || !packed_as_kept) {
     fail(Exit::foreign, "the model in the control segment has impossible sizes");
   }
   model.layout = weight_layout(model.shape, model.dtype);

@@ -31,6 +31,7 @@ enum class Exit : int {
       77,        // a planner or loader left its work to the next one, which the supervisor starts
   device_failed = 78,  // of an executor: its device does no more work; another executor may go on
   foreign = 76,        // the other side, or the run directory, is of another build, model or input
+  unpackable = 79,     // of a loader: its weights cannot be packed; another one loads them plain
 };
 
 // What `fail` throws: a sentence that names the culprit, the rule and the remedy, and the code to

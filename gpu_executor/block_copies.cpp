@@ -18,7 +18,8 @@ BlockCopies::BlockCopies(Device& device, const ModelShape& shape, DType dtype,
       limits_(limits),
       sizes_(block_sizes(shape, dtype, limits.kv_format)),
       windows_(windows_of(shape)),
-      pool_here_(device_pool(sizes_, limits)) {
+      pool_here_(device_pool(sizes_, limits)),
+      sides_(static_cast<std::size_t>(limits.sides)) {
   const DeviceSizes sizes = device_sizes(shape, dtype, limits);
   context_blocks_ =
       kept ? std::move(kept)

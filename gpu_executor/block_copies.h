@@ -1,6 +1,6 @@
 #pragma once
 // A mini-batch's blocks and tables into the device's buffers, and its new rows out of them, layer by
-// layer. What a mini-batch brings into a layer lies in one of two sides, so that the next one loads
+// layer. What a mini-batch brings into a layer lies in one of two or three sides, so that the next ones load
 // while this one computes; a group's new rows lie in one of two sides of their own. Holds all of those,
 // the blocks that stay on the device, and the events between the copies and what computes:
 //   - a load into a side waits for the computation that last read that side;
@@ -30,7 +30,7 @@
 
 namespace poise {
 
-// Half of the double buffer for what a mini-batch brings into a layer.
+// What a mini-batch brings into a layer.
 struct BatchSide {
   Buffer act, kv, tables;
   std::unique_ptr<Event> act_loaded;   // copy_in: ACT blocks have arrived, where KV blocks follow
@@ -95,7 +95,7 @@ class BlockCopies {
   const LayerWindows windows_;
   std::shared_ptr<Buffer> context_blocks_;
   const PoolPartition pool_here_;  // within context_blocks_
-  std::array<BatchSide, 2> sides_;
+  std::vector<BatchSide> sides_;
   std::array<RowsSide, 2> rows_sides_;
   std::uint64_t visits_ = 0, groups_ = 0;
   std::vector<std::unique_ptr<Event>> stored_;  // copy_out, by layer: its last stores

@@ -192,8 +192,10 @@ void Decoder::attend(const LayerWeights& weights, const LayerRows& rows,
     attention.sequences += context.sequence_count;
     attention.sequence_count = context.absorbed_count;
     attention.max_new_tokens = 1;
-    const std::int64_t row = shape_.num_attention_heads * absorbed_row_floats(shape_.hidden_size) *
-                             static_cast<std::int64_t>(sizeof(float));
+    const std::int64_t row =
+        shape_.num_attention_heads *
+        absorbed_row_floats(shape_.hidden_size, shape_.head_dim, context.max_context) *
+        static_cast<std::int64_t>(sizeof(float));
     device_.launch(
         AbsorbedAttention{.attention = attention,
                           .act = context.act,

@@ -38,10 +38,6 @@ void Device::launch(const HostAttention&) {
   check(false, "only a device with host threads attends on host cores");
 }
 
-void Device::launch(const AbsorbedAttention&) {
-  check(false, "only a device that absorbs attends activations as they are");
-}
-
 HostBuffer Device::allocate_host(Bytes size) {
   if (size.n == 0) {
     return {};

@@ -116,8 +116,6 @@ class Device {
   virtual DType work_type(DType stored) const = 0;
   // Whether a Gemm reads packed weights; if not, the pipeline launches an Unpack before it.
   virtual bool reads_packed() const { return false; }
-  // Whether AbsorbedAttention can be launched.
-  virtual bool absorbs() const { return false; }
   // Threads that attend on host cores, on a stream of their own; 0: there is no such stream.
   virtual int host_threads() const { return 0; }
   // What the link carries from host to device at most, measured or set; 0: not known.
@@ -182,8 +180,8 @@ class Device {
   virtual void launch(const Unpack& op) = 0;
   virtual void launch(const ScatterRows& op) = 0;
   virtual void launch(const Attention& op) = 0;
+  virtual void launch(const AbsorbedAttention& op) = 0;
   virtual void launch(const SampleTokens& op) = 0;
-  virtual void launch(const AbsorbedAttention& op);  // REQUIRES: absorbs()
 
   // On the host stream. What its tables and operands point to is host memory, and stays until the stream
   // is past it. REQUIRES: host_threads() > 0.

@@ -44,12 +44,12 @@ Bytes cap_of(const Device& device, const ExecutorOptions& options, std::uint64_t
 }
 
 // Fails where rows may not attend activations as they are.
-void check_absorption(const Device& device, const ModelShape& shape, const DeviceLimits& limits) {
-  const auto why_not = why_not_absorbed(shape, limits.kv_format);
-  if (!device.absorbs() || why_not) {
-    fail("a Configure asks for attention straight from activations: {}",
-         why_not ? "of this model it cannot be, because " + *why_not
-                 : fmt::format("the device {} does not do that", device.name()));
+void check_absorption(const ModelShape& shape, const DeviceLimits& limits) {
+  if (const auto why_not = why_not_absorbed(shape, limits.kv_format)) {
+    fail(
+        "a Configure asks for attention straight from activations: of this model it cannot be, "
+        "because {}",
+        *why_not);
   }
 }
 
@@ -157,7 +157,6 @@ void Executor::greet() {
   hello.resident_layers = held_.weights ? held_.weights->layers() : -1;
   hello.after_death = options_.after_death;
   hello.host_threads = static_cast<std::uint32_t>(device_->host_threads());
-  hello.absorbs = device_->absorbs();
   if (send(*channel_, std::move(hello))) {
     greeted_ = channel_->connections();
     options_.after_death = false;
@@ -226,7 +225,7 @@ void Executor::configure(const messages::Configure& configure) {
          device_->name());
   }
   if (limits.absorption) {
-    check_absorption(*device_, model.shape, limits);
+    check_absorption(model.shape, limits);
   }
   const Bytes allowed = cap_of(*device_, options_, configure.gpu_memory());
   report_all();

@@ -223,15 +223,15 @@ struct Attention {
 // With a the attention input of position t, q · k = (W_K q) · a + q · b_K, and Σ pₜ vₜ = W_V (Σ pₜ aₜ) + b_V Σ pₜ. So a
 // row's query absorbs W_K once, and W_V is multiplied once with a weighted sum; blocks of the other buffers are
 // attended as Attention does, in the same softmax. For models whose keys neither turn nor are normed.
-// Keys and values of absorbed positions are rounded nowhere: tolerances are in tests/kernels/absorbed_attention_test.cpp.
+// Keys and values of absorbed positions are rounded nowhere; a GPU keeps absorbed queries and sums as two 16-bit numbers
+// each. Tolerances are in tests/kernels/absorbed_case.h and in the CUDA test.
 struct AbsorbedAttention {
-  // As above, with one new row a sequence; plain blocks, float32 rows, no window. Rows of other sequences are
-  // not written.
+  // As above, with one new row a sequence; plain blocks, no window. Rows of other sequences are not written.
   Attention attention;
   const void* act;            // ACT buffer: (slots, block_tokens, hidden_size) of attention.dtype
   Matrix w_kv;                // [W_K W_V]: (2 · kv_heads · head_dim, hidden_size), not packed
   const void* b_kv;           // (2 · kv_heads · head_dim) of w_kv.dtype, or null
-  float* scratch;             // (scratch_rows, heads, absorbed_row_floats(hidden_size)); written
+  float* scratch;             // (scratch_rows, heads, absorbed_row_floats(…, max_context)); written
   std::int32_t scratch_rows;  // rows at a time; bits do not depend on it
   std::int64_t positions = 0;  // that are absorbed, by all rows together: a rehearsed speed goes by them
 };

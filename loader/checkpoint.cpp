@@ -1,11 +1,11 @@
 #include "loader/checkpoint.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <utility>
 
+#include "common/files/json.h"
 #include "common/files/json_file.h"
 #include "common/trouble.h"
 

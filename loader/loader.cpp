@@ -10,10 +10,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
 
+#include "common/files/json.h"
 #include "common/files/regular_file.h"
 #include "common/files/replace_file.h"
 #include "common/testing/failpoint.h"
@@ -55,10 +55,14 @@ ModelOnDisk model_of(const LoaderOptions& options) {
   return open_model(options.model, load_options(options));
 }
 
-WeightLoading::Origin origin_of(const LoaderOptions& options) {
+// `shape`: what the segment holds. Of weights that could not be packed it is a plain one, whatever the options say.
+WeightLoading::Origin origin_of(const LoaderOptions& options, const ModelShape& shape) {
   WeightLoading::Origin origin{.leaves = options.home / kLeaves, .open = nullptr};
   if (options.adopt) {
-    origin.open = [options] { return model_of(options); };
+    LoaderOptions held = options;
+    held.pack_weights =
+        shape.packed.codes == Codes::bfloat12 ? PackWeights::automatic : PackWeights::off;
+    origin.open = [held] { return model_of(held); };
   }
   return origin;
 }
@@ -69,7 +73,8 @@ LoadOptions load_options(const LoaderOptions& options) {
   return {.dtype = options.dtype,
           .format = options.load_format,
           .seed = options.seed,
-          .quantization = options.quantization};
+          .quantization = options.quantization,
+          .pack_weights = options.pack_weights};
 }
 
 struct Loader::Beginning {
@@ -139,7 +144,7 @@ Loader::Loader(const LoaderOptions& options, Beginning beginning)
       control_name_{segment_name(options.run_id, "control")},
       channel_(serve((options.home / kSocket).string(),
                      {.run_id = options.run_id, .layout_hash = model_.layout.hash()})),
-      weights_(control_, model_, origin_of(options)),
+      weights_(control_, model_, origin_of(options, model_.config.shape)),
       check_(weights_),
       pools_(control_, budget_, options.available) {
   if (options.adopt) {
@@ -179,6 +184,7 @@ Loader::~Loader() {
       std::filesystem::remove(options_.home / name, ignored);
     }
   }
+  failpoint("loader.unlinked");
 }
 
 bool Loader::step() {

@@ -34,6 +34,7 @@ struct LoaderOptions {
   LoadFormat load_format = LoadFormat::from_files;
   std::uint64_t seed = 0;  // of dummy weights
   Quantization quantization = Quantization::automatic;
+  PackWeights pack_weights = PackWeights::off;
   std::optional<Bytes> host_memory;
   bool adopt = false;  // the segments that an ended loader of this run left
   std::function<Bytes()> available = available_host_memory;  // the machine's, now

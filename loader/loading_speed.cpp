@@ -14,12 +14,12 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 #include <span>
 #include <thread>
 
+#include "common/files/json.h"
 #include "common/files/sha256.h"
 #include "common/trouble.h"
 #include "loader/checkpoint.h"

@@ -7,7 +7,6 @@
 #include "common/arguments.h"
 #include "common/files/regular_file.h"
 #include "common/process.h"
-#include "common/testing/failpoint.h"
 #include "loader/loader.h"
 #include "loader/loading_speed.h"
 
@@ -25,15 +24,16 @@ cxxopts::Options described_options() {
        cxxopts::value<std::string>()->default_value("auto"))  //
       ("quantization", "auto, none, int8, int4",
        cxxopts::value<std::string>()->default_value("auto"))                                //
+      ("pack-weights", "auto, off", cxxopts::value<std::string>()->default_value("off"))    //
       ("load-format", "auto, dummy", cxxopts::value<std::string>()->default_value("auto"))  //
       ("seed", "of dummy weights", cxxopts::value<std::uint64_t>()->default_value("0"))     //
       ("host-memory", "cap in bytes", cxxopts::value<std::int64_t>())                       //
       ("log", "log file", cxxopts::value<std::string>()->default_value(""))                 //
       ("adopt", "take over the memory of this run's loader, which has ended")               //
       ("death-fd", "pipe that ends with the supervisor",
-       cxxopts::value<int>()->default_value("-1"))                                        //
-      ("validate-only", "check the model directory and end")                              //
-      ("needs", "check the model directory, print what it needs as JSON, and end")        //
+       cxxopts::value<int>()->default_value("-1"))                                  //
+      ("validate-only", "check the model directory and end")                        //
+      ("needs", "check the model directory, print what it needs as JSON, and end")  //
       ("kv-cache-dtype", "auto, int8, int4: for needs",
        cxxopts::value<std::string>()->default_value("auto"))                              //
       ("measure", "how fast its files can be read and digested here, as JSON; then end")  //
@@ -56,6 +56,12 @@ LoaderOptions loader_options(const cxxopts::ParseResult& given) {
     fail("--quantization must be auto, none, int8 or int4, not {}", shown(quantization));
   }
   options.quantization = *asked;
+  const std::string packing = given["pack-weights"].as<std::string>();
+  const auto pack = pack_weights_from(packing);
+  if (!pack) {
+    fail("--pack-weights must be auto or off, not {}", shown(packing));
+  }
+  options.pack_weights = *pack;
   const std::string format = given["load-format"].as<std::string>();
   if (format != "auto" && format != "safetensors" && format != "dummy") {
     fail("--load-format must be auto or dummy, not {}", shown(format));
@@ -122,9 +128,7 @@ Exit run(int argc, char** argv) {
   options.adopt = given.count("adopt") > 0;
   watch_signals(given["death-fd"].as<int>(), EndsFor::supervisor);
   open_log("loader", given["log"].as<std::string>());
-  const Exit outcome = serve_planners(options);
-  failpoint("loader.unlinked");
-  return outcome;
+  return serve_planners(options);
 }
 
 }  // namespace

@@ -1,16 +1,16 @@
 #include "loader/model_on_disk.h"
 
-#include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
 
 #include "common/blocks.h"
+#include "common/files/json.h"
 #include "common/files/regular_file.h"
 #include "common/trouble.h"
 #include "loader/sources/checkpoint_source.h"
 #include "loader/sources/dummy_source.h"
 #include "loader/sources/packed_checkpoint_source.h"
-#include "loader/sources/rounding_source.h"
+#include "loader/sources/packing_source.h"
 #include "loader/tensor_list.h"
 
 namespace poise {
@@ -110,16 +110,17 @@ ModelOnDisk open_model(const std::filesystem::path& directory, const LoadOptions
     add_notices(model, *checkpoint, *source, options);
     model.source = std::move(source);
   }
-  model.config.shape = quantized(model.config.shape, options.quantization, model.dtype);
+  model.config.shape =
+      quantized(model.config.shape, options.quantization, options.pack_weights, model.dtype);
   model.layout = weight_layout(model.config.shape, model.dtype);
   if (model.config.shape.packed.is_packed()) {
     const std::string prefix = dummy ? std::string(model.config.family->prefixes.front())
                                      : tensor_prefix(*model.config.family, *checkpoint, what);
-    model.source = std::make_unique<RoundingSource>(
+    model.source = std::make_unique<PackingSource>(
         std::move(model.source), tensor_list(*model.config.family, model.layout, prefix),
         model.config.shape.packed, model.dtype);
   }
-  if (rounds(options.quantization)) {
+  if (rounds(options.quantization) || model.config.shape.packed.is_packed()) {
     add_what_stays_plain(model);
   }
   return model;

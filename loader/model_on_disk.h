@@ -36,6 +36,7 @@ struct LoadOptions {
   LoadFormat format = LoadFormat::from_files;
   std::uint64_t seed = 0;  // of dummy weights
   Quantization quantization = Quantization::automatic;
+  PackWeights pack_weights = PackWeights::off;
 };
 
 ModelOnDisk open_model(const std::filesystem::path& directory, const LoadOptions& options);

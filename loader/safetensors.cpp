@@ -6,11 +6,11 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <utility>
 
+#include "common/files/json.h"
 #include "common/files/json_file.h"
 #include "common/trouble.h"
 #include "common/words.h"

@@ -74,7 +74,8 @@ void WeightFill::work() {
       }
     }
   } catch (const Failure& failure) {
-    const bool changed = known_ && failure.code() == Exit::cannot_start;
+    const bool changed =
+        known_ && (failure.code() == Exit::cannot_start || failure.code() == Exit::unpackable);
     give_up(changed ? std::make_exception_ptr(Failure(failure.what(), Exit::foreign))
                     : std::current_exception());
   } catch (...) {

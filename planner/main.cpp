@@ -5,10 +5,10 @@
 #include <csignal>
 #include <cstdio>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
 
+#include "common/files/json.h"
 #include "common/files/json_file.h"
 #include "common/model_config.h"
 #include "common/process.h"

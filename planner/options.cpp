@@ -115,6 +115,9 @@ void take_batch(const cxxopts::ParseResult& given, BatchOptions& batch) {
   take_number(given, "mini-batch-tokens", kBlockTokens, kMaxOf, batch.mini_batch_tokens);
   batch.by_profile = given.count("mini-batch-tokens") == 0;
   take_number(given, "prefill-tokens", 1, kMaxOf, batch.prefill_tokens);
+  if (given.count("prompt-rows") != 0 && given["prompt-rows"].as<std::string>() != "auto") {
+    batch.prompt_rows = static_cast<std::int32_t>(number(given, "prompt-rows", 1, kMaxOf));
+  }
   take_kv_format(given, batch.kv_format);
   if (given.count("host-attention") != 0) {
     const std::string host = required_argument(given, "host-attention");
@@ -242,6 +245,7 @@ void add_run(cxxopts::Options& options) {
       "min-num-seqs", "where the policy may choose fewer", text())(
       "mini-batch-tokens", "context of a mini-batch", text())(
       "prefill-tokens", "rows of prompts in an iteration", text())(
+      "prompt-rows", "of them beside requests that generate: auto, by costs, or a number", text())(
       "prefix-sharing", "on or off: prompts that begin alike are computed once", text())(
       "kv-cache-dtype", "of KV blocks: auto (the model's), int8 or int4", text())(
       "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
@@ -337,7 +341,7 @@ void take_dtype(const cxxopts::ParseResult& given, PlanOptions& into) {
   }
 }
 
-void take_quantization(const cxxopts::ParseResult& given, PlanOptions& into) {
+void take_packing(const cxxopts::ParseResult& given, PlanOptions& into) {
   if (given.count("quantization") != 0) {
     const auto quantization = quantization_from(required_argument(given, "quantization"));
     if (!quantization) {
@@ -345,6 +349,14 @@ void take_quantization(const cxxopts::ParseResult& given, PlanOptions& into) {
            given["quantization"].as<std::string>());
     }
     into.quantization = *quantization;
+  }
+  if (given.count("pack-weights") != 0) {
+    const auto pack = pack_weights_from(required_argument(given, "pack-weights"));
+    if (!pack) {
+      fail("--pack-weights {}: one of auto and off is wanted",
+           given["pack-weights"].as<std::string>());
+    }
+    into.pack_weights = *pack;
   }
 }
 
@@ -363,7 +375,8 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
   add_input(options);
   const auto text = [] { return cxxopts::value<std::string>(); };
   options.add_options()("dtype", "of weights and context", text())(
-      "quantization", "of weights: auto, none, int8, int4", text())("policy", "name", text())(
+      "quantization", "of weights: auto, none, int8, int4", text())(
+      "pack-weights", "of bfloat16: auto, off", text())("policy", "name", text())(
       "act-share", "share of ACT blocks", text())("recompute-share",
                                                   "share of context as ids alone", text())(
       "machine", "use this machine's costs: a name or a file", text())(
@@ -372,6 +385,7 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
                                                     "where the policy may choose fewer",
                                                     text())("mini-batch-tokens", "context", text())(
       "prefill-tokens", "rows of prompts in an iteration", text())(
+      "prompt-rows", "of them beside requests that generate: auto, by costs, or a number", text())(
       "prefix-sharing", "on or off; the plan counts every prompt as computed", text())(
       "kv-cache-dtype", "of KV blocks: auto, int8 or int4", text())(
       "gpu-memory", "cap, bytes", text())("host-memory", "cap, bytes", text())(
@@ -386,7 +400,7 @@ PlannerCommand plan_command(const std::vector<std::string>& words) {
   PlanOptions plan;
   plan.input = input_of(given);
   take_dtype(given, plan);
-  take_quantization(given, plan);
+  take_packing(given, plan);
   if (given.count("policy") != 0) {
     plan.policy = required_argument(given, "policy");
   }
@@ -448,7 +462,8 @@ PlannerCommand export_command(const std::vector<std::string>& words) {
   options.add_options()("model", "a HuggingFace model directory", text())(
       "dtype", "of weights and context", text())("device", "auto, cpu or cuda", text())(
       "quantization", "of weights: auto, none, int8, int4", text())(
-      "kv-cache-dtype", "of KV blocks: auto, int8 or int4", text())(
+      "pack-weights", "of bfloat16: auto, off", text())("kv-cache-dtype",
+                                                        "of KV blocks: auto, int8 or int4", text())(
       "profile", "this file instead of a kept one", text())(
       "profile-dir", "where such are kept", text())("o,output-file", "the machine", text())(
       "h,help", "this text");
@@ -461,7 +476,7 @@ PlannerCommand export_command(const std::vector<std::string>& words) {
   exported.output = required_argument(given, "output-file");
   take_dtype(given, exported.costs);
   take_device(given, exported.costs);
-  take_quantization(given, exported.costs);
+  take_packing(given, exported.costs);
   take_kv_format(given, exported.costs.batch.kv_format);
   if (given.count("profile") != 0) {
     exported.costs.profile = required_argument(given, "profile");

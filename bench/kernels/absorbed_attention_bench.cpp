@@ -33,7 +33,8 @@ void bench_shape(std::int32_t heads, std::int32_t dim, DType dtype, cpu::Workers
   }
   const std::vector<float> q(std::size_t{kRows} * static_cast<std::size_t>(hidden), 0.01f);
   std::vector<float> out(q.size());
-  std::vector<float> scratch(static_cast<std::size_t>(kRows * heads * absorbed_row_floats(hidden)));
+  std::vector<float> scratch(
+      static_cast<std::size_t>(kRows * heads * absorbed_row_floats(hidden, dim, kContext + 1)));
   Attention attention{.out = out.data(),
                       .q = q.data(),
                       .slots = {},
@@ -44,7 +45,8 @@ void bench_shape(std::int32_t heads, std::int32_t dim, DType dtype, cpu::Workers
                       .heads = heads,
                       .kv_heads = heads,
                       .head_dim = dim,
-                      .scale = 0.125f};
+                      .scale = 0.125f,
+                      .max_context = kContext + 1};
   const Matrix w_kv{weight.data(), 2 * hidden, hidden, dtype};
   const double absorbed = best_seconds([&] {
     cpu::absorbed_attention({.attention = attention,

@@ -82,6 +82,30 @@ void bench_pack(std::int32_t rows, std::int32_t cols, DType dtype, cpu::Workers&
               static_cast<double>(bytes), ceilings.copy_bytes);
 }
 
+// Packed weights to plain ones of bfloat16, several matrices in turn: bytes read and written.
+void bench_unpack(Codes codes, cpu::Workers& workers, const Ceilings& ceilings) {
+  constexpr std::int32_t kRows = 3072, kCols = 4096;
+  const PackedFormat format{.codes = codes, .scale_dtype = DType::bfloat16, .group = 128};
+  const auto bytes = static_cast<std::size_t>(packed_bytes(format, kRows, kCols).n);
+  const std::size_t written = std::size_t{kRows} * kCols * 2;
+  const std::size_t copies = (std::size_t{128} << 20) / bytes;
+  const std::vector<std::byte> from(bytes * copies, std::byte{0x3c});
+  std::vector<std::byte> to(written * copies);
+  std::size_t copy = 0;
+  const double seconds = best_seconds([&] {
+    copy = (copy + 1) % copies;
+    cpu::unpack({.out = to.data() + copy * written,
+                 .weight = {.data = from.data() + copy * bytes,
+                            .rows = kRows,
+                            .cols = kCols,
+                            .dtype = DType::bfloat16,
+                            .packed = format}},
+                workers);
+  });
+  print_bytes(fmt::format("unpack {} x {} of {}", kRows, kCols, name_of(codes)), seconds,
+              static_cast<double>(bytes + written), ceilings.copy_bytes);
+}
+
 }  // namespace
 
 void bench_rows(cpu::Workers& workers, const Ceilings& ceilings) {
@@ -92,6 +116,9 @@ void bench_rows(cpu::Workers& workers, const Ceilings& ceilings) {
     bench_embed(4096, dtype, workers, ceilings);
     bench_pack(3072, 768, dtype, workers, ceilings);
     bench_pack(768, 3072, dtype, workers, ceilings);
+  }
+  for (const Codes codes : {Codes::int4, Codes::int8, Codes::bfloat12}) {
+    bench_unpack(codes, workers, ceilings);
   }
 }
 

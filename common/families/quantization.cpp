@@ -22,13 +22,22 @@ std::string_view name_of(Quantization quantization) {
   return kNames[static_cast<std::size_t>(quantization)];
 }
 
-ModelShape quantized(const ModelShape& plain, Quantization asked, DType dtype) {
+std::optional<PackWeights> pack_weights_from(std::string_view name) {
+  return name == "off"    ? std::optional(PackWeights::off)
+         : name == "auto" ? std::optional(PackWeights::automatic)
+                          : std::nullopt;
+}
+
+ModelShape quantized(const ModelShape& plain, Quantization asked, PackWeights pack, DType dtype) {
   ModelShape shape = plain;
   const std::uint32_t packable = packable_weights(plain);
   if (rounds(asked) && packable != 0) {
     shape.packed = {.codes = asked == Quantization::int8 ? Codes::int8 : Codes::int4,
                     .scale_dtype = dtype,
                     .group = kRoundedGroup};
+    shape.packed_weights = packable;
+  } else if (pack == PackWeights::automatic && dtype == DType::bfloat16 && packable != 0) {
+    shape.packed = kBfloat12;
     shape.packed_weights = packable;
   }
   return shape;

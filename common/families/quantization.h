@@ -1,5 +1,6 @@
 #pragma once
-// How a user wants a model's weights kept (`--quantization`), and what that makes of a shape. Pure.
+// How a user wants a model's weights kept (`--quantization`, `--pack-weights`), and what that makes of a
+// shape. Pure.
 
 #include <cstdint>
 #include <optional>
@@ -21,10 +22,15 @@ std::string_view name_of(Quantization quantization);  // "auto", "none", "int8",
 constexpr bool rounds(Quantization asked) {
   return asked == Quantization::int8 || asked == Quantization::int4;
 }
+// What `--pack-weights` says: whether bfloat16 weights are packed without loss.
+enum class PackWeights : std::uint8_t { off, automatic };
+std::optional<PackWeights> pack_weights_from(std::string_view name);  // "off", "auto"
+
 // The shape of a plain model under what was asked for: `int8` and `int4` pack the layers' matrices
 // whose rows fill whole panels, in groups of 128 inputs without zero points, scales in `dtype`.
-// Embeddings, head, norms and biases stay plain.
-ModelShape quantized(const ModelShape& plain, Quantization asked, DType dtype);
+// Embeddings, head, norms and biases stay plain. `pack` packs the same matrices as bfloat12 if they stay
+// bfloat16 otherwise.
+ModelShape quantized(const ModelShape& plain, Quantization asked, PackWeights pack, DType dtype);
 
 // The same model with nothing packed.
 ModelShape unpacked(ModelShape shape);

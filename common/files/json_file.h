@@ -8,11 +8,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "common/files/json.h"
 #include "common/files/regular_file.h"
 #include "common/units.h"
 

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
 
+#include "common/files/json.h"
 #include "common/files/json_file.h"
 #include "common/trouble.h"
 

@@ -1,5 +1,6 @@
 #pragma once
-// Matrices kept in codes of 8 or 4 bits, and what number each code stands for. A row's inputs are cut
+// Matrices kept in codes of 8 or 4 bits, and what number each code stands for. (bfloat12, which keeps
+// bfloat16 numbers as they are, has groups and panels of its own: bfloat12.h.) A row's inputs are cut
 // into groups; each group of each row has a scale and may have a zero point. The weight is
 //
 //   w[r, k] = round(scale[r, g] · (code[r, k] - zero[r, g])),  g = the group of input k
@@ -27,16 +28,23 @@
 #include <type_traits>
 
 #include "common/dtype.h"
+#include "common/formats/bfloat12.h"
 #include "common/units.h"
 
 namespace poise {
 
-enum class Codes : std::uint32_t { none = 0, int4 = 1, int8 = 2, float8 = 3 };  // e4m3, no infinity
-std::string_view name_of(Codes codes);                                          // "int4"
+enum class Codes : std::uint32_t {
+  none = 0,
+  int4 = 1,
+  int8 = 2,
+  float8 = 3,  // e4m3, no infinity
+  bfloat12 = 4
+};
+std::string_view name_of(Codes codes);  // "int4"
 
 struct PackedFormat {
   Codes codes = Codes::none;
-  DType scale_dtype = DType::float32;
+  DType scale_dtype = DType::float32;  // bfloat12: that of the numbers, bfloat16
   std::int32_t group =
       0;  // inputs that share a scale, the last group may have fewer; 0: all inputs
   std::uint32_t zero_points = 0;
@@ -54,6 +62,8 @@ struct PackedFormat {
   friend bool operator==(const PackedFormat&, const PackedFormat&) = default;
 };
 static_assert(std::is_trivially_copyable_v<PackedFormat> && sizeof(PackedFormat) == 20);
+inline constexpr PackedFormat kBfloat12{
+    .codes = Codes::bfloat12, .scale_dtype = DType::bfloat16, .group = kBfloat12Group};
 
 inline constexpr std::int32_t kPackedRows = 16;  // of a panel
 inline constexpr std::int32_t kMinPackedGroup = 8;
@@ -61,10 +71,13 @@ inline constexpr std::int32_t kMaxPackedGroup = 1 << 18;
 
 // Where the parts of a panel lie; every offset and the size are multiples of 16.
 struct PackedPanel {
-  std::int64_t scales, zeros;  // bytes from the panel's start
+  std::int64_t scales, zeros;  // bytes from the panel's start; bfloat12: 0
   Bytes bytes;
 };
 constexpr PackedPanel packed_panel(const PackedFormat& format, std::int32_t cols) {
+  if (format.codes == Codes::bfloat12) {
+    return {.scales = 0, .zeros = 0, .bytes = bfloat12_panel(cols).bytes};
+  }
   const std::int64_t codes = (format.codes == Codes::int4 ? ceil_div(cols, 2) : cols) * 16;
   const std::int64_t groups = format.group == 0 ? 1 : ceil_div(cols, format.group);
   const std::int64_t zeros = codes + groups * 16 * size_of(format.scale_dtype).n;

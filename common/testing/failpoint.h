@@ -62,7 +62,7 @@ inline constexpr PointEntry kFailpoints[] = {
     {"loader.granting", PointKind::process, "L7 F5"},          // a pool is made, not yet granted
     {"loader.border_moved", PointKind::process, "L8 F5 F44"},  // ACT/KV border moved, unanswered
     {"loader.draining", PointKind::process, "L9 I9"},          // before segments are removed
-    {"loader.unlinked", PointKind::process, "L10 I9"},         // after that
+    {"loader.unlinked", PointKind::process, "L10 I9"},         // after that, their memory held
     {"planner.validated", PointKind::process, "P1 F2"},        // input, run directory checked
     {"planner.order_made", PointKind::process, "P2 F2"},       // not sent
     {"planner.order_sent", PointKind::process, "P3 F2"},       // not acknowledged

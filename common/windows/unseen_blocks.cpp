@@ -7,6 +7,11 @@
 namespace poise {
 namespace {
 
+// Whether an entry of this place names a slot of the ACT buffer, or of the regenerated one, which has the same numbers.
+bool is_act(messages::Where where) {
+  return where == messages::Where::RegeneratedKv || where == messages::Where::Activation;
+}
+
 template <typename Struct>
 std::span<const Struct> span_of(const flatbuffers::Vector<const Struct*>* vector) {
   return vector == nullptr
@@ -85,7 +90,7 @@ SeenLines seen_lines(const BlockTables& tables, std::int32_t window) {
       const auto at = static_cast<std::size_t>(sequence.first_entry() + j);
       check(at < tables.entries.size(), "a sequence's entries are in the table");
       const messages::AttentionEntry& entry = tables.entries[at];
-      (entry.where() == messages::Where::RegeneratedKv ? act : kv).add(entry.slot());
+      (is_act(entry.where()) ? act : kv).add(entry.slot());
     }
   }
   SeenLines seen;

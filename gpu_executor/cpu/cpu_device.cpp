@@ -98,7 +98,6 @@ class Opened final : public CpuDevice {
   Bytes overhead() const override { return {0}; }
   DType work_type(DType) const override { return DType::float32; }
   bool reads_packed() const override { return !options_.unpacks_first; }
-  bool absorbs() const override { return true; }
   int host_threads() const override {
     return options_.host_threads > 0 ? options_.host_threads : options_.threads;
   }

@@ -252,6 +252,7 @@ class Opened final : public Device {
   void launch(const Unpack& op) override { cuda::unpack(op, compute()); }
   void launch(const ScatterRows& op) override { cuda::scatter_rows(op, compute()); }
   void launch(const Attention& op) override { cuda::attention(op, compute()); }
+  void launch(const AbsorbedAttention& op) override { cuda::absorbed_attention(op, compute()); }
   void launch(const SampleTokens& op) override { cuda::sample_tokens(op, compute()); }
   // The bytes are those that host cores read; none are copied.
   void launch(const HostAttention& op) override {
@@ -366,6 +367,9 @@ std::optional<std::string> cuda_is_missing() {
   setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   cudaError_t code = cudaSuccess;
   if (visible_gpus(&code) > 0) {
+    if constexpr (POISE_CUDA_CHECKED) {  // right, but slow beyond use
+      return "this build is for tests without a GPU, `poise setup` makes one for use";
+    }
     return std::nullopt;
   }
   return code == cudaSuccess ? "no GPU is visible"

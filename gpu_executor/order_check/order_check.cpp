@@ -28,6 +28,7 @@ DeviceLimits limits_of(const messages::Configure& configure) {
           .gpu_act_blocks = configure.gpu_act_blocks(),
           .gpu_kv_blocks = configure.gpu_kv_blocks(),
           .logit_edits = configure.logit_edits(),
+          .sides = configure.sides(),
           .kv_format = static_cast<KvFormat>(configure.kv_format()),
           .host_attention = configure.host_attention(),
           .absorption = configure.absorption()};

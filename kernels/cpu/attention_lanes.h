@@ -126,15 +126,21 @@ class AttentionTask {
   void score_together(std::int32_t start, std::int32_t begin, std::int32_t end) {
     auto* const keys = reinterpret_cast<typename Context::Number*>(keys_);
     for (std::int32_t head = 0; head < slice_.kv_heads; ++head) {
-      for (std::int32_t t = begin; t < end; t += kBlockTokens) {
-        const int here = end - t < kBlockTokens ? end - t : kBlockTokens;
-        const auto block = context_.keys(head, (start + t) / kBlockTokens, here);
-        for (std::int64_t d = 0; d < dim_; d += 16) {
-          ahead_.prefetch(lines_of_square());
-          transpose_16(keys + (t - begin) * dim_ + 16 * d, block.data + d, block.step, here, 16);
-        }
-      }
+      gather_keys_of_one(keys, head, start + begin, end - begin);
       rows_.template score<kRows>(head * kRows, begin, end - begin, keys);
+    }
+  }
+  // gather_keys of one head of several, while `ahead_` is prefetched. By itself, so that it is compiled once
+  // and not for each number of rows.
+  [[gnu::noinline]] void gather_keys_of_one(typename Context::Number* to, std::int32_t head,
+                                            std::int32_t start, std::int32_t count) {
+    for (std::int32_t t = 0; t < count; t += kBlockTokens) {
+      const int here = count - t < kBlockTokens ? count - t : kBlockTokens;
+      const auto block = context_.keys(head, (start + t) / kBlockTokens, here);
+      for (std::int64_t d = 0; d < dim_; d += 16) {
+        ahead_.prefetch(lines_of_square());
+        transpose_16(to + t * dim_ + 16 * d, block.data + d, block.step, here, 16);
+      }
     }
   }
 

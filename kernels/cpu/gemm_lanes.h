@@ -279,25 +279,61 @@ class GemmTask {
   const std::int64_t cols_, group_;
 };
 
-// Codes of one group of some panels side by side, that become weights as they are multiplied.
-template <typename Codes, int kPanels>
+// Some packed panels side by side, whose codes become weights as they are multiplied: sums over a tile of
+// them read pairs of inputs with a Reader. PanelsOfBfloat12 is another such type.
+template <typename Codes>
 struct PanelsOfCodes {
   const std::uint8_t* data;  // the first panel's
   std::int64_t stride;       // bytes from one panel to the next
-  ShortGroup groups[kPanels];
+  std::int64_t scales;       // bytes from a panel's start to its scales, bfloat16
+  std::int64_t inputs;       // of a group
 
-  Codes codes(int panel) const {
-    return {reinterpret_cast<decltype(Codes::data)>(data + panel * stride)};
+  std::int64_t width() const { return inputs; }
+  const std::uint8_t* at(std::int64_t panel, std::int64_t byte) const {
+    return data + panel * stride + byte;
   }
+  const BFloat16* scales_at(std::int64_t panel, std::int64_t group) const {
+    return reinterpret_cast<const BFloat16*>(at(panel, scales)) + group * kPackedRows;
+  }
+
+  template <int kPanels>
+  class Reader {
+   public:
+    Reader(const PanelsOfCodes& panels, std::int64_t) : panels_(panels) {}
+
+    void begin_group(std::int64_t group, const PanelsOfCodes& ahead) {
+#pragma GCC unroll 16
+      for (int p = 0; p < kPanels; ++p) {
+        groups_[p] = ShortGroup(Lanes::load(panels_.scales_at(p, group)));
+        __builtin_prefetch(ahead.scales_at(p, group), 0, 2);
+      }
+    }
+    // Inputs k, which is even, and k + 1.
+    void read(std::int64_t k, const PanelsOfCodes& ahead, Lanes (&even)[kPanels],
+              Lanes (&odd)[kPanels]) const {
+      const std::int64_t byte = Codes::byte_of(k);
+#pragma GCC unroll 16
+      for (int p = 0; p < kPanels; ++p) {
+        __builtin_prefetch(ahead.at(p, byte), 0, 2);
+        even[p] = groups_[p].template weights<BFloat16>(Codes::even(panels_.at(p, byte)));
+        odd[p] = groups_[p].template weights<BFloat16>(Codes::odd(panels_.at(p, byte)));
+      }
+    }
+
+   private:
+    const PanelsOfCodes& panels_;
+    ShortGroup groups_[kPanels];
+  };
 };
 
-// multiply_tile over inputs [first, first + depth) of packed panels. The weights are also written to
-// `kept`, (panels, depth, 16), if it is there. Meanwhile `ahead`, where such panels begin, is prefetched.
-// REQUIRES: first is even.
-template <int kRows, int kPanels, typename Codes, typename In>
-inline void multiply_codes(In in, const PanelsOfCodes<Codes, kPanels>& panels, std::int64_t first,
-                           std::int64_t depth, Sums sums, bool onto, float* kept,
-                           const std::uint8_t* ahead) {
+// multiply_tile over inputs [first, first + depth) of packed panels, whose scales, if they have any, are all
+// ShortGroup's. The weights are also written to `kept`, (panels, kGemmDepth, 16), if it is there. Meanwhile `ahead` is
+// prefetched. Two inputs become weights before either is multiplied: else the multiply-adds of each would
+// wait for its own conversion. A last input without a pair is read with what lies behind it in the panel, which is
+// not multiplied. REQUIRES: first and panels.width() are even.
+template <int kRows, int kPanels, typename Weights, typename In>
+inline void multiply_codes(In in, const Weights& panels, std::int64_t first, std::int64_t depth,
+                           Sums sums, bool onto, float* kept, const Weights& ahead) {
   Lanes sum[kRows][kPanels];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -306,15 +342,8 @@ inline void multiply_codes(In in, const PanelsOfCodes<Codes, kPanels>& panels, s
       sum[r][p] = onto ? Lanes::load(sums.data + r * sums.stride + 16 * p) : Lanes::zero();
     }
   }
-  const auto multiply = [&](std::int64_t k, auto codes_of) __attribute__((always_inline)) {
-    Lanes w[kPanels];
-#pragma GCC unroll 16
-    for (int p = 0; p < kPanels; ++p) {
-      w[p] = panels.groups[p].template weights<BFloat16>(codes_of(panels.codes(p), first + k));
-      if (kept != nullptr) {
-        w[p].store(kept + (p * depth + k) * 16);
-      }
-    }
+  const auto multiply = [&](std::int64_t k, const Lanes(&w)[kPanels])
+      __attribute__((always_inline)) {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       const Lanes x = Lanes::all(in.data[k * In::kStepK + r * In::kStepR]);
@@ -324,19 +353,26 @@ inline void multiply_codes(In in, const PanelsOfCodes<Codes, kPanels>& panels, s
       }
     }
   };
-  const auto even = [](Codes codes, std::int64_t k) { return codes.even(k); };
-  const auto odd = [](Codes codes, std::int64_t k) { return codes.odd(k); };
-  std::int64_t k = 0;
-  for (; k + 1 < depth; k += 2) {
+  typename Weights::template Reader<kPanels> reader(panels, first);
+  Lanes even[kPanels], odd[kPanels];
+  for (std::int64_t k = 0; k < depth;) {
+    const std::int64_t group = (first + k) / panels.width();
+    reader.begin_group(group, ahead);
+    const std::int64_t behind = (group + 1) * panels.width() - first;
+    for (const std::int64_t end = behind < depth ? behind : depth; k < end; k += 2) {
+      reader.read(first + k, ahead, even, odd);
+      if (kept != nullptr) {
 #pragma GCC unroll 16
-    for (int p = 0; p < kPanels; ++p) {
-      __builtin_prefetch(ahead + p * panels.stride + Codes::byte_of(first + k), 0, 2);
+        for (int p = 0; p < kPanels; ++p) {
+          even[p].store(kept + (p * kGemmDepth + k) * 16);
+          odd[p].store(kept + (p * kGemmDepth + k + 1) * 16);
+        }
+      }
+      multiply(k, even);
+      if (k + 1 < depth) {
+        multiply(k + 1, odd);
+      }
     }
-    multiply(k, even);
-    multiply(k + 1, odd);
-  }
-  if (k < depth) {
-    multiply(k, even);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -347,9 +383,9 @@ inline void multiply_codes(In in, const PanelsOfCodes<Codes, kPanels>& panels, s
   }
 }
 
-// The panels of one slice of a packed weight: some inputs of some panels become float32 in a piece of
-// scratch that stays in L1, and are multiplied from there. Where it is quick (ShortGroup), the last tile
-// makes them as it multiplies. The chains are those of GemmTask.
+// The panels of one slice of a packed weight. Where it is quick (ShortGroup), the last tile makes the
+// weights as it multiplies, and keeps them for the others. Elsewhere some inputs of some panels become
+// float32 first. The chains are those of GemmTask.
 class PackedGemmTask {
  public:
   PackedGemmTask(const GemmSlice& slice, const Tiles& tiles)
@@ -370,85 +406,99 @@ class PackedGemmTask {
  private:
   static constexpr std::int64_t kPanelInputs = 512;  // unpacked at a time: 32 KiB
   static_assert(kPanelInputs * 16 <= kGemmWideFloats);
+  // Of several tiles the last, the largest, has more than kTileRows / 2 rows, so group_ is at most kTilePanels.
+  static_assert(Lanes::kTilePanels * kGemmDepth * 16 <= kGemmWideFloats && kGemmDepth % 2 == 0);
 
   void run_group(std::int64_t panel, std::int64_t panels, std::int64_t next) const {
-    const Matrix& weight = slice_.op->weight;
     const Sums sums{slice_.sums, 16 * group_};
+    if (panels != group_ || !multiply_quickly(panel, next, sums)) {
+      unpack_and_multiply(panel, panels, sums);
+    }
+    finish_rows(*slice_.op, slice_.first_row, slice_.rows, panel, panels, sums.data, sums.stride);
+  }
+
+  void unpack_and_multiply(std::int64_t panel, std::int64_t panels, Sums sums) const {
     const std::int64_t most = kPanelInputs / group_;
     std::int64_t k = 0;
     do {
       const std::int64_t end = cols_ - k < most ? cols_ : k + most;
-      if (panels != group_ || !multiply_quickly(panel, k, end, next)) {
-        for (std::int64_t p = 0; p < panels; ++p) {
-          unpack_columns(weight, panel + p, k, end, slice_.wide + p * (end - k) * 16);
-        }
-        multiply({slice_.wide, (end - k) * 16}, panels, k, end - k, sums, tiles_.count);
+      for (std::int64_t p = 0; p < panels; ++p) {
+        unpack_columns(slice_.op->weight, panel + p, k, end, slice_.wide + p * most * 16);
       }
+      multiply({slice_.wide, most * 16}, panels, k, end - k, sums, tiles_.count);
       k = end;
     } while (k < cols_);
-    finish_rows(*slice_.op, slice_.first_row, slice_.rows, panel, panels, sums.data, sums.stride);
   }
 
-  bool multiply_quickly(std::int64_t panel, std::int64_t k, std::int64_t end,
-                        std::int64_t next) const {
-    if (slice_.op->weight.dtype != DType::bfloat16 || k % 2 != 0) {
+  // A whole tile's panels; false if something else has to do it, then nothing is done.
+  bool multiply_quickly(std::int64_t panel, std::int64_t next, Sums sums) const {
+    const Matrix& weight = slice_.op->weight;
+    if (weight.dtype != DType::bfloat16 || weight.packed.scale_dtype != DType::bfloat16 ||
+        weight.packed.zero_points != 0 || weight.packed.input_groups != 0 ||
+        weight.packed.group % 2 != 0) {
       return false;
     }
-    switch (slice_.op->weight.packed.codes) {
+    switch (weight.packed.codes) {
       case Codes::int8:
-        return multiply_quickly<Int8Codes>(panel, k, end, next);
+        return multiply_short_groups<Int8Codes>(panel, next, sums);
       case Codes::int4:
-        return multiply_quickly<Int4Codes>(panel, k, end, next);
+        return multiply_short_groups<Int4Codes>(panel, next, sums);
+      case Codes::bfloat12:
+        multiply_pairs(panels_of_bfloat12(panel), panels_of_bfloat12(next), sums);
+        return true;
       default:
         return false;
     }
   }
 
-  // Inputs [k, end) of whole tiles; false if something else has to do it, then nothing is done. Groups
-  // of many inputs are walked in pieces, and a piece may lie in two groups.
+  PanelsOfBfloat12 panels_of_bfloat12(std::int64_t panel) const {
+    const Bfloat12Panel map = bfloat12_panel(slice_.op->weight.cols);
+    return {static_cast<const std::uint8_t*>(slice_.op->weight.data) + panel * map.bytes.n, map};
+  }
+
   template <typename Codes>
-  bool multiply_quickly(std::int64_t panel, std::int64_t k, std::int64_t end,
-                        std::int64_t next) const {
-    const PackedFormat& format = slice_.op->weight.packed;
-    if (format.zero_points != 0 || format.input_groups != 0 ||
-        format.scale_dtype != DType::bfloat16 || format.group % 2 != 0) {
-      return false;
-    }
-    const std::int64_t width = format.group == 0 ? cols_ : format.group;
-    const auto* matrix = static_cast<const std::uint8_t*>(slice_.op->weight.data);
-    const PackedPanel map = packed_panel(format, slice_.op->weight.cols);
-    const auto scales_at = [&](std::int64_t p, std::int64_t group) {
-      const std::uint8_t* scales = matrix + (panel + p) * map.bytes.n + map.scales;
-      return Lanes::load(reinterpret_cast<const BFloat16*>(scales) + group * 16);
-    };
-    for (std::int64_t group = k / width; group * width < end; ++group) {
-      for (std::int64_t p = 0; p < group_; ++p) {
-        if (!ShortGroup::holds_for<BFloat16>(scales_at(p, group), format.scale_dtype)) {
+  PanelsOfCodes<Codes> panels_of_codes(std::int64_t panel) const {
+    const Matrix& weight = slice_.op->weight;
+    const PackedPanel map = packed_panel(weight.packed, weight.cols);
+    return {.data = static_cast<const std::uint8_t*>(weight.data) + panel * map.bytes.n,
+            .stride = map.bytes.n,
+            .scales = map.scales,
+            .inputs = weight.packed.group == 0 ? cols_ + cols_ % 2 : weight.packed.group};
+  }
+
+  template <typename Codes>
+  bool multiply_short_groups(std::int64_t panel, std::int64_t next, Sums sums) const {
+    const auto panels = panels_of_codes<Codes>(panel);
+    for (std::int64_t p = 0; p < group_; ++p) {
+      for (std::int64_t group = 0; group * panels.width() < cols_; ++group) {
+        const Lanes scales = Lanes::load(panels.scales_at(p, group));
+        if (!ShortGroup::holds_for<BFloat16>(scales, DType::bfloat16)) {
           return false;
         }
       }
     }
-    const Sums sums{slice_.sums, 16 * group_};
-    const std::int64_t last = tiles_.first(tiles_.count - 1);
-    while (k < end) {
-      const std::int64_t group = k / width;
-      const std::int64_t stop = (group + 1) * width < end ? (group + 1) * width : end;
-      with_rows(tiles_.size(tiles_.count - 1), [&](auto constant) {
+    multiply_pairs(panels, panels_of_codes<Codes>(next), sums);
+    return true;
+  }
+
+  template <typename Weights>
+  void multiply_pairs(const Weights& panels, const Weights& next, Sums sums) const {
+    const std::int64_t last = tiles_.count - 1;
+    const Sums last_sums{sums.data + tiles_.first(last) * sums.stride, sums.stride};
+    float* const kept = last == 0 ? nullptr : slice_.wide;
+    const std::int64_t most = last == 0 ? cols_ : kGemmDepth;
+    std::int64_t k = 0;
+    do {
+      const std::int64_t depth = cols_ - k < most ? cols_ - k : most;
+      with_rows(tiles_.size(last), [&](auto constant) {
         constexpr int kRows = decltype(constant)::value;
         constexpr int kPanels = tile_panels(kRows);  // that is group_
-        PanelsOfCodes<Codes, kPanels> panels{matrix + panel * map.bytes.n, map.bytes.n, {}};
-        for (int p = 0; p < kPanels; ++p) {
-          panels.groups[p] = ShortGroup(scales_at(p, group));
-        }
-        multiply_codes<kRows, kPanels>(
-            Inputs<kRows, 1>{slice_.packed + last * cols_ + k * kRows}, panels, k, stop - k,
-            {sums.data + last * sums.stride, sums.stride}, k > 0,
-            tiles_.count > 1 ? slice_.wide : nullptr, matrix + next * map.bytes.n);
+        const Inputs<kRows, 1> in{slice_.packed + tiles_.first(last) * cols_ + k * kRows};
+        multiply_codes<kRows, kPanels>(in, panels, k, depth, last_sums, k > 0, kept, next);
       });
-      multiply({slice_.wide, (stop - k) * 16}, group_, k, stop - k, sums, tiles_.count - 1);
-      k = stop;
-    }
-    return true;
+      multiply({slice_.wide, kGemmDepth * 16}, group_, k, depth, sums, last);
+      k += depth;
+    } while (k < cols_);
   }
 
   // The first `tiles`.

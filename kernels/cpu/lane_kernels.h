@@ -18,6 +18,16 @@ namespace poise::cpu {
 inline constexpr std::int32_t kChunkTokens = 128;
 inline constexpr std::int32_t kQueryRows = 64;  // (token, head of a group) pairs in one work item
 
+// Each number of rows in a tile is compiled by itself, and bits do not depend on it. Who looks for races alone (ThreadSanitizer)
+// does with fewer of them.
+constexpr int tile_rows(int rows) {
+#ifdef POISE_SMALL_TILES
+  return rows / 3;
+#else
+  return rows;
+#endif
+}
+
 // How a Gemm is cut, and what scratch a slice of it needs. Bits do not depend on any of it.
 inline constexpr std::int64_t kGemmDepth = 1024;  // inputs in one pass: panels of them stay in L2
 inline constexpr std::int64_t kGemmRows = 168;    // of a slice

@@ -7,14 +7,16 @@
 #include <cstring>
 
 #include "common/dtype.h"
+#include "common/formats/bfloat12.h"
 #include "kernels/cpu/kv/transpose_halves.h"
+#include "kernels/cpu/lane_kernels.h"
 
 namespace poise::cpu {
 namespace {
 
 struct Lanes {
   static constexpr int kCount = 16;
-  static constexpr int kTileRows = 6;
+  static constexpr int kTileRows = tile_rows(6);
   static constexpr int kTilePanels = 1;
 
   __m256 lo, hi;
@@ -144,6 +146,52 @@ struct Lanes {
   static Lanes low_int4s(const std::uint8_t* from) { return int4s(sixteen_bytes(from)); }
   static Lanes high_int4s(const std::uint8_t* from) {
     return int4s(_mm_srli_epi16(sixteen_bytes(from), 4));
+  }
+
+  static Lanes exponents(const std::uint8_t* from) {
+    const __m128i bytes = sixteen_bytes(from);
+    const auto eight = [](__m128i some) {
+      const __m256i low = _mm256_slli_epi32(_mm256_cvtepu8_epi32(some), 7);
+      return _mm256_castsi256_ps(_mm256_or_si256(low, _mm256_slli_epi32(low, 16)));
+    };
+    return {eight(bytes), eight(_mm_srli_si128(bytes, 8))};
+  }
+  // Two bfloat16 in each of eight lanes, the even input's the lower one. `codes`: eight bytes, in both halves.
+  static __m256i pairs_of_bfloat12(const std::uint8_t* rest, __m256i codes, __m256 bases) {
+    const __m256i spread =
+        _mm256_setr_epi8(0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1,  //
+                         4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7, -1);
+    // Either half of a byte to where an exponent lies: times 2⁷, times 2³.
+    const __m256i below = _mm256_and_si256(
+        _mm256_mullo_epi16(_mm256_shuffle_epi8(codes, spread), _mm256_set1_epi32(0x80080)),
+        _mm256_set1_epi16(0x780));
+    const __m256i coded = _mm256_cmpgt_epi16(_mm256_set1_epi16(kBfloat12Escape << 7), below);
+    const __m256i exponents =
+        _mm256_and_si256(coded, _mm256_sub_epi16(_mm256_castps_si256(bases), below));
+    const __m256i others =
+        _mm256_and_si256(_mm256_cvtepi8_epi16(sixteen_bytes(rest)), _mm256_set1_epi16(-0x7f81));
+    return _mm256_or_si256(exponents, others);
+  }
+  static void bfloat12s(const std::uint8_t* rest, const std::uint8_t* codes, Lanes bases,
+                        Lanes& even, Lanes& odd) {
+    const __m128i bytes = sixteen_bytes(codes);
+    const __m256i low = pairs_of_bfloat12(rest, _mm256_broadcastsi128_si256(bytes), bases.lo);
+    const __m256i high = pairs_of_bfloat12(
+        rest + 16, _mm256_broadcastsi128_si256(_mm_srli_si128(bytes, 8)), bases.hi);
+    const __m256i upper = _mm256_set1_epi32(-0x10000);
+    even = {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)),
+            _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
+    odd = {_mm256_castsi256_ps(_mm256_and_si256(low, upper)),
+           _mm256_castsi256_ps(_mm256_and_si256(high, upper))};
+  }
+  void store_exact(BFloat16* to) const {
+    const auto eight = [](__m256 v) {
+      const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(v), 16);
+      return _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+    };
+    auto* halves = reinterpret_cast<__m128i*>(to);
+    _mm_storeu_si128(halves, eight(lo));
+    _mm_storeu_si128(halves + 1, eight(hi));
   }
 
   template <typename T>

@@ -39,7 +39,7 @@
 #include "kernels/cpu/math_lanes.h"
 // clang-format off
 #include "kernels/cpu/rows_lanes.h"
-#include "kernels/cpu/unpack_lanes.h"
+#include "kernels/cpu/packed/unpack_lanes.h"
 #include "kernels/cpu/gemm_lanes.h"
 #include "kernels/cpu/kv/kv_lanes.h"
 #include "kernels/cpu/attention_rows_lanes.h"

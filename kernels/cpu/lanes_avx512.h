@@ -6,14 +6,16 @@
 #include <cstdint>
 
 #include "common/dtype.h"
+#include "common/formats/bfloat12.h"
 #include "kernels/cpu/kv/transpose_halves.h"
+#include "kernels/cpu/lane_kernels.h"
 
 namespace poise::cpu {
 namespace {
 
 struct Lanes {
   static constexpr int kCount = 16;
-  static constexpr int kTileRows = 12;
+  static constexpr int kTileRows = tile_rows(12);
   static constexpr int kTilePanels = 2;
 
   __m512 v;
@@ -133,6 +135,36 @@ struct Lanes {
   }
   static Lanes high_int4s(const std::uint8_t* from) {
     return int4s(_mm512_srli_epi32(_mm512_cvtepu8_epi32(sixteen_bytes(from)), 4));
+  }
+
+  static Lanes exponents(const std::uint8_t* from) {
+    const __m512i low = _mm512_slli_epi32(_mm512_cvtepu8_epi32(sixteen_bytes(from)), 7);
+    return {_mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32(low, 16)))};
+  }
+  static void bfloat12s(const std::uint8_t* rest, const std::uint8_t* codes, Lanes bases,
+                        Lanes& even, Lanes& odd) {
+    // Each byte of codes twice, then either half of it to where an exponent lies.
+    const __m512i spread = _mm512_add_epi8(
+        _mm512_broadcast_i32x4(
+            _mm_setr_epi8(0, -64, 0, -64, 1, -64, 1, -64, 2, -64, 2, -64, 3, -64, 3, -64)),
+        _mm512_setr_epi32(0, 0, 0, 0, 0x40004, 0x40004, 0x40004, 0x40004, 0x80008, 0x80008, 0x80008,
+                          0x80008, 0xc000c, 0xc000c, 0xc000c, 0xc000c));
+    const __m512i twice = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(sixteen_bytes(codes)), spread);
+    const __m512i below = _mm512_and_si512(_mm512_sllv_epi16(twice, _mm512_set1_epi32(0x30007)),
+                                           _mm512_set1_epi16(0x780));
+    const __mmask32 coded = _mm512_cmplt_epu16_mask(below, _mm512_set1_epi16(kBfloat12Escape << 7));
+    const __m512i exponents = _mm512_maskz_sub_epi16(coded, _mm512_castps_si512(bases.v), below);
+    const __m512i others =
+        _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(rest)));
+    constexpr int kFirstOrBoth = 0xf8;  // of three: a | (b & c)
+    const __m512i pairs =
+        _mm512_ternarylogic_epi32(exponents, others, _mm512_set1_epi16(-0x7f81), kFirstOrBoth);
+    even = {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
+    odd = {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-0x10000)))};
+  }
+  void store_exact(BFloat16* to) const {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(v), 16)));
   }
 
   // The sixteen numbers of a group are a table, in which 32 codes are looked up at once.

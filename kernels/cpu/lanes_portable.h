@@ -11,6 +11,8 @@
 #include <cstdint>
 
 #include "common/dtype.h"
+#include "common/formats/bfloat12.h"
+#include "kernels/cpu/lane_kernels.h"
 
 namespace poise::cpu {
 namespace {
@@ -18,7 +20,7 @@ namespace {
 struct Lanes {
   static constexpr int kCount = 16;
   // Registers for sums: how many rows of a tile fit, given the panels of 16 outputs beside them.
-  static constexpr int kTileRows = 6;
+  static constexpr int kTileRows = tile_rows(6);
   static constexpr int kTilePanels = 1;
 
   float at[kCount];
@@ -100,6 +102,30 @@ struct Lanes {
   }
   static Lanes high_int4s(const std::uint8_t* from) {
     return of([from](int i) { return static_cast<float>((from[i] >> 4) - 8); });
+  }
+
+  // bfloat12 (common/formats/bfloat12.h): sixteen exponents, each where two bfloat16 numbers side by side in 32
+  // bits have theirs; and the numbers of an even and an odd input by such bases. An escape has exponent 0.
+  static Lanes exponents(const std::uint8_t* from) {
+    return of([from](int i) {
+      return std::bit_cast<float>(std::uint32_t{from[i]} << 7 | std::uint32_t{from[i]} << 23);
+    });
+  }
+  static void bfloat12s(const std::uint8_t* rest, const std::uint8_t* codes, Lanes bases,
+                        Lanes& even, Lanes& odd) {
+    even = of([&](int i) { return bfloat12(rest[2 * i], codes[i] & 15u, bases.at[i]); });
+    odd = of([&](int i) { return bfloat12(rest[2 * i + 1], codes[i] >> 4, bases.at[i]); });
+  }
+  static float bfloat12(std::uint32_t rest, std::uint32_t code, float base) {
+    const std::uint32_t exponent =
+        code < kBfloat12Escape ? (std::bit_cast<std::uint32_t>(base) >> 23) - code : 0;
+    return std::bit_cast<float>((rest & 0x80) << 24 | (rest & 0x7f) << 16 | exponent << 23);
+  }
+  // Lanes that are bfloat16 numbers already, each with the bits that it has.
+  void store_exact(BFloat16* to) const {
+    for (int i = 0; i < kCount; ++i) {
+      to[i].bits = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(at[i]) >> 16);
+    }
   }
 
   // to[i] = code i · scale + offset, for `count` codes of 4 bits of one group, two in a byte, the low half

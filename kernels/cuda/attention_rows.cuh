@@ -35,6 +35,17 @@ struct SliceMerge {
   }
 };
 
+// Which of a place's rows a warp has.
+struct RowSpan {
+  int rows;  // ≤ 0: none
+  int first_position, last_position;
+
+  // A bit for each slice of which any of the rows sees a position.
+  __device__ unsigned slices_seen(int window) const {
+    return rows > 0 ? slices_of(first_seen(first_position, window), last_position) : 0u;
+  }
+};
+
 // Of a warp. kShare 1: it has the sixteen rows for itself. kShare 4: the block's four warps have them
 // together: each scores sixteen of a tile's positions, weighs all, and sums columns of its own. A
 // number is made of the same operations in the same order both ways.
@@ -67,9 +78,9 @@ class WarpRows {
         part_(kShare == 1 ? 0 : static_cast<int>(threadIdx.x) / kWarp),
         window_(op.window),
         factor_(score_factor(op)) {
-    rows_ = min(kWarpRows, place.rows - first);
-    first_position_ = place.position_of(first);
-    last_position_ = place.position_of(first + rows_ - 1);
+    span_.rows = min(kWarpRows, place.rows - first);
+    span_.first_position = place.position_of(first);
+    span_.last_position = place.position_of(first + span_.rows - 1);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first + lane_ / 4 + 8 * half;
@@ -93,8 +104,8 @@ class WarpRows {
   // Whether any of the rows sees a position of the tile.
   __device__ bool see(int tile) const {
     const int first = tile * kTilePositions;
-    return rows_ > 0 && first <= last_position_ &&
-           first + kTilePositions > first_seen(first_position_, window_);
+    return span_.rows > 0 && first <= span_.last_position &&
+           first + kTilePositions > first_seen(span_.first_position, window_);
   }
 
   // Scores of the tile, then its weights; maximum, denominator and sums follow. For kShare 1.
@@ -114,7 +125,7 @@ class WarpRows {
 #pragma unroll
     for (int n = 0; n < kMine; ++n) {
       *reinterpret_cast<float2*>(to + 8 * n) = {scores[n][0], scores[n][1]};
-      if (rows_ > 8) {
+      if (span_.rows > 8) {
         *reinterpret_cast<float2*>(to + 8 * kScorePitch + 8 * n) = {scores[n][2], scores[n][3]};
       }
     }
@@ -125,8 +136,9 @@ class WarpRows {
 #pragma unroll
     for (int n = 0; n < kScoreTiles; ++n) {
       const float2 a = *reinterpret_cast<const float2*>(from + 8 * n);
-      const float2 b = rows_ > 8 ? *reinterpret_cast<const float2*>(from + 8 * kScorePitch + 8 * n)
-                                 : float2{0, 0};
+      const float2 b = span_.rows > 8
+                           ? *reinterpret_cast<const float2*>(from + 8 * kScorePitch + 8 * n)
+                           : float2{0, 0};
       scores[n][0] = a.x;
       scores[n][1] = a.y;
       scores[n][2] = b.x;
@@ -155,25 +167,31 @@ class WarpRows {
   }
 
   // The tile's scores become its weights; maximum and denominator follow. The sums have to shrink by so
-  // much before those weights are used: a step of its own, since the tile before may still be added.
+  // much before those weights are used: steps of their own, since the tile before may still be added.
   template <bool kBoth>
   __device__ __forceinline__ void weigh_scores(int tile, float (&scores)[kScoreTiles][4],
                                                float (&shrink)[2]) {
     const int first = tile * kTilePositions;
-    // Where the first row or the last does not see all of it.
-    if (first + kTilePositions > first_position_ + 1 ||
-        first < first_seen(last_position_, window_)) {
-      const unsigned reach = window_ > 0 ? static_cast<unsigned>(window_) : 1u << 31;
+    // The column of each half's row itself, counted from this lane's first.
+    const int last[2] = {position_[0] - first - 2 * (lane_ % 4),
+                         position_[1] - first - 2 * (lane_ % 4)};
+    const auto forget = [&](auto sees) {
 #pragma unroll
       for (int n = 0; n < kScoreTiles; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int at = first + 8 * n + 2 * (lane_ % 4) + i % 2;
-          if (static_cast<unsigned>(position_[i / 2] - at) >= reach) {
+          if (!sees(8 * n + i % 2, last[i / 2])) {
             scores[n][i] = -kInfinity;
           }
         }
       }
+    };
+    if (first + kTilePositions >
+        span_.first_position + 1) {  // the first row does not see all of it
+      forget([](int column, int last) { return column <= last; });
+    }
+    if (first < first_seen(span_.last_position, window_)) {  // the last row's window begins later
+      forget([this](int column, int last) { return column > last - window_; });
     }
     if (kBoth) {
       weigh_halves<0, 2>(scores, shrink);
@@ -181,15 +199,15 @@ class WarpRows {
     }
     weigh_halves<0, 1>(scores, shrink);
     shrink[1] = 1;
-    if (rows_ > 8) {  // one half has them all in decode
+    if (span_.rows > 8) {  // one half has them all in decode
       weigh_halves<1, 2>(scores, shrink);
     }
   }
-  __device__ __forceinline__ void use_weights(const float (&scores)[kScoreTiles][4],
-                                              const float (&shrink)[2]) {
+  template <bool kBoth>
+  __device__ __forceinline__ void shrink_sums(const float (&shrink)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (half == 0 || rows_ > 8) {
+      if (kBoth || half == 0 || span_.rows > 8) {
 #pragma unroll
         for (int n = 0; n < kSumTiles; ++n) {
           sums_[n][2 * half] = __fmul_rn(sums_[n][2 * half], shrink[half]);
@@ -197,6 +215,8 @@ class WarpRows {
         }
       }
     }
+  }
+  __device__ __forceinline__ void use_weights(const float (&scores)[kScoreTiles][4]) {
 #pragma unroll
     for (int n = 0; n < kScoreTiles; ++n) {
       weights_[n / 2][n % 2 * 2] = pack<T>(scores[n][0], scores[n][1]);
@@ -224,20 +244,16 @@ class WarpRows {
   // any of the rows sees. Slices in order.
   template <typename SlicesBefore>
   __device__ void end_slice(int slice, SlicesBefore& merged) {
-    const unsigned seen =
-        rows_ > 0 ? slices_of(first_seen(first_position_, window_), last_position_) : 0u;
+    const unsigned seen = span_.slices_seen(window_);
     if ((seen >> slice & 1u) == 0) {
       return;
     }
-    sum_denominators();
     int zero = 0;
     if constexpr (kShare ==
                   1) {  // unknown to the compiler, which so leaves the array in local memory
       asm volatile("mov.u32 %0, 0;\n" : "=r"(zero));
     }
-    if ((seen & ((1u << slice) - 1)) != 0) {
-      merge(slice, merged, zero);
-    }
+    join(slice, seen, merged, zero);
     if (seen >> (slice + 1) != 0) {
 #pragma unroll
       for (int n = 0; n < kSumTiles; ++n) {
@@ -256,37 +272,59 @@ class WarpRows {
   struct SliceState {
     float maximum[2], denominator[2];
   };
-  // Whether the rows see this slice and one behind it. Then the next slice's first scores can become weights before
-  // this one's last tile is added: begin_next returns this slice's state, which end_slice takes.
-  __device__ bool goes_on_behind(int slice) const {
-    const unsigned seen =
-        rows_ > 0 ? slices_of(first_seen(first_position_, window_), last_position_) : 0u;
-    return (seen >> slice & 1u) != 0 && seen >> (slice + 1) != 0;
-  }
+  // The next slice's scores can become weights before this one's last tile is added: its maximum and denominator
+  // begin, and this slice's are returned, which keep_slice takes.
   __device__ SliceState begin_next() {
     const SliceState ended{{maximum_[0], maximum_[1]}, {denominator_[0], denominator_[1]}};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      maximum_[half] = -kInfinity;
-      denominator_[half] = 0;
-    }
+    forget_weights();
     return ended;
   }
+  // For callers whose first product of a slice replaces the sums, also in rows that do not see that slice. Joins this slice
+  // to those before it, and keeps the result in `merged`; if no row sees the slice, does nothing. end_slices follows the
+  // last slice.
   template <typename SlicesBefore>
-  __device__ void end_slice(int slice, const SliceState& ended, SlicesBefore& merged) {
-    float maximum[2], denominator[2];  // of the next one
+  __device__ void keep_slice(int slice, const SliceState& ended, SlicesBefore& merged) {
+    const unsigned seen = span_.slices_seen(window_);
+    if ((seen >> slice & 1u) == 0) {
+      return;
+    }
+    const SliceState next{{maximum_[0], maximum_[1]}, {denominator_[0], denominator_[1]}};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      maximum[half] = maximum_[half];
-      denominator[half] = denominator_[half];
       maximum_[half] = ended.maximum[half];
       denominator_[half] = ended.denominator[half];
     }
-    end_slice(slice, merged);
+    join(slice, seen, merged);
+#pragma unroll
+    for (int n = 0; n < kSumTiles; ++n) {
+      merged.sum(n) = {sums_[n][0], sums_[n][1], sums_[n][2], sums_[n][3]};
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      maximum_[half] = maximum[half];
-      denominator_[half] = denominator[half];
+      merged.maximum[half] = maximum_[half];
+      merged.denominator[half] = denominator_[half];
+      maximum_[half] = next.maximum[half];
+      denominator_[half] = next.denominator[half];
+    }
+  }
+  template <typename SlicesBefore>
+  __device__ void end_slices(int last, SlicesBefore& merged) {
+    const unsigned seen = span_.slices_seen(window_);
+    if ((seen >> last & 1u) != 0) {
+      join(last, seen, merged);
+      return;
+    }
+#pragma unroll
+    for (int n = 0; n < kSumTiles; ++n) {
+      const float4 all = merged.sum(n);
+      sums_[n][0] = all.x;
+      sums_[n][1] = all.y;
+      sums_[n][2] = all.z;
+      sums_[n][3] = all.w;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      denominator_[half] = merged.denominator[half];
     }
   }
 
@@ -355,14 +393,20 @@ class WarpRows {
     }
     __syncwarp();
     T* out = static_cast<T*>(op.out) + lane_ % kVectors * 8;
+    uint4 vectors[kWarpRows / kAtOnce];
 #pragma unroll
-    for (int first = 0; first < kWarpRows; first += kAtOnce) {
-      const int row = first + lane_ / kVectors;
+    for (int i = 0; i < kWarpRows / kAtOnce; ++i) {
+      vectors[i] = load_16(place_of(i * kAtOnce + lane_ / kVectors, lane_ % kVectors));
+    }
+    const bool exists = lane_ % kVectors * 8 < op.head_dim;
+#pragma unroll
+    for (int i = 0; i < kWarpRows / kAtOnce; ++i) {
+      const int row = i * kAtOnce + lane_ / kVectors;
       // Lane 4·g knows where rows g and g + 8 begin.
       const std::int64_t start =
-          __shfl_sync(kAllLanes, static_cast<long long>(start_[first / 8]), row % 8 * 4);
-      if (row < rows_ && lane_ % kVectors * 8 < op.head_dim) {
-        *reinterpret_cast<uint4*>(out + start) = load_16(place_of(row, lane_ % kVectors));
+          __shfl_sync(kAllLanes, static_cast<long long>(start_[i * kAtOnce / 8]), row % 8 * 4);
+      if (row < span_.rows && exists) {
+        *reinterpret_cast<uint4*>(out + start) = vectors[i];
       }
     }
     __syncwarp();
@@ -377,7 +421,7 @@ class WarpRows {
     return static_cast<int>((threadIdx.x / kWarp + shift) % kAttentionWarps);
   }
 
-  __device__ bool has_row(int half) const { return lane_ / 4 + 8 * half < rows_; }
+  __device__ bool has_row(int half) const { return lane_ / 4 + 8 * half < span_.rows; }
 
   // The p-th pair of eight columns that this warp sums, and whether there is one.
   __device__ int pair(int p) const { return kShare == 1 ? p : p * kShare + part_; }
@@ -392,10 +436,22 @@ class WarpRows {
         sums_[n][i] = 0;
       }
     }
+    forget_weights();
+  }
+  __device__ void forget_weights() {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       maximum_[half] = -kInfinity;
       denominator_[half] = 0;
+    }
+  }
+
+  // The slice, which rows see, to those before it.
+  template <typename SlicesBefore>
+  __device__ void join(int slice, unsigned seen, SlicesBefore& merged, int zero = 0) {
+    sum_denominators();
+    if ((seen & ((1u << slice) - 1)) != 0) {
+      merge(slice, merged, zero);
     }
   }
 
@@ -428,7 +484,8 @@ class WarpRows {
   __device__ __forceinline__ void weigh(int tile, float (&scores)[kScoreTiles][4]) {
     float shrink[2];
     weigh_scores<false>(tile, scores, shrink);
-    use_weights(scores, shrink);
+    shrink_sums<false>(shrink);
+    use_weights(scores);
   }
 
   // Of these halves, side by side: the latencies of one are those of the other.
@@ -536,10 +593,9 @@ class WarpRows {
   const int lane_, part_;
   const int window_;
   const float factor_;
-  int rows_;                            // ≤ 0: this warp has none
-  int first_position_, last_position_;  // of the sixteen
-  int position_[2];                     // of this lane's two rows
-  std::int64_t start_[2];               // of this lane's first numbers in q and out
+  RowSpan span_;
+  int position_[2];        // of this lane's two rows
+  std::int64_t start_[2];  // of this lane's first numbers in q and out
   std::uint32_t q_[kDim / 16][4];
   std::uint32_t weights_[kTilePositions / 16][4];
   float sums_[kSumTiles][4];

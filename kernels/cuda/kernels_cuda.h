@@ -52,6 +52,8 @@ void copy_batch(std::span<const DeviceCopy> copies, cudaStream_t stream);
 // sequence with such values is broken from there on anyway). Over quantised blocks the bits are those of plain blocks that hold the
 // numbers their codes stand for.
 void attention(const Attention& op, cudaStream_t stream);
+// head_dim ≤ 256; row_dtype is dtype. Bits of a row depend on which of its blocks are absorbed too.
+void absorbed_attention(const AbsorbedAttention& op, cudaStream_t stream);
 void sample_tokens(const SampleTokens& op, cudaStream_t stream);
 
 // inout[r, c] = residual[r, c] + bias[c]; rows of both are `stride` apart. residual: inout itself,

@@ -169,6 +169,104 @@ void unpack_codes(const Unpack& op, cudaStream_t stream) {
   });
 }
 
+struct Bfloat12ToUnpack {
+  std::uint16_t* out;          // (rows, cols)
+  const std::uint8_t* panels;  // as common/formats/bfloat12.h draws them
+  Bfloat12Panel map;
+  std::int32_t cols;
+  bool aligned;
+};
+
+// The exponent of the escape at `place`, which is its input << 12 | its row << 8; 0 where the table has none.
+__device__ __noinline__ std::uint32_t escaped_exponent(const std::uint32_t* escapes,
+                                                       std::int32_t room, std::uint32_t place) {
+  std::int32_t low = 0, high = room;
+  while (low < high) {
+    const std::int32_t middle = (low + high) / 2;
+    if (escapes[middle] < place) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low < room && (escapes[low] ^ place) < 256 ? escapes[low] & 255 : 0;
+}
+
+// As unpack_kernel: eight inputs of four rows a thread, all of one group.
+__global__ void __launch_bounds__(kThreads)
+    unpack_bfloat12_kernel(Bfloat12ToUnpack op, unsigned parts_of_a_panel) {
+  static_assert(kBfloat12Group % kEight == 0);
+  const std::int64_t number_of_panel = blockIdx.x / parts_of_a_panel;
+  const int first_row = static_cast<int>(threadIdx.x % 4) * kRowsEach;
+  const std::int32_t k = static_cast<std::int32_t>(blockIdx.x % parts_of_a_panel) * kInputsEach +
+                         static_cast<std::int32_t>(threadIdx.x / 4) * kEight;
+  if (k >= op.cols) {
+    return;
+  }
+  const std::uint8_t* panel = op.panels + number_of_panel * op.map.bytes.n;
+  const int count = op.cols - k < kEight ? op.cols - k : kEight;
+  const auto word = [=](std::int64_t at) {
+    return __ldcs(reinterpret_cast<const std::uint32_t*>(panel + at));
+  };
+  // Of a pair of inputs and four rows: bytes of row and input, and bytes of the row alone.
+  uint2 rest[kEight / 2];
+  std::uint32_t codes[kEight / 2];
+#pragma unroll
+  for (int j = 0; j < kEight / 2; ++j) {  // inputs beyond the last are not read
+    const std::int64_t pair = (k / 2 + j) * kPackedRows + first_row;
+    const bool there = 2 * j < count;
+    rest[j] = there ? __ldcs(reinterpret_cast<const uint2*>(panel + 2 * pair)) : uint2{0, 0};
+    codes[j] = there ? word(op.map.codes + pair) : 0;
+  }
+  const std::uint32_t bases = word(op.map.bases + k / kBfloat12Group * kPackedRows + first_row);
+  const auto* escapes = reinterpret_cast<const std::uint32_t*>(panel + op.map.escapes);
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    alignas(16) std::uint16_t numbers[kEight];
+#pragma unroll
+    for (int j = 0; j < kEight; ++j) {
+      const std::uint32_t two_rows = i < 2 ? rest[j / 2].x : rest[j / 2].y;
+      const std::uint32_t bits = two_rows >> (16 * (i % 2) + 8 * (j % 2)) & 0xff;
+      const std::uint32_t code = codes[j / 2] >> (8 * i + 4 * (j % 2)) & 15;
+      std::uint32_t exponent =
+          code < kBfloat12Escape ? (bases >> (8 * i) & 0xff) - code : std::uint32_t{0};
+      if (code == kBfloat12Escape && j < count) {
+        exponent = escaped_exponent(
+            escapes, op.map.room,
+            static_cast<std::uint32_t>(k + j) << 12 | static_cast<std::uint32_t>(first_row + i) << 8);
+      }
+      numbers[j] =
+          static_cast<std::uint16_t>((bits & 0x80) << 8 | exponent << 7 | (bits & 0x7f));
+    }
+    std::uint16_t* out = op.out + (number_of_panel * kPackedRows + first_row + i) * op.cols + k;
+    if (op.aligned && count == kEight) {
+      *reinterpret_cast<uint4*>(out) = *reinterpret_cast<const uint4*>(numbers);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kEight; ++j) {
+        if (j < count) {
+          out[j] = numbers[j];
+        }
+      }
+    }
+  }
+}
+
+void unpack_bfloat12(const Unpack& op, cudaStream_t stream) {
+  const Matrix& weight = op.weight;
+  require(weight.dtype == DType::bfloat16, "bfloat12 is of bfloat16 numbers");
+  const std::int64_t parts = ceil_div(weight.cols, kInputsEach);
+  auto* out = static_cast<std::uint16_t*>(op.out);
+  const Bfloat12ToUnpack panels{.out = out,
+                                .panels = static_cast<const std::uint8_t*>(weight.data),
+                                .map = bfloat12_panel(weight.cols),
+                                .cols = weight.cols,
+                                .aligned = in_eights(out, weight.cols)};
+  launch("unpack", &unpack_bfloat12_kernel,
+         {.blocks = weight.rows / kPackedRows * parts, .threads = kThreads}, stream, panels,
+         static_cast<unsigned>(parts));
+}
+
 }  // namespace
 
 void unpack(const Unpack& op, cudaStream_t stream) {
@@ -179,6 +277,8 @@ void unpack(const Unpack& op, cudaStream_t stream) {
       return unpack_codes<Codes::int4>(op, stream);
     case Codes::float8:
       return unpack_codes<Codes::float8>(op, stream);
+    case Codes::bfloat12:
+      return unpack_bfloat12(op, stream);
     default:
       return unpack_codes<Codes::int8>(op, stream);
   }

@@ -10,7 +10,7 @@
 // Packed matrices, of a config that says its checkpoint is quantised: random codes, about equally likely
 // (of float8 those from 1 to 1.875, with a sign), one scale that gives the same standard deviation, zero
 // points that change nothing, and neighbouring inputs in a group. (`--quantization` packs plain dummies
-// instead: rounding_source.h.)
+// instead: packing_source.h.)
 
 #include <vector>
 

@@ -4,9 +4,9 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/files/json.h"
 #include "common/files/json_file.h"
 #include "common/files/regular_file.h"
 #include "common/files/replace_file.h"
@@ -325,10 +325,12 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype,
   // Queries and attention's output, in the type between operations.
   const Bytes q_row =
       size_of(machine.kind == DeviceKind::cpu ? DType::float32 : dtype) * shape.q_dim();
-  // Each position of a block is multiplied twice with a row of hidden_size for each head, and read.
+  // Each position of a block is multiplied twice with a row of hidden_size for each head, and read: by a GPU, whose
+  // multiprocessors hold no row's queries, once for scores and once for sums.
   const double absorbed =
       kBlockTokens * 4.0 * shape.num_attention_heads * shape.hidden_size / flops +
-      seconds(sizes.block(BlockKind::act), machine.memory);
+      seconds(sizes.block(BlockKind::act) * (machine.kind == DeviceKind::cpu ? 1 : 2),
+              machine.memory);
   const bool host = machine.host > 0;
   const Line forward{.a = seconds(read, machine.memory), .b = 2 * weights / flops};
   const double qkv_share = first / weights;
@@ -466,8 +468,10 @@ Profile read_profile_of(const std::filesystem::path& path, const ModelShape& sha
   Profile profile = read_profile(path);
   if (profile.model != model_fingerprint(shape, dtype, kv_format)) {
     fail(
-        "{}: the profile of {} is of another model, or of this one with another --dtype, --quantization "
-        "or --kv-cache-dtype: name the options that it was measured with, or measure again with poise "
+        "{}: the profile of {} is of another model, or of this one with another --dtype, "
+        "--quantization, "
+        "--pack-weights or --kv-cache-dtype: name the options that it was measured with, or "
+        "measure again with poise "
         "profile",
         path.string(), profile.name);
   }

@@ -97,6 +97,7 @@ struct Profile {
   // Attention straight from activations, instead of kv_gen and attention: of rows with one ACT block each, with their
   // queries' products with W_K and those with W_V; and by the blocks beyond these. Nothing where it is not known.
   Line absorb_rows, absorb;
+  bool answers_absorb = false;  // set by deciding_costs: rows of answers are priced as absorbing
   Line prefill;    // a prompt's attention: n counts pairs of a new row and a row that it sees
   Line forward;    // a layer's other products, by rows
   Line qkv;        // the part of `forward` before attention
@@ -153,6 +154,9 @@ struct Profile {
   // `rows` single rows that attend `blocks` ACT blocks as they are; where that is not known, it is priced as
   // kv_gen and attention.
   Seconds absorb_of(double blocks, double rows) const;
+  // What `rows` rows of answers in a mini-batch pay for its ACT blocks beyond attention: kv_gen; or, if they absorb,
+  // absorbing less attention, and what each row pays once.
+  Line gen_of_answers(double rows) const;
   // kv_gen of these blocks, made at most `at_once` at a time; 0: all at once.
   Seconds kv_gen_of(double blocks, double at_once) const;
   // prefill of these rows and pairs; the same pairs take longer in more and shorter prompts.
@@ -161,8 +165,8 @@ struct Profile {
   friend bool operator==(const Profile&, const Profile&) = default;
 };
 
-// The costs by which a policy decides. With absorption an answer's row pays for an ACT block what attending it as it
-// is costs beyond attention: that stands as kv_gen. Prompts, which still pay the true one, are few beside answers.
+// The costs by which a policy decides. With absorption, ACT blocks of answers' rows are priced as absorbed, those of prompts
+// still as kv_gen.
 std::shared_ptr<const Profile> deciding_costs(std::shared_ptr<const Profile> profile,
                                               bool absorption);
 

@@ -50,12 +50,18 @@ std::shared_ptr<const Profile> deciding_costs(std::shared_ptr<const Profile> pro
   if (!absorption || profile == nullptr || !profile->knows_absorption()) {
     return profile;
   }
-  constexpr double kLeast = 1e-3;  // of what absorbing a block costs: a slope above 0
   auto deciding = std::make_shared<Profile>(*profile);
-  const Line& absorb = profile->absorb;
-  deciding->kv_gen = {.a = absorb.a,
-                      .b = std::max(absorb.b - profile->attention.b, kLeast * absorb.b)};
+  deciding->answers_absorb = true;
   return deciding;
+}
+
+Line Profile::gen_of_answers(double rows) const {
+  constexpr double kLeast = 1e-3;  // of what absorbing a block costs: a slope above 0
+  if (!answers_absorb) {
+    return kv_gen;
+  }
+  return {.a = absorb.a + std::max(0.0, absorb_rows(rows).n - absorb.b * rows),
+          .b = std::max(absorb.b - attention.b, kLeast * absorb.b)};
 }
 
 Seconds Profile::prefill_of(double pairs, double rows) const {

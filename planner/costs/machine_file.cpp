@@ -6,9 +6,9 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/files/json.h"
 #include "common/files/replace_file.h"
 #include "common/trouble.h"
 #include "common/weight_layout.h"

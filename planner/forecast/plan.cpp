@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <nlohmann/json.hpp>
 
+#include "common/files/json.h"
 #include "common/model_config.h"
 #include "common/trouble.h"
 #include "planner/forecast/plan_play.h"
@@ -58,7 +58,7 @@ nlohmann::ordered_json plan_run(const PlanOptions& options) {
   Player player(made, made.batch);
   const std::vector<Request> some = some_of(sizes.requests, made.demand.sequences);
   const Played played = play(made, player, some);
-  const double times = stretch(played, sizes.requests.size(), played.most_rows);
+  const double times = stretch(played, sizes.requests.size(), std::max<std::int64_t>(played.at_a_time, 1));
   std::int64_t answers = 0, prompts = 0;
   for (const RequestSize& one : sizes.requests) {
     answers += one.answer;
@@ -80,7 +80,8 @@ nlohmann::ordered_json plan_run(const PlanOptions& options) {
           {"estimated", sizes.estimated},
           {"prompt_tokens", prompts},
           {"answer_tokens", answers},
-          {"at_a_time", played.most_rows},
+          {"at_a_time", played.at_a_time},
+          {"prompt_rows", made.batch.prompt_rows.value_or(made.batch.prefill_tokens)},
           {"blocks",
            {{"act", host.act_blocks},
             {"kv", host.kv_blocks},
@@ -89,6 +90,7 @@ nlohmann::ordered_json plan_run(const PlanOptions& options) {
           {"resident_layers", made.placement.device.resident_layers},
           {"layers", made.shape.num_hidden_layers},
           {"memory", memory_of(made)},
+          {"decoding_at_a_time", played.most_rows},
           {"decode_iteration_seconds", played.decode.seconds / decoding},
           {"decode_tokens_per_second", played.decoding > 0 ? static_cast<double>(played.most_rows) *
                                                                  decoding / played.decode.seconds

@@ -91,7 +91,8 @@ std::vector<Request> some_of(std::span<const RequestSize> all, std::int32_t sequ
 
 Played play(const SetUp& made, Player& player, std::span<const Request> requests) {
   Scheduler scheduler(*made.policy, made.placement.host,
-                      schedule_limits(made.demand, made.placement.host, made.placement.device));
+                      schedule_limits(made.batch, made.demand, made.placement.host,
+                                      made.placement.device));
   for (const Request& request : requests) {
     scheduler.add(request);
   }
@@ -102,9 +103,12 @@ Played play(const SetUp& made, Player& player, std::span<const Request> requests
     played.total.add(cost);
     ++played.iterations;
     double prompts = 0;
+    std::int64_t generating = 0;
     for (const ScheduledChunk& chunk : chunks) {
       prompts += chunk.new_tokens > 1 ? chunk.new_tokens : 0;
+      generating += chunk.new_tokens == 1 ? 1 : 0;
     }
+    played.at_a_time = std::max(played.at_a_time, generating);
     const std::vector<Outcome> outcomes = any_outcomes(chunks);
     for (const Outcome& outcome : outcomes) {
       if (!outcome.token) {

@@ -57,6 +57,7 @@ std::vector<Request> some_of(std::span<const RequestSize> all, std::int32_t sequ
 struct Played {
   Cost total, decode;  // `decode`: of iterations in which no prompt ran, with the most rows
   std::int64_t iterations = 0, decoding = 0, most_rows = 0, preemptions = 0;
+  std::int64_t at_a_time = 0;  // requests in an iteration that generate, at most
   double prefill_seconds = 0, prompt_rows = 0;
   std::vector<double> ends;  // when each request ended
 };

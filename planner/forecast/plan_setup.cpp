@@ -39,9 +39,10 @@ Profile costs_for(const PlanOptions& options, const ModelShape& shape, DType dty
   if (auto kept = newest_kept_profile(options.profile_dir, wanted)) {
     return std::move(kept->profile);
   }
-  const std::string options_of_model =
-      fmt::format("--dtype {} --quantization {} --kv-cache-dtype {}", name_of(dtype),
-                  name_of(options.quantization), name_of(kv_format));
+  const std::string options_of_model = fmt::format(
+      "--dtype {} --quantization {}{} --kv-cache-dtype {}", name_of(dtype),
+      name_of(options.quantization),
+      options.pack_weights == PackWeights::off ? "" : " --pack-weights auto", name_of(kv_format));
   wanted.build.reset();
   if (const auto kept = newest_kept_profile(options.profile_dir, wanted)) {
     fail(
@@ -88,13 +89,15 @@ std::optional<std::string> note_on_act(const SetUp& made, const Allocation& plac
                                    : std::string());
 }
 
-// As the loader will keep it.
+// As the loader will keep it, unless it finds weights that cannot be packed.
 ModelShape shape_of(const PlanOptions& options, const ModelConfig& model, DType dtype) {
   if (model.shape.packed.is_packed() && options.quantization != Quantization::automatic) {
     fail("{}: the checkpoint is quantised already: --quantization {} is for plain ones",
          shown(options.input.model.string()), name_of(options.quantization));
   }
-  return quantized(model.shape, options.quantization, dtype);
+  return model.shape.packed.is_packed()
+             ? model.shape
+             : quantized(model.shape, options.quantization, options.pack_weights, dtype);
 }
 
 }  // namespace
@@ -139,8 +142,7 @@ SetUp set_up(const PlanOptions& options, const ModelConfig& model,
                  .overhead = made.profile.gpu_overhead,
                  .is_host = device_is_host,
                  .holds_blocks = !device_is_host || options.gpu_memory.has_value(),
-                 .attends_on_host = device_is_host || made.profile.knows_host(),
-                 .absorbs = device_is_host},
+                 .attends_on_host = device_is_host || made.profile.knows_host()},
       .profile = std::make_shared<const Profile>(made.profile)};
   options.placement.add_to(problem.fixed.placement, made.shape.num_hidden_layers,
                            problem.device.holds_blocks);
@@ -191,12 +193,11 @@ void check_named(const PlanOptions& options, const ModelConfig& model) {
   FixedPlacement placement;
   options.placement.add_to(placement, model.shape.num_hidden_layers,
                            options.device != DeviceKind::cpu || options.gpu_memory.has_value());
-  const bool may_absorb = options.device != DeviceKind::cuda;
-  check_absorption(model.shape, options.batch, may_absorb);
+  check_absorption(model.shape, options.batch);
   if (options.dtype || model.declared) {
     const DType dtype = dtype_of(options, model);
     const ModelShape shape = shape_of(options, model, dtype);
-    check_absorption(shape, options.batch, may_absorb);
+    check_absorption(shape, options.batch);
     named_costs({options.machine, options.profile}, shape, dtype, options.batch.kv_format);
   } else if (options.profile) {  // the tensors decide in what they are kept
     read_profile(*options.profile);

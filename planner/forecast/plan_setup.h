@@ -25,6 +25,7 @@ struct PlanOptions {
   InputOptions input;
   std::optional<DType> dtype;  // nothing: as the model says
   Quantization quantization = Quantization::automatic;
+  PackWeights pack_weights = PackWeights::off;
   std::optional<std::string> policy, machine;
   std::optional<std::filesystem::path> profile;
   std::filesystem::path profile_dir;

@@ -2,11 +2,11 @@
 
 #include <array>
 #include <ctime>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
 
 #include "common/channel.h"
+#include "common/files/json.h"
 #include "planner/forecast/plan_play.h"
 #include "planner/requests/request_sizes.h"
 #include "planner/schedule/iteration.h"
@@ -149,7 +149,8 @@ nlohmann::ordered_json time_planning(const PlanOptions& options) {
   const RequestSizes sizes = sizes_of_requests(options, model);
   const SetUp made = set_up(options, model, sizes.requests);
   Scheduler scheduler(*made.policy, made.placement.host,
-                      schedule_limits(made.demand, made.placement.host, made.placement.device));
+                      schedule_limits(made.batch, made.demand, made.placement.host,
+                                      made.placement.device));
   const std::vector<Request> requests = some_of(sizes.requests, made.demand.sequences);
   for (const Request& request : requests) {
     scheduler.add(request);

@@ -27,12 +27,25 @@ std::vector<Request> requests_of(const SimulatedWork& work) {
 
 // What was done, and by when.
 struct Mark {
-  Seconds now, link, compute, host;
+  Seconds now{}, link{}, compute{}, host{};
   LinkVolume volume;
   std::int64_t iterations = 0, tokens = 0;
 };
 
+// The phase that an iteration of these chunks belongs to.
+SimulatedPhase& phase_of(std::span<const ScheduledChunk> chunks, SimulatedRun& run) {
+  const auto answers = std::ranges::count(chunks, 1, &ScheduledChunk::new_tokens);
+  return answers == 0 ? run.prompts : answers < std::ssize(chunks) ? run.both : run.answers;
+}
+
 }  // namespace
+
+SimulatedPhase operator+(const SimulatedPhase& a, const SimulatedPhase& b) {
+  return {.iterations = a.iterations + b.iterations,
+          .time = a.time + b.time,
+          .link = a.link + b.link,
+          .compute = a.compute + b.compute};
+}
 
 SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
                       const PolicyOptions& options, const SimulatedWork& work) {
@@ -55,15 +68,20 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
                                      .attends_on_host = profile.knows_host()},
                           .profile = std::make_shared<const Profile>(profile)};
   problem.fixed.placement = work.placement;
+  if (!work.overlapped) {
+    problem.batch.prompt_rows = work.batch.prefill_tokens;
+    problem.batch.sides = kFewestSides;
+  }
   const RunPlan made = solve(*policy, problem);
   const Demand& demand = made.demand;
   SimulatedRun run;
+  run.prompt_rows = *made.batch.prompt_rows;
   run.host = made.host;
   run.device = made.device;
   const PackLimits limits = pack_limits(made.batch, run.device);
   const PackingRule packing{.policy = *policy, .host = run.host, .limits = limits};
 
-  Scheduler scheduler(*policy, run.host, schedule_limits(demand, run.host, run.device));
+  Scheduler scheduler(*policy, run.host, schedule_limits(made.batch, demand, run.host, run.device));
   for (const Request& request : requests) {
     scheduler.add(request);
   }
@@ -71,8 +89,6 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
   VirtualExecutor executor(profile, layout, run.device, windows_of(work.shape));
   Mark begin{}, end{};
   bool steady = false, answered = false;
-  Seconds over{};
-  std::int64_t tokens = 0;
   while (!scheduler.idle() && (work.to_the_end || !(steady && answered))) {
     const auto chunks = scheduler.next();
     const bool prompts =
@@ -91,8 +107,11 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
     const IterationName name{.number = static_cast<std::uint64_t>(++run.iterations)};
     executor.run(plan_iteration(packing, chunks, tables, name), scheduler.last_iteration());
     const auto outcomes = any_outcomes(chunks);
-    over = executor.now();
-    tokens += std::ssize(outcomes);
+    SimulatedPhase& phase = phase_of(chunks, run);
+    phase = phase + SimulatedPhase{.iterations = 1,
+                                   .time = executor.now() - end.now,
+                                   .link = executor.link_busy() - end.link,
+                                   .compute = executor.compute_busy() - end.compute};
     answered = answered ||
                std::ranges::any_of(outcomes, [](const Outcome& outcome) { return !outcome.token; });
     end = {.now = executor.now(),
@@ -104,7 +123,7 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
            .tokens = end.tokens + std::ssize(outcomes)};
     scheduler.complete(outcomes);
   }
-  run.whole_tokens_per_second = static_cast<double>(tokens) / over.n;
+  run.whole_tokens_per_second = static_cast<double>(end.tokens) / end.now.n;
   const double seconds = (end.now - begin.now).n;
   run.tokens_per_second = static_cast<double>(end.tokens - begin.tokens) / seconds;
   run.counted = end.iterations - begin.iterations;

@@ -23,6 +23,7 @@ struct SimulatedWork {
   std::int32_t answer = 0;
   BatchOptions batch;
   FixedPlacement placement;  // as by --resident-layers, --percent and --gpu-blocks
+  bool overlapped = false;   // what hides prompts under the link is chosen as in a run (memory/overlap.h)
   bool to_the_end = false;   // count everything, prompts and the last answers included
   bool traced = false;       // what the streams did in one iteration, halfway through `counted`
 };
@@ -32,9 +33,17 @@ struct LoadedBytes {
   double weights = 0, kv = 0, act = 0;
 };
 
+// Iterations of a kind, wherever they are in the work.
+struct SimulatedPhase {
+  std::int64_t iterations = 0;
+  Seconds time{}, link{}, compute{};  // `link` and `compute`: how long each was busy
+};
+SimulatedPhase operator+(const SimulatedPhase& a, const SimulatedPhase& b);
+
 struct SimulatedRun {
   Allocation host;
   DeviceLimits device;
+  std::int32_t prompt_rows = 0;  // beside requests that generate
   std::int64_t iterations = 0;
   // While every request decodes: from the last prompt's end to the first answer's end. Over the whole
   // work, prompts included, if there is no such time or with `to_the_end`.
@@ -46,6 +55,7 @@ struct SimulatedRun {
   LoadedBytes loaded;  // in that time
   std::vector<VirtualSpan> spans;
   double whole_tokens_per_second = 0;  // of all that was answered, from the first prompt to the end
+  SimulatedPhase prompts, both, answers;  // iterations with prompts alone, with both, with answers alone
 };
 
 // Fails as a real run does if memory does not suffice.

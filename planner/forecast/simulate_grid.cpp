@@ -17,14 +17,6 @@
 namespace poise {
 namespace {
 
-// Keys and values for fewer heads than there are queries, as in Llama-3 (8 of 32) and Mistral; the
-// rest as in the OPT of that size.
-ModelShape grouped(std::string_view name, std::int32_t key_value_heads) {
-  ModelShape shape = opt_shape(name);
-  shape.num_key_value_heads = key_value_heads;
-  return shape;
-}
-
 struct GridModel {
   std::string name;
   ModelShape shape;
@@ -43,9 +35,9 @@ std::vector<GridModel> grid_models() {
   return {{"opt-6.7b", opt_shape("opt-6.7b")},
           {"opt-13b", opt_shape("opt-13b")},
           {"opt-30b", opt_shape("opt-30b")},
-          {"opt-6.7b, 8 of 32 keys", grouped("opt-6.7b", 8)},
-          {"opt-6.7b, 16 of 32 keys", grouped("opt-6.7b", 16)},
-          {"opt-30b, 8 of 56 keys", grouped("opt-30b", 8)}};
+          {"opt-6.7b, 8 of 32 keys", with_shared_keys(opt_shape("opt-6.7b"), 8)},
+          {"opt-6.7b, 16 of 32 keys", with_shared_keys(opt_shape("opt-6.7b"), 16)},
+          {"opt-30b, 8 of 56 keys", with_shared_keys(opt_shape("opt-30b"), 8)}};
 }
 
 constexpr std::array<GridWork, 4> kWorks{

@@ -2,9 +2,10 @@
 // Every policy on a grid of models (with a key for each query, and with shared ones), machines,
 // memories and lengths, with planner/forecast/simulate.h.
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+
+#include "common/files/json.h"
 
 namespace poise {
 

@@ -65,6 +65,11 @@ ModelShape opt_shape(std::string_view name) {
           .learned_positions = 1};
 }
 
+ModelShape with_shared_keys(ModelShape shape, std::int32_t key_value_heads) {
+  shape.num_key_value_heads = key_value_heads;
+  return shape;
+}
+
 std::string_view our_policy() {
   const auto all = policies();
   return std::ranges::find(all, "optimal", &PolicyEntry::name) != all.end() ? "optimal" : "hybrid";
@@ -110,7 +115,7 @@ SimulatedRun simulate_system(PaperSystem system, const std::string& machine, Sim
 }
 
 std::span<const Simulation> simulations() {
-  static constexpr std::array<Simulation, 11> all{{
+  static constexpr std::array<Simulation, 12> all{{
       {"capture-table3",
        "CAPTURE's Table III: tokens/s while decoding, four models, three systems, RTX 4090",
        capture_table3},
@@ -130,6 +135,9 @@ std::span<const Simulation> simulations() {
       {"host-cores",
        "link, GPU and host cores: tokens/s over the speeds of link and host cores, three models",
        host_cores},
+      {"whole-runs",
+       "whole runs, prompts included: how long link and GPU work, and in which iterations neither does",
+       whole_runs},
       {"host-grid",
        "every policy beside host cores of 0, 50 and 150 GB/s: tokens/s, prompts included",
        host_grid},

@@ -2,13 +2,13 @@
 // The papers' experiments by name, run by planner/forecast/simulate.h on a named machine.
 
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "common/files/json.h"
 #include "common/model_shape.h"
 #include "planner/costs/cost_model.h"
 #include "planner/forecast/simulate.h"
@@ -17,6 +17,8 @@ namespace poise {
 
 // OPT's published sizes ("opt-6.7b" …); fails with the names there are.
 ModelShape opt_shape(std::string_view name);
+// Keys and values for fewer heads than there are queries, as in Llama-3 (8 of 32) and Mistral; the rest as it is.
+ModelShape with_shared_keys(ModelShape shape, std::int32_t key_value_heads);
 
 // The machine that the user named instead of the paper's: a name or a file (costs/machine_file.h).
 using SimulatedOn = std::optional<std::string>;
@@ -48,6 +50,7 @@ nlohmann::ordered_json kvpr_gains(const SimulatedOn& on);
 nlohmann::ordered_json kvpr_figure8(const SimulatedOn& on);
 nlohmann::ordered_json ours_beyond(const SimulatedOn& on);
 nlohmann::ordered_json host_cores(const SimulatedOn& on);
+nlohmann::ordered_json whole_runs(const SimulatedOn& on);
 
 // A system of CAPTURE's evaluation on its machine.
 enum class PaperSystem { deepspeed, flexgen, act_only, hybrid_static, hybrid, ours };

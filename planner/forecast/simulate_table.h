@@ -1,8 +1,9 @@
 #pragma once
 // A simulation's result as text.
 
-#include <nlohmann/json.hpp>
 #include <string>
+
+#include "common/files/json.h"
 
 namespace poise {
 

@@ -68,6 +68,7 @@ void ExecutorLink::configure(const DeviceLimits& limits, Bytes gpu_memory,
   configure.gpu_kv_blocks = limits.gpu_kv_blocks;
   configure.kv_format = static_cast<messages::KvFormat>(limits.kv_format);
   configure.logit_edits = limits.logit_edits;
+  configure.sides = limits.sides;
   configure.trace = trace;
   configure.host_attention = limits.host_attention;
   configure.absorption = limits.absorption;
@@ -205,8 +206,7 @@ void ExecutorLink::take(const messages::Hello& hello, std::uint32_t epoch) {
                        .resident_layers = hello.resident_layers(),
                        .epoch = epoch,
                        .after_death = hello.after_death(),
-                       .host_threads = hello.host_threads(),
-                       .absorbs = hello.absorbs()};
+                       .host_threads = hello.host_threads()};
   channel_->set_epochs({.planner = channel_->epochs().planner, .executor = epoch});
 }
 

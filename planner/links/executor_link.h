@@ -42,7 +42,6 @@ class ExecutorLink {
     std::uint32_t epoch = 0;            // differs between executors
     bool after_death = false;           // the one before it died, and nobody had asked it to end
     std::uint32_t host_threads = 0;     // that attend on host cores; 0: it does not
-    bool absorbs = false;               // it attends activations as they are
   };
 
   // `log` outlives this.

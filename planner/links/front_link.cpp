@@ -3,10 +3,10 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <utility>
 
+#include "common/files/json.h"
 #include "common/files/json_file.h"
 #include "common/trouble.h"
 #include "planner/links/clock.h"

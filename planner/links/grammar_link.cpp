@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <unordered_set>
 #include <utility>
 
 #include "common/device_memory.h"
+#include "common/files/json.h"
 #include "common/trouble.h"
 #include "planner/links/announce.h"
 

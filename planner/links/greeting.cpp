@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
+#include "common/files/json.h"
 #include "common/files/sha256.h"
 #include "common/trouble.h"
 #include "common/windows/unseen_blocks.h"

@@ -3,9 +3,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
+
+#include "common/files/json.h"
 
 namespace poise {
 

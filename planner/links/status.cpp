@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
 
+#include "common/files/json.h"
 #include "common/files/replace_file.h"
 #include "common/trouble.h"
 #include "planner/links/clock.h"

@@ -7,6 +7,7 @@
 #include "common/words.h"
 #include "planner/memory/concurrency.h"
 #include "planner/memory/memory_plan.h"
+#include "planner/memory/overlap.h"
 
 namespace poise {
 namespace {
@@ -76,47 +77,12 @@ BatchOptions batch_for(const Policy& policy, const PlanningProblem& problem) {
                                  problem.fixed.placement.resident_layers.value_or(0));
 }
 
-}  // namespace
-
-void fail_for_host_attention_off(std::string_view policy) {
-  fail(
-      "--host-attention off: {} has host cores attend; use another policy (kv-only keeps the same "
-      "blocks), or leave --host-attention out",
-      policy);
-}
-
-void check_absorption(const ModelShape& shape, const BatchOptions& batch, bool device_absorbs) {
-  if (!batch.absorption) {
-    return;
-  }
-  if (const auto why_not = why_not_absorbed(shape, batch.kv_format)) {
-    fail(
-        "--absorption on: this model's activations cannot be attended as they are, because {}; leave "
-        "--absorption out",
-        *why_not);
-  }
-  if (!device_absorbs) {
-    fail(
-        "--absorption on: only the CPU device attends activations as they are (--device cpu); leave "
-        "--absorption out");
-  }
-}
-
-RunPlan solve(const Policy& policy, const PlanningProblem& given) {
-  check_absorption(given.shape, given.batch, given.device.absorbs);
-  PlanningProblem problem = given;
-  problem.kept = kept_context(given.shape, policy);
-  problem.batch = batch_for(policy, problem);
-  if (const auto& pool = given.fixed.pool) {
-    problem.budget.pool = bytes_of(*pool, given.shape);
-  }
-  problem.batch.max_num_seqs =
-      with_room(problem, problem.demand(problem.batch.max_num_seqs).sequences);
+// The plan for the problem's rows of prompts and sides.
+RunPlan solve_as_given(const Policy& policy, const PlanningProblem& problem) {
   const Concurrency chosen = problem.profile
                                  ? choose_concurrency(policy, problem)
                                  : Concurrency{.sequences = problem.batch.max_num_seqs};
   RunPlan plan{.batch = problem.batch, .demand = problem.demand(chosen.sequences)};
-  plan.batch.max_num_seqs = given.batch.max_num_seqs;
   const MemoryPlan memory =
       chosen.memory ? *chosen.memory : plan_memory(policy, problem, plan.demand);
   plan.host = memory.host;
@@ -129,6 +95,45 @@ RunPlan solve(const Policy& policy, const PlanningProblem& given) {
     plan.device_meanwhile = limits_until_border_rests(problem, plan);
   }
   return plan;
+}
+
+}  // namespace
+
+void fail_for_host_attention_off(std::string_view policy) {
+  fail(
+      "--host-attention off: {} has host cores attend; use another policy (kv-only keeps the same "
+      "blocks), or leave --host-attention out",
+      policy);
+}
+
+void check_absorption(const ModelShape& shape, const BatchOptions& batch) {
+  if (!batch.absorption) {
+    return;
+  }
+  if (const auto why_not = why_not_absorbed(shape, batch.kv_format)) {
+    fail(
+        "--absorption on: this model's activations cannot be attended as they are, because {}; leave "
+        "--absorption out",
+        *why_not);
+  }
+}
+
+RunPlan solve(const Policy& policy, const PlanningProblem& given) {
+  check_absorption(given.shape, given.batch);
+  PlanningProblem problem = given;
+  problem.kept = kept_context(given.shape, policy);
+  problem.batch = batch_for(policy, problem);
+  if (const auto& pool = given.fixed.pool) {
+    problem.budget.pool = bytes_of(*pool, given.shape);
+  }
+  problem.batch.max_num_seqs =
+      with_room(problem, problem.demand(problem.batch.max_num_seqs).sequences);
+  const auto plan = [&](const PlanningProblem& as_given) {
+    RunPlan made = solve_as_given(policy, as_given);
+    made.batch.max_num_seqs = given.batch.max_num_seqs;
+    return made;
+  };
+  return plan_by_overlap(policy, problem, plan);
 }
 
 DeviceLimits limits_until_border_rests(const PlanningProblem& problem, const RunPlan& plan) {

@@ -22,7 +22,6 @@ struct RunDevice {
   bool is_host = false;
   bool holds_blocks = true;      // false: the device is host memory, so blocks there save nothing
   bool attends_on_host = false;  // host cores may attend beside it
-  bool absorbs = false;          // it attends activations as they are
 };
 
 // What exists already and does not change.
@@ -64,9 +63,8 @@ struct RunPlan {
 // Refuses a policy that has host cores attend where the user forbids it.
 [[noreturn]] void fail_for_host_attention_off(std::string_view policy);
 
-// Refuses --absorption on for a model whose keys are no linear map of activations, and for a device that does not
-// attend these.
-void check_absorption(const ModelShape& shape, const BatchOptions& batch, bool device_absorbs);
+// Refuses --absorption on for a model whose keys are no linear map of activations.
+void check_absorption(const ModelShape& shape, const BatchOptions& batch);
 
 // Fails with numbers if host or device are too small, and where the user asks for what the device does not do.
 RunPlan solve(const Policy& policy, const PlanningProblem& problem);

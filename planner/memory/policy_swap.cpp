@@ -3,8 +3,8 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
+#include "common/files/json.h"
 #include "common/files/json_file.h"
 #include "common/files/regular_file.h"
 #include "common/files/replace_file.h"

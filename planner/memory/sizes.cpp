@@ -97,6 +97,7 @@ DeviceLimits limits_after(int halvings, const Demand& demand, const Allocation& 
       demand.most_edits,
       std::min<std::int64_t>(std::int64_t{demand.most_edits} * limits.logits_rows, kLogitEdits)));
   limits.max_context = demand.longest_context;
+  limits.sides = options.sides.value_or(kFewestSides);
   limits.kv_format = options.kv_format;
   limits.host_attention = blocks.host_share > 0;
   limits.absorption = options.absorption;
@@ -238,13 +239,13 @@ DeviceRoom device_room(const ModelShape& shape, DType dtype, const Demand& deman
     const DeviceLimits limits =
         buffers_that_fit(shape, dtype, demand, all, options, overhead, memory.cap);
     // The regions of blocks that stay are rounded up, too, and each KV block among them is an entry of the
-    // two tables.
+    // tables of each side.
     const std::int64_t here =
         memory.cap / (block_sizes(shape, dtype, options.kv_format).block(BlockKind::kv) *
                       shape.num_hidden_layers);
     return memory.cap - device_memory(shape, dtype, limits, overhead) -
            Bytes{kRegionAlignment} * (shape.num_hidden_layers + 1) -
-           Bytes{2 * kContextBlockBytes} * here;
+           Bytes{limits.sides * kContextBlockBytes} * here;
   };
   return {.layer = sizes.layer_slab, .streaming = sizes.layer_slab * 2, .left = left};
 }
@@ -276,6 +277,7 @@ Rehearsal rehearsal_of(const ModelShape& shape, const Demand& demand, const Allo
           .kept = demand.kept,
           .prompt_rows = demand.most_prompt_rows,
           .prefill_rows = device.max_rows - demand.sequences,
+          .prefill_rows_beside = options.prompt_rows.value_or(options.prefill_tokens),
           .windows = windows_of(shape)};
 }
 
@@ -482,8 +484,9 @@ BatchOptions with_mini_batch(BatchOptions options, const Profile* profile) {
   }
   const double usual = static_cast<double>(options.mini_batch_tokens) / kBlockTokens;
   options.by_profile = false;  // decided: a second call must not change the size again
-  double least = kGains * profile->kv_gen(usual).n / usual;
-  for (const Point& point : profile->kv_gen.points) {
+  const Line kv_gen = profile->gen_of_answers(0);
+  double least = kGains * kv_gen(usual).n / usual;
+  for (const Point& point : kv_gen.points) {
     const bool near = point.n >= kNear * usual && kNear * point.n <= usual;
     if (near && point.n == std::floor(point.n) && point.time.n / point.n < least) {
       least = point.time.n / point.n;
@@ -526,10 +529,11 @@ BatchOptions with_largest_mini_batch(BatchOptions options, const ModelShape& sha
   return options;
 }
 
-ScheduleLimits schedule_limits(const Demand& demand, const Allocation& host,
-                               const DeviceLimits& device) {
+ScheduleLimits schedule_limits(const BatchOptions& options, const Demand& demand,
+                               const Allocation& host, const DeviceLimits& device) {
   return {.max_num_seqs = demand.sequences,
           .prefill_rows = device.max_rows - demand.sequences * (1 + recompute_rows(host)),
+          .prompt_rows = options.prompt_rows.value_or(options.prefill_tokens),
           .sequence_rows = device.max_mini_batch_rows,
           .kept = demand.kept};
 }

@@ -35,6 +35,9 @@ struct BatchOptions {
       1;  // lower bound if the policy may choose (planner/memory/concurrency.h)
   std::int32_t mini_batch_tokens = 8192;  // of context
   std::int32_t prefill_tokens = 8192;     // of prompts in an iteration
+  // … beside requests that generate (ScheduleLimits::prompt_rows); nothing: by costs (overlap.h).
+  std::optional<std::int32_t> prompt_rows = std::nullopt;
+  std::optional<std::int32_t> sides = std::nullopt;  // of the device's buffers for loads, likewise
   bool by_profile = false;  // mini_batch_tokens is not the user's: policy or profile may decide it
   KvFormat kv_format = KvFormat::plain;  // of KV blocks
   bool host_attention = true;            // false: host cores attend nothing (--host-attention off)
@@ -128,8 +131,8 @@ Placement place_blocks(const ModelShape& shape, DType dtype, const Demand& deman
                        Bytes cap, const FixedPlacement& fixed = {});
 
 // The resulting limits of schedules and mini-batches.
-ScheduleLimits schedule_limits(const Demand& demand, const Allocation& host,
-                               const DeviceLimits& device);
+ScheduleLimits schedule_limits(const BatchOptions& options, const Demand& demand,
+                               const Allocation& host, const DeviceLimits& device);
 PackLimits pack_limits(const BatchOptions& options, const DeviceLimits& device);
 
 }  // namespace poise

@@ -53,12 +53,13 @@ class Hybrid final : public Policy {
     const double streamed = 1 - static_cast<double>(resident) / inputs.layers;
     const auto mini_batches =
         static_cast<double>(ceil_div(inputs.most_blocks, blocks_of_mini_batch(inputs)));
+    const double rows = inputs.sequences / mini_batches;
     const auto of_all = [&](const Line& line) {
       return Line{.a = line.a * mini_batches, .b = line.b};
     };
     const HostBlocksSplit split =
         algorithm1_filled({.load_w = profile_->load_w(1) * streamed,
-                           .kv_gen = of_all(profile_->kv_gen),
+                           .kv_gen = of_all(profile_->gen_of_answers(rows)),
                            .load_kv = of_all(profile_->load_kv),
                            .host = inputs.host,
                            .kv_block = inputs.sizes.block(BlockKind::kv) * inputs.layers,

@@ -44,8 +44,9 @@ class Kvpr final : public Policy {
     }
     const std::int32_t s = std::max(inputs.largest_request, 1);
     const double requests = static_cast<double>(blocks_of_mini_batch(inputs)) / s;
+    const Line kv_gen = profile_->gen_of_answers(requests);
     const std::int32_t l = split_point({.load_act = profile_->load_act,
-                                        .kv_gen = profile_->kv_gen,
+                                        .kv_gen = kv_gen,
                                         .load_kv = profile_->load_kv,
                                         .requests = requests},
                                        s);

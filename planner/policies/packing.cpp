@@ -229,7 +229,8 @@ double PackBalance::imbalance(std::int64_t act_blocks, std::int64_t kv_blocks) c
 }
 
 PackBalance balance_of(const Profile& profile) {
-  return {.kv_gen = {.a = profile.kv_gen.a, .b = profile.kv_gen.b},
+  const Line kv_gen = profile.gen_of_answers(0);  // a row pays the same in any mini-batch
+  return {.kv_gen = {.a = kv_gen.a, .b = kv_gen.b},
           .load_kv = {.a = profile.load_kv.a, .b = profile.load_kv.b}};
 }
 

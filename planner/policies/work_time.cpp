@@ -84,8 +84,12 @@ IterationTime iteration_time(const Profile& profile, const AllocationInputs& inp
   const double on_host = inputs.host_requests;
   const double rows = requests + on_host;
   const double up = profile.host_up(on_host).n;
-  const double compute = in_parts(profile.kv_gen, act, parts) + in_parts(attention, all, parts) +
-                         profile.forward_of(rows).n + up;
+  const double attended_here =
+      profile.answers_absorb && act > 0
+          ? parts * profile.absorb_of(act / parts, std::min(requests, act) / parts).n +
+                in_parts(attention, kv, parts)
+          : in_parts(profile.kv_gen, act, parts) + in_parts(attention, all, parts);
+  const double compute = attended_here + profile.forward_of(rows).n + up;
   const double host = on_host > 0 ? attended.n * paces.host + profile.host_down(on_host).n + up +
                                         profile.forward_of(rows).n
                                   : 0;

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <string>
 
+#include "common/files/json.h"
 #include "common/files/regular_file.h"
 #include "common/files/replace_file.h"
 #include "common/order_log.h"

@@ -3,8 +3,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include <nlohmann/json.hpp>
-
+#include "common/files/json.h"
 #include "common/files/json_file.h"
 #include "common/files/replace_file.h"
 #include "common/process.h"
@@ -37,7 +36,8 @@ constexpr Field<DeviceLimits, std::int32_t> kLimits[] = {
     {"max_context", &DeviceLimits::max_context},
     {"gpu_act_blocks", &DeviceLimits::gpu_act_blocks},
     {"gpu_kv_blocks", &DeviceLimits::gpu_kv_blocks},
-    {"logit_edits", &DeviceLimits::logit_edits}};
+    {"logit_edits", &DeviceLimits::logit_edits},
+    {"sides", &DeviceLimits::sides}};
 // And kv_format and absorption, which are the run's, and host_attention.
 static_assert(sizeof(DeviceLimits) == (std::size(kLimits) + 2) * sizeof(std::int32_t));
 constexpr Field<Allocation, std::uint32_t> kBlocks[] = {
@@ -97,6 +97,7 @@ std::optional<RunPlan> kept_plan(const Run& run, const PolicyWish& wish, std::ui
                  .overhead = {json.at("overhead").get<std::int64_t>()}};
     plan.batch.mini_batch_tokens = json.at("mini_batch_tokens").get<std::int32_t>();
     plan.batch.by_profile = false;
+    plan.batch.prompt_rows = json.at("prompt_rows").get<std::int32_t>();
     plan.host.token_blocks = json.at("token_blocks").get<std::int32_t>();
     plan.host.placed = json.at("placed").get<bool>();
     if (json.contains("resident_layers")) {
@@ -148,10 +149,13 @@ PlanningProblem planning_problem(const Run& run, const std::vector<const Request
                  .overhead = run.executor->greeting()->overhead,
                  .is_host = run.device_is_host(),
                  .holds_blocks = !run.device_is_host() || run.options.gpu_memory.has_value(),
-                 .attends_on_host = run.executor->greeting()->host_threads > 0,
-                 .absorbs = run.executor->greeting()->absorbs},
+                 .attends_on_host = run.executor->greeting()->host_threads > 0},
       .profile = profile,
       .fixed = fixed};
+  if (run.front) {  // who comes, and when, is not known
+    problem.batch.prompt_rows = problem.batch.prompt_rows.value_or(problem.batch.prefill_tokens);
+    problem.batch.sides = kFewestSides;
+  }
   if (run.released_layers() > 0) {
     problem.fixed.placement.resident_layers = run.released_layers();
   }
@@ -197,6 +201,7 @@ void keep_plan(const Run& run, const PlanInForce& in_force, std::uint64_t pool_e
             {"requests_at_a_time", plan.demand.sequences},
             {"kept_window", plan.demand.kept.window},
             {"mini_batch_tokens", plan.batch.mini_batch_tokens},
+            {"prompt_rows", plan.batch.prompt_rows.value_or(plan.batch.prefill_tokens)},
             {"blocks", json_of(plan.host, kBlocks)},
             {"token_blocks", plan.host.token_blocks},
             {"placed", plan.host.placed},

@@ -21,7 +21,9 @@ struct PlanInForce {
   DeviceLimits device;
 
   PackLimits pack() const { return pack_limits(plan.batch, device); }
-  ScheduleLimits schedule() const { return schedule_limits(plan.demand, plan.host, device); }
+  ScheduleLimits schedule() const {
+    return schedule_limits(plan.batch, plan.demand, plan.host, device);
+  }
 };
 
 // The policy that the wish names, deciding by its machine's costs, otherwise by `profile`. Fails if there

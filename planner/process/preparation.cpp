@@ -173,7 +173,7 @@ bool Preparation::host_is_in_order() {
 // first.
 bool Preparation::find_profile() {
   const RunOptions& options = run_.options;
-  check_absorption(run_.shape(), options.batch, run_.executor->greeting()->absorbs);
+  check_absorption(run_.shape(), options.batch);
   const std::string& device = run_.executor->greeting()->device;
   const CostOptions costs{options.machine, options.profile};
   policy_name_ =

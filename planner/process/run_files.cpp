@@ -27,6 +27,7 @@ Manifest manifest_of(const Run& run) {
           .model = to_hex(std::to_array(run.control->fingerprint)),
           .options = {
               {"--dtype", std::string(name_of(run.dtype()))},
+              {"--pack-weights", run.shape().packed.codes == Codes::bfloat12 ? "auto" : "off"},
               {"--kv-cache-dtype", std::string(name_of(run.kv_format()))},
               {"--host-attention", run.options.batch.host_attention ? "auto" : "off"},
               {"--absorption", run.options.batch.absorption ? "on" : "off"},

@@ -103,7 +103,7 @@ ProfiledMachine profiled_machine(const ControlSegment& control,
           .host_free = free,
           .host_memory = available + weights,
           .attends_on_host = device.host_threads > 0,
-          .absorbs = device.absorbs && !why_not_absorbed(control.shape, kv_format)};
+          .absorbs = !why_not_absorbed(control.shape, kv_format)};
 }
 
 void keep_profile(const std::filesystem::path& folder, const Profile& profile) {

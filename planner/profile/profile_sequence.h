@@ -23,7 +23,7 @@ class ProfileSequence {
   };
 
   // Begins anew with all works. `heats`: the device's clock falls as it works. `on_host`: host cores attend. `absorbs`: the
-  // device attends activations as they are.
+  // model's activations can be attended as they are.
   void begin(int rounds, bool heats, bool on_host = false, bool absorbs = false);
   // Every round of the works that are wanted.
   void add(const std::function<bool(ProfileWork)>& wanted);

@@ -27,7 +27,7 @@ struct ProfiledMachine {
   Bytes host_free;               // that a pool may be made of
   Bytes host_memory;             // of the machine
   bool attends_on_host = false;  // host cores beside the device
-  bool absorbs = false;          // the device attends this model's activations as they are
+  bool absorbs = false;          // this model's activations may be attended as they are
 };
 
 class Profiler {

@@ -50,11 +50,11 @@ enum class ProfileWork : std::uint8_t {
   context_together,
   context_host,       // where host cores attend: they alone,
   context_host_link,  // and beside a link that is never idle
-  context_absorbed,   // where the device attends activations as they are
+  context_absorbed,   // where the model's activations can be attended as they are
   context_busy
 };
-// Those that are measured, in this order; where host cores attend, their two come behind them, and where the device
-// attends activations as they are, that one.
+// Those that are measured, in this order; where host cores attend, their two come behind them, and where the model's
+// activations can be attended as they are, that one.
 inline constexpr std::array<ProfileWork, 6> kProfileWork{
     ProfileWork::prompts_kv,    ProfileWork::prompts_act,      ProfileWork::context_few,
     ProfileWork::context_apart, ProfileWork::context_together, ProfileWork::context_busy};
@@ -93,7 +93,7 @@ struct ProfileSizes {
 // `scale`, halved until its buffers fit `cap`; fails as check_fits does if nothing fits, and if no
 // request fills a block. `host_bytes`: for the pool, all layers
 // together. `on_host`: for KV blocks that host cores attend beside the device, instead of the pool's; 0: none do.
-// `absorbs`: the device attends activations as they are.
+// `absorbs`: the model's activations can be attended as they are.
 ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale scale,
                            Bytes host_bytes, Bytes overhead, Bytes cap,
                            KvFormat kv_format = KvFormat::plain, Bytes on_host = {},

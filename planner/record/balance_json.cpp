@@ -1,6 +1,6 @@
 #include <cmath>
-#include <nlohmann/json.hpp>
 
+#include "common/files/json.h"
 #include "planner/record/balance.h"
 
 namespace poise {

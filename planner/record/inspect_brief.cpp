@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <memory>
-#include <nlohmann/json.hpp>
 
+#include "common/files/json.h"
 #include "planner/record/inspect.h"
 
 namespace poise {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
 
+#include "common/files/json.h"
 #include "common/files/regular_file.h"
 #include "planner/record/inspect.h"
 
@@ -185,6 +185,7 @@ std::string configure_json(const messages::ConfigureT& configure, double time) {
                   {"kv_slots", configure.kv_slots},
                   {"logits_rows", configure.logits_rows},
                   {"logit_edits", configure.logit_edits},
+                  {"sides", configure.sides},
                   {"max_context", configure.max_context},
                   {"kv_cache_dtype", name_of(static_cast<KvFormat>(configure.kv_format))},
                   {"host_attention", configure.host_attention},

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <deque>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "common/channel.h"
+#include "common/files/json.h"
 #include "common/files/json_file.h"
 #include "common/files/regular_file.h"
 #include "common/order_log.h"

@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
+#include "common/files/json.h"
 #include "common/files/json_file.h"
 #include "common/files/regular_file.h"
 #include "common/files/sha256.h"
@@ -39,8 +39,10 @@ void check_model(const LogDigest& log, const std::filesystem::path& path,
          dtype, name_of(control.dtype));
   }
   if (header.string("model").value_or("") != to_hex(std::to_array(control.fingerprint))) {
-    fail("order log {} was recorded with another model, or with other weights of this one: replay it with "
-        "the --model, --quantization, --load-format and --seed of its run",
+    fail(
+        "order log {} was recorded with another model, or with other weights of this one: replay "
+        "it with "
+        "the --model, --quantization, --pack-weights, --load-format and --seed of its run",
         path.string());
   }
   const nlohmann::json expected =

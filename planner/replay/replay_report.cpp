@@ -1,8 +1,8 @@
 #include "planner/replay/replay_report.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
+#include "common/files/json.h"
 #include "common/files/replace_file.h"
 
 namespace poise {

@@ -5,11 +5,11 @@
 // body causes any other exception. Pure functions; any thread may call them.
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "common/files/json.h"
 #include "common/files/json_file.h"
 #include "planner/requests/request_line.h"
 

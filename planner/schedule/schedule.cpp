@@ -11,6 +11,8 @@
 namespace poise {
 namespace {
 
+constexpr std::int64_t kFewGenerate = 8;  // less than this part of the requests that may be under way
+
 // Of the tokens whose rows are others', those that no order has named yet.
 std::int64_t ids_of(const RunningRequest& request) {
   const std::int32_t most = std::min(request.context.stored(), request.prompt_size());
@@ -42,8 +44,8 @@ SharedPart part_of(const RunningRequest& request, const ScheduleLimits& limits) 
   return {.prompt = request.request->prompt.get(),
           .most_tokens = most,
           .ends = request.request->sampling.max_tokens == 0,
-          .at_once =
-              request.known() - most <= std::min(limits.prefill_rows, limits.sequence_rows)};
+          .at_once = request.known() - most <= std::min({limits.prefill_rows, limits.prompt_rows,
+                                                         limits.sequence_rows})};
 }
 
 bool is_taken(const BlockPools& pools, const BlockRef& block) {
@@ -84,6 +86,17 @@ void go_on(RunningRequest& request, const ScheduledChunk& ran, const Outcome* ou
   }
 }
 
+// In the next iteration, at most. Where few generate, link and device both wait for prompts.
+std::int32_t rows_of_prompts(std::span<const std::unique_ptr<RunningRequest>> running,
+                             const ScheduleLimits& limits) {
+  const auto generating = std::ranges::count_if(running, [](const auto& request) {
+    return request->known() - request->context.stored() == 1;
+  });
+  return generating * kFewGenerate >= limits.max_num_seqs
+             ? std::min(limits.prefill_rows, limits.prompt_rows)
+             : limits.prefill_rows;
+}
+
 }  // namespace
 
 BlockNeed& BlockNeed::operator+=(const BlockNeed& more) {
@@ -98,7 +111,8 @@ Scheduler::Scheduler(const Policy& policy, const Allocation& host, const Schedul
       host_(host),
       limits_(limits),
       blocks_(host.act_blocks, host.kv_blocks, host.gpu_act_blocks, host.gpu_kv_blocks) {
-  check(limits.max_num_seqs > 0 && limits.prefill_rows > 0 && limits.sequence_rows > 0,
+  check(limits.max_num_seqs > 0 && limits.prefill_rows > 0 && limits.prompt_rows > 0 &&
+            limits.sequence_rows > 0,
         "an iteration has room for a request");
 }
 
@@ -112,7 +126,7 @@ void Scheduler::add(const Request& request) {
 
 std::span<const ScheduledChunk> Scheduler::next(std::span<const RequestId> only) {
   check(chunks_.empty(), "an iteration is completed before the next is made");
-  prefill_left_ = limits_.prefill_rows;
+  prefill_left_ = rows_of_prompts(running_, limits_);
   order_ = {};
   prefixes_.begin_iteration();
   const std::int64_t preemptions_before = preemptions_;

@@ -2,7 +2,9 @@
 // Chooses which requests run in the next iteration, and how many of their tokens. Continuous batching,
 // first come first served: requests of any length run together; when one finishes, the next waiting one
 // takes its place at once. A prompt runs in chunks: at most `prefill_rows` prompt tokens in an iteration
-// beside one token of each generating request.
+// beside one token of each generating request, and at most `prompt_rows` once an eighth of the requests that may be
+// under way generate. So requests that begin together do not all end together, and later prompts run while others'
+// answers use the link.
 //
 // An order has one size at most. Edits of logits grow with what requests wish for, and the ids of tokens whose rows
 // requests took over with how much they share. A request whose edits find no room in an iteration waits until older ones
@@ -46,6 +48,7 @@ namespace poise {
 struct ScheduleLimits {
   std::int32_t max_num_seqs = 0;   // requests under way
   std::int32_t prefill_rows = 0;   // rows of prompts in an iteration
+  std::int32_t prompt_rows = INT32_MAX;  // … of them beside requests that generate
   std::int32_t sequence_rows = 0;  // rows of one request in an iteration, those that run again
                                    // included: it lies in one mini-batch
   KeptContext kept = {};           // of requests without token blocks

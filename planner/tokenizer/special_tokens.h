@@ -5,11 +5,11 @@
 
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "common/files/json.h"
 #include "planner/tokenizer/vocabulary.h"
 
 namespace poise {

@@ -2,7 +2,6 @@
 // The tokens of a BPE model and their ids while a tokenizer's files are read. Holds the rules that
 // every form of vocabulary must keep: each token once, each id once, ids that fit and lie together.
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/files/json.h"
 #include "planner/tokenizer/description.h"
 
 namespace poise {

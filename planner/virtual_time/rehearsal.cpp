@@ -15,8 +15,32 @@ constexpr TokenId kRehearsedToken = 0;
 // Answers grow meanwhile, and with them what the link and computation have to do, each in its own way: where
 // one limits early answers and the other late ones, no single moment stands for all.
 constexpr double kEarly = 0.25, kLate = 0.75;
-// Of this many decoding iterations one is played.
+// Of iterations that are alike one is played: of this many, and of more while contexts are long beside what they grow by.
 constexpr std::int64_t kStride = 4;
+constexpr std::int64_t kAlike = 25;  // a part of the requests; as many more or fewer generate
+constexpr std::int64_t kGrown = 64;  // a part of all contexts
+
+// What the time of an iteration depends on most.
+struct Likeness {
+  std::int64_t prompt_rows = 0, generating = 0, context = 0;
+
+  bool like(const Likeness& other) const {
+    return prompt_rows == other.prompt_rows && generating > 0 &&
+           kAlike * std::abs(generating - other.generating) <= generating;
+  }
+  bool has_as_much_context(const Likeness& other) const {
+    return kGrown * std::abs(context - other.context) <= context;
+  }
+};
+
+Likeness likeness_of(std::span<const ScheduledChunk> chunks) {
+  Likeness all;
+  for (const ScheduledChunk& chunk : chunks) {
+    (chunk.new_tokens > 1 ? all.prompt_rows : all.generating) += chunk.new_tokens;
+    all.context += chunk.context;
+  }
+  return all;
+}
 
 // Requests that differ in their numbers alone, and stand for `represented` times as many.
 struct Stand {
@@ -148,6 +172,7 @@ std::optional<Seconds> rehearse_job(const Profile& profile, const Policy& policy
   Scheduler scheduler(policy, rehearsal.host,
                       {.max_num_seqs = rehearsal.sequences,
                        .prefill_rows = std::max(rehearsal.prefill_rows, 1),
+                       .prompt_rows = rehearsal.prefill_rows_beside,
                        .sequence_rows = rehearsal.device.max_mini_batch_rows,
                        .kept = rehearsal.kept});
   for (const Request& request : requests) {
@@ -156,28 +181,25 @@ std::optional<Seconds> rehearse_job(const Profile& profile, const Policy& policy
   OrderTables tables(rehearsal.host, rehearsal.windows, rehearsal.device.absorption);
   const PackingRule packing{.policy = policy, .host = rehearsal.host, .limits = rehearsal.pack};
   VirtualExecutor executor(profile, layout, rehearsal.device, rehearsal.windows);
-  Seconds time{};
-  Seconds decoding{};         // the last of those that were played
-  std::int64_t unplayed = 0;  // behind it
+  Seconds time{}, took{};  // `took`: the last iteration that was played, like all since
+  Likeness played;
+  std::int64_t since = 0;
   std::uint64_t iteration = 0;
   while (!scheduler.idle()) {
     const std::span<const ScheduledChunk> chunks = scheduler.next();
-    const bool prompts = std::ranges::any_of(
-        chunks, [](const ScheduledChunk& chunk) { return chunk.new_tokens > 1; });
-    if (prompts || decoding.n == 0 || unplayed + 1 == kStride) {
+    const Likeness now = likeness_of(chunks);
+    if (!now.like(played) || (++since >= kStride && !now.has_as_much_context(played))) {
       const Seconds before = executor.now();
       executor.run(plan_iteration(packing, chunks, tables, {.number = ++iteration}),
                    scheduler.last_iteration());
-      const Seconds took = executor.now() - before;
-      decoding = prompts ? decoding : took;
-      time += took + decoding * static_cast<double>(unplayed);
-      unplayed = 0;
-    } else {
-      ++unplayed;
+      took = executor.now() - before;
+      played = now;
+      since = 0;
     }
+    time += took;
     scheduler.complete(any_outcomes(chunks));
   }
-  return time + decoding * static_cast<double>(unplayed);
+  return time;
 }
 
 }  // namespace poise

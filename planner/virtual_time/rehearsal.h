@@ -26,6 +26,7 @@ struct Rehearsal {
   KeptContext kept = {};
   std::int64_t prompt_rows = 0;   // of all their prompts
   std::int32_t prefill_rows = 0;  // of prompts in an iteration
+  std::int32_t prefill_rows_beside = INT32_MAX;  // … beside requests that generate
   LayerWindows windows;
 };
 // With more than kRehearsedBlocks blocks, a part of the requests stands for all, and streamed weights
@@ -36,7 +37,7 @@ Rehearsed rehearse(const Profile& profile, const Policy& policy, const WeightLay
 
 // The whole job: all requests from their prompts to the ends of their answers, as a run would schedule
 // them, with waits for blocks, preemptions and the last requests that run alone. One of several
-// neighbouring iterations without prompts stands for the others. Nothing if there were more than
+// neighbouring iterations that are alike stands for the others. Nothing if there were more than
 // kRehearsedIterations, or more than kRehearsedRequests at a time: waits are then a small part of a long
 // run.
 inline constexpr std::int64_t kRehearsedIterations = 2048;

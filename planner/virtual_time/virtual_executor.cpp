@@ -49,6 +49,7 @@ VirtualExecutor::VirtualExecutor(const Profile& profile, const WeightLayout& lay
       weight_stream_(layout, limits),
       weights_(layout, limits),
       streams_(profile.event_latency),
+      sides_(static_cast<std::size_t>(limits.sides)),
       stored_(static_cast<std::size_t>(layout.layers)) {}
 
 void VirtualExecutor::run(const messages::IterationT& tables, bool last) {
@@ -56,7 +57,12 @@ void VirtualExecutor::run(const messages::IterationT& tables, bool last) {
   Batches batches{.costs = {},
                   .in_window = {},
                   .groups = row_groups(tables, limits_.max_mini_batch_rows),
+                  .products = {},
                   .count = static_cast<std::uint32_t>(tables.mini_batches.size())};
+  for (const RowGroup& group : batches.groups) {
+    batches.products.push_back(
+        {.qkv = profile_.qkv_of(group.rows), .forward = profile_.forward_of(group.rows)});
+  }
   double samples = 0;
   for (const auto& batch : tables.mini_batches) {
     batches.costs.push_back(batch_cost(profile_, *batch, limits_, 0));
@@ -125,7 +131,7 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
   const auto load_next = [&](std::size_t i) {
     const auto id = static_cast<std::uint32_t>(i);
     if (!costs[i].on_host) {
-      load(costs[i], (first_visit + i) % 2, i == 0 ? stored_[layer] : Seconds{},
+      load(costs[i], (first_visit + i) % sides_.size(), i == 0 ? stored_[layer] : Seconds{},
            {.kind = VirtualSpan::Kind::load, .layer = layer, .mini_batch = id});
     }
     fetch(pieces, id);
@@ -142,7 +148,9 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
     attended_ahead = send(costs, *ahead, layer);
     compute(streams_.end(VirtualStream::copy_out), {}, {});
   }
-  for (const RowGroup& group : batches.groups) {
+  for (std::size_t number = 0; number < batches.groups.size(); ++number) {
+    const RowGroup& group = batches.groups[number];
+    const auto& [qkv, forward] = batches.products[number];
     const bool sent = &group == ahead;
     Seconds& rows_stored = rows_stored_[sent ? 0 : groups_++ % 2];
     const auto span = [&](VirtualSpan::Kind kind, std::size_t i) {
@@ -150,7 +158,6 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
     };
     const VirtualSpan of_rows{.kind = VirtualSpan::Kind::products, .layer = layer};
     const bool regenerate_first = queries_wait && group.begin == 0 && !costs[0].on_host;
-    const Seconds qkv = profile_.qkv_of(group.rows);
     const Seconds kv = regenerate_first ? qkv * kv_share_ : qkv;
     const Seconds for_kv = std::max(rows_stored, weights_.arrived(layer, Weight::w_kv));
     const Seconds for_queries = weights_.arrived(layer, Weight::w_q);
@@ -161,7 +168,7 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
       }
     }
     if (regenerate_first) {
-      regenerate(costs[0], first_visit % 2, span(VirtualSpan::Kind::kv_gen, 0));
+      regenerate(costs[0], first_visit % sides_.size(), span(VirtualSpan::Kind::kv_gen, 0));
       compute(for_queries, qkv - kv, of_rows);
     }
     const std::vector<Seconds> attended = sent ? attended_ahead : send(costs, group, layer);
@@ -173,28 +180,28 @@ void VirtualExecutor::run_layer(std::uint32_t layer, const Batches& batches,
         compute(attended[i - group.begin], costs[i].up, span(VirtualSpan::Kind::attention, i));
         continue;
       }
-      const std::size_t side = (first_visit + i) % 2;
+      const std::size_t side = (first_visit + i) % sides_.size();
       if (!regenerate_first || i > group.begin) {
         regenerate(costs[i], side, span(VirtualSpan::Kind::kv_gen, i));
       }
       sides_[side].computed =
           compute(sides_[side].loaded, costs[i].attend, span(VirtualSpan::Kind::attention, i));
     }
-    compute(weights_.arrived(layer, Weight::fc2), profile_.forward_of(group.rows) - qkv, of_rows);
+    compute(weights_.arrived(layer, Weight::fc2), forward - qkv, of_rows);
   }
   weights_.computed(layer, streams_.end(VirtualStream::compute));
 }
 
 std::vector<Seconds> VirtualExecutor::send(const std::vector<BatchCost>& costs,
                                            const RowGroup& group, std::uint32_t layer) {
-  std::vector<Seconds> attended(group.end - group.begin);
   double rows = 0;
   for (std::size_t i = group.begin; i < group.end; ++i) {
     rows += costs[i].host_rows;
   }
   if (rows <= 0) {
-    return attended;
+    return {};
   }
+  std::vector<Seconds> attended(group.end - group.begin);
   const Seconds down =
       streams_.add(VirtualStream::copy_out, streams_.end(VirtualStream::compute),
                    profile_.host_down(rows), {.kind = VirtualSpan::Kind::store, .layer = layer});

@@ -1,6 +1,6 @@
 #pragma once
 // Plays an iteration's orders in virtual time, as gpu_executor/pipeline.h runs them: three streams, each
-// in order, that wait for each other exactly where the pipeline's streams do. Loads go into two sides in
+// in order, that wait for each other exactly where the pipeline's streams do. Loads go into two or three sides in
 // turn, ACT blocks before KV blocks, weights into two layer buffers, and new rows leave from two more; a
 // layer's loads begin while the layer before computes. ACT blocks that stay on the device move on
 // copy_out, between the stores. An iteration's tables follow the weights fetched ahead for it, and its
@@ -50,10 +50,15 @@ class VirtualExecutor {
   void trace(std::vector<VirtualSpan>* spans) { streams_.trace(spans); }
 
  private:
+  // The times of a row group's products in a layer: Q, K and V of its rows; all.
+  struct Products {
+    Seconds qkv, forward;
+  };
   // An iteration's mini-batches.
   struct Batches {
     std::vector<BatchCost> costs, in_window;  // `in_window`: in layers that have one
     std::vector<RowGroup> groups;
+    std::vector<Products> products;  // by group
     std::uint32_t count;
 
     const std::vector<BatchCost>& costs_with(bool window) const {
@@ -81,7 +86,7 @@ class VirtualExecutor {
   void regenerate(const BatchCost& batch, std::size_t side, VirtualSpan span);
   // Returns when the new rows of a group have left; nothing: none do.
   std::optional<Seconds> store(const Batches& batches, const RowGroup& group, std::uint32_t layer);
-  // Sends what host cores attend of a group; returns when they are done with each of its mini-batches.
+  // Sends what host cores attend of a group; returns when they are done with each of its mini-batches, nothing if they attend none.
   std::vector<Seconds> send(const std::vector<BatchCost>& costs, const RowGroup& group,
                             std::uint32_t layer);
   Seconds compute(Seconds needed, Seconds time, VirtualSpan span);
@@ -98,7 +103,7 @@ class VirtualExecutor {
   Seconds now_{};
   Busy busy_;
   LinkVolume volume_;
-  std::array<Side, 2> sides_;
+  std::vector<Side> sides_;
   std::array<Seconds, 2> rows_stored_{};  // by side of new rows
   std::vector<Seconds> stored_;           // by layer
   std::size_t visits_ = 0, groups_ = 0;

@@ -7,9 +7,20 @@
 
 namespace poise {
 
-double VirtualWeights::share(std::uint32_t piece) const {
-  return static_cast<double>(layout_.layer.pieces[piece].bytes.n) /
-         static_cast<double>(layout_.layer.bytes.n);
+VirtualWeights::VirtualWeights(const WeightLayout& layout, const DeviceLimits& limits)
+    : layout_(layout), streamed_(static_cast<std::size_t>(layout.layers)) {
+  for (const WeightPiece& piece : layout.layer.pieces) {
+    shares_.push_back(static_cast<double>(piece.bytes.n) /
+                      static_cast<double>(layout.layer.bytes.n));
+  }
+  for (const WeightEntry& entry : layout.layer.entries) {
+    pieces_[static_cast<std::size_t>(entry.weight)] = {
+        .first = static_cast<std::uint32_t>(entry.piece),
+        .last = static_cast<std::uint32_t>(entry.last_piece)};
+  }
+  for (std::uint32_t layer = 0; layer < streamed_.size(); ++layer) {
+    streamed_[layer] = !is_resident(limits, LayerId{layer}, layout.layers);
+  }
 }
 
 Seconds VirtualWeights::fetch(const messages::WeightFetch& piece, Seconds time,
@@ -19,7 +30,7 @@ Seconds VirtualWeights::fetch(const messages::WeightFetch& piece, Seconds time,
   if (!begun) {
     Buffer& next = buffers_[fetched_layers_++ % buffers_.size()];
     next.layer = piece.layer();
-    next.arrived.assign(layout_.layer.pieces.size(), Seconds{});
+    next.arrived.assign(shares_.size(), Seconds{});
   }
   Buffer& buffer = buffers_[buffers_[0].layer == piece.layer() ? 0 : 1];
   buffer.arrived[piece.piece()] =
@@ -30,19 +41,18 @@ Seconds VirtualWeights::fetch(const messages::WeightFetch& piece, Seconds time,
 
 bool VirtualWeights::brought_by(const std::vector<messages::WeightFetch>& pieces,
                                 std::uint32_t layer, Weight weight) const {
-  return !is_resident(limits_, LayerId{layer}, layout_.layers) &&
-         fetches(pieces, layout_, LayerId{layer}, weight);
+  return streamed_[layer] && fetches(pieces, layout_, LayerId{layer}, weight);
 }
 
 Seconds VirtualWeights::arrived(std::uint32_t layer, Weight weight) const {
-  const WeightEntry* entry = layout_.layer.find(weight);
-  if (entry == nullptr || is_resident(limits_, LayerId{layer}, layout_.layers)) {
+  const auto& at = pieces_of(weight);
+  if (!at || !streamed_[layer]) {
     return {};
   }
   for (const Buffer& buffer : buffers_) {
     if (buffer.layer == layer) {
-      return *std::max_element(buffer.arrived.begin() + entry->piece,
-                               buffer.arrived.begin() + entry->last_piece + 1);
+      return *std::max_element(buffer.arrived.begin() + at->first,
+                               buffer.arrived.begin() + at->last + 1);
     }
   }
   check(false, "a streamed layer is fetched before it is computed");

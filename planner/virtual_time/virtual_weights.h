@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "common/device_memory.h"
@@ -16,13 +17,12 @@ namespace poise {
 
 class VirtualWeights {
  public:
-  VirtualWeights(const WeightLayout& layout, const DeviceLimits& limits)
-      : layout_(layout), limits_(limits) {}
+  VirtualWeights(const WeightLayout& layout, const DeviceLimits& limits);
 
   // A piece crosses the link in `time`, which is returned.
   Seconds fetch(const messages::WeightFetch& piece, Seconds time, VirtualStreams& streams);
   // The share of a layer's bytes that a piece is.
-  double share(std::uint32_t piece) const;
+  double share(std::uint32_t piece) const { return shares_[piece]; }
 
   // Whether these fetches bring some of a streamed layer's weight (common/weight_fetch.h).
   bool brought_by(const std::vector<messages::WeightFetch>& pieces, std::uint32_t layer,
@@ -33,14 +33,24 @@ class VirtualWeights {
   void computed(std::uint32_t layer, Seconds when);
 
  private:
+  struct Pieces {
+    std::uint32_t first, last;
+  };
   struct Buffer {
     std::vector<Seconds> arrived;  // by piece
     Seconds computed;
     std::uint32_t layer = ~0u;
   };
 
+  // Where a layer's weight lies; none: the layer has no such weight.
+  const std::optional<Pieces>& pieces_of(Weight weight) const {
+    return pieces_[static_cast<std::size_t>(weight)];
+  }
+
   WeightLayout layout_;
-  DeviceLimits limits_;
+  std::vector<double> shares_;                          // by piece
+  std::array<std::optional<Pieces>, kWeights> pieces_;  // what `arrived` would look up for each layer
+  std::vector<bool> streamed_;  // by layer
   std::array<Buffer, 2> buffers_;
   std::size_t fetched_layers_ = 0;
 };

@@ -114,6 +114,16 @@ TEST(DeviceMemory, ResidentLayersAreAsManyAsSaidAndSpreadEvenly) {
   }
 }
 
+// Of eight rows, with scores of the longest context.
+TEST(DeviceMemory, AbsorbedRowsHaveRoomForTheLongestContext) {
+  DeviceLimits limits = some_limits();
+  limits.max_mini_batch_rows = 8;
+  EXPECT_EQ(device_sizes(opt_125m(), DType::float16, limits).mlp.n, 8 * 3072 * 4);
+  limits.absorption = true;
+  EXPECT_EQ(device_sizes(opt_125m(), DType::float16, limits).mlp.n,
+            8 * 12 * (768 + 16 + 64 + 2048) * 4);
+}
+
 TEST(DeviceMemory, AsManyLayersAreResidentAsFitAndNotOneMore) {
   const std::uint64_t seed = 20261121;
   std::mt19937_64 random(seed);

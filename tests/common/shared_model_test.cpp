@@ -74,6 +74,17 @@ TEST_F(SharedModelTest, ShapesThatNoConfigurationGivesAreRefusedBeforeTheyAreMul
   EXPECT_THAT(refusal(), HasSubstr("impossible sizes"));
 }
 
+TEST_F(SharedModelTest, OnlyAModelOfBfloat16HasBfloat12AndInItsOneForm) {
+  control_.shape.packed = kBfloat12;
+  control_.shape.packed_weights = packable_weights(control_.shape);
+  for (const DType dtype : {DType::float16, DType::bfloat16}) {
+    control_.dtype = dtype;
+    EXPECT_EQ(refusal().find("impossible sizes") == std::string::npos, dtype == DType::bfloat16);
+  }
+  control_.shape.packed.group = 64;
+  EXPECT_THAT(refusal(), HasSubstr("impossible sizes"));
+}
+
 TEST_F(SharedModelTest, ALayoutOfAnotherBuildIsRefused) {
   ++control_.layout_hash;
   EXPECT_THAT(refusal(), HasSubstr("another build lays them out"));

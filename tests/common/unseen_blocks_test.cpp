@@ -99,5 +99,17 @@ TEST(SeenLines, KeepARunOfWhichOneBlockIsSeen) {
   EXPECT_EQ(seen_lines(BlockTables(batch), 34).loads, (std::vector{true, true}));
 }
 
+// An ACT block that is attended as it is lies in the slot that its load fills; a KV slot of the same number is another.
+TEST(SeenLines, OfAnActivationAreTheLoadsOfItsActBlock) {
+  messages::MiniBatchT batch;
+  batch.sequences.emplace_back(1, 48, 1, 0, 0);
+  batch.entries.emplace_back(Where::LoadedKv, Kind::Kv, Place::Host, 0, 0, 0);
+  batch.entries.emplace_back(Where::LoadedKv, Kind::Kv, Place::Host, 0, 1, 1);
+  batch.entries.emplace_back(Where::Activation, Kind::Act, Place::Host, 0, 0, 0);
+  batch.loads.emplace_back(Kind::Kv, Place::Host, 16, 2, 0, 0);
+  batch.loads.emplace_back(Kind::Act, Place::Host, 16, 1, 0, 0);
+  EXPECT_EQ(seen_lines(BlockTables(batch), 16).loads, (std::vector{false, true}));
+}
+
 }  // namespace
 }  // namespace poise

@@ -458,7 +458,8 @@ def what_is_asked_of_a_finished_run_behind_a_killed_attempt_is_answered_of_that_
 def an_overwriting_run_that_is_refused_leaves_the_finished_run_as_it_was(workspace):
     """By the plan, for too little memory, and by an executor that cannot have its buffers. One that is not refused measures costs first."""
     output, run = workspace / "out.jsonl", workspace / "out.jsonl.poise"
-    words = workspace.run_words(DEMO / "show.jsonl", output)
+    little = ("--gpu-memory", "4MiB", "--host-memory", "8MiB")  # costs are measured with blocks for a part of it
+    words = workspace.run_words(DEMO / "show.jsonl", output, *little)
     workspace.poise(*words, "--policy", "hybrid").expect(0)
     expect((run / "profile-orders.log").exists(), "no costs were measured")
     before, answers = all_files(run), output.read_bytes()
@@ -546,7 +547,7 @@ def resume_of_a_finished_run_removes_what_a_killed_one_left(workspace):
     words = workspace.run_words(DEMO / "show.jsonl", output)
     workspace.poise(*words).expect(0)
     first = record.read_bytes()
-    process = workspace.start(*words, "--overwrite")
+    process = workspace.start(*words, "--overwrite", *workspace.paced(2))  # so that it is killed before it ends
     wait_until(lambda: record.read_bytes() != first, "the second run to note itself")
     run_id = json.loads(record.read_text())["run_id"]
     wait_until(lambda: harness.segments_of(run_id), "its shared memory")

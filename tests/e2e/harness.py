@@ -36,6 +36,7 @@ SHM = Path("/dev/shm")
 sys.path.insert(0, str(ROOT / "launch"))
 from supervisor.lifecycle import processes, segments  # noqa: E402
 from supervisor.shared import paths  # noqa: E402
+from supervisor.shared.trouble import Refusal  # noqa: E402
 
 _tests = []
 
@@ -69,6 +70,15 @@ def expect(condition, complaint):
 def expect_equal(got, wanted, what):
     if got != wanted:
         raise Failed(f"{what}: {got!r} instead of {wanted!r}")
+
+
+def refuses(function, *arguments, error=Refusal):
+    """What `function` says when it refuses; it must."""
+    try:
+        value = function(*arguments)
+    except error as refusal:
+        return str(refusal)
+    raise Failed(f"{function.__name__}{arguments} gave {value!r}")
 
 
 class Ended:

@@ -235,7 +235,7 @@ def a_loader_that_cannot_be_recorded_is_not_kept(workspace):
     home = loaders.Home(workspace / "home")
     home.folder.mkdir(mode=0o700)
     (home.folder / "kept.json").symlink_to("/dev/full")
-    given = SimpleNamespace(model=str(DEMO_MODEL), dtype="auto", load_format="auto", quantization="auto", seed=0, host_memory=None)
+    given = SimpleNamespace(model=str(DEMO_MODEL), dtype="auto", load_format="auto", quantization="auto", pack_weights="off", seed=0, host_memory=None)
     try:
         home.start(given)
         raise harness.Failed("it is kept")

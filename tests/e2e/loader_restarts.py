@@ -118,7 +118,7 @@ def a_kept_loader_is_replaced_within_a_run(workspace):
 def what_a_kept_loader_adopted_is_of_the_files_that_were_read(workspace):
     model = workspace / "model"
     shutil.copytree(short_model(), model)
-    requests = work(workspace, 10)
+    requests = work(workspace, 40)
     workspace.poise("load", "--model", model).expect(0)
     output = workspace / "out.jsonl"
     process = workspace.start(*workspace.run_words(requests, output, *slowly(workspace), model=model))

@@ -9,11 +9,10 @@ import struct
 from pathlib import Path
 
 import harness
-from harness import DEMO_MODEL, comparable, expect, expect_equal, test, wait_until
+from harness import DEMO_MODEL, comparable, expect, expect_equal, short_model, test, wait_until
 from mixed_requests import good_request
 
 HOST_MACHINE = harness.ROOT / "tests" / "planner" / "profiles" / "host_machine.json"
-WEIGHTS = (DEMO_MODEL / "model.safetensors").stat().st_size
 
 
 def requests_of(workspace, count):
@@ -35,11 +34,12 @@ def the_orders_of_every_policy_hold(workspace):
     listed = workspace.poise("policies", "--json").expect(0).out.splitlines()
     names = [json.loads(line)["name"] for line in listed]
     expect(len(names) >= 6, f"few policies: {names}")
-    small = ["--host-memory", str(WEIGHTS + (2 << 20)), "--gpu-memory", str(int(WEIGHTS * 1.3))]
+    weights = (short_model() / "model.safetensors").stat().st_size
+    small = ["--host-memory", str(weights + (2 << 20)), "--gpu-memory", str(int(weights * 1.7))]
     for name in names:
         output = workspace / f"{name}.jsonl"
         costs = ["--machine", str(HOST_MACHINE)] if name == "three-way" else []
-        workspace.run(requests, output, "--policy", name, "--mini-batch-tokens", "256", *small, *costs).expect(0)
+        workspace.run(requests, output, "--policy", name, "--mini-batch-tokens", "256", *small, *costs, model=short_model()).expect(0)
         check(workspace, f"{output}.poise")
         workspace.replay(f"{output}.poise")
 

@@ -260,6 +260,9 @@ def doctor_says_what_packed_weights_and_context_take(workspace):
     words = ("--load-format", "dummy", "--skip-tokenizer-init")
     workspace.run(requests, workspace / "out.jsonl", *words, model=dummy).expect(0)
     workspace.run(requests, workspace / "no.jsonl", *words, "--quantization", "int8", model=dummy).expect(2, "quantised already")
+    plain = ROOT / "tests" / "golden" / "models" / "packed_int4"
+    told = workspace.poise("doctor", "--model", plain, "--pack-weights", "auto").out
+    expect("as bfloat16, matrices of the layers as bfloat12\n" in told, told)
     weights = {}
     for name in ("none", "int8"):
         words = ("--quantization", name)
@@ -267,6 +270,11 @@ def doctor_says_what_packed_weights_and_context_take(workspace):
         planned = workspace.poise("plan", "--model", DEMO_MODEL, "-i", DEMO / "show.jsonl", "--machine", "h200-pcie5", "--json", *words)
         weights[name] = json.loads(planned.expect(0).out)["memory"]["host"]["weights"]
     expect(weights["int8"] < 0.7 * weights["none"], f"a plan knows --quantization: {weights}")
+    for name in ("off", "auto"):
+        words = ("--machine", "h200-pcie5", "--skip-tokenizer-init", "--json", "--pack-weights", name)
+        planned = json.loads(workspace.poise("plan", "--model", plain, "-i", requests, *words).expect(0).out)
+        weights[name] = planned["weights"]
+    expect_equal((weights["off"], weights["auto"]), ("bfloat16", "bfloat12"), "what a plan says of weights")
 
 
 if __name__ == "__main__":

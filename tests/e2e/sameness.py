@@ -2,10 +2,15 @@
 """The policy changes the time, never the tokens: bit-equal results for every split, policy, order and number of threads."""
 
 import json
+import math
+import os
 import shutil
+import signal
+import struct
+import time
 
 import harness
-from harness import ROOT, comparable, expect, expect_equal, first_layers, request, rewrite_tensors, test
+from harness import ROOT, comparable, expect, expect_equal, first_layers, request, rewrite_tensors, test, wait_until
 from mixed_requests import good_request
 
 ROUNDS = 14
@@ -244,6 +249,70 @@ def a_quantised_checkpoint_means_the_same_in_another_form(workspace):
     expect(grouped == wanted, "other answers: several groups of one format")
     refused = written_otherwise(workspace, "packed_compressed_4", in_groups(8))
     workspace.run(requests, workspace / "refused", "--skip-tokenizer-init", model=refused).expect(2, "groups of one format")
+
+
+def of_many_sizes(workspace, power):
+    """A copy of a plain bfloat16 checkpoint, each matrix's number i times 2 ** power(i)."""
+    folder = workspace / "model"
+    shutil.copytree(ROOT / "tests" / "golden" / "models" / "packed_int4", folder)
+
+    def change(tensors):
+        for name, (dtype, shape, content) in tensors.items():
+            halves = [content[at : at + 2] for at in range(0, len(content) if len(shape) == 2 else 0, 2)]
+            numbers = (math.ldexp(*struct.unpack("<f", b"\0\0" + half), power(i)) for i, half in enumerate(halves))
+            content = b"".join(struct.pack("<f", number)[2:] for number in numbers) or content
+            tensors[name] = (dtype, shape, content)
+        return tensors
+
+    rewrite_tensors(folder / "model.safetensors", change)
+    return folder
+
+
+@test
+def bfloat16_weights_packed_without_loss_give_the_same_tokens_and_logprobs(workspace):
+    """Every 300th weight is so small that its exponent is an escape."""
+    model = of_many_sizes(workspace, lambda i: -30 if i % 300 == 7 else 0)
+    requests = workspace.write_requests("requests.jsonl", work_in_ids(workspace.random, 10))
+    common, packs = ("--skip-tokenizer-init",), ("--pack-weights", "auto")
+    workspace.run(requests, workspace / "plain", *common, model=model).expect(0)
+    for policy in ("kv-only", "act-only"):
+        output = workspace / policy
+        workspace.run(requests, output, *common, *packs, "--policy", policy, model=model).expect(0)
+        expect_equal(comparable(output), comparable(workspace / "plain"), f"answers of {policy} with packed weights")
+    workspace.poise("inspect", "--check", f"{output}.poise").expect(0)
+    workspace.replay(f"{output}.poise")
+    workspace.poise("replay", f"{output}.poise", "--device", "cpu", "--pack-weights", "off").expect(2, "--pack-weights")
+    workspace.run(requests, output, *common, "--resume", model=model).expect(76, "another --pack-weights (auto, now off)")
+
+
+@test
+def a_model_whose_weights_cannot_be_packed_is_loaded_as_it_is(workspace):
+    model = of_many_sizes(workspace, lambda i: i % 50 - 25)
+    requests = workspace.write_requests("requests.jsonl", work_in_ids(workspace.random, 2))
+    common, packs, said = ("--skip-tokenizer-init",), ("--pack-weights", "auto"), "cannot be packed without loss"
+    workspace.run(requests, workspace / "plain", *common, model=model).expect(0)
+    workspace.run(requests, workspace / "packed", *common, *packs, model=model).expect(0, said, "loaded without packing")
+    workspace.poise("load", "--model", model, *packs).expect(0, said, "kept until")
+    workspace.run(requests, workspace / "kept", *common, *packs, model=model).expect(0, "using the kept loader")
+    workspace.poise("stop").expect(0)
+    workspace.run(requests, workspace / "keeps", *common, *packs, "--keep-loader", model=model).expect(0, said)
+    workspace.run(requests, workspace / "kept2", *common, *packs, model=model).expect(0, "using the kept loader")
+    workspace.poise("stop").expect(0)
+    # The loader takes its time to give memory back: planner and executor end before it.
+    fired = workspace / "fired"
+    fired.mkdir()
+    halted = {"POISE_FAILPOINTS": "loader/loader.weight_copy:stop,loader/loader.unlinked:stop", "POISE_FAILPOINTS_FIRED": str(fired)}
+    process = workspace.start(*workspace.run_words(requests, workspace / "slow", *common, *packs, model=model), env=halted)
+    children = lambda: workspace.children(workspace / "slow.poise")
+    wait_until(lambda: (fired / "0").exists() and len(children()) == 3, "all processes while the loader loads")
+    loader = children()["loader"]
+    os.kill(loader, signal.SIGCONT)
+    wait_until(lambda: (fired / "1").exists() and list(children()) == ["loader"], "the loader alone")
+    time.sleep(1)
+    os.kill(loader, signal.SIGCONT)
+    workspace.finish(process).expect(0, said, "loaded without packing")
+    for name in ("packed", "kept", "keeps", "kept2", "slow"):
+        expect_equal(comparable(workspace / name), comparable(workspace / "plain"), f"answers of {name}")
 
 
 if __name__ == "__main__":

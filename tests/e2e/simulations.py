@@ -176,6 +176,18 @@ def optimal_is_nearly_the_best_beside_any_host_cores(workspace):
 
 
 @test
+def whole_runs_say_where_their_time_goes(workspace):
+    rows = json.loads(workspace.poise("simulate", "whole-runs", "--json").expect(0).out)["rows"]
+    each(rows, lambda row: row["seconds"] > max(row["link"], row["gpu"]) > 0, "link and GPU are parts of a run")
+    each(rows, lambda row: row["tokens_per_second"] > 0.999 * row["all_at_once"], "fewer rows of prompts or a third side where they gain")
+    each(rows, lambda row: row["of_longer"] > 0.88, "link or GPU works nearly all the time")
+    expect(sum(row["of_longer"] > 0.96 for row in rows) >= 10, f"{rows}")
+    for row in rows:
+        phases = [float(row[phase].split()[1]) for phase in ("prompts", "both", "answers")]
+        expect(abs(sum(phases) - row["seconds"]) < 0.02, f"the phases of {row}")
+
+
+@test
 def an_experiment_can_be_played_on_another_machine(workspace):
     """Twice the link and twice the computation give twice the speed."""
     twice = {"name": "twice", "like": "rtx4090-pcie4", "link_gbps": 44, "back_gbps": 44, "compute_tflops": 250, "memory_gbps": 2000}

@@ -372,7 +372,7 @@ def who_dies_unasked_is_replaced_as_often_as_the_run_allows(workspace):
 
 @test
 def each_of_several_who_wish_for_a_policy_is_told_of_its_own(workspace):
-    requests = work(workspace, 8)
+    requests = work(workspace, 12)
     oracle = undisturbed(workspace, requests)
     run = Disturbed(workspace, requests, *slowly(workspace), "--policy", "kv-only")
     planner = run.pid("planner")

@@ -1,8 +1,7 @@
 // model.safetensors.index.json beside two shards, and the same index beside a model.safetensors. An accepted index names
 // files of its directory alone, and each tensor lies in the file that it names.
 
-#include <nlohmann/json.hpp>
-
+#include "common/files/json.h"
 #include "loader/checkpoint.h"
 #include "tests/fuzz/fuzzing.h"
 

@@ -2,8 +2,7 @@
 // replay keeps of it. They agree about the number of records; each line of JSON is a document. The mutator makes the
 // records' CRCs and padding right again, so that the messages are looked at.
 
-#include <nlohmann/json.hpp>
-
+#include "common/files/json.h"
 #include "common/order_log.h"
 #include "planner/record/inspect.h"
 #include "planner/record/log_check.h"

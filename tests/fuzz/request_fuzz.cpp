@@ -1,8 +1,7 @@
 // One line of a request file, read with a tokenizer and without one. It becomes a request that keeps all rules or an
 // error; both make one sound result line. Nothing is thrown.
 
-#include <nlohmann/json.hpp>
-
+#include "common/files/json.h"
 #include "planner/results/result_line.h"
 #include "tests/fuzz/fuzzing.h"
 #include "tests/planner/requests/request_support.h"

@@ -3,8 +3,8 @@
 // reads: the same tensors, which cover the file from the header to its end.
 
 #include <map>
-#include <nlohmann/json.hpp>
 
+#include "common/files/json.h"
 #include "loader/safetensors.h"
 #include "tests/fuzz/fuzzing.h"
 

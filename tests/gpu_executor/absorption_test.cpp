@@ -2,41 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <random>
-
-#include "tests/gpu_executor/pipeline_run.h"
+#include "tests/gpu_executor/absorbing_plan.h"
 
 namespace poise::test {
 namespace {
-
-// A number of a block that has no pattern: the same for each call.
-std::uint32_t drawn(std::uint32_t seed, std::uint32_t request, std::uint32_t block) {
-  std::mt19937 random(seed * 1009 + request * 101 + block);
-  return static_cast<std::uint32_t>(random());
-}
-
-// Each sequence's blocks are drawn to be loaded, regenerated and absorbed, of the host and of the device; host
-// cores attend the first request and every fourth behind it.
-Plan scattered(const ModelShape& shape, std::uint32_t seed) {
-  Plan plan{.sequences = random_sequences(shape, {37, 45, 1, 60, 30, 53, 41, 28}, 7)};
-  plan.seed = seed;
-  plan.kind = [seed](std::uint32_t request, std::uint32_t block) {
-    return drawn(seed, request, block) % 3 == 0 ? BlockKind::kv : BlockKind::act;
-  };
-  plan.absorbed = [seed](std::uint32_t request, std::uint32_t block) {
-    return drawn(seed, request, block) % 3 == 1;
-  };
-  plan.on_host = [](std::uint32_t request) { return request % 4 == 0; };
-  return plan;
-}
-
-Setting absorbing() {
-  Setting setting;
-  setting.limits.absorption = setting.limits.host_attention = true;
-  setting.limits.gpu_act_blocks = 6;
-  setting.limits.gpu_kv_blocks = 4;
-  return setting;
-}
 
 // The places an iteration's attention reads from, by Where, and those of the device behind them.
 void count_places(const Planned& planned, std::map<int, int>& places) {
@@ -45,14 +14,6 @@ void count_places(const Planned& planned, std::map<int, int>& places) {
       ++places[static_cast<int>(entry.where()) + (entry.place() == messages::Place::Gpu ? 10 : 0)];
     }
   }
-}
-
-ModelShape with_shared_keys() {
-  ModelShape shape = tiny_shape();
-  shape.num_attention_heads = 4;
-  shape.num_key_value_heads = 2;
-  shape.qkv_bias = 0;
-  return shape;
 }
 
 // Tolerances are those of plans that absorb nothing (pipeline_test.cpp): an absorbed key is rounded nowhere.

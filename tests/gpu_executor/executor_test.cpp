@@ -211,23 +211,6 @@ TEST_F(ExecutorTest, AttentionStraightFromActivationsIsRefusedWhereItCannotBe) {
   next(Body::Ready);
 }
 
-TEST_F(ExecutorTest, AttentionStraightFromActivationsIsRefusedByADeviceWithoutIt) {
-  struct WithoutAbsorption : RecordingDevice {
-    bool absorbs() const override { return false; }
-  };
-  executor_.reset();
-  wires_ = std::make_shared<Wires>();
-  open(0, std::make_unique<WithoutAbsorption>());
-  loader_.seal();
-  pool_ = loader_.make_pool(64, 64);
-  EXPECT_FALSE(next(Body::Hello).body.AsHello()->absorbs);
-  messages::ConfigureT absorbing = configure();
-  absorbing.absorption = true;
-  wires_->send(absorbing);
-  EXPECT_THAT(next(Body::Rejected).body.AsRejected()->sentence,
-              HasSubstr("the device recording does not do that"));
-}
-
 TEST_F(ExecutorTest, AConfigureThatFailsLateLosesNoBlockOnTheDevice) {
   loader_.seal();
   next(Body::Hello);

@@ -95,7 +95,6 @@ class RecordingDevice : public Device {
   void launch(const ScatterRows&) override { add(Stream::compute); }
   void launch(const Attention&) override { add(Stream::compute); }
   void launch(const SampleTokens&) override { add(Stream::compute); }
-  bool absorbs() const override { return true; }
   void launch(const AbsorbedAttention&) override { add(Stream::compute); }
   void range_push(const char* range) override { range_ = range; }
   void range_pop() override { range_.clear(); }

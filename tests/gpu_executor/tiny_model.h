@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <random>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "common/dtype.h"
@@ -100,6 +102,13 @@ inline ModelShape packed_shape() {
                   .zero_points = 1,
                   .input_groups = 1};
   shape.packed_weights = packable_weights(shape);
+  return shape;
+}
+
+// The same with weights packed without loss; for models of bfloat16.
+inline ModelShape bfloat12_shape() {
+  ModelShape shape = packed_shape();
+  shape.packed = kBfloat12;
   return shape;
 }
 
@@ -239,22 +248,34 @@ class PlainForward {
   using Row = std::vector<double>;
   using Hidden = std::vector<Row>;
 
+  // Read from the model once, and not for each token.
+  const Row& weights(std::int32_t layer, Weight weight) const {
+    const auto [place, fresh] = weights_.try_emplace({layer, weight});
+    if (fresh) {
+      const std::vector<float> stored = model_.weight(layer, weight);
+      place->second.assign(stored.begin(), stored.end());
+    }
+    return place->second;
+  }
+
   Row times(const Row& in, std::int32_t layer, Weight weight, std::optional<Weight> bias) const {
-    const std::vector<float> matrix = model_.weight(layer, weight);
-    const std::vector<float> added = bias ? model_.weight(layer, *bias) : std::vector<float>();
+    const Row& matrix = weights(layer, weight);
+    const Row added = bias ? weights(layer, *bias) : Row();
     Row out(matrix.size() / in.size());
     for (std::size_t n = 0; n < out.size(); ++n) {
+      const double* const row = matrix.data() + n * in.size();
+      double total = 0;
       for (std::size_t k = 0; k < in.size(); ++k) {
-        out[n] += in[k] * static_cast<double>(matrix[n * in.size() + k]);
+        total += in[k] * row[k];
       }
-      out[n] += added.empty() ? 0.0 : static_cast<double>(added[n]);
+      out[n] = total + (added.empty() ? 0.0 : added[n]);
     }
     return out;
   }
 
   Row norm(const Row& in, std::int32_t layer, Weight weight, Weight bias) const {
-    const std::vector<float> gain = model_.weight(layer, weight);
-    const std::vector<float> shift = model_.weight(layer, bias);
+    const Row& gain = weights(layer, weight);
+    const Row& shift = weights(layer, bias);
     double mean = 0, variance = 0;
     for (const double x : in) {
       mean += shape_.norm == Norm::rms ? 0 : x / static_cast<double>(in.size());
@@ -265,8 +286,7 @@ class PlainForward {
     Row out;
     for (std::size_t i = 0; i < in.size(); ++i) {
       const double x = (in[i] - mean) / std::sqrt(variance + shape_.norm_epsilon);
-      out.push_back(x * (gain.empty() ? 1.0 : static_cast<double>(gain[i])) +
-                    (shift.empty() ? 0.0 : static_cast<double>(shift[i])));
+      out.push_back(x * (gain.empty() ? 1.0 : gain[i]) + (shift.empty() ? 0.0 : shift[i]));
     }
     return out;
   }
@@ -305,20 +325,19 @@ class PlainForward {
   }
 
   Hidden embed(std::span<const std::int32_t> tokens) const {
-    const std::vector<float> table = model_.weight(-1, Weight::token_embedding);
-    const std::vector<float> positions = model_.weight(-1, Weight::position_embedding);
+    const Row& table = weights(-1, Weight::token_embedding);
+    const Row& positions = weights(-1, Weight::position_embedding);
     const auto width = static_cast<std::size_t>(shape_.word_embed_proj_dim);
     const auto h = static_cast<std::size_t>(shape_.hidden_size);
     Hidden hidden;
     for (std::size_t t = 0; t < tokens.size(); ++t) {
-      const float* start = table.data() + static_cast<std::size_t>(tokens[t]) * width;
+      const double* start = table.data() + static_cast<std::size_t>(tokens[t]) * width;
       Row row(start, start + width);
       if (shape_.projects_embeddings()) {
         row = times(row, -1, Weight::project_in, std::nullopt);
       }
       for (std::size_t i = 0; i < h && !positions.empty(); ++i) {
-        row[i] += static_cast<double>(
-            positions[(t + static_cast<std::size_t>(shape_.position_offset)) * h + i]);
+        row[i] += positions[(t + static_cast<std::size_t>(shape_.position_offset)) * h + i];
       }
       hidden.push_back(row);
     }
@@ -382,7 +401,7 @@ class PlainForward {
             std::size_t position) const {
     const auto dim = static_cast<std::size_t>(shape_.head_dim);
     const std::size_t pairs = static_cast<std::size_t>(rotary_pairs(shape_));
-    const std::vector<float> gain = model_.weight(layer, weight);
+    const Row& gain = weights(layer, weight);
     const auto at = static_cast<std::int32_t>(position);
     const auto set = static_cast<std::size_t>(frequency_set(shape_, at, prompt_));
     for (std::size_t head = 0; head < static_cast<std::size_t>(heads); ++head) {
@@ -392,7 +411,7 @@ class PlainForward {
         squares += x[i] * x[i] / static_cast<double>(dim);
       }
       for (std::size_t i = 0; i < dim && !gain.empty(); ++i) {
-        x[i] *= static_cast<double>(gain[i]) / std::sqrt(squares + shape_.norm_epsilon);
+        x[i] *= gain[i] / std::sqrt(squares + shape_.norm_epsilon);
       }
       for (std::size_t i = 0; i < pairs; ++i) {
         const double angle =
@@ -445,6 +464,7 @@ class PlainForward {
   const ModelShape& shape_;
   const KvFormat kv_format_;
   const std::vector<float> frequencies_;
+  mutable std::map<std::pair<std::int32_t, Weight>, Row> weights_;  // by layer
   std::int32_t prompt_ = 0;
 };
 

@@ -19,10 +19,14 @@ class Sequence {
  public:
   Sequence(Heads heads, std::int32_t tokens, DType dtype, std::uint32_t seed = 1)
       : heads_(heads),
-        tokens_(tokens),
         width_(heads.kv_heads * heads.dim),
         q_(normal_values(seed, static_cast<std::size_t>(tokens * heads.heads * heads.dim), 2)),
-        kv_(dtype, normal_values(seed + 1, static_cast<std::size_t>(tokens * 2 * width_))) {}
+        kv_(dtype, normal_values(seed + 1, static_cast<std::size_t>(tokens * 2 * width_))),
+        exact_q_(q_.begin(), q_.end()) {
+    for (std::size_t i = 0; i < kv_.size(); ++i) {
+      exact_kv_.push_back(static_cast<double>(kv_[i]));
+    }
+  }
 
   // Attends tokens [context, end) in parts of `part` tokens, blocks scattered over the buffers in an
   // order of `placement`; everything that no token owns is not a number.
@@ -32,20 +36,21 @@ class Sequence {
     std::vector<std::uint32_t> slots(static_cast<std::size_t>(2 * blocks + 3));
     std::iota(slots.begin(), slots.end(), 0u);
     std::shuffle(slots.begin(), slots.end(), std::mt19937(placement));
-    const auto slot_numbers = static_cast<std::size_t>(16 * 2 * width_);
-    const std::vector<float> garbage(slots.size() * slot_numbers,
-                                     std::numeric_limits<float>::quiet_NaN());
-    Stored buffers[3] = {Stored(kv_.dtype(), garbage), Stored(kv_.dtype(), garbage),
-                         Stored(kv_.dtype(), garbage)};
+    const auto token_numbers = static_cast<std::size_t>(2 * width_);
+    const std::size_t slot_numbers = 16 * token_numbers;
+    const Stored garbage(kv_.dtype(), std::vector<float>(slots.size() * slot_numbers,
+                                                         std::numeric_limits<float>::quiet_NaN()));
+    Stored buffers[3] = {garbage, garbage, garbage};
     std::vector<ContextBlock> table(static_cast<std::size_t>(blocks));
     for (std::size_t b = 0; b < table.size(); ++b) {
       table[b] = {.slot = slots[b],
                   .buffer = static_cast<std::uint8_t>((slots[b] + placement) % 3)};
-      for (std::size_t i = 0; i < slot_numbers; ++i) {
-        const std::size_t from = b * slot_numbers + i;
-        const auto token = static_cast<std::int32_t>(from / static_cast<std::size_t>(2 * width_));
-        if (from < kv_.size() && token < end && token / 16 >= first_seen(context) / 16) {
-          buffers[table[b].buffer].set(slots[b] * slot_numbers + i, kv_[from]);
+      const auto first = static_cast<std::int32_t>(16 * b);
+      for (std::int32_t t = first; t < std::min(first + 16, end); ++t) {
+        if (t / 16 >= first_seen(context) / 16) {
+          const auto slot_token = 16 * slots[b] + static_cast<std::size_t>(t - first);
+          buffers[table[b].buffer].copy(slot_token * token_numbers, kv_,
+                                        static_cast<std::size_t>(t) * token_numbers, token_numbers);
         }
       }
     }
@@ -80,34 +85,40 @@ class Sequence {
 
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(heads_.dim)); }
 
-  // Row `token` in float64; the largest weighted sum of magnitudes into `bound`.
+  // Row `token` in float64, from plain arrays: where tests are not optimised, their time is spent here.
   std::vector<double> exact(std::int32_t token, std::int32_t head) const {
     const std::int32_t kv_head = head / (heads_.heads / heads_.kv_heads);
-    const auto dim = static_cast<std::size_t>(heads_.dim);
-    const std::int32_t first = first_seen(token);
+    const std::int32_t first = first_seen(token), dim = heads_.dim;
+    const auto row = static_cast<std::size_t>((token * heads_.heads + head) * dim);
+    const double* const query = &exact_q_[row];
+    const auto stored = [&](std::int32_t t, std::int32_t which) {
+      return &exact_kv_[static_cast<std::size_t>((t * 2 + which) * width_ + kv_head * dim)];
+    };
     std::vector<double> scores;
     for (std::int32_t t = first; t <= token; ++t) {
+      const double* const key = stored(t, 0);
       double score = 0;
-      for (std::size_t d = 0; d < dim; ++d) {
-        score += static_cast<double>(query(token, head, d)) *
-                 static_cast<double>(stored(t, 0, kv_head, d));
+      for (std::int32_t d = 0; d < dim; ++d) {
+        score += query[d] * key[d];
       }
       scores.push_back(score * static_cast<double>(scale()));
     }
     const double maximum = *std::max_element(scores.begin(), scores.end());
     double denominator = 0;
-    std::vector<double> out(dim);
+    std::vector<double> sums(static_cast<std::size_t>(dim));
+    double* const out = sums.data();
     for (std::int32_t t = first; t <= token; ++t) {
+      const double* const value = stored(t, 1);
       const double weight = std::exp(scores[static_cast<std::size_t>(t - first)] - maximum);
       denominator += weight;
-      for (std::size_t d = 0; d < dim; ++d) {
-        out[d] += weight * static_cast<double>(stored(t, 1, kv_head, d));
+      for (std::int32_t d = 0; d < dim; ++d) {
+        out[d] += weight * value[d];
       }
     }
-    for (double& x : out) {
+    for (double& x : sums) {
       x /= denominator;
     }
-    return out;
+    return sums;
   }
 
   void expect_right(const std::vector<float>& out, std::int32_t context, std::int32_t end) const {
@@ -128,17 +139,11 @@ class Sequence {
   }
 
  private:
-  float query(std::int32_t token, std::int32_t head, std::size_t d) const {
-    return q_[static_cast<std::size_t>((token * heads_.heads + head) * heads_.dim) + d];
-  }
-  float stored(std::int32_t token, std::int32_t which, std::int32_t kv_head, std::size_t d) const {
-    return kv_[static_cast<std::size_t>((token * 2 + which) * width_ + kv_head * heads_.dim) + d];
-  }
-
   Heads heads_;
-  std::int32_t tokens_, width_;
+  std::int32_t width_;
   std::vector<float> q_;  // (tokens, heads, dim)
   Stored kv_;             // (tokens, 2, kv_heads, dim)
+  std::vector<double> exact_q_, exact_kv_;  // the same
 };
 
 TEST(Attention, IsSoftmaxOverWhatEachTokenMaySee) {

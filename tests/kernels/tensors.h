@@ -62,6 +62,11 @@ class Stored {
         return put(i, to_bfloat16(value));
     }
   }
+  // `count` numbers of `from`, of the same type.
+  void copy(std::size_t at, const Stored& from, std::size_t first, std::size_t count) {
+    const auto size = static_cast<std::size_t>(size_of(dtype_).n);
+    std::memcpy(bytes_.data() + at * size, from.bytes_.data() + first * size, count * size);
+  }
   friend bool operator==(const Stored& a, const Stored& b) { return a.bytes_ == b.bytes_; }
 
  private:

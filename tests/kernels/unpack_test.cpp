@@ -4,11 +4,41 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <string>
 
 #include "tests/kernels/packed_operands.h"
 
 namespace poise::test {
 namespace {
+
+// One tile of rows, two of different sizes, several.
+void expect_products_of_numbers(const PackedOperand& operand, const std::string& name) {
+  const PackedCase& c = operand.test;
+  cpu::Workers workers(2);
+  const PackedWeight plain(Stored(c.dtype, operand.numbers), c.rows, c.cols);
+  for (const std::int64_t rows : {1, 3, 7, 13, 30}) {
+    const std::vector<float> in = normal_values(7, static_cast<std::size_t>(rows * c.cols));
+    const Stored bias(c.dtype, normal_values(8, static_cast<std::size_t>(c.rows)));
+    const auto product = [&](const Matrix& weight) {
+      std::vector<float> out(static_cast<std::size_t>(rows * c.rows));
+      cpu::gemm({.out = {out.data(), DType::float32, c.rows},
+                 .in = {const_cast<float*>(in.data()), DType::float32, c.cols},
+                 .weight = weight,
+                 .bias = bias.data(),
+                 .residual = nullptr,
+                 .rows = rows,
+                 .epilogue = Epilogue::silu},
+                workers);
+      return out;
+    };
+    const std::vector<float> expected = product(plain.matrix());
+    for (const cpu::Isa isa : cpu::available_isas()) {
+      under(isa, [&] {
+        EXPECT_TRUE(same_bits(product(operand.matrix()), expected)) << name << ", " << rows;
+      });
+    }
+  }
+}
 
 TEST(Unpack, GivesTheNumbersOfTheDefinitionUnderEveryInstructionSet) {
   cpu::Workers workers(2);
@@ -27,32 +57,21 @@ TEST(Unpack, GivesTheNumbersOfTheDefinitionUnderEveryInstructionSet) {
 }
 
 TEST(Unpack, AProductWithPackedWeightsHasTheBitsOfTheProductWithTheirNumbers) {
-  cpu::Workers workers(2);
   for (const PackedCase& c : packed_cases()) {
-    const PackedOperand operand(c);
-    const PackedWeight plain(Stored(c.dtype, operand.numbers), c.rows, c.cols);
-    for (const std::int64_t rows : {1, 7, 30}) {
-      const std::vector<float> in = normal_values(7, static_cast<std::size_t>(rows * c.cols));
-      const Stored bias(c.dtype, normal_values(8, static_cast<std::size_t>(c.rows)));
-      const auto product = [&](const Matrix& weight) {
-        std::vector<float> out(static_cast<std::size_t>(rows * c.rows));
-        cpu::gemm({.out = {out.data(), DType::float32, c.rows},
-                   .in = {const_cast<float*>(in.data()), DType::float32, c.cols},
-                   .weight = weight,
-                   .bias = bias.data(),
-                   .residual = nullptr,
-                   .rows = rows,
-                   .epilogue = Epilogue::silu},
-                  workers);
-        return out;
-      };
-      const std::vector<float> expected = product(plain.matrix());
-      for (const cpu::Isa isa : cpu::available_isas()) {
-        under(isa, [&] {
-          EXPECT_TRUE(same_bits(product(operand.matrix()), expected)) << name_of(c) << ", " << rows;
-        });
-      }
-    }
+    expect_products_of_numbers(PackedOperand(c), name_of(c));
+  }
+}
+
+// One panel that is not rounded quickly, beside some that are.
+TEST(Unpack, AScaleBelowZeroChangesNoBitsOfAProduct) {
+  for (const Codes codes : {Codes::int4, Codes::int8}) {
+    const PackedCase c{{codes, DType::bfloat16, 128}, DType::bfloat16, 144, 400};
+    PackedOperand operand(c);
+    const PackedPanel map = packed_panel(c.format, c.cols);
+    const BFloat16 scale = to_bfloat16(-0.02F);
+    std::memcpy(operand.panels.data() + 5 * map.bytes.n + map.scales + (3 * 16 + 7) * 2, &scale, 2);
+    operand.numbers = unpacked_numbers(c.format, c.dtype, c.rows, c.cols, operand.panels.data());
+    expect_products_of_numbers(operand, name_of(c));
   }
 }
 
@@ -121,6 +140,20 @@ TEST(Unpack, EveryCodeByEveryMantissaOfAScaleIsRoundedHalfToEven) {
     }
   }
   EXPECT_GT(ties, 10'000);
+}
+
+TEST(Unpack, EveryBfloat16ComesOutOfBfloat12WithItsOwnBits) {
+  const EveryBfloat16 every;
+  constexpr std::int32_t kSize = EveryBfloat16::kSize;
+  cpu::Workers workers(1);
+  std::vector<std::uint16_t> plain(every.bits.size()), out(every.bits.size());
+  cpu::pack_matrix(plain.data(), every.bits.data(), kSize, kSize, DType::bfloat16);
+  for (const cpu::Isa isa : cpu::available_isas()) {
+    under(isa, [&] {
+      cpu::unpack({.out = out.data(), .weight = every.matrix(every.panels.data())}, workers);
+      EXPECT_EQ(out, plain);
+    });
+  }
 }
 
 }  // namespace

@@ -7,9 +7,9 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "common/files/json.h"
 #include "tests/kernels/tensors.h"
 #include "tests/support/source_folder.h"
 

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <nlohmann/json.hpp>
 
+#include "common/files/json.h"
 #include "common/trouble.h"
 #include "tests/support/complaint.h"
 #include "tests/support/model_files.h"

@@ -12,8 +12,8 @@
 #include <chrono>
 #include <fstream>
 #include <functional>
-#include <nlohmann/json.hpp>
 
+#include "common/files/json.h"
 #include "common/process.h"
 #include "common/trouble.h"
 #include "tests/loader/loader_process.h"

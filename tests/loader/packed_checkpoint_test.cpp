@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "common/files/json.h"
 #include "loader/model_on_disk.h"
 #include "tests/support/model_files.h"
 

@@ -3,16 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <thread>
 
 #include "common/device_memory.h"
 #include "loader/model_on_disk.h"
-#include "loader/sources/rounding_source.h"
-#include "loader/weight_fill.h"
+#include "loader/sources/packing_source.h"
+#include "tests/loader/filled_model.h"
 #include "tests/support/complaint.h"
 #include "tests/support/model_files.h"
 #include "tests/support/packed_numbers.h"
@@ -23,17 +21,6 @@ namespace {
 using namespace testing_support;
 using ::testing::Contains;
 using ::testing::HasSubstr;
-
-std::vector<std::byte> filled(const ModelOnDisk& model) {
-  std::vector<std::byte> segment(static_cast<std::size_t>(model.layout.total().n));
-  std::atomic<std::uint64_t> bytes{0};
-  WeightFill fill(*model.source, segment, 2, bytes);
-  while (!fill.done()) {
-    std::this_thread::yield();
-  }
-  EXPECT_EQ(static_cast<std::int64_t>(bytes.load()), fill.total().n);
-  return segment;
-}
 
 // What a weight becomes: the rule's words in double, where no rounding but the named ones happens.
 std::vector<float> rounded_numbers(const std::vector<float>& weights, std::size_t cols, float most,
@@ -128,7 +115,7 @@ TEST(Rounding, BytesFallByTheCodesAndTheScales) {
   shape.ffn_dim = 2048;
   const Bytes plain = weight_layout(shape, DType::float16).layer.bytes;
   const auto share = [&](Quantization asked) {
-    const ModelShape packed = quantized(shape, asked, DType::float16);
+    const ModelShape packed = quantized(shape, asked, PackWeights::off, DType::float16);
     const Bytes layer = weight_layout(packed, DType::float16).layer.bytes;
     const DeviceSizes sizes = device_sizes(packed, DType::float16, {});
     EXPECT_LE(sizes.layer_slab, layer);

@@ -6,9 +6,9 @@
 
 #include <cstring>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <random>
 
+#include "common/files/json.h"
 #include "common/trouble.h"
 #include "tests/support/complaint.h"
 #include "tests/support/model_files.h"

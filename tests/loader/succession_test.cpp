@@ -65,6 +65,7 @@ TEST_F(Succession, ASuccessorHasTheSameWeightsWithoutTheModelsFiles) {
 
 TEST_F(Succession, ThePoolStaysAndALaterOneHasANewEpoch) {
   start();
+  wait_for_seal();
   {
     const auto planner = connected_planner();
     ask(*planner, hello());

@@ -122,6 +122,24 @@ TEST_F(WeightChecks, ASuccessorKnowsTheWeightsByItsPredecessorsDigests) {
   EXPECT_TRUE(check(*planner, false).damaged);
 }
 
+// A model that could not be packed is there as it is, though the successor's options say to pack.
+TEST_F(WeightChecks, ASuccessorKnowsWhetherTheWeightsArePacked) {
+  for (const PackWeights packed : {PackWeights::off, PackWeights::automatic}) {
+    LoaderOptions given = options();
+    given.dtype = DType::bfloat16;
+    given.pack_weights = packed;
+    start(given);
+    wait_for_seal();
+    loader_->leave();
+    loader_.reset();
+    given.pack_weights = PackWeights::automatic;
+    given.adopt = true;
+    start(given);
+    EXPECT_TRUE(check(*greeted_planner(), true).sound);
+    loader_.reset();
+  }
+}
+
 TEST_F(WeightChecks, WithoutTheModelsFilesASuccessorSaysThatItCannotCheck) {
   start();
   wait_for_seal();

@@ -116,6 +116,7 @@ TEST(PlannerOptions, WhatIsWrongIsNamed) {
       {{"--max-num-seqs", "99999999999999999999999"}, "--max-num-seqs"},
       {{"--mini-batch-tokens", "15"}, "--mini-batch-tokens 15"},
       {{"--prefill-tokens", "1.5"}, "--prefill-tokens 1.5"},
+      {{"--prompt-rows", "0"}, "--prompt-rows 0"},
       {{"--kv-cache-dtype", "fp8"}, "one of auto, int8 and int4"},
       {{"--absorption", "auto"}, "one of off and on"},
       {{"--gpu-memory", "0"}, "--gpu-memory 0"},

@@ -4,10 +4,10 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
 
+#include "common/files/json.h"
 #include "common/trouble.h"
 
 namespace poise::testing_support {

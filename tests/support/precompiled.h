@@ -45,6 +45,7 @@
 #include "common/messages_generated.h"
 
 #ifdef POISE_INSTANTIATE  // templates that many sources use
+#define POISE_INSTANTIATED
 template class nlohmann::basic_json<>;
 template class nlohmann::basic_json<nlohmann::ordered_map>;
 template class std::map<std::string, nlohmann::json, std::less<>>;

@@ -2,7 +2,7 @@
 // beside the limit that it meets first: memory (a large copy on an H200 moves 4300 GB/s, read and
 // written bytes counted) or tensor cores (790 TFLOP/s in a large product).
 //
-//   poise-cuda-kernels-bench [attention|llama-attention|rows|llama-rows|sample ...]
+//   poise-cuda-kernels-bench [attention|absorbed|llama-attention|rows|llama-rows|sample ...]
 
 #include <cuda_runtime_api.h>
 #include <fmt/core.h>
@@ -196,6 +196,51 @@ void bench_opt_attention() {
   }
 }
 
+// Decoding rows that attend activations as they are; the limit is reading these and the weights once.
+void bench_absorbed(const Model& model, std::int32_t rows, std::int32_t context, DType dtype) {
+  const auto blocks_each = static_cast<std::int32_t>(ceil_div(context, 16));
+  std::vector<ContextBlock> blocks;
+  std::vector<AttentionSequence> table;
+  for (std::int32_t row = 0; row < rows; ++row) {
+    table.push_back({row, 1, context - 1, static_cast<std::int32_t>(blocks.size())});
+    for (std::int32_t b = 0; b < blocks_each; ++b) {
+      blocks.push_back({.slot = static_cast<std::uint32_t>(blocks.size()), .buffer = 3});
+    }
+  }
+  const std::int64_t size = size_of(dtype).n, h = model.hidden;
+  const Memory act(std::int64_t{rows} * blocks_each * 16 * h, dtype), q(rows * h, dtype);
+  const Memory weight(2 * h * h, dtype), bias(2 * h, dtype);
+  const Memory out(rows * h * size);
+  const Memory scratch(rows * model.heads * absorbed_row_floats(model.hidden, kHeadDim, context) *
+                       4);
+  const Memory blocks_there(blocks), table_there(table);
+  const double seconds = seconds_of([&] {
+    cuda::absorbed_attention({.attention = {.out = out.get(),
+                                            .q = q.get(),
+                                            .slots = {},
+                                            .dtype = dtype,
+                                            .row_dtype = dtype,
+                                            .blocks = blocks_there.get<ContextBlock>(),
+                                            .sequences = table_there.get<AttentionSequence>(),
+                                            .sequence_count = rows,
+                                            .heads = model.heads,
+                                            .kv_heads = model.heads,
+                                            .head_dim = kHeadDim,
+                                            .scale = 0.001f,
+                                            .max_new_tokens = 1,
+                                            .max_context = context},
+                              .act = act.get(),
+                              .w_kv = {weight.get(), 2 * model.hidden, model.hidden, dtype},
+                              .b_kv = bias.get(),
+                              .scratch = scratch.get<float>(),
+                              .scratch_rows = rows},
+                             nullptr);
+  });
+  print_bytes(
+      fmt::format("{} absorbed attention {} x {} {}", model.name, rows, context, name_of(dtype)),
+      seconds, static_cast<double>(size * (std::int64_t{rows} * context * h + 2 * h * h)));
+}
+
 void bench_llama_attention() {
   for (const Model& model : kLlamas) {
     for (const auto& [sequences, context] :
@@ -304,7 +349,7 @@ void bench_unpack(const Model& model) {
   const auto cols = static_cast<std::int32_t>(model.hidden);
   const double numbers = static_cast<double>(rows) * cols;
   const Memory out(2 * static_cast<std::int64_t>(numbers));
-  for (const Codes codes : {Codes::int4, Codes::int8, Codes::float8}) {
+  for (const Codes codes : {Codes::int4, Codes::int8, Codes::float8, Codes::bfloat12}) {
     const PackedFormat format{.codes = codes, .scale_dtype = DType::bfloat16, .group = 128};
     const Bytes packed = packed_bytes(format, rows, cols);
     const Memory panels(packed.n);
@@ -448,6 +493,13 @@ void run(const std::vector<std::string>& names) {
   };
   if (wanted("attention")) {
     bench_opt_attention();
+  }
+  if (wanted("absorbed")) {
+    for (const Model& model : kModels) {
+      for (const auto& [rows, context] : {std::pair{128, 512}, {128, 16}, {32, 512}, {8, 1040}}) {
+        bench_absorbed(model, rows, context, DType::float16);
+      }
+    }
   }
   if (wanted("llama-attention")) {
     bench_llama_attention();

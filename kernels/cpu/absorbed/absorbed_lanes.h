@@ -27,7 +27,9 @@ struct AbsorbedShape {
         dim(one.attention.head_dim),
         hidden(one.w_kv.cols),
         padded((one.w_kv.cols + 15) / 16 * 16),
-        group(one.attention.heads / one.attention.kv_heads) {}
+        group(one.attention.heads / one.attention.kv_heads),
+        row(absorbed_row_floats(one.w_kv.cols, one.attention.head_dim, one.attention.max_context)) {
+  }
 
   const float* query(std::int64_t sequence, std::int64_t head) const {
     return static_cast<const float*>(op.attention.q) + row_of(sequence, head) * dim;
@@ -38,7 +40,7 @@ struct AbsorbedShape {
   // (padded) an absorbed query, then a sum of activations; behind it one number: q · b_K, then the weight
   // of all absorbed positions.
   float* absorbed(std::int64_t sequence, std::int64_t head) const {
-    return op.scratch + (sequence * op.attention.heads + head) * absorbed_row_floats(op.w_kv.cols);
+    return op.scratch + (sequence * op.attention.heads + head) * row;
   }
   // Some inputs of the panels that hold rows [row, …) of [W_K W_V].
   template <typename T>
@@ -48,6 +50,7 @@ struct AbsorbedShape {
 
   const AbsorbedAttention& op;
   const std::int64_t dim, hidden, padded, group;
+  const std::int64_t row;  // floats of the scratch for a row's query head
 
  private:
   std::int64_t row_of(std::int64_t sequence, std::int64_t head) const {
@@ -317,8 +320,7 @@ class AbsorbedTask {
  private:
   template <int kRows>
   void attend() {
-    pack_tile(queries_, absorbed(0), absorbed_row_floats(slice_.op->w_kv.cols), kRows,
-              shape_.hidden);
+    pack_tile(queries_, absorbed(0), shape_.row, kRows, shape_.hidden);
     float bias[kRows];  // q · b_K
     for (int h = 0; h < kRows; ++h) {
       bias[h] = absorbed(h)[shape_.padded];
@@ -359,13 +361,17 @@ class AbsorbedTask {
     return static_cast<std::int32_t>((slice_.first_head + h) / shape_.group);
   }
 
+  // By itself, so that it is compiled once and not for each number of rows.
+  [[gnu::noinline]] void gather_activations(const T* from, int count, std::int64_t depth) {
+    transpose_16(keys_, from, shape_.hidden, count, depth);
+  }
   // Scores of the chunk's positions [t, t + count), all of one block.
   template <int kRows>
   void score_activations(std::int32_t start, std::int32_t t, int count, const float* bias) {
     const T* from = blocks_.activations(start + t);
     for (std::int64_t k = 0; k < shape_.hidden; k += kGemmDepth) {
       const std::int64_t depth = shape_.hidden - k < kGemmDepth ? shape_.hidden - k : kGemmDepth;
-      transpose_16(keys_, from + k, shape_.hidden, count, depth);
+      gather_activations(from + k, count, depth);
       multiply_panels<kRows, 1>(Inputs<kRows, 1>{queries_ + k * kRows}, Panels<float>{keys_, 0}, 1,
                                 depth, Sums{rows_.scores(0) + t, kChunkTokens}, k > 0);
     }

@@ -33,10 +33,10 @@ template <int kDim>
 struct PromptSizes {
   static_assert(kDim == 64 || kDim == 128);
   static constexpr int kVectors = kDim / 8;
-  static constexpr int kColumnsBytes = kTilePositions * 128;  // 64 columns of a tile
-  static constexpr int kEntryBytes = kDim / 64 * kColumnsBytes;
-  static constexpr int kEntries = 8;
-  static constexpr int kRingBytes = kEntries * kEntryBytes;
+  static constexpr int kColumnsBytes = kTilePositions * 128;     // 64 columns of a tile
+  static constexpr int kEntryBytes = kDim / 64 * kColumnsBytes;  // its keys, or its values
+  static constexpr int kTiles = 4;                               // in the ring
+  static constexpr int kRingBytes = 2 * kTiles * kEntryBytes;
   static constexpr int kQueriesBytes = kComputingGroups * kEntryBytes;
   static constexpr int kMergedBytes = kComputingGroups * kGroupThreads * kDim / 8 * 16;
   static constexpr int kSharedBytes =  // the ring at a multiple of 1,024
@@ -45,6 +45,17 @@ struct PromptSizes {
 };
 
 #if POISE_HAS_WGMMA
+
+// A warp's number, from one lane: so the compiler knows that it is the same in all.
+__device__ __forceinline__ int same_in_warp(int number) {
+  return __shfl_sync(kAllLanes, number, 0);
+}
+
+// The tiles of a place that no cluster shares.
+__device__ __forceinline__ TileWalk walk_of(const AttentionPlace& place) {
+  return {0, 1, same_in_warp(place.begin) / kTilePositions,
+          (same_in_warp(place.end) + kTilePositions - 1) / kTilePositions};
+}
 
 // Slices already merged, of one thread's two rows.
 struct MergedInShared {
@@ -60,7 +71,7 @@ struct MergedInShared {
 };
 
 // What the computing warpgroups read in shared memory: the queries of a place, and a ring of the keys and
-// values of its tiles, entry by entry.
+// values of its tiles.
 template <typename T, int kDim>
 class PromptRing {
   using Sizes = PromptSizes<kDim>;
@@ -68,112 +79,126 @@ class PromptRing {
   static_assert(kTilePositions == kGroupRows);  // so an entry has room for a group's queries
 
  public:
-  static constexpr int kBarriers = 2 * Sizes::kEntries + 2;
+  static constexpr int kBarriers = 3 * Sizes::kTiles + 2;
 
   __device__ PromptRing(char* shared, std::uint64_t* barriers)
       : shared_((shared_address(shared) + 1023u) & ~1023u),
         full_(shared_address(barriers)),
-        empty_(full_ + 8 * Sizes::kEntries),
-        queries_full_(empty_ + 8 * Sizes::kEntries),
+        empty_(full_ + 8 * Sizes::kTiles),
+        queries_full_(empty_ + 16 * Sizes::kTiles),
         queries_empty_(queries_full_ + 8) {}
 
   // One thread; a barrier of all follows.
   __device__ void begin() const {
-    for (unsigned entry = 0; entry < Sizes::kEntries; ++entry) {
-      begin_barrier(full_ + 8 * entry, kWarp);
-      begin_barrier(empty_ + 8 * entry, kComputingWarps);
+    for (unsigned tile = 0; tile < Sizes::kTiles; ++tile) {
+      begin_barrier(full_ + 8 * tile, 2 * kWarp);
+      begin_barrier(empty_ + 16 * tile, kComputingWarps);
+      begin_barrier(empty_ + 16 * tile + 8, kComputingWarps);
     }
     begin_barrier(queries_full_, kGroupThreads);
     begin_barrier(queries_empty_, kComputingWarps);
   }
 
-  // Entry n, the next in order, is there. Products see copies that the barrier has counted, without a fence between
-  // the two: NVIDIA's CUTLASS relies on that, too (sm90_mma_multistage_gmma_ss_warpspecialized.hpp).
-  __device__ SharedAddress next(unsigned n) const {
-    wait(full_ + 8 * (n % Sizes::kEntries), (n / Sizes::kEntries) & 1u);
-    return shared_ + n % Sizes::kEntries * Sizes::kEntryBytes;
+  // Whether tile n, counted over all places of the block, is there. The answer takes a while, so it is asked for early.
+  __device__ bool has(unsigned n) const {
+    return completed(full_ + 8 * (n % Sizes::kTiles), (n / Sizes::kTiles) & 1u);
   }
-  // This warp needs entry n no longer.
-  __device__ void leave(unsigned n) const {
-    if (threadIdx.x % kWarp == 0) {
-      arrive(empty_ + 8 * (n % Sizes::kEntries));
+  // Waits until it is there, unless has() said so. Products see copies that the barrier has counted, without a fence
+  // between the two: NVIDIA's CUTLASS relies on that, too (sm90_mma_multistage_gmma_ss_warpspecialized.hpp).
+  __device__ void need(unsigned n, bool there = false) const {
+    if (!there) {
+      wait(full_ + 8 * (n % Sizes::kTiles), (n / Sizes::kTiles) & 1u);
     }
   }
+  // Its keys; its values are kEntryBytes behind.
+  __device__ SharedAddress at(unsigned n) const {
+    return shared_ + n % Sizes::kTiles * (2 * Sizes::kEntryBytes);
+  }
+  // This warp needs tile n's keys, or its values, no longer.
+  __device__ void leave_keys(unsigned n) const { leave(empty_ + 16 * (n % Sizes::kTiles)); }
+  __device__ void leave_values(unsigned n) const { leave(empty_ + 16 * (n % Sizes::kTiles) + 8); }
 
   // The queries of a computing group, of the turn-th place.
   __device__ SharedAddress queries(unsigned turn, int group) const {
     wait(queries_full_, turn & 1u);
     return shared_ + static_cast<unsigned>(Sizes::kRingBytes + group * Sizes::kEntryBytes);
   }
-  __device__ void leave_queries() const {
-    if (threadIdx.x % kWarp == 0) {
-      arrive(queries_empty_);
-    }
-  }
+  __device__ void leave_queries() const { leave(queries_empty_); }
 
-  // The queries of the turn-th place, by the warpgroup that copies.
+  // The queries of the turn-th place, by the warpgroup that copies: each warp those of 32 rows.
   __device__ void fill_queries(const Attention& op, const AttentionPlace& place,
                                unsigned turn) const {
-    constexpr int kStep = kGroupThreads / Sizes::kVectors;
+    constexpr int kAtOnce = Sizes::kRowsAtOnce;
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int first = static_cast<int>(threadIdx.x) - lane;
+    // Where the row with the lane's number begins, in vectors; -1: there is no such row.
+    const int begin = first + lane < place.rows
+                          ? static_cast<int>(place.offset_of(op, first + lane) / kVectorNumbers)
+                          : -1;
+    const int vector = lane % Sizes::kVectors;
+    const bool exists = vector < op.head_dim / kVectorNumbers;
+    const T* from = static_cast<const T*>(op.q) + kVectorNumbers * vector;
+    const SharedAddress to =
+        shared_ +
+        static_cast<unsigned>(Sizes::kRingBytes + first / kGroupRows * Sizes::kEntryBytes) +
+        place_of(first % kGroupRows + lane / Sizes::kVectors, vector);
     if (turn > 0) {
       wait(queries_empty_, (turn - 1) & 1u);
     }
-    const int vector = static_cast<int>(threadIdx.x) % Sizes::kVectors;
-    const SharedAddress to = shared_ + Sizes::kRingBytes;
-    int row = static_cast<int>(threadIdx.x) / Sizes::kVectors;
-    int token = place.token_of(row);
-    int head = place.first_row + row - token * place.group;
-    const T* from = static_cast<const T*>(op.q) + kVectorNumbers * vector +
-                    std::int64_t{place.kv_head} * place.group * op.head_dim;
-#pragma unroll 1
-    for (; row < kPromptRows; row += kStep) {
-      const std::int64_t first = std::int64_t{place.sequence.first_row + token} * op.heads + head;
-      copy_16_async(to + static_cast<unsigned>(row / kGroupRows * Sizes::kEntryBytes) +
-                        place_of(row % kGroupRows, vector),
-                    from + first * op.head_dim,
-                    row < place.rows && vector < op.head_dim / kVectorNumbers);
-      for (head += kStep; head >= place.group; head -= place.group) {
-        ++token;
-      }
+#pragma unroll
+    for (int i = 0; i < kWarp / kAtOnce; ++i) {
+      const int row = kAtOnce * i + lane / Sizes::kVectors;
+      const int at = __shfl_sync(kAllLanes, begin, row);
+      // The bits of i and of the lane's own row do not meet.
+      copy_16_async((to ^ static_cast<unsigned>(kAtOnce * i % 8 * 16)) +
+                        static_cast<unsigned>(kAtOnce * i * 128),
+                    from + std::int64_t{kVectorNumbers} * at, at >= 0 && exists);
     }
     arrive_after_copies(queries_full_);
   }
 
-  // The keys and the values of each of the place's tiles in order, entries n and following: those that are this
-  // warp's of the kCopyingWarps. Returns the entry behind all of them. It does not wait for its copies.
+  // This warp copies the keys, or the values, of every second tile of the place, whose first is tile n. Returns the number
+  // behind the last tile. Does not wait for its copies.
   __device__ unsigned fill(const Attention& op, const AttentionPlace& place, unsigned n) const {
     const unsigned warp = threadIdx.x / kWarp;
+    const unsigned half = warp % 2;  // keys or values
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int vector = lane % Sizes::kVectors;
     const std::int64_t row_bytes = std::int64_t{2} * op.kv_heads * op.head_dim * sizeof(T);
     const std::int64_t offset =
-        lane / Sizes::kVectors * row_bytes + warp % 2 * row_bytes / 2 +
+        lane / Sizes::kVectors * row_bytes + half * row_bytes / 2 +
         std::int64_t{sizeof(T)} * (place.kv_head * op.head_dim + kVectorNumbers * vector);
-    const SharedAddress to = shared_ + place_of(lane / Sizes::kVectors, vector);
+    const SharedAddress to =
+        shared_ + half * Sizes::kEntryBytes + place_of(lane / Sizes::kVectors, vector);
     const ContextBlock* blocks = op.blocks + place.sequence.first_block;
     const bool exists = vector < op.head_dim / kVectorNumbers;
-    for (TileWalk walk = place.walk(); !walk.done(); walk.step(), n += 2) {
-      if (n / 2 % 2 != warp / 2) {
+    for (TileWalk walk = walk_of(place); !walk.done(); walk.step(), ++n) {
+      if (n % 2 != warp / 2) {
         continue;
       }
-      const unsigned mine = n + warp % 2;
-      const unsigned entry = mine % Sizes::kEntries;
+      const unsigned slot = n % Sizes::kTiles;
       const int first = walk.tile() * kTilePositions;  // position
-      if (mine >= Sizes::kEntries) {
-        wait(empty_ + 8 * entry, (mine / Sizes::kEntries - 1) & 1u);
+      if (n >= Sizes::kTiles) {
+        wait(empty_ + 16 * slot + 8 * half, (n / Sizes::kTiles - 1) & 1u);
       }
-      const SharedAddress into = to + entry * Sizes::kEntryBytes;
+      const SharedAddress into = to + slot * (2 * Sizes::kEntryBytes);
       if (first >= place.begin && first + kTilePositions <= place.end) {
         copy<false>(op, place, blocks, first, offset, row_bytes, into, exists);
       } else {
         copy<true>(op, place, blocks, first, offset, row_bytes, into, exists);
       }
-      arrive_after_copies(full_ + 8 * entry);
+      arrive_after_copies(full_ + 8 * slot);
     }
     return n;
   }
 
  private:
+  static __device__ void leave(SharedAddress barrier) {
+    if (threadIdx.x % kWarp == 0) {
+      arrive(barrier);
+    }
+  }
+
   // Of a vector of a row, in an entry (SharedMatrix).
   static __device__ SharedAddress place_of(int row, int vector) {
     return static_cast<unsigned>(vector / 8 * Sizes::kColumnsBytes + row * 128 +
@@ -227,148 +252,6 @@ __device__ __forceinline__ void give_turn(int group) {  // to the other
   asm volatile("bar.arrive %0, 256;\n" ::"r"(3 - group) : "memory");
 }
 
-// What a warpgroup does with the ring's entries.
-template <typename T, int kDim>
-class PromptGroup {
-  using Rows = WarpRows<T, kDim, 1>;
-  static constexpr int kScoreTiles = kTilePositions / 8;
-
- public:
-  __device__ PromptGroup(const Attention& op, const AttentionPlace& place, int group)
-      : rows_(op, place, group * kGroupRows + static_cast<int>(threadIdx.x) / kWarp % 4 * kWarpRows,
-              false),
-        group_(group) {}
-
-  __device__ __forceinline__ void begin_scores(float (&scores)[kScoreTiles][4],
-                                               SharedAddress keys) {
-    const SharedMatrix matrix(keys, 16);
-    begin_products();
-#pragma unroll
-    for (int k = 0; k < kDim / 16; ++k) {
-      const int at = k / 4 * PromptSizes<kDim>::kColumnsBytes + k % 4 * 32;
-      if (k == 0) {
-        multiply_together<T, false, false>(scores, rows_.queries()[k], matrix.from(at));
-      } else {
-        multiply_together<T, false, true>(scores, rows_.queries()[k], matrix.from(at));
-      }
-    }
-    end_products();
-  }
-  __device__ __forceinline__ void begin_sums(SharedAddress values) {
-    const SharedMatrix matrix(values, PromptSizes<kDim>::kColumnsBytes);
-    hold(rows_.sums());
-    begin_products();
-#pragma unroll
-    for (int k = 0; k < kTilePositions / 16; ++k) {
-      multiply_together<T, true, true>(rows_.sums(), rows_.weights()[k], matrix.from(k * 2048));
-    }
-    end_products();
-  }
-
-  __device__ __forceinline__ void take_queries(const PromptRing<T, kDim>& ring, unsigned turn) {
-    const int row = static_cast<int>(threadIdx.x) % (4 * kWarp) / kWarp * kWarpRows +
-                    static_cast<int>(threadIdx.x) % kWarpRows;
-    const int half = static_cast<int>(threadIdx.x) % kWarp / kWarpRows;
-    const SharedAddress at = ring.queries(turn, group_) + static_cast<unsigned>(row * 128);
-#pragma unroll
-    for (int k = 0; k < kDim / 16; ++k) {
-      const int vector = 2 * k + half;
-      load_matrices(rows_.queries()[k],
-                    at + static_cast<unsigned>(vector / 8 * PromptSizes<kDim>::kColumnsBytes +
-                                               (vector ^ row) % 8 * 16));
-    }
-    __syncwarp();
-    ring.leave_queries();
-  }
-
-  // A tile's values are added while the next one's scores become weights. Every tile of the block is taken:
-  // one that no row of the group sees changes nothing.
-  __device__ unsigned attend(const AttentionPlace& place, const PromptRing<T, kDim>& ring,
-                             MergedInShared merged, unsigned n) {
-    TileWalk walk = place.walk();
-    float scores[kScoreTiles][4];
-    float shrink[2];
-    const SharedAddress first = ring.next(n);
-    wait_for_turn(group_);
-    begin_scores(scores, first);
-    give_turn(group_);
-    wait_products<0>();
-    hold(scores);
-    ring.leave(n);
-    rows_.template weigh_scores<true>(walk.tile(), scores, shrink);
-    rows_.use_weights(scores, shrink);
-    for (++n;;) {  // the next entry, values
-      const int slice = walk.slice();
-      for (walk.step(); !walk.done() && walk.slice() == slice; walk.step()) {
-        begin_both(scores, ring, n);
-        wait_products<1>();
-        hold(scores);
-        ring.leave(n + 1);
-        rows_.template weigh_scores<true>(walk.tile(), scores, shrink);
-        rows_.finish_weights();
-        wait_products<0>();
-        hold(rows_.sums());
-        ring.leave(n);
-        rows_.use_weights(scores, shrink);
-        n += 2;
-      }
-      if (walk.done()) {
-        const SharedAddress values = ring.next(n);
-        wait_for_turn(group_);
-        begin_sums(values);
-        give_turn(group_);
-        wait_products<0>();
-        hold(rows_.sums());
-        ring.leave(n);
-        rows_.end_slice(slice, merged);
-        return n + 1;
-      }
-      begin_both(scores, ring, n);
-      wait_products<1>();
-      hold(scores);
-      ring.leave(n + 1);
-      const bool early = rows_.goes_on_behind(slice);
-      typename Rows::SliceState ended{};
-      if (early) {
-        ended = rows_.begin_next();
-        rows_.template weigh_scores<true>(walk.tile(), scores, shrink);
-        rows_.finish_weights();
-      }
-      wait_products<0>();
-      hold(rows_.sums());
-      ring.leave(n);
-      if (early) {
-        rows_.end_slice(slice, ended, merged);
-      } else {
-        rows_.end_slice(slice, merged);
-        rows_.template weigh_scores<true>(walk.tile(), scores, shrink);
-      }
-      rows_.use_weights(scores, shrink);
-      n += 2;
-    }
-  }
-
-  // Behind the end of the last slice, whose place in `merged` is free.
-  __device__ void write_out(const Attention& op, const MergedInShared& merged) const {
-    rows_.template write_out<MergedInShared::kPitch>(op, merged.of_warp());
-  }
-
- private:
-  // The sums of the tile whose values are entry n, and the scores of the one whose keys are the entry behind.
-  __device__ __forceinline__ void begin_both(float (&scores)[kScoreTiles][4],
-                                             const PromptRing<T, kDim>& ring, unsigned n) {
-    const SharedAddress values = ring.next(n);
-    const SharedAddress keys = ring.next(n + 1);
-    wait_for_turn(group_);
-    begin_scores(scores, keys);
-    begin_sums(values);
-    give_turn(group_);
-  }
-
-  Rows rows_;
-  const int group_;
-};
-
 #endif
 
 // How the work is laid out: places of `at_once` (sequence, key-value head) pairs, whose keys and values the
@@ -392,14 +275,14 @@ static __device__ unsigned places_taken, blocks_ended;
 
 #if POISE_HAS_WGMMA
 
-// Which place the warps go to next: the first one tells the others, one ahead.
+// Announces places to all warps, up to kAhead of them in advance: the first thread tells, every warp takes.
 class PromptTurns {
-  static constexpr int kTakingWarps = kComputingWarps + kCopyingWarps - 1;
+  static constexpr unsigned kAhead = 4;
 
  public:
   struct Shared {
-    std::uint64_t told[2], taken[2];
-    AttentionPlace places[2];
+    std::uint64_t told[kAhead], taken[kAhead];
+    AttentionPlace places[kAhead];
   };
 
   __device__ explicit PromptTurns(Shared* shared)
@@ -407,25 +290,25 @@ class PromptTurns {
         told_(shared_address(shared->told)),
         taken_(shared_address(shared->taken)) {}
   __device__ void begin() const {  // one thread; a barrier of all follows
-    for (unsigned i = 0; i < 2; ++i) {
+    for (unsigned i = 0; i < kAhead; ++i) {
       begin_barrier(told_ + 8 * i, 1);
-      begin_barrier(taken_ + 8 * i, kTakingWarps);
+      begin_barrier(taken_ + 8 * i, kComputingWarps + kCopyingWarps);
     }
   }
   // One thread; a place without rows is the end.
   __device__ void tell(unsigned turn, const AttentionPlace& place) const {
-    if (turn >= 2) {
-      wait(taken_ + 8 * (turn % 2), (turn / 2 - 1) & 1u);
+    if (turn >= kAhead) {
+      wait(taken_ + 8 * (turn % kAhead), (turn / kAhead - 1) & 1u);
     }
-    places_[turn % 2] = place;
-    arrive(told_ + 8 * (turn % 2));
+    places_[turn % kAhead] = place;
+    arrive(told_ + 8 * (turn % kAhead));
   }
   __device__ AttentionPlace take(unsigned turn) const {  // all of a warp
-    wait(told_ + 8 * (turn % 2), (turn / 2) & 1u);
-    const AttentionPlace place = places_[turn % 2];
+    wait(told_ + 8 * (turn % kAhead), (turn / kAhead) & 1u);
+    const AttentionPlace place = places_[turn % kAhead];
     __syncwarp();
     if (threadIdx.x % kWarp == 0) {
-      arrive(taken_ + 8 * (turn % 2));
+      arrive(taken_ + 8 * (turn % kAhead));
     }
     return place;
   }
@@ -435,36 +318,207 @@ class PromptTurns {
   const SharedAddress told_, taken_;
 };
 
-// The first warp: takes places, tells the others of each, and copies as they do.
-template <typename T, int kDim>
-__device__ void hand_out(const Attention& op, const PromptGrid& grid,
-                         const PromptRing<T, kDim>& ring, const PromptTurns& turns) {
-  unsigned n = 0, turn = 0, ahead = 0;
-  for (unsigned item = blockIdx.x; item < grid.count(); item = __shfl_sync(kAllLanes, ahead, 0)) {
+// The places that a block takes, one by one. Its first thread asks.
+class PromptPlaces {
+ public:
+  __device__ PromptPlaces(const Attention& op, const PromptGrid& grid)
+      : op_(op), grid_(grid), item_(blockIdx.x) {
     if (threadIdx.x == 0) {
-      ahead = gridDim.x + atomicAdd(&places_taken, 1u);
-    }
-    const AttentionPlace place = grid.place(op, item);
-    if (place.has_work()) {
-      if (threadIdx.x == 0) {
-        turns.tell(turn, place);
-      }
-      __syncwarp();
-      ring.fill_queries(op, place, turn);
-      n = ring.fill(op, place, n);
-      ++turn;
+      ask();
     }
   }
-  if (threadIdx.x == 0) {
-    AttentionPlace end = grid.place(op, 0);
+  // The next place that has work; behind the last one, a place with 0 rows.
+  __device__ AttentionPlace next() {
+    while (item_ < grid_.count()) {
+      const AttentionPlace place = grid_.place(op_, item_);
+      item_ = after_;
+      ask();
+      if (place.has_work()) {
+        return place;
+      }
+    }
+    AttentionPlace end = grid_.place(op_, 0);
     end.rows = 0;
-    turns.tell(turn, end);
+    return end;
+  }
+  // Behind the end. All that this block asked for counts before another one may begin anew.
+  __device__ void leave() const {
+    __threadfence();
     if (atomicAdd(&blocks_ended, 1u) == gridDim.x - 1) {
+      __threadfence();
       places_taken = 0;
       blocks_ended = 0;
     }
   }
-}
+
+ private:
+  // The answer takes a while, and is not needed before the place after this one.
+  __device__ void ask() { after_ = gridDim.x + atomicAdd(&places_taken, 1u); }
+
+  const Attention& op_;
+  const PromptGrid& grid_;
+  unsigned item_, after_;
+};
+
+// What a warpgroup does with the tiles of a place.
+template <typename T, int kDim>
+class PromptGroup {
+  using Rows = WarpRows<T, kDim, 1>;
+  using Sizes = PromptSizes<kDim>;
+  static constexpr int kScoreTiles = kTilePositions / 8;
+
+ public:
+  // `n`: the place's first tile, counted over all places of the block.
+  __device__ PromptGroup(const Attention& op, const PromptRing<T, kDim>& ring,
+                         const AttentionPlace& place, MergedInShared& merged, int group, unsigned n)
+      : op_(op),
+        ring_(ring),
+        merged_(merged),
+        group_(group),
+        n_(n),
+        rows_(op, place, first_row(), false) {}
+
+  // A tile's values are added while the next one's scores become weights. Every tile of the place is taken: one that no
+  // row of the group sees changes nothing. Returns the tile behind the place's last.
+  __device__ unsigned attend(const AttentionPlace& place, unsigned turn) {
+    TileWalk walk = walk_of(place);
+    float scores[kScoreTiles][4];
+    float shrink[2];
+    take_queries(turn);
+    ring_.need(n_);
+    const SharedMatrix first = matrix(n_);
+    wait_for_turn(group_);
+    begin_scores(scores, first);
+    give_turn(group_);
+    wait_products<0>();
+    hold(scores);
+    ring_.leave_keys(n_);
+    there_ = ring_.has(++n_);
+    rows_.template weigh_scores<true>(walk.tile(), scores, shrink);
+    rows_.use_weights(scores);
+    for (;;) {
+      const int slice = walk.slice();
+      for (walk.step(); !walk.done() && walk.slice() == slice; walk.step()) {
+        begin_both(scores);
+        wait_products<1>();
+        hold(scores);
+        ring_.leave_keys(n_);
+        rows_.template weigh_scores<true>(walk.tile(), scores, shrink);
+        rows_.finish_weights();
+        wait_products<0>();
+        hold(rows_.sums());
+        ring_.leave_values(n_ - 1);
+        rows_.template shrink_sums<true>(shrink);
+        rows_.use_weights(scores);
+        ++n_;
+      }
+      if (walk.done()) {
+        const SharedMatrix last = matrix(n_ - 1);
+        wait_for_turn(group_);
+        begin_sums(last);
+        give_turn(group_);
+        wait_products<0>();
+        hold(rows_.sums());
+        ring_.leave_values(n_ - 1);
+        rows_.end_slices(slice, merged_);
+        return n_;
+      }
+      begin_both(scores);
+      wait_products<1>();
+      hold(scores);
+      ring_.leave_keys(n_);
+      const typename Rows::SliceState ended = rows_.begin_next();
+      rows_.template weigh_scores<true>(walk.tile(), scores, shrink);
+      rows_.finish_weights();
+      wait_products<0>();
+      hold(rows_.sums());
+      ring_.leave_values(n_ - 1);
+      rows_.keep_slice(slice, ended, merged_);
+      adds_ = false;
+      rows_.use_weights(scores);
+      ++n_;
+    }
+  }
+
+  // Behind attend().
+  __device__ void write_out() const {
+    rows_.template write_out<MergedInShared::kPitch>(op_, merged_.of_warp());
+  }
+
+ private:
+  // Of a tile's keys; its values are kEntryBytes behind.
+  __device__ __forceinline__ SharedMatrix matrix(unsigned n) const {
+    return {ring_.at(n), Sizes::kColumnsBytes};
+  }
+
+  __device__ int first_row() const {
+    return group_ * kGroupRows + static_cast<int>(threadIdx.x) / kWarp % 4 * kWarpRows;
+  }
+
+  __device__ __forceinline__ void take_queries(unsigned turn) {
+    const int row = static_cast<int>(threadIdx.x) % (4 * kWarp) / kWarp * kWarpRows +
+                    static_cast<int>(threadIdx.x) % kWarpRows;
+    const int half = static_cast<int>(threadIdx.x) % kWarp / kWarpRows;
+    const SharedAddress at = ring_.queries(turn, group_) + static_cast<unsigned>(row * 128);
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+      const int vector = 2 * k + half;
+      load_matrices(
+          rows_.queries()[k],
+          at + static_cast<unsigned>(vector / 8 * Sizes::kColumnsBytes + (vector ^ row) % 8 * 16));
+    }
+    __syncwarp();
+    ring_.leave_queries();
+  }
+
+  // The scores of tile n_.
+  __device__ __forceinline__ void begin_scores(float (&scores)[kScoreTiles][4],
+                                               const SharedMatrix& tile) {
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+      const int at = k / 4 * Sizes::kColumnsBytes + k % 4 * 32;
+      if (k == 0) {
+        multiply_together<T, false, false>(scores, rows_.queries()[k], tile.from(at));
+      } else {
+        multiply_together<T, false, true>(scores, rows_.queries()[k], tile.from(at));
+      }
+    }
+    end_products();
+  }
+  // The sums of a tile whose scores have become weights. A slice's first tile replaces what was there.
+  __device__ __forceinline__ void begin_sums(const SharedMatrix& tile) {
+    hold(rows_.sums());
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < kTilePositions / 16; ++k) {
+      multiply_together<T, true, true>(rows_.sums(), rows_.weights()[k],
+                                       tile.from(Sizes::kEntryBytes + k * 2048), k > 0 || adds_);
+    }
+    adds_ = true;
+    end_products();
+  }
+  // The scores of tile n_, and the sums of the tile before.
+  __device__ __forceinline__ void begin_both(float (&scores)[kScoreTiles][4]) {
+    ring_.need(n_, there_);
+    const SharedMatrix before = matrix(n_ - 1);
+    const SharedMatrix next = matrix(n_);
+    wait_for_turn(group_);
+    begin_scores(scores, next);
+    begin_sums(before);
+    give_turn(group_);
+    there_ = ring_.has(n_ + 1);
+  }
+
+  const Attention& op_;
+  const PromptRing<T, kDim>& ring_;
+  MergedInShared& merged_;
+  const int group_;
+  unsigned n_;          // the tile that is next, counted over all places of the block
+  bool adds_ = false;   // to sums of this slice's tiles before
+  bool there_ = false;  // tile n_, when it was asked for
+  Rows rows_;
+};
 
 #endif
 
@@ -487,18 +541,25 @@ __global__ void __launch_bounds__(kPromptThreads, 1)
   const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
   if (group == 0) {
     keep_registers<56>();
-    if (threadIdx.x < kWarp) {
-      hand_out(op, grid, ring, turns);
-      return;
+    PromptPlaces places(op, grid);
+    if (threadIdx.x == 0) {
+      turns.tell(0, places.next());
     }
     unsigned n = 0;
     for (unsigned turn = 0;; ++turn) {
       const AttentionPlace place = turns.take(turn);
-      if (place.rows == 0) {
+      if (same_in_warp(place.rows) == 0) {
         break;
       }
+      if (threadIdx.x == 0) {
+        turns.tell(turn + 1, places.next());
+      }
+      __syncwarp();
       ring.fill_queries(op, place, turn);
       n = ring.fill(op, place, n);
+    }
+    if (threadIdx.x == 0) {
+      places.leave();
     }
   } else {
     take_registers<224>();
@@ -510,13 +571,12 @@ __global__ void __launch_bounds__(kPromptThreads, 1)
     unsigned n = 0;
     for (unsigned turn = 0;; ++turn) {
       const AttentionPlace place = turns.take(turn);
-      if (place.rows == 0) {
+      if (same_in_warp(place.rows) == 0) {
         break;
       }
-      PromptGroup<T, kDim> rows(op, place, group - 1);
-      rows.take_queries(ring, turn);
-      n = rows.attend(place, ring, before, n);
-      rows.write_out(op, before);
+      PromptGroup<T, kDim> rows(op, ring, place, before, group - 1, n);
+      n = rows.attend(place, turn);
+      rows.write_out();
     }
     if (group == 1) {
       wait_for_turn(0);  // which the second group gave last
@@ -551,7 +611,7 @@ bool attend_prompts_with(const Attention& op, cudaStream_t stream) {
   if (at_once == 0) {
     return false;
   }
-  constexpr std::int64_t kCached = 8 << 20;  // bytes of keys and values
+  constexpr std::int64_t kCached = 16 << 20;  // bytes of keys and values
   const std::int64_t group = op.heads / op.kv_heads;
   const std::int64_t row_tiles = ceil_div(op.max_new_tokens * group, kPromptRows);
   const std::int64_t pairs = std::int64_t{op.kv_heads} * op.sequence_count;

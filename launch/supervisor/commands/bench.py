@@ -254,7 +254,7 @@ def _brief(run):
 
 def _work(given, requests):
     prompts, answers = [len(prompt) for prompt, _ in requests], [answer for _, answer in requests]
-    asked = ("dtype", "kv_cache_dtype", "load_format", "quantization", "seed", "max_num_seqs", "min_num_seqs", "mini_batch_tokens", "prefill_tokens", "act_share")
+    asked = ("dtype", "kv_cache_dtype", "load_format", "quantization", "pack_weights", "seed", "max_num_seqs", "min_num_seqs", "mini_batch_tokens", "prefill_tokens", "prompt_rows", "act_share")
     placing = ("schedule", "resident_layers", "percent", "gpu_blocks", "host_attention", "absorption")
     return {
         "model": given.model_name,

@@ -10,7 +10,7 @@ from ..shared.options import add_json, add_loading, add_model, normalised, parse
 from ..shared.paths import command_line
 from ..shared.progress import LoadingRate, ProgressLine
 from ..shared.quantities import bytes_text, duration
-from ..shared.trouble import DONE, INTERRUPTED, Refusal, say, shown, tell
+from ..shared.trouble import DONE, INTERRUPTED, UNPACKABLE, Refusal, say, shown, tell
 
 
 def load(words):
@@ -52,11 +52,19 @@ def _load(home, given):
     began = time.monotonic()
     loader = home.start(given)
     control = segments.ControlView(home.run_id)
-    sealed = False
+    sealed, told = False, set()
     try:
         while not (sealed := loader.may_stay(control)):
             if loader.returncode() is not None:
                 line.clear()
+                if loader.returncode() == UNPACKABLE:
+                    say(loaders.starts_over(loader))
+                    loader.close()
+                    control.close()
+                    loader = home.start(loaders.plain(given))
+                    control = segments.ControlView(home.run_id)
+                    rate, began = LoadingRate(), time.monotonic()
+                    continue
                 code, sentence = reason(loader)
                 say(sentence)
                 return code
@@ -65,11 +73,11 @@ def _load(home, given):
                 say("interrupted; nothing is kept")
                 return INTERRUPTED
             control.check_layout()
-            _relay(loader, line)
+            _relay(loader, line, told)
             if line.due():
                 line.show(rate.text(control.loaded_bytes, *segments.reserved(home.run_id, "weights")))
             time.sleep(0.02)
-        _relay(loader, line)
+        _relay(loader, line, told)
         line.clear()
         seconds = time.monotonic() - began
         size = segments.weights_bytes(home.run_id)
@@ -91,8 +99,10 @@ def _told(given, facts):
     return DONE
 
 
-def _relay(loader, line):
-    """Prints the loader's warnings, such as tensors that the model does not use."""
+def _relay(loader, line, told):
+    """Prints the loader's warnings, such as tensors that the model does not use; not those that were `told`."""
     for text in loader.new_lines():
-        line.clear()
-        say(text)
+        if text not in told:
+            told.add(text)
+            line.clear()
+            say(text)

@@ -59,9 +59,9 @@ def text(found):
     lines += _table("GPU memory", [(one["name"], one["bytes"], one["what"]) for one in gpu["lines"]], gpu["allowed"])
     each, whole = found["decode_iteration_bytes"], found["bytes"]
     lines.append("predicted")
-    if found["at_a_time"]:  # else every answer is one token, which the prefill computes
+    if found["decoding_at_a_time"]:  # else every answer is one token, which the prefill computes
         lines.append(
-            f"  {'decoding iteration':22} {rate_text(found['decode_iteration_seconds'] * 1e3):>10} ms, {counted(found['at_a_time'], 'request')} at a "
+            f"  {'decoding iteration':22} {rate_text(found['decode_iteration_seconds'] * 1e3):>10} ms, {counted(found['decoding_at_a_time'], 'request')} at a "
             f"time: {rate_text(found['decode_tokens_per_second'])} tokens/s; over the link {_bytes(each)}"
         )
     lines += [

@@ -89,7 +89,7 @@ def _export(given):
     if given.device == "auto" and machine.gpus():
         given.device = "cuda"
     words = ["--model", given.model, "--dtype", given.dtype, "--device", given.device, "--profile-dir", profile_folder()]
-    words += ["--quantization", given.quantization, "--kv-cache-dtype", given.kv_cache_dtype]
+    words += ["--quantization", given.quantization, "--pack-weights", given.pack_weights, "--kv-cache-dtype", given.kv_cache_dtype]
     words += ["--profile", given.profile] if given.profile is not None else []
     ask_planner.ask("export", *words, "-o", given.export)
     say(f"{brief(given.export)} is written; --machine {brief(given.export)} takes it")

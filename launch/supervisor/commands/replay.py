@@ -40,7 +40,7 @@ def replay(words):
     made.add_argument("-o", "--output-file", dest="output", metavar="FILE", help="keep an order log of the replay there")
     add_device(made)
     add_loading(made)
-    made.set_defaults(dtype=None, load_format=None, quantization=None, seed=None)
+    made.set_defaults(dtype=None, load_format=None, quantization=None, pack_weights=None, seed=None)
     given = made.parse_args(normalised(words))
     given.keep_loader, given.stall_timeout = False, 30.0
     orders = _find(given)
@@ -70,7 +70,7 @@ def _find(given):
     recorded = header.get("dtype", "auto")
     if recorded not in DTYPES:
         raise Refusal(f"the header of {shown(path)} is damaged: there is no dtype {shown(str(recorded)[:80])}")
-    for name, otherwise in (("dtype", recorded), ("load_format", "auto"), ("quantization", "auto"), ("seed", 0)):
+    for name, otherwise in (("dtype", recorded), ("load_format", "auto"), ("quantization", "auto"), ("pack_weights", "off"), ("seed", 0)):
         if getattr(given, name) is None:
             setattr(given, name, loaded.get(name, otherwise))
     return path

@@ -17,6 +17,7 @@ from ..shared.trouble import DONE, Refusal, say, shown, tell
 
 _MEMORY_PER_JOB = 3 << 29  # 1.5 GiB: the largest sources of this project under a sanitizer
 _TAIL = 30
+_CHECKED, _FOR_USE = "POISE_CUDA:STRING=CHECKED", "POISE_CUDA:STRING=AUTO"  # how GPU code is compiled
 
 
 def add_install_option(to):
@@ -48,8 +49,11 @@ def build_programs():
     build("release", PROGRAMS)
 
 
-def build(preset, targets=()):
-    """Configures `preset` if that was not done before, and builds it. If that fails, prints the compiler's last lines and refuses."""
+def build(preset, targets=(), checked=False, wait=subprocess.Popen.wait):
+    """Configures `preset` if that was not done before, and builds it. If that fails, prints the compiler's last lines and refuses.
+
+    `checked`: a new build compiles GPU code in a third of the time, and for no GPU. The next build without that compiles it for use.
+    `wait` is called for the end of each tool's process."""
     if is_bundle():
         raise Refusal("this is a bundle: its programs are built already; `setup` and `test` are for a checkout of the sources")
     folder = ROOT / "build" / preset
@@ -57,25 +61,30 @@ def build(preset, targets=()):
     began = time.monotonic()
     log = folder / "setup.log"
     with open(log, "w") as file:
-        *configure, ninja = build_commands(preset, targets)
+        *configure, ninja = build_commands(preset, targets, checked)
         for command in configure:
-            if _execute(command, file, preset) and _execute([*command, "--fresh"], file, preset):
+            if _execute(command, file, preset, wait) and _execute([*command, "--fresh"], file, preset, wait):
                 raise Refusal(f"configuring failed: the lines above say why (all of it: {shown(log)})")
-        if _execute(ninja, file, preset):
+        if _execute(ninja, file, preset, wait):
             raise Refusal(f"building failed: the lines above say why (all of it: {shown(log)})")
     seconds = time.monotonic() - began
     if seconds > 5:
         say(f"built {preset} in {duration(seconds)}")
 
 
-def build_commands(preset, targets=()):
+def build_commands(preset, targets=(), checked=False):
     """What `build` executes, one after the other."""
     folder = ROOT / "build" / preset
-    configure = [] if (folder / "build.ninja").exists() else [["cmake", "--preset", preset]]
-    return [*configure, ["ninja", "-C", str(folder), f"-j{jobs()}", *targets]]
+    configure = ["cmake", "--preset", preset]
+    ninja = ["ninja", "-C", str(folder), f"-j{jobs()}", *targets]
+    if not (folder / "build.ninja").exists():
+        return [[*configure, *([f"-D{_CHECKED}"] if checked else [])], ninja]
+    if not checked and _CHECKED in (folder / "CMakeCache.txt").read_text().splitlines():
+        return [[*configure, f"-D{_FOR_USE}"], ninja]
+    return [ninja]
 
 
-def _execute(command, log, preset):
+def _execute(command, log, preset, wait):
     """Runs a tool and shows ninja's [done/all] as the progress line. If the tool fails, prints its last lines."""
     line, tail = ProgressLine(), collections.deque(maxlen=_TAIL)
     try:
@@ -93,6 +102,7 @@ def _execute(command, log, preset):
                 tail.append(text)
             elif line.due():
                 line.show(f"building {preset}: {step.group(1)} of {step.group(2)}")
+        wait(process)
     line.clear()
     if process.returncode and ("--preset" not in command or "--fresh" in command):
         for text in filter(str.strip, tail):

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from ..shared import quantities
+from ..shared import machine, quantities
 from ..shared.options import normalised, parser
 from ..shared.paths import PROGRAMS, ROOT, is_bundle
 from ..shared.quantities import duration
@@ -47,6 +47,7 @@ _NOT_SCRIPTS = {"harness.py", "environment.py", "served.py", "mixed_requests.py"
 _LONG_ONES = ["tokenizer_equality.py", "swaps.py", "kills.py", "torture.py", "sameness.py", "profiles.py", "hostile_requests.py", "clients/serving.py"]
 _LONGEST_SCRIPT = 900  # seconds
 _TORTURE = 10.0  # minutes, unless told otherwise
+_SHOWN_STEPS = 12  # with their CPU time
 
 
 def test(words):
@@ -70,13 +71,14 @@ def test(words):
     parts = [part for part in _PARTS if not given.only or part in given.only]
     count = _Count()
     began = time.monotonic()
-    builds = _Builds(parts)
+    builds = _Builds(parts, count)
     try:
         with builds:
             _run_all([step for part in parts for step in _steps(part, count, given.no_install)], builds, count)
     finally:
         _interrupt(list(_scripts))  # after an interrupt: they are sessions of their own
     say(f"{', '.join(parts)}: {duration(time.monotonic() - began)}")
+    count.say_spent()
     for name in count.names:
         say(f"failed: {name}")
     tell(f"{count.passed} passed, {count.failed} failed")
@@ -85,7 +87,7 @@ def test(words):
 
 def _torture(given):
     """Its output is the script's own: each case, then those that failed with the command that repeats them."""
-    setup.build("release", PROGRAMS)
+    setup.build("release", PROGRAMS, _checked("release"))
     command = [sys.executable, str(_E2E / "torture.py"), "--minutes", f"{given.torture:g}"]
     command += [] if given.seed is None else ["--seed", str(given.seed)]
     with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
@@ -101,7 +103,24 @@ class _Count:
     def __init__(self):
         self.passed = self.failed = 0
         self.names = []
+        self._spent = {}  # step: CPU seconds
         self._lock = threading.Lock()
+
+    def wait(self, process, name):
+        """Waits for the end of a process of step `name`. Its CPU seconds, and those of all it waited for, count for the step."""
+        try:
+            _, status, used = os.wait4(process.pid, 0)
+        except ChildProcessError:  # an interrupt has waited for it
+            process.wait()
+            return
+        process.returncode = os.waitstatus_to_exitcode(status)
+        with self._lock:
+            self._spent[name] = self._spent.get(name, 0) + used.ru_utime + used.ru_stime
+
+    def say_spent(self):
+        """Says which steps took the most CPU time: they decide how long two cores need."""
+        most = sorted(self._spent.items(), key=lambda item: -item[1])[:_SHOWN_STEPS]
+        say(f"CPU time: {sum(self._spent.values()):.0f} s; most of it: " + ", ".join(f"{name} {seconds:.0f}" for name, seconds in most))
 
     def add(self, passed, failed, name):
         with self._lock:
@@ -117,11 +136,17 @@ class _Count:
             self.names.append(name)
 
 
+def _checked(preset):
+    """Whether GPU code is compiled only to see that it compiles."""
+    return preset == "release" and not machine.gpus()
+
+
 class _Builds:
     """Builds what `parts` need, one preset after the other: the first at once, the others at the lowest priority while tests
     of those before them run, and wait."""
 
-    def __init__(self, parts):
+    def __init__(self, parts, count):
+        self._count = count
         targets = {}
         for part in parts:
             targets.setdefault(_PRESETS[part], []).extend(_TARGETS.get(part, ()))
@@ -154,13 +179,14 @@ class _Builds:
                     self._build_quietly(preset, targets)
                 if self._stopped:
                     raise Refusal("interrupted")
-                setup.build(preset, targets)  # what was built is built; what failed fails again, and is shown
+                # what was built is built; what failed fails again, and is shown
+                setup.build(preset, targets, _checked(preset), lambda process, name=preset: self._count.wait(process, f"build {name}"))
                 self._ended[preset].set_result(None)
             except Exception as problem:  # pylint: disable=broad-except
                 self._ended[preset].set_exception(problem)  # whoever waits for this build raises it
 
     def _build_quietly(self, preset, targets):
-        for command in setup.build_commands(preset, targets):
+        for command in setup.build_commands(preset, targets, _checked(preset)):
             with self._lock:
                 if self._stopped:
                     return
@@ -168,7 +194,7 @@ class _Builds:
                     ["nice", "-n", "19", *command], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL, start_new_session=True,
                 )  # fmt: skip
-            self._process.wait()
+            self._count.wait(self._process, f"build {preset}")
 
 
 def _steps(part, count, no_install):
@@ -211,7 +237,7 @@ def _run_all(steps, builds, count):
 
 
 def _scripts_of_e2e():
-    found = [*_E2E.glob("*.py"), *_E2E.glob("clients/*.py")]
+    found = [path for folder in (".", "clients", "supervision") for path in (_E2E / folder).glob("*.py")]
     scripts = [str(path.relative_to(_E2E)) for path in found if path.name not in _NOT_SCRIPTS]
     return sorted(scripts, key=lambda name: (_LONG_ONES.index(name) if name in _LONG_ONES else len(_LONG_ONES), name))
 
@@ -272,6 +298,7 @@ def _ctest(preset, folders, count):
                 passed, failed = passed + good, failed + bad
                 tell(f"{preset}: {step} of {steps} processes of tests")
             ended = ended or "tests passed" in line
+        count.wait(process, f"{preset} unit tests")
     _scripts.discard(process)
     if not ended:
         tell("".join(line for lines in outputs.values() for line in lines[-30:]).rstrip())
@@ -326,6 +353,7 @@ def _script(command, name, count, extra=None):
         for line in process.stdout:
             tell("  " + line.rstrip())
             totals = re.fullmatch(r"(\d+) passed, (\d+) failed\s*", line) or totals
+        count.wait(process, name)
     alarm.cancel()
     _scripts.discard(process)
     if totals is None:

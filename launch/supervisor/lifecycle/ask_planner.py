@@ -30,7 +30,7 @@ def ask(*words):
 def plan_words(given):
     """The words of `poise-planner plan` for a run with these options."""
     words = ["plan", "--model", given.model, "-i", given.input, "--dtype", given.dtype, "--device", given.device]
-    words += ["--quantization", given.quantization]
+    words += ["--quantization", given.quantization, "--pack-weights", given.pack_weights]
     return [*words, *planner_arguments(given)]
 
 

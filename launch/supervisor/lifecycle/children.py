@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 from ..shared.paths import EXECUTOR, PLAIN_NAMES, program
-from ..shared.trouble import DEVICE_FAILED, DONE, HANDED_OVER, INTERRUPTED, RUN_ENDS
+from ..shared.trouble import DEVICE_FAILED, DONE, HANDED_OVER, INTERRUPTED, RUN_ENDS, UNPACKABLE
 from . import cublas, processes, segments
 
 _MOST_STDERR = 1 << 20
@@ -117,8 +117,9 @@ def reason(child, text=None):
     if code == HANDED_OVER:  # but the run ended before the next planner started
         return INTERRUPTED, f"{child.plain_name} was interrupted"
     sentence = own_sentence(child.name, text)
-    if code == DEVICE_FAILED:
-        return INTERRUPTED, sentence or f"{child.plain_name}: its device failed"
+    if code in (DEVICE_FAILED, UNPACKABLE):
+        why = "its device failed" if code == DEVICE_FAILED else "its weights cannot be packed"
+        return INTERRUPTED, sentence or f"{child.plain_name}: {why}"
     if code not in RUN_ENDS:
         return INTERRUPTED, f"{child.plain_name} failed{f': {sentence}' if sentence else ''} (a defect of poise)"
     if not sentence:

@@ -13,6 +13,7 @@ import secrets
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 from ..shared.files import read_json, remove_tree
 from ..shared.options import loader_arguments
@@ -22,7 +23,7 @@ from ..shared.paths import (
 from ..shared.quantities import bytes_text
 from ..shared.trouble import Refusal, shown
 from . import processes, segments
-from .children import Child, LivingLoader
+from .children import Child, LivingLoader, own_sentence
 from .locks import Lock, is_held
 
 OTHER_BUILD = "the kept loader is of another build"
@@ -59,9 +60,21 @@ def folder_of_config(path):
 def _identity(given):
     identity = {"model": os.path.realpath(given.model), "dtype": given.dtype, "load_format": given.load_format}
     identity["quantization"] = given.quantization
+    if given.pack_weights != "off":
+        identity["pack_weights"] = given.pack_weights
     if given.load_format == "dummy":
         identity["seed"] = given.seed
     return identity
+
+
+def plain(given):
+    """The options of a loader that follows one whose weights could not be packed."""
+    return SimpleNamespace(**vars(given) | {"pack_weights": "off"})
+
+
+def starts_over(loader):
+    """What the user is told of a loader whose weights cannot be packed."""
+    return f"{own_sentence(loader.name, loader.said())}; the model is loaded without packing (--pack-weights off saves the attempt)"
 
 
 def _program_facts():
@@ -125,7 +138,7 @@ class Home:
 
     def start(self, given, run_id=None, adopts=False):
         """Starts a loader to be kept: it has no death pipe, and holds its home's lock itself. `adopts`: it takes over what an ended
-        loader of that run id left."""
+        loader of that run id left. `given` may be `plain` in a home that is not."""
         if not fits_a_socket(self.socket):
             raise Refusal(f"{shown(self.folder)} is too long a path for sockets: set XDG_RUNTIME_DIR to a shorter one")
         lock = Lock.take(self.folder / "lock")

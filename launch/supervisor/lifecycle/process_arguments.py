@@ -18,7 +18,7 @@ from .run_summary import progress_text
 
 def what_answers_hang_on(given):
     """Everything that could change a run's answers, as far as it can be known without reading the weights."""
-    facts = {name: getattr(given, name) for name in ("dtype", "kv_cache_dtype", "load_format", "quantization", "seed", "max_model_len")}
+    facts = {name: getattr(given, name) for name in ("dtype", "kv_cache_dtype", "load_format", "quantization", "pack_weights", "seed", "max_model_len")}
     facts |= {"served_model_name": given.served_model_name or given.model, "skip": given.skip_tokenizer_init}
     return facts | {"files": loaders.model_files(given.model, given.load_format, tokenizer=True)}
 
@@ -65,6 +65,7 @@ class ProcessArguments:
         self._attached = None
         self._short_folder = None
         self._home = None
+        self._loads = given  # as the loader is told
 
     # ---- before
 
@@ -142,11 +143,20 @@ class ProcessArguments:
 
     def loader_arguments(self, adopts=False):
         """`adopts`: it takes over what this run's loader left."""
-        words = [*loader_arguments(self.given), "--home", self._home, "--run-id", self.run_id, *self._logs("loader")]
+        words = [*loader_arguments(self._loads), "--home", self._home, "--run-id", self.run_id, *self._logs("loader")]
         return words + (["--adopt"] if adopts else [])
 
     def another_kept_loader(self, adopts):
-        return loaders.Home(self._home).start(self.given, self.run_id, adopts)
+        return loaders.Home(self._home).start(self._loads, self.run_id, adopts)
+
+    def packs(self):
+        """Whether the loader is to pack weights without loss."""
+        return self._loads.pack_weights == "auto"
+
+    def load_plain(self):
+        """From now on loaders do not pack."""
+        self._loads = loaders.plain(self.given)
+        self._rate = LoadingRate()
 
     def planner_links(self):
         """The run's directory, and the sockets of loader and executor."""

@@ -13,8 +13,8 @@ import time
 from ..shared import machine
 from ..shared.failpoints import failpoint
 from ..shared.paths import EXECUTOR, LOADER, PLANNER
-from ..shared.trouble import CANNOT_START, DONE, INTERRUPTED, say
-from . import processes, segments
+from ..shared.trouble import CANNOT_START, DONE, INTERRUPTED, UNPACKABLE, say
+from . import loaders, processes, segments
 from .children import Child, reason
 from .moments import Moments
 from .restarts import Restarts
@@ -72,6 +72,7 @@ class Supervision:
         self._killed_at_once = False
         self.moments = Moments()
         self._planner_goes_on = False  # the next one, after another of this run
+        self._told_by_loaders = set()  # the lines
 
     # ---- the run
 
@@ -105,7 +106,7 @@ class Supervision:
                 return outcome
             ended = self._ended()
             self._relay()
-            if ended and not self._replaced(ended):
+            if ended and not self._replaced(ended) and not self._starts_over_plain():
                 return self._conclude(ended)
             if not self._has(PLANNER):
                 self._start_others()
@@ -154,6 +155,34 @@ class Supervision:
             self._watchdog.begin_again()
         return bool(old)
 
+    def _starts_over_plain(self):
+        """Begins the run anew without packing if the loader found that its weights cannot be packed; returns whether it did. Nothing has
+        been computed by then, and nothing counts as a restart. A process that lost this loader may have ended before it."""
+        if not self._may_start_over():
+            return False
+        loader, until = self._loader(), time.monotonic() + _GATHER
+        while loader.returncode() is None and time.monotonic() < until:
+            time.sleep(_LOOK)
+        if loader.returncode() != UNPACKABLE:
+            return False
+        self._line.clear()
+        say(loaders.starts_over(loader))
+        self._restarts.ended_with_all([loader])
+        self._begin_anew()
+        self._arguments.load_plain()
+        self._children = [self._another_loader()]
+        self._arguments.keep_words(loader)
+        loader.close()
+        self._watchdog.begin_again()
+        return True
+
+    def _may_start_over(self):
+        """Whether the loader may find, or have found, that its weights cannot be packed."""
+        return not self._deadline and self._arguments.packs() and not self._control.was_sealed
+
+    def _loader(self):
+        return next(child for child in self._children if child.name == LOADER)
+
     def _end_hung(self, stillness):
         """Kills the processes that hang if they may be replaced, as others that die; returns whether it did."""
         if self._deadline or not stillness.hung or not self._restarts.has_spare(stillness.hung, self._is_searching()):
@@ -172,7 +201,7 @@ class Supervision:
     def _begin_anew(self):
         """Ends everything but the loader, which has ended before its weights were whole or removed them; returns that one. The others
         are started once another loader is ready. In the first case they have done nothing yet."""
-        loader = next(child for child in self._children if child.name == LOADER)
+        loader = self._loader()
         others = [child for child in self._children if child is not loader]
         for child in others:
             child.signal(signal.SIGKILL)
@@ -217,6 +246,10 @@ class Supervision:
         """Prints what the processes tell the user, such as the memory they will take."""
         for child in self._children:
             for text in child.new_lines():
+                if child.name == LOADER:
+                    if text in self._told_by_loaders:
+                        continue  # by the one before
+                    self._told_by_loaders.add(text)
                 self._line.clear()
                 say(text)
 
@@ -238,6 +271,8 @@ class Supervision:
         ended = [child for child in self._children if child.returncode() is not None]
         if self._deadline and [child.name for child in ended] == [LOADER]:
             return []  # a kept loader that was signalled, too; its memory stays as long as others have it
+        if ended and self._may_start_over() and self._control.loader_state == segments.DRAINING and self._loader().returncode() is None:
+            return []  # its end will say why; before that it gives much memory back
         if self._restarts.pending():
             return ended
         if [(child.name, child.returncode()) for child in ended] == [(EXECUTOR, 0)]:

@@ -41,7 +41,7 @@ def run_words(given, model, requests, output, directory, trace):
     """The arguments of `run` with the same options; `trace`: the file, or None."""
     words = ["--model", model, "-i", requests, "-o", output, "--run-dir", directory]
     words += [*planner_arguments(given), "--device", given.device]
-    for name in ("dtype", "load_format", "quantization", "threads", "link_gbps", "compute_gflops", "host_threads", "host_gbps", "stall_timeout", "restarts"):
+    for name in ("dtype", "load_format", "quantization", "pack_weights", "threads", "link_gbps", "compute_gflops", "host_threads", "host_gbps", "stall_timeout", "restarts"):
         if getattr(given, name):
             words += ["--" + name.replace("_", "-"), getattr(given, name)]
     words += orders_log_arguments(given)

@@ -6,7 +6,7 @@ from .svg import Figure, Timeline, page
 _SYSTEMS = ("deepspeed", "flexgen", "act-only", "hybrid-static", "hybrid", "kvpr", "ours")
 
 
-NOT_DRAWN = ("policy-grid", "host-grid")
+NOT_DRAWN = ("policy-grid", "host-grid", "whole-runs")
 
 
 def draw(name, played):

@@ -59,7 +59,7 @@ def take_run(given):
     folder, loaded = record.get("folder", ""), record.get("answers_hang_on") or {}
     if not given.model_is_named and "model" in record:
         given.model = os.path.join(folder, record["model"])
-        for name in ("dtype", "load_format", "quantization"):
+        for name in ("dtype", "load_format", "quantization", "pack_weights"):
             setattr(given, name, loaded.get(name, getattr(given, name)))
         given.skip_tokenizer_init = given.skip_tokenizer_init or loaded.get("skip", False)
         given.max_model_len = given.max_model_len or loaded.get("max_model_len")

@@ -11,7 +11,7 @@ from .trouble import RUN_ENDS, Refusal, shown, tell
 _OF_THE_PLANNER = (
     *("policy", "act_share", "recompute_share", "machine", "profile"),
     *("schedule", "resident_layers", "percent", "gpu_blocks", "host_attention", "absorption"),
-    *("max_num_seqs", "min_num_seqs", "mini_batch_tokens", "prefill_tokens", "prefix_sharing", "kv_cache_dtype"),
+    *("max_num_seqs", "min_num_seqs", "mini_batch_tokens", "prefill_tokens", "prompt_rows", "prefix_sharing", "kv_cache_dtype"),
     *("max_model_len", "served_model_name", "gpu_memory", "host_memory"),
 )
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -95,6 +95,9 @@ def add_loading(to):
         "--quantization", choices=QUANTIZATIONS, default="auto", help="int8 or int4: pack the layers' matrices while loading (auto: as the checkpoint has them)"
     )
     to.add_argument(
+        "--pack-weights", choices=("auto", "off"), default="off", help="auto: bfloat16 weights of the layers in three quarters of their bytes, without loss, for models whose layers cross the link (default: off)"
+    )
+    to.add_argument(
         "--load-format", choices=("auto", "dummy"), default="auto", help="dummy: seeded random weights, only config.json"
     )
     to.add_argument("--seed", type=quantities.seed, default=0, metavar="N", help="for sampling and for dummy weights")
@@ -134,13 +137,16 @@ def add_planning(to):
     to.add_argument(
         "--host-attention", choices=("auto", "off"), help="auto (default): host cores attend where the policy says so, as host-kv does; off: never"
     )
-    to.add_argument("--absorption", choices=("off", "on"), help="on: rows of answers attend activations as they are (CPU device); off (default): never")
+    to.add_argument("--absorption", choices=("off", "on"), help="on: rows of answers attend activations as they are; off (default): never")
     to.add_argument("--machine", metavar="NAME|FILE", help="whose costs optimal, hybrid and kvpr decide by: h200-pcie5, rtx4090-pcie4, …, or a file (launch/README.md)")
     to.add_argument("--profile", metavar="FILE", help="costs measured by `poise profile` (default: those it kept)")
     to.add_argument("--max-num-seqs", type=quantities.count, metavar="N", help="at most N requests at a time")
     to.add_argument("--min-num-seqs", type=quantities.count, metavar="N", help="at least N requests at a time, where `optimal` would take fewer")
     to.add_argument("--mini-batch-tokens", type=quantities.count, metavar="N", help="at most N tokens of context in a mini-batch")
     to.add_argument("--prefill-tokens", type=quantities.count, metavar="N", help="at most N rows of prompts in an iteration")
+    to.add_argument(
+        "--prompt-rows", metavar="N|auto", help="at most N of these rows beside requests that generate; auto (default): by costs, so that answers hide prompts"
+    )
     to.add_argument("--prefix-sharing", choices=("on", "off"), help="whether prompts that begin alike are computed once, mostly in blocks of 16 tokens (default: off)")
     to.add_argument("--max-model-len", type=quantities.count, metavar="N", help="at most N tokens of prompt and answer together")
     to.add_argument("--served-model-name", metavar="NAME", help="`model` in results (default: as --model says); requests for others are errors")
@@ -249,7 +255,7 @@ def planner_arguments(given):
 
 def loader_arguments(given):
     words = ["--model", given.model, "--dtype", given.dtype, "--load-format", given.load_format]
-    words += ["--seed", str(given.seed), "--quantization", given.quantization]
+    words += ["--seed", str(given.seed), "--quantization", given.quantization, "--pack-weights", given.pack_weights]
     if given.host_memory is not None:
         words += ["--host-memory", str(given.host_memory)]
     return words

@@ -20,6 +20,7 @@ INTERRUPTED = 75  # resumable with --resume
 FOREIGN = 76  # the run directory is of another build, model or input
 HANDED_OVER = 77  # a planner or loader handed its work to the next one; no command ends with it
 DEVICE_FAILED = 78  # a gpu_executor's device does no more work; no command ends with it
+UNPACKABLE = 79  # a loader's weights cannot be packed, and another one loads them plain; no command ends with it
 # How a run may end, and what a process of it may end with and be believed.
 RUN_ENDS = {
     DONE: "every line has its result",

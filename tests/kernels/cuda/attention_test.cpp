@@ -426,7 +426,10 @@ TEST_F(CudaAttentionBits, OfLongPromptsAreThoseOfShortParts) {
   constexpr std::int32_t kTokens = 2500;
   for (const DType dtype : {DType::float16, DType::bfloat16}) {
     for (const Heads heads : {Heads{4, 1, 128}, Heads{1, 1, 64}, Heads{3, 1, 80, 700},
-                              Heads{8, 1, 128, 300}, Heads{2, 1, 40}}) {
+                              Heads{8, 1, 128, 300}, Heads{2, 1, 40}, Heads{64, 64, 64}}) {
+      if (heads.kv_heads > 1 && dtype == DType::bfloat16) {
+        continue;  // in one type: so many places that each block takes ten
+      }
       const Sequence sequence(heads, kTokens, dtype);
       const std::vector<float> whole = sequence.run(0, kTokens, kTokens, 1);
       const std::int32_t few = 64 / (heads.heads / heads.kv_heads);

@@ -23,5 +23,13 @@ TEST_F(CudaUnpack, GivesTheCpusNumbersBitForBit) {
   }
 }
 
+TEST_F(CudaUnpack, EveryBfloat16ComesOutOfBfloat12WithItsOwnBits) {
+  const EveryBfloat16 every;
+  const DeviceBytes panels(every.panels.data(), every.panels.size());
+  const OnDevice<std::uint16_t> out(every.bits.size());
+  cuda::unpack({.out = out.get(), .weight = every.matrix(panels.get())}, nullptr);
+  EXPECT_EQ(out.read(), every.bits);
+}
+
 }  // namespace
 }  // namespace poise::test

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <random>
 
+#include "common/files/json.h"
 #include "common/trouble.h"
 #include "common/weight_layout.h"
 #include "planner/costs/prefill_pairs.h"
@@ -224,13 +224,13 @@ TEST(Machines, CostWhatTheirConstantsSay) {
   EXPECT_EQ(p.gpu_memory, kGiB * 24);
 }
 
-// Of a block: 16 positions, twice 32 heads by 4,096 numbers, and these are read once.
+// Of a block: 16 positions, twice 32 heads by 4,096 numbers, and these are read for each product.
 TEST(Machines, AttendActivationsInLessTimeThanTheyMakeKeysOfThem) {
   const Machine& machine = machine_named("rtx4090-pcie4");
   const auto profile =
       std::make_shared<const Profile>(profile_of(machine, shape_of(32), DType::float16));
   const double block =
-      16 * 4.0 * 32 * 4096 / (machine.compute * 1e12) + 16 * 8192 / (machine.memory * 1e9);
+      16 * 4.0 * 32 * 4096 / (machine.compute * 1e12) + 2 * 16 * 8192 / (machine.memory * 1e9);
   EXPECT_NEAR(profile->absorb(10).n, 10 * block, 1e-12);
   EXPECT_NEAR(profile->absorb_of(70, 10).n - profile->absorb_of(60, 10).n, 10 * block, 1e-12);
   EXPECT_NEAR(profile->absorb_rows(20).n - profile->absorb_rows(10).n,
@@ -239,9 +239,15 @@ TEST(Machines, AttendActivationsInLessTimeThanTheyMakeKeysOfThem) {
             (profile->kv_gen(2048) + profile->attention(2048)).n / 10);
   EXPECT_EQ(deciding_costs(profile, false), profile);
   const auto deciding = deciding_costs(profile, true);
-  EXPECT_LT(deciding->kv_gen.b, profile->kv_gen.b / 10);
-  EXPECT_GT(deciding->kv_gen.b, 0);
-  EXPECT_EQ(deciding->absorb, profile->absorb);
+  EXPECT_EQ(deciding->kv_gen, profile->kv_gen) << "prompts' chunks have keys made";
+  EXPECT_EQ(profile->gen_of_answers(10), profile->kv_gen);
+  const Line gen = deciding->gen_of_answers(10);
+  EXPECT_LT(gen.b, profile->kv_gen.b / 10);
+  EXPECT_GT(gen.b, 0);
+  EXPECT_NEAR(gen.straight(70).n + profile->attention(70).n, profile->absorb_of(70, 10).n,
+              0.1 * profile->absorb_of(70, 10).n)
+      << "beyond attention, rows pay for absorbing too";
+  EXPECT_LT(deciding->gen_of_answers(0).a, gen.a / 10);
   EXPECT_EQ(deciding_costs(nullptr, true), nullptr);
 }
 

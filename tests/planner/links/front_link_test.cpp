@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <deque>
-#include <nlohmann/json.hpp>
 
+#include "common/files/json.h"
 #include "planner/links/clock.h"
 #include "tests/planner/tokenizer/byte_tokenizer.h"
 

@@ -2,8 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
+#include "common/files/json.h"
 #include "tests/support/model_files.h"
 
 namespace poise {

@@ -168,7 +168,7 @@ TEST(DeviceBuffers, ShrinkUntilTheyFitAndHoldTheLargestRequestAlways) {
     EXPECT_GE(limits.act_slots, of.largest_request);
     EXPECT_LE(limits.max_mini_batch_rows, rows_before);
     rows_before = limits.max_mini_batch_rows;
-    const ScheduleLimits schedule = schedule_limits(of, host, limits);
+    const ScheduleLimits schedule = schedule_limits({}, of, host, limits);
     const PackLimits pack = pack_limits({}, limits);
     EXPECT_LE(schedule.sequence_rows, pack.rows);
     EXPECT_GT(schedule.prefill_rows, 0);

@@ -112,6 +112,26 @@ TEST(BestPlacement, IsThatOfTryingThemAll) {
   EXPECT_GT(compared, 200);
 }
 
+// Four requests with ten ACT and six KV blocks each at the end of their answers, in two mini-batches.
+TEST(IterationTime, CountsWhatRowsPayForAbsorbing) {
+  auto profile = std::make_shared<Profile>();
+  profile->kv_gen = {.a = 1, .b = 20};
+  profile->attention = {.b = 2};
+  profile->absorb_rows = {.a = 7, .b = 30};
+  profile->absorb = {.b = 3};
+  AllocationInputs inputs;
+  inputs.layers = 2;
+  inputs.most_blocks = 64;
+  inputs.sequences = inputs.requests = 4;
+  inputs.prompt_rows = 64 * kBlockTokens;
+  inputs.mini_batch = 32;
+  const Allocation blocks{.act_blocks = 40, .kv_blocks = 24};
+  EXPECT_NEAR(iteration_time(*deciding_costs(profile, false), inputs, blocks).compute.n,
+              2 * (2 * (1 + 20 * 20) + 2 * 64), 1e-9);
+  EXPECT_NEAR(iteration_time(*deciding_costs(profile, true), inputs, blocks).compute.n,
+              2 * (2 * (7 + 30 * 2 + 3 * 18) + 2 * 24), 1e-9);
+}
+
 TEST(BestAllocation, StaysWithinBothMemoriesAndHoldsWhatFits) {
   int full = 0;
   for (std::uint32_t seed = 1; seed <= 600; ++seed) {

@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <map>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <zmq.hpp>
 
+#include "common/files/json.h"
 #include "planner/links/clock.h"
 #include "planner/process/planner.h"
 #include "tests/planner/links/fake_peers.h"

@@ -10,9 +10,9 @@
 #include <atomic>
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <random>
 
+#include "common/files/json.h"
 #include "common/trouble.h"
 #include "common/weight_layout.h"
 #include "planner/record/inspect.h"
@@ -294,7 +294,7 @@ TEST_F(PlannerProcess, ASmallPoolChangesNoAnswer) {
 }
 
 // On a device with room for the keys and values of some requests, behind a link that takes 10 ms a
-// block, as making them again would.
+// block, as making them again would. Neither fewer rows of prompts nor the memory of a third side makes them fewer.
 TEST_F(PlannerProcess, OptimalHasFewRequestsUnderWayWhereTheLinkIsSlow) {
   write_requests(3, 120, 2);  // nearly all of the context is there from the beginning
   Profile profile = profile_of(machine_named("h200-pcie5"), test_shape(), DType::float32);
@@ -309,6 +309,8 @@ TEST_F(PlannerProcess, OptimalHasFewRequestsUnderWayWhereTheLinkIsSlow) {
                                       run.policy = policy;
                                       run.profile = at("costs.json");
                                       run.gpu_memory = kMiB * 10;
+                                      run.batch.prompt_rows = run.batch.prefill_tokens;
+                                      run.batch.sides = kFewestSides;
                                       run.overwrite = true;
                                     },
                                 .peers =

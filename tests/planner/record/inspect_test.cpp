@@ -7,10 +7,10 @@
 
 #include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <sstream>
 
+#include "common/files/json.h"
 #include "common/order_log.h"
 #include "planner/record/log_check.h"
 #include "planner/record/log_note.h"

@@ -53,11 +53,12 @@ std::string content(const json& pieces) {
     } else {
       const json& times = piece["times"];
       const auto count = times.is_array() ? kCorpusContext + times[1].get<int>() : times.get<int>();
-      const std::string once = content(piece["of"]);
-      out.reserve(out.size() + once.size() * static_cast<std::size_t>(count));
-      for (int i = 0; i < count; ++i) {
-        out += once;
+      std::string many = content(piece["of"]);
+      const std::size_t size = many.size() * static_cast<std::size_t>(count);
+      while (many.size() < size) {  // not piece by piece: some cases have a hundred million
+        many += many;
       }
+      out.append(many, 0, size);
     }
   }
   return out;

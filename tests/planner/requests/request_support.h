@@ -8,10 +8,10 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
+#include "common/files/json.h"
 #include "common/trouble.h"
 #include "planner/requests/request_line.h"
 #include "tests/planner/tokenizer/byte_tokenizer.h"

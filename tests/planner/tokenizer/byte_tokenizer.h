@@ -4,11 +4,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
+#include "common/files/json.h"
 #include "planner/tokenizer/tokenizer.h"
 
 namespace poise::testing_support {

@@ -5,10 +5,10 @@
 
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
+#include "common/files/json.h"
 #include "common/trouble.h"
 #include "planner/tokenizer/tokenizer.h"
 

@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
+#include "common/files/json.h"
 #include "common/trouble.h"
 #include "planner/tokenizer/detokenizer.h"
 #include "planner/tokenizer/tokenizer.h"

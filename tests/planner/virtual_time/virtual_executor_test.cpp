@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -83,6 +84,27 @@ TEST(VirtualExecutor, MakesKeysAndValuesAgainWhileKvBlocksCross) {
 }
 
 // Four ACT blocks and the new row's, beside eight KV blocks.
+// The products of a layer take ten times as long as a load.
+TEST(VirtualExecutor, LoadsAsManyMiniBatchesAheadAsThereAreSides) {
+  Profile profile = seconds_a_block();
+  profile.forward.a = 10;
+  for (const std::int32_t sides : {kFewestSides, kMostSides}) {
+    VirtualExecutor executor(profile, small_layout(),
+                             {.resident_layers = kDecoderLayers, .max_mini_batch_rows = 64, .sides = sides});
+    std::vector<VirtualSpan> spans;
+    executor.trace(&spans);
+    executor.run(decoding(4, 0, 1), true);
+    Seconds made{};  // of the first layer
+    for (const VirtualSpan& span : spans) {
+      made = span.kind == VirtualSpan::Kind::products && span.layer == 0 ? span.end : made;
+    }
+    const auto ahead = std::ranges::count_if(spans, [&](const VirtualSpan& span) {
+      return span.kind == VirtualSpan::Kind::load && span.layer == 1 && span.end <= made;
+    });
+    EXPECT_EQ(ahead, sides);
+  }
+}
+
 TEST(VirtualExecutor, AbsorbsActivationsInsteadOfMakingKeysOfThem) {
   messages::IterationT tables = decoding(1, 4, 8);
   messages::MiniBatchT& batch = *tables.mini_batches[0];

@@ -2,13 +2,16 @@
 """What the supervisor reports of memory: how much a run may take, and how much of it is reserved already."""
 
 import os
+import sys
 import time
+from pathlib import Path
 from unittest import mock
 
-import harness
-from harness import expect, expect_equal, test
-from supervisor.lifecycle import inputs, loaders, run_summary, segments
-from supervisor.shared import machine, progress
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness  # noqa: E402
+from harness import expect, expect_equal, test  # noqa: E402
+from supervisor.lifecycle import inputs, loaders, run_summary, segments  # noqa: E402
+from supervisor.shared import machine, progress  # noqa: E402
 
 
 def write(path, text):

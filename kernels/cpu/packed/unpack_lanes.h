@@ -8,23 +8,25 @@
 
 #include "common/formats/packed_weights.h"
 #include "kernels/cpu/lane_kernels.h"
+#include "kernels/cpu/packed/bfloat12_lanes.h"
 
 namespace poise::cpu {
 namespace {
 
+// Codes are read in pairs: the even input k, whose codes begin at byte_of(k), and the one behind it.
 struct Int4Codes {
   static constexpr bool kWhole = true;
-  const std::uint8_t* data;
   static std::int64_t byte_of(std::int64_t k) { return k / 2 * 16; }
-  Lanes even(std::int64_t k) const { return Lanes::low_int4s(data + k / 2 * 16); }
-  Lanes odd(std::int64_t k) const { return Lanes::high_int4s(data + k / 2 * 16); }
+  static Lanes even(const std::uint8_t* pair) { return Lanes::low_int4s(pair); }
+  static Lanes odd(const std::uint8_t* pair) { return Lanes::high_int4s(pair); }
 };
 struct Int8Codes {
   static constexpr bool kWhole = true;
-  const std::int8_t* data;
   static std::int64_t byte_of(std::int64_t k) { return k * 16; }
-  Lanes even(std::int64_t k) const { return Lanes::int8s(data + k * 16); }
-  Lanes odd(std::int64_t k) const { return even(k); }
+  static Lanes even(const std::uint8_t* pair) {
+    return Lanes::int8s(reinterpret_cast<const std::int8_t*>(pair));
+  }
+  static Lanes odd(const std::uint8_t* pair) { return even(pair + 16); }
 };
 struct Float8Codes {
   static constexpr bool kWhole = false;
@@ -35,16 +37,16 @@ struct Float8Codes {
     }
     return values;
   }();
-  const std::uint8_t* data;
 
-  Lanes even(std::int64_t k) const {
+  static std::int64_t byte_of(std::int64_t k) { return k * 16; }
+  static Lanes even(const std::uint8_t* pair) {
     alignas(64) float values[16];
     for (int i = 0; i < 16; ++i) {
-      values[i] = kValues[data[k * 16 + i]];
+      values[i] = kValues[pair[i]];
     }
     return Lanes::load(values);
   }
-  Lanes odd(std::int64_t k) const { return even(k); }
+  static Lanes odd(const std::uint8_t* pair) { return even(pair + 16); }
 };
 
 // How the codes of a group become weights, all lanes in a few operations. AnyGroup is the definition; the
@@ -104,8 +106,7 @@ class PanelReader {
   PanelReader(const Matrix& matrix, std::int64_t panel)
       : matrix_(matrix),
         map_(packed_panel(matrix.packed, matrix.cols)),
-        data_(static_cast<const std::uint8_t*>(matrix.data) + panel * map_.bytes.n),
-        codes_{reinterpret_cast<decltype(Codes::data)>(data_)} {
+        data_(static_cast<const std::uint8_t*>(matrix.data) + panel * map_.bytes.n) {
     if (matrix.packed.input_groups != 0) {
       const std::int64_t part = panel * kPackedRows / (matrix.rows / matrix.parts);
       input_groups_ = matrix.input_groups + part * matrix.cols;
@@ -118,8 +119,8 @@ class PanelReader {
     if (input_groups_ != nullptr) {
       for (; k < end; ++k) {
         const std::int64_t number = input_groups_[k];
-        const Lanes codes = (k % 2 == 0 ? codes_.even(k) : codes_.odd(k)) - zeros_at(number);
-        put(k, AnyGroup(scales_at(number)).weights<T>(codes));
+        const Lanes codes = k % 2 == 0 ? Codes::even(pair_of(k)) : Codes::odd(pair_of(k));
+        put(k, AnyGroup(scales_at(number)).weights<T>(codes - zeros_at(number)));
       }
       return;
     }
@@ -140,6 +141,7 @@ class PanelReader {
   }
 
  private:
+  const std::uint8_t* pair_of(std::int64_t k) const { return data_ + Codes::byte_of(k / 2 * 2); }
   Lanes scales_at(std::int64_t number) const {
     Lanes scale = Lanes::zero();
     with_type(matrix_.packed.scale_dtype, data_ + map_.scales,
@@ -170,22 +172,23 @@ class PanelReader {
   template <typename Put, typename Weights>
   void read_codes(std::int64_t k, std::int64_t end, Put put, Weights weights) const {
     if (k % 2 != 0 && k < end) {
-      put(k, weights(codes_.odd(k)));
+      put(k, weights(Codes::odd(pair_of(k))));
       ++k;
     }
     for (; k + 1 < end; k += 2) {
-      put(k, weights(codes_.even(k)));
-      put(k + 1, weights(codes_.odd(k + 1)));
+      const Lanes even = weights(Codes::even(pair_of(k)));
+      const Lanes odd = weights(Codes::odd(pair_of(k)));
+      put(k, even);
+      put(k + 1, odd);
     }
     if (k < end) {
-      put(k, weights(codes_.even(k)));
+      put(k, weights(Codes::even(pair_of(k))));
     }
   }
 
   const Matrix& matrix_;
   const PackedPanel map_;
   const std::uint8_t* data_;
-  const Codes codes_;
   const std::uint16_t* input_groups_ = nullptr;
 };
 
@@ -194,6 +197,8 @@ template <typename T, typename Put>
 inline void read_panel(const Matrix& matrix, std::int64_t panel, std::int64_t first,
                        std::int64_t end, Put put) {
   switch (matrix.packed.codes) {
+    case Codes::bfloat12:
+      return Bfloat12Reader(matrix, panel).read(first, end, put);
     case Codes::int4:
       return PanelReader<Int4Codes, T>(matrix, panel).read(first, end, put);
     case Codes::float8:
@@ -218,7 +223,11 @@ inline void unpack_panel(const Unpack& op, std::int64_t panel) {
   with_type(op.weight.dtype, op.out, [&](auto* out) {
     using T = std::remove_pointer_t<decltype(out)>;
     read_panel<T>(op.weight, panel, 0, cols, [&](std::int64_t k, Lanes weights) {
-      weights.store(out + (panel * cols + k) * 16);
+      if constexpr (std::is_same_v<T, BFloat16>) {
+        weights.store_exact(out + (panel * cols + k) * 16);
+      } else {
+        weights.store(out + (panel * cols + k) * 16);
+      }
     });
   });
 }

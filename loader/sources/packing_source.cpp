@@ -1,4 +1,4 @@
-#include "loader/sources/rounding_source.h"
+#include "loader/sources/packing_source.h"
 
 #include <algorithm>
 #include <array>
@@ -8,6 +8,7 @@
 
 #include "common/trouble.h"
 #include "loader/conversion.h"
+#include "loader/sources/bfloat12_panel.h"
 
 namespace poise {
 namespace {
@@ -84,14 +85,13 @@ void round_panel(const PackedFormat& format, std::span<const float> rows,
   }
 }
 
-RoundingSource::RoundingSource(std::unique_ptr<WeightSource> plain,
-                               std::vector<WeightTensor> tensors, const PackedFormat& format,
-                               DType dtype)
+PackingSource::PackingSource(std::unique_ptr<WeightSource> plain, std::vector<WeightTensor> tensors,
+                             const PackedFormat& format, DType dtype)
     : plain_(std::move(plain)), tensors_(std::move(tensors)), format_(format), dtype_(dtype) {
   check(tensors_.size() == plain_->tensors().size(), "both sources have the same tensors");
 }
 
-void RoundingSource::fill(std::size_t tensor, std::int64_t first, std::span<std::byte> out) const {
+void PackingSource::fill(std::size_t tensor, std::int64_t first, std::span<std::byte> out) const {
   const WeightTensor& wanted = tensors_[tensor];
   if (!wanted.packed) {
     plain_->fill(tensor, first, out);
@@ -99,19 +99,33 @@ void RoundingSource::fill(std::size_t tensor, std::int64_t first, std::span<std:
   }
   const auto panel = static_cast<std::size_t>(wanted.unit.n);
   const std::int64_t elements = wanted.elements / wanted.units;  // of a panel
-  const auto panels = out.size() / panel;
-  const std::size_t count = panels * static_cast<std::size_t>(elements);
+  const std::size_t plain = static_cast<std::size_t>(elements * size_of(dtype_).n);
   thread_local std::vector<std::byte> stored;
-  thread_local std::vector<float> weights;
-  stored.resize(count * static_cast<std::size_t>(size_of(dtype_).n));
-  weights.resize(count);
+  stored.resize(out.size() / panel * plain);
   plain_->fill(tensor, first * elements, stored);
-  convert(dtype_, stored, DType::float32, std::as_writable_bytes(std::span(weights)));
-  for (std::size_t i = 0; i < panels; ++i) {
-    round_panel(format_,
-                std::span<const float>(weights).subspan(i * static_cast<std::size_t>(elements),
-                                                        static_cast<std::size_t>(elements)),
-                out.subspan(i * panel, panel));
+  if (format_.codes != Codes::bfloat12) {
+    round(stored, out, panel);
+    return;
+  }
+  for (std::size_t from = 0, to = 0; to < out.size(); from += plain, to += panel) {
+    if (!pack_bfloat12(std::span(stored).subspan(from, plain), out.subspan(to, panel))) {
+      fail(Exit::unpackable,
+           "tensor {} cannot be packed without loss: too many of its weights are far from their "
+           "neighbours' size",
+           wanted.name);
+    }
+  }
+}
+
+void PackingSource::round(std::span<const std::byte> plain, std::span<std::byte> panels,
+                          std::size_t panel) const {
+  thread_local std::vector<float> weights;
+  weights.resize(plain.size() / static_cast<std::size_t>(size_of(dtype_).n));
+  convert(dtype_, plain, DType::float32, std::as_writable_bytes(std::span(weights)));
+  const std::size_t elements = weights.size() / (panels.size() / panel);
+  for (std::size_t from = 0, to = 0; to < panels.size(); from += elements, to += panel) {
+    round_panel(format_, std::span<const float>(weights).subspan(from, elements),
+                panels.subspan(to, panel));
   }
 }
 
