@@ -20,6 +20,7 @@
 
 #include "common/control_groups.h"
 #include "common/files/regular_file.h"
+#include "common/mapping/huge_pages.h"
 #include "common/standing_ends.h"
 #include "common/testing/failpoint.h"
 #include "common/trouble.h"
@@ -49,15 +50,18 @@ bool hold(int descriptor, const std::string& name) {
 }
 
 // An error number, or 0. Works in steps, because the kernel cannot be interrupted within a call and
-// shows no progress; one thread, because the kernel admits only one to a file at a time.
+// shows no progress; one thread, because the kernel admits only one to a file at a time. Huge pages
+// come first, where there are any; what is not reserved then gets small ones.
 int reserve_part(int descriptor, std::int64_t begin, std::int64_t end,
                  const std::function<bool()>& stop) {
   std::int64_t step = kReserveStep.n;
+  bool huge = true;
   for (std::int64_t at = begin; at < end;) {
     if (stop && stop()) {
       return ECANCELED;
     }
-    const std::int64_t bytes = std::min(step, end - at);
+    const std::int64_t bytes = std::min(step - at % step, end - at);  // ends where huge pages do
+    huge = huge && take_huge_pages(descriptor, at, at + bytes);
     const int error = fails_at("segment.reserve") ? errno : posix_fallocate(descriptor, at, bytes);
     if (error == EINTR) {  // all of the step is undone: take smaller ones between signals
       step = std::max(step / 2, kMiB.n);
@@ -100,6 +104,21 @@ void expect_no_fault(Failpoint point) {
   if (fails_at(point)) {
     throw bip::interprocess_exception(bip::error_info(errno));
   }
+}
+
+// All of a segment, where huge pages can be mapped.
+bip::mapped_region mapped(const bip::shared_memory_object& object, bip::mode_t mode) {
+  bip::offset_t size = 0;
+  if (object.get_size(size) && size >= kHugePage.n) {
+    const auto bytes = static_cast<std::size_t>(size);
+    AlignedRange range(bytes);
+    if (range.data() != nullptr) {
+      bip::mapped_region region(object, mode, 0, bytes, range.data(), MAP_FIXED);
+      range.leave();
+      return region;
+    }
+  }
+  return {object, mode};
 }
 
 std::optional<std::int64_t> memory_available() {
@@ -162,7 +181,7 @@ Segment Segment::make(const std::string& name, Bytes size,
       fail_to_reserve(error, name, size);
     }
     expect_no_fault("segment.map");
-    mapping->region = bip::mapped_region(mapping->object, bip::read_write);
+    mapping->region = mapped(mapping->object, bip::read_write);
     failpoint("segment.uninitialised");
   } catch (const bip::interprocess_exception& problem) {
     fail("shared memory {} cannot be created: {}", name, problem.what());
@@ -189,7 +208,7 @@ Segment Segment::attach(const std::string& name, Access access) {
       fail("shared memory {} is empty: its creator ended before it was ready", name);
     }
     expect_no_fault("segment.map");
-    mapping->region = bip::mapped_region(mapping->object, mode);
+    mapping->region = mapped(mapping->object, mode);
   } catch (const bip::interprocess_exception& problem) {
     fail("shared memory {} cannot be attached: {}", name, problem.what());
   }
@@ -262,7 +281,7 @@ void Segment::make_over(const std::string& name, Bytes size) {
     fail_to_reserve(error, name, size);
   }
   try {
-    mapping_->region = bip::mapped_region(mapping_->object, bip::read_write);
+    mapping_->region = mapped(mapping_->object, bip::read_write);
   } catch (const bip::interprocess_exception& problem) {
     fail("shared memory {} cannot be mapped: {}", name, problem.what());
   }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "common/shared_memory.h"
 #include "kernels/cpu/kernels_cpu.h"
 
 namespace poise::bench {
@@ -17,6 +18,17 @@ struct Ceilings {
   double copy_bytes;  // a second, memcpy of such memory: bytes copied, each read and written
 };
 Ceilings measure_ceilings(cpu::Workers& workers);
+
+// Memory as loaders make it for weights and blocks: a segment in /dev/shm, of huge pages where the machine gives them.
+class LoadersMemory {
+ public:
+  explicit LoadersMemory(std::int64_t bytes);
+  ~LoadersMemory() { unlink_segment(segment_.name()); }
+  std::byte* data() const { return segment_.data(); }
+
+ private:
+  Segment segment_;
+};
 
 // Seconds on the clock that `use_clock_of` chose: of the wall, or, for one thread, of its own time
 // on a core, which others on a busy machine do not lengthen.

@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include <cstring>
 #include <vector>
 
 #include "bench/kernels/bench.h"
@@ -22,7 +23,8 @@ void bench_shape(std::int32_t kv_heads, DType dtype, KvFormat format, cpu::Worke
   const std::int64_t bytes = row * kBlockTokens * blocks_each * kSequences;
   // More memory than caches hold, of which each run reads another part.
   const std::int64_t copies = std::max<std::int64_t>(1, (std::int64_t{256} << 20) / bytes);
-  std::vector<std::byte> memory(static_cast<std::size_t>(bytes * copies), std::byte{0x31});
+  const LoadersMemory memory(bytes * copies);
+  std::memset(memory.data(), 0x31, static_cast<std::size_t>(bytes * copies));
   std::vector<ContextBlock> blocks;
   std::vector<AttentionSequence> sequences;
   std::vector<RowMove> moves;

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -87,6 +88,12 @@ int spin(float* sink) {
 
 }  // namespace
 
+LoadersMemory::LoadersMemory(std::int64_t bytes)
+    : segment_([bytes] {
+        static int made = 0;
+        return Segment::create(segment_name(fmt::format("bench{}", getpid()), fmt::format("memory-{}", ++made)), {bytes});
+      }()) {}
+
 namespace {
 clockid_t clock_id = CLOCK_MONOTONIC;
 }  // namespace
@@ -121,12 +128,15 @@ Ceilings measure_ceilings(cpu::Workers& workers) {
 
   constexpr std::size_t kWords = std::size_t{32} << 20;  // 256 MiB
   constexpr std::size_t kItemWords = std::size_t{1} << 18;
-  std::vector<std::uint64_t> memory(kWords, 1);
-  std::vector<std::uint64_t> copy(kWords, 2);
+  const LoadersMemory source(kWords * 8), target(kWords * 8);
+  std::memset(source.data(), 1, kWords * 8);
+  std::memset(target.data(), 2, kWords * 8);
+  const auto* memory = reinterpret_cast<const std::uint64_t*>(source.data());
+  auto* copy = reinterpret_cast<std::uint64_t*>(target.data());
   seconds = best_seconds(
       [&] {
         workers.parallel_for(kWords / kItemWords, [&](std::int64_t item, int) {
-          const std::uint64_t* words = memory.data() + static_cast<std::size_t>(item) * kItemWords;
+          const std::uint64_t* words = memory + static_cast<std::size_t>(item) * kItemWords;
           std::uint64_t sum = 0;
           for (std::size_t i = 0; i < kItemWords; ++i) {
             sum += words[i];
@@ -141,7 +151,7 @@ Ceilings measure_ceilings(cpu::Workers& workers) {
       [&] {
         workers.parallel_for(kWords / kItemWords, [&](std::int64_t item, int) {
           const std::size_t at = static_cast<std::size_t>(item) * kItemWords;
-          std::memcpy(copy.data() + at, memory.data() + at, kItemWords * 8);
+          std::memcpy(copy + at, memory + at, kItemWords * 8);
         });
       },
       kSeconds);

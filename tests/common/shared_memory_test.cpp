@@ -209,6 +209,42 @@ TEST_F(SharedMemoryTest, MovingASegmentMovesItsMapping) {
   EXPECT_EQ(moved.data()[0], std::byte{7});
 }
 
+TEST_F(SharedMemoryTest, ALargeSegmentIsMappedWhereHugePagesCanBe) {
+  const auto place = [](const Segment& segment) {
+    return reinterpret_cast<std::uintptr_t>(segment.data()) % (std::uintptr_t{2} << 20);
+  };
+  const std::string name = segment_name(run_, "weights");
+  Segment made = Segment::create(name, kMiB * 5 + Bytes{4096});
+  EXPECT_EQ(place(made), 0u);
+  EXPECT_EQ(place(Segment::attach(name, Access::read_only)), 0u);
+  made.data()[5] = std::byte{7};
+  made.make_over(segment_name(run_, "blocks-1"), kMiB * 7);
+  EXPECT_EQ(place(made), 0u);
+  EXPECT_EQ(made.data()[5], std::byte{7});
+}
+
+// A part may begin and end within a huge page.
+TEST_F(SharedMemoryTest, APartThatWasGivenBackIsZeroedAndItsNeighboursStay) {
+  Segment made = Segment::create(segment_name(run_, "weights"), kMiB * 8);
+  const auto blocks = [&] {
+    struct stat status {};
+    EXPECT_EQ(stat(file(made.name()).c_str(), &status), 0);
+    return Bytes{status.st_blocks * 512};
+  };
+  EXPECT_EQ(blocks(), kMiB * 8);
+  std::memset(made.data(), 7, static_cast<std::size_t>((kMiB * 8).n));
+  const std::uint64_t first = (std::uint64_t{1} << 20) + 4096;
+  made.give_back(first, kMiB * 5);
+  EXPECT_LE(blocks(), kMiB * 6) << "at most the huge pages at its ends are kept";
+  made.reserve_again(first, kMiB * 5);
+  EXPECT_EQ(blocks(), kMiB * 8);
+  const std::string all(reinterpret_cast<const char*>(made.data()), static_cast<std::size_t>((kMiB * 8).n));
+  const std::uint64_t last = first + (std::uint64_t{5} << 20);
+  EXPECT_EQ(all.find_first_not_of('\7'), first);
+  EXPECT_EQ(all.find_first_not_of('\0', first), last);
+  EXPECT_EQ(all.find_first_not_of('\7', last), std::string::npos);
+}
+
 TEST(HostMemory, SomeIsAvailable) { EXPECT_GT(available_host_memory(), kMiB); }
 
 // Found by tests/fuzz/control_fuzz.cpp.

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 import weakref
 
 import zmq
@@ -229,4 +230,9 @@ def _end(owner, link, process, context, ended, folder):
         process.wait()
     os.close(ended)
     context.term()
-    shutil.rmtree(folder, ignore_errors=True)
+    until = time.monotonic() + (_ENDS_WITHIN if process.returncode < 0 else 0)
+    while True:  # the children of a supervisor that was killed end by themselves, and write until then
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder) or time.monotonic() >= until:
+            return
+        time.sleep(0.02)
