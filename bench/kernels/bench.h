@@ -49,6 +49,10 @@ double best_seconds(Fn fn, double for_seconds = 0.4) {
   return best;
 }
 
+// Bytes a second that these workers read of such memory, each byte once. Of some machines one part is faster than another.
+double read_speed(const std::byte* data, std::int64_t bytes, cpu::Workers& workers,
+                  double for_seconds = 0.4);
+
 // "name  time  rate unit  share of the ceiling"
 void print_flops(const std::string& name, double seconds, double flops, const Ceilings& ceilings);
 void print_bytes(const std::string& name, double seconds, double bytes, double ceiling);

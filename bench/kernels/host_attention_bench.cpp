@@ -1,5 +1,5 @@
 // Attention on host cores: decoding sequences whose KV blocks lie in memory, beside the speed at which these cores
-// read memory. Shapes are those of real models: OPT-6.7B's, and Llama-3-8B's with four query heads to a key.
+// read the same memory. Shapes are those of real models: OPT-6.7B's, and Llama-3-8B's with four query heads to a key.
 
 #include <fmt/core.h>
 
@@ -15,8 +15,7 @@ namespace {
 
 constexpr std::int32_t kHostHeads = 32, kHostDim = 128;
 
-void bench_shape(std::int32_t kv_heads, DType dtype, KvFormat format, cpu::Workers& workers,
-                 const Ceilings& ceilings) {
+void bench_shape(std::int32_t kv_heads, DType dtype, KvFormat format, cpu::Workers& workers) {
   constexpr std::int32_t kSequences = 8, kContext = 1023;
   const std::int64_t row = kv_row_layout(kv_heads, kHostDim, dtype, format).row;
   const auto blocks_each = static_cast<std::int32_t>(ceil_div(kContext + 1, kBlockTokens));
@@ -65,18 +64,18 @@ void bench_shape(std::int32_t kv_heads, DType dtype, KvFormat format, cpu::Worke
   print_bytes(
       fmt::format("host attention {} x {}, {} of {} keys, {}", kSequences, kContext + 1, kv_heads,
                   kHostHeads, format == KvFormat::plain ? name_of(dtype) : name_of(format)),
-      seconds, static_cast<double>(bytes), ceilings.read_bytes);
+      seconds, static_cast<double>(bytes), read_speed(memory.data(), bytes * copies, workers));
 }
 
 }  // namespace
 
-void bench_host_attention(cpu::Workers& workers, const Ceilings& ceilings) {
+void bench_host_attention(cpu::Workers& workers, const Ceilings&) {
   for (const std::int32_t kv_heads : {32, 8}) {
     for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
-      bench_shape(kv_heads, dtype, KvFormat::plain, workers, ceilings);
+      bench_shape(kv_heads, dtype, KvFormat::plain, workers);
     }
     for (const KvFormat format : {KvFormat::int8, KvFormat::int4}) {
-      bench_shape(kv_heads, DType::float16, format, workers, ceilings);
+      bench_shape(kv_heads, DType::float16, format, workers);
     }
   }
 }

@@ -21,6 +21,8 @@ namespace {
 
 constexpr int kChains = 12;  // more than latency times issue width
 constexpr std::int64_t kSteps = 1 << 20;
+constexpr std::size_t kWords = std::size_t{32} << 20;  // 256 MiB
+constexpr std::size_t kItemWords = std::size_t{1} << 18;
 
 #if defined(__x86_64__)
 // Returns lanes per operation; `sink` keeps the work from being optimised away.
@@ -91,7 +93,9 @@ int spin(float* sink) {
 LoadersMemory::LoadersMemory(std::int64_t bytes)
     : segment_([bytes] {
         static int made = 0;
-        return Segment::create(segment_name(fmt::format("bench{}", getpid()), fmt::format("memory-{}", ++made)), {bytes});
+        return Segment::create(
+            segment_name(fmt::format("bench{}", getpid()), fmt::format("memory-{}", ++made)),
+            {bytes});
       }()) {}
 
 namespace {
@@ -106,6 +110,26 @@ double now() {
   timespec time{};
   clock_gettime(clock_id, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+double read_speed(const std::byte* data, std::int64_t bytes, cpu::Workers& workers,
+                  double for_seconds) {
+  const auto* memory = reinterpret_cast<const std::uint64_t*>(data);
+  const auto items = bytes / static_cast<std::int64_t>(kItemWords * 8);
+  const double seconds = best_seconds(
+      [&] {
+        workers.parallel_for(items, [&](std::int64_t item, int) {
+          const std::uint64_t* words = memory + static_cast<std::size_t>(item) * kItemWords;
+          std::uint64_t sum = 0;
+          for (std::size_t i = 0; i < kItemWords; ++i) {
+            sum += words[i];
+          }
+          volatile std::uint64_t keep = sum;
+          (void)keep;
+        });
+      },
+      for_seconds);
+  return static_cast<double>(items) * kItemWords * 8 / seconds;
 }
 
 Ceilings measure_ceilings(cpu::Workers& workers) {
@@ -126,32 +150,15 @@ Ceilings measure_ceilings(cpu::Workers& workers) {
       kSeconds);
   ceilings.flops = 2.0 * kChains * static_cast<double>(kSteps) * lanes * threads / seconds;
 
-  constexpr std::size_t kWords = std::size_t{32} << 20;  // 256 MiB
-  constexpr std::size_t kItemWords = std::size_t{1} << 18;
   const LoadersMemory source(kWords * 8), target(kWords * 8);
   std::memset(source.data(), 1, kWords * 8);
   std::memset(target.data(), 2, kWords * 8);
-  const auto* memory = reinterpret_cast<const std::uint64_t*>(source.data());
-  auto* copy = reinterpret_cast<std::uint64_t*>(target.data());
-  seconds = best_seconds(
-      [&] {
-        workers.parallel_for(kWords / kItemWords, [&](std::int64_t item, int) {
-          const std::uint64_t* words = memory + static_cast<std::size_t>(item) * kItemWords;
-          std::uint64_t sum = 0;
-          for (std::size_t i = 0; i < kItemWords; ++i) {
-            sum += words[i];
-          }
-          volatile std::uint64_t keep = sum;
-          (void)keep;
-        });
-      },
-      kSeconds);
-  ceilings.read_bytes = static_cast<double>(kWords) * 8 / seconds;
+  ceilings.read_bytes = read_speed(source.data(), kWords * 8, workers, kSeconds);
   seconds = best_seconds(
       [&] {
         workers.parallel_for(kWords / kItemWords, [&](std::int64_t item, int) {
           const std::size_t at = static_cast<std::size_t>(item) * kItemWords;
-          std::memcpy(copy + at, memory + at, kItemWords * 8);
+          std::memcpy(target.data() + at * 8, source.data() + at * 8, kItemWords * 8);
         });
       },
       kSeconds);

@@ -2,8 +2,8 @@
 // Attention over sixteen lanes: how keys and values reach the rows of a slice
 // (attention_rows_lanes.h), in two ways that give the same bits. With many rows the keys and values
 // of a chunk are rearranged once for all tiles. With one tile per head, as in decoding, memory is
-// the limit: several heads are computed together, so that memory is read in long runs; keys are
-// rearranged a few blocks at a time and values are read in place, or dequantised a block at a time.
+// the limit: several heads are computed together, so that memory is read in long runs; keys and values are read
+// in place, or dequantised a block at a time.
 
 #include <cstdint>
 
@@ -31,8 +31,12 @@ class AttentionTask {
     const Tiles tiles(rows_.rows_each());
     for (std::int32_t head = 0; head < slice_.kv_heads; ++head) {
       for (std::int64_t t = 0; t < tiles.count; ++t) {
-        rows_.pack_queries(head * rows_.rows_each() + static_cast<std::int32_t>(tiles.first(t)),
-                           tiles.size(t));
+        const auto first = head * rows_.rows_each() + static_cast<std::int32_t>(tiles.first(t));
+        if (narrow) {
+          rows_.copy_queries(first, tiles.size(t));
+        } else {
+          rows_.pack_queries(first, tiles.size(t));
+        }
       }
     }
     // Blocks before the first row's window are not read.
@@ -54,8 +58,7 @@ class AttentionTask {
 
  private:
   // Keys of positions [start, start + count) as (blocks, head_dim, 16 positions).
-  template <typename Number>
-  void gather_keys(Number* to, std::int32_t head, std::int32_t start, std::int32_t count) const {
+  void gather_keys(float* to, std::int32_t head, std::int32_t start, std::int32_t count) const {
     for (std::int32_t t = 0; t < count; t += kBlockTokens) {
       const int here = count - t < kBlockTokens ? count - t : kBlockTokens;
       const auto keys = context_.keys(head, (start + t) / kBlockTokens, here);
@@ -86,8 +89,8 @@ class AttentionTask {
       const auto first = static_cast<std::int32_t>(tiles.first(t));
       const std::int32_t most = rows_.visible(first + tiles.size(t) - 1, start, count);
       if (most > begin) {
+        rows_.score(first, tiles.size(t), begin, most - begin, keys_);
         with_rows(tiles.size(t), [&](auto rows) {
-          rows_.template score<rows()>(first, begin, most - begin, keys_);
           rows_.weigh(first, rows(), start, count);
           rows_.template add_values<rows()>(
               first, start, count, begin, count,
@@ -124,26 +127,15 @@ class AttentionTask {
 
   template <int kRows>
   void score_together(std::int32_t start, std::int32_t begin, std::int32_t end) {
-    auto* const keys = reinterpret_cast<typename Context::Number*>(keys_);
     for (std::int32_t head = 0; head < slice_.kv_heads; ++head) {
-      gather_keys_of_one(keys, head, start + begin, end - begin);
-      rows_.template score<kRows>(head * kRows, begin, end - begin, keys);
-    }
-  }
-  // gather_keys of one head of several, while `ahead_` is prefetched. By itself, so that it is compiled once
-  // and not for each number of rows.
-  [[gnu::noinline]] void gather_keys_of_one(typename Context::Number* to, std::int32_t head,
-                                            std::int32_t start, std::int32_t count) {
-    for (std::int32_t t = 0; t < count; t += kBlockTokens) {
-      const int here = count - t < kBlockTokens ? count - t : kBlockTokens;
-      const auto block = context_.keys(head, (start + t) / kBlockTokens, here);
-      for (std::int64_t d = 0; d < dim_; d += 16) {
-        ahead_.prefetch(lines_of_square());
-        transpose_16(to + t * dim_ + 16 * d, block.data + d, block.step, here, 16);
+      for (std::int32_t t = begin; t < end; t += kBlockTokens) {
+        const int count = end - t < kBlockTokens ? end - t : kBlockTokens;
+        rows_.template score_block<kRows>(
+            head * kRows, t, count, context_.keys(head, (start + t) / kBlockTokens, count),
+            [this](int keys, std::int64_t part) { ahead_.prefetch(lines_of_part(keys, part)); });
       }
     }
   }
-
   template <int kRows>
   void add_together(std::int32_t start, std::int32_t count, std::int32_t begin, std::int32_t end) {
     for (std::int32_t head = 0; head < slice_.kv_heads; ++head) {
@@ -155,10 +147,13 @@ class AttentionTask {
       }
     }
   }
-  // Lines of 16 positions by 16 columns.
-  static constexpr std::int64_t lines_of_square() { return 4 * sizeof(typename Context::Number); }
+  // Lines that sixteen numbers of so many keys fill, where `part` parts of them came before.
+  static std::int64_t lines_of_part(int keys, std::int64_t part) {
+    const std::int64_t quarters = keys * static_cast<std::int64_t>(sizeof(typename Context::Number));
+    return (part + 1) * quarters / 4 - part * quarters / 4;
+  }
 
-  static constexpr std::int32_t kAtOnce = 4 * kBlockTokens;  // whose keys stay in L1
+  static constexpr std::int32_t kAtOnce = 4 * kBlockTokens;  // prefetched while those before are at work
 
   const AttentionSlice& slice_;
   const Attention& op_;

@@ -4,13 +4,14 @@
 // gemm_lanes.h.
 //
 // The order of every sum depends on positions only. Context is taken in chunks of kChunkTokens,
-// cut at multiples of it. Within a chunk a score is one chain of fused multiply-adds over head_dim
-// in order, times scale; the row's maximum grows to the chunk's; lane i of the denominator sums the
+// cut at multiples of it. Within a chunk a score is sixteen chains of fused multiply-adds over head_dim, added in
+// halves (scores_lanes.h), times scale; the row's maximum grows to the chunk's; lane i of the denominator sums the
 // weights at positions i, i + 16, … and the lanes are then added in halves; the output takes up its
 // chain, one fused multiply-add a position, in order. Before a later chunk both are scaled by
 // exp(old maximum - new maximum). Positions a row may not see are never multiplied, not even by 0.
 
 #include <cstdint>
+#include <cstring>
 
 #include "common/units.h"
 #include "kernels/cpu/lane_kernels.h"
@@ -64,7 +65,13 @@ class AttentionRows {
     return before < 0 ? 0 : before < end ? before : end;
   }
 
-  // Queries of rows [first, first + rows) for a tile.
+  // Queries of rows [first, first + rows) for a tile, or (if keys are read in place) as they are.
+  void copy_queries(std::int32_t first, int rows) {
+    for (std::int32_t r = first; r < first + rows; ++r) {
+      std::memcpy(queries_ + r * dim_, queries() + row_offset(r),
+                  static_cast<std::size_t>(dim_) * sizeof(float));
+    }
+  }
   void pack_queries(std::int32_t first, int rows) {
     float* packed = queries_ + first * dim_;  // (head_dim, rows)
     if (slice_.heads == 1 && rows >= 4) {
@@ -80,11 +87,17 @@ class AttentionRows {
   }
 
   // Scores of positions [begin, begin + count) of the chunk; keys: (blocks, head_dim, 16).
-  template <int kRows, typename Number>
-  void score(std::int32_t first, std::int32_t begin, std::int32_t count, const Number* keys) {
-    multiply_panels<kRows, tile_panels(kRows)>(
-        Inputs<kRows, 1>{queries_ + first * dim_}, Panels<Number>{keys, 16 * dim_},
-        (count + 15) / 16, dim_, Sums{score_row(first) + begin, kChunkTokens}, false);
+  void score(std::int32_t first, int rows, std::int32_t begin, std::int32_t count,
+             const float* keys) {
+    score_panels(rows, queries_ + first * dim_, keys, (count + 15) / 16, dim_,
+                 Sums{score_row(first) + begin, kChunkTokens});
+  }
+  // Of a block's positions, whose keys are read in place; its first one is `begin` of the chunk.
+  template <int kRows, typename Keys, typename Ahead>
+  void score_block(std::int32_t first, std::int32_t begin, int count, const Keys& keys,
+                   Ahead ahead) {
+    score_in_place<kRows, false>(queries_ + first * dim_, dim_, keys, count, dim_,
+                          Sums{score_row(first) + begin, kChunkTokens}, ahead);
   }
 
   // Scores of the chunk to weights; maximum, denominator and sums of each row follow.

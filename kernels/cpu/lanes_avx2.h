@@ -8,8 +8,8 @@
 
 #include "common/dtype.h"
 #include "common/formats/bfloat12.h"
-#include "kernels/cpu/kv/transpose_halves.h"
 #include "kernels/cpu/lane_kernels.h"
+#include "kernels/cpu/transpose_halves.h"
 
 namespace poise::cpu {
 namespace {
@@ -233,6 +233,24 @@ struct Lanes {
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
+  static Lanes sums(const Lanes (&of)[16]) { return {sums_of_eight(of), sums_of_eight(of + 8)}; }
+  static __m256 sums_of_eight(const Lanes* of) {
+    // 128 bits of two at a time: i and i + 4 lie in the order of lanes then.
+    __m256 four[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m256 a = _mm256_add_ps(of[i].lo, of[i].hi);
+      const __m256 b = _mm256_add_ps(of[i + 4].lo, of[i + 4].hi);
+      four[i] = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    }
+    const __m256 a = pairs(four[0], four[1]), b = pairs(four[2], four[3]);
+    return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
+  }
+  static __m256 pairs(__m256 a, __m256 b) {
+    const __m256d x = _mm256_castps_pd(a), y = _mm256_castps_pd(b);
+    return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)),
+                         _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
   }
   float largest() const {
     const __m256 eight = _mm256_max_ps(lo, hi);

@@ -41,6 +41,7 @@
 #include "kernels/cpu/rows_lanes.h"
 #include "kernels/cpu/packed/unpack_lanes.h"
 #include "kernels/cpu/gemm_lanes.h"
+#include "kernels/cpu/scores_lanes.h"
 #include "kernels/cpu/kv/kv_lanes.h"
 #include "kernels/cpu/attention_rows_lanes.h"
 #include "kernels/cpu/kv/context_lanes.h"

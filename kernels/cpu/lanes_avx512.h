@@ -7,7 +7,6 @@
 
 #include "common/dtype.h"
 #include "common/formats/bfloat12.h"
-#include "kernels/cpu/kv/transpose_halves.h"
 #include "kernels/cpu/lane_kernels.h"
 
 namespace poise::cpu {
@@ -211,6 +210,25 @@ struct Lanes {
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
   }
+  static Lanes sums(const Lanes (&of)[16]) {
+    // Of four at a time, 128 bits of each: i, i + 4, i + 8 and i + 12 lie in the order of lanes then.
+    __m512 four[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m512 a = halves(of[i].v, of[i + 4].v), b = halves(of[i + 8].v, of[i + 12].v);
+      four[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    }
+    const __m512 a = pairs(four[0], four[1]), b = pairs(four[2], four[3]);
+    return {_mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd))};
+  }
+  static __m512 halves(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  }
+  static __m512 pairs(__m512 a, __m512 b) {
+    const __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
+    return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+  }
   float largest() const {
     const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
     const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -333,10 +351,6 @@ inline void transpose_columns(To* to, const From* from, std::int64_t stride, int
   if constexpr (sizeof(To) == 2 && kStream) {
     for (; rows == 16 && c + 32 <= cols; c += 32) {
       transpose_wide<kStream>(to + 16 * c, from + c, stride);
-    }
-  } else if constexpr (sizeof(To) == 2) {
-    for (; rows == 16 && c + 8 <= cols; c += 8) {
-      transpose_halves(to + 16 * c, from + c, stride);
     }
   }
   for (; c < cols; c += 16) {

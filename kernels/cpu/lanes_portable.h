@@ -182,6 +182,10 @@ struct Lanes {
     }
     return part[0];
   }
+  // Lane i: the sum of of[i].
+  static Lanes sums(const Lanes (&of)[16]) {
+    return Lanes::of([&](int i) { return of[i].sum(); });
+  }
   // Of numbers; what it gives is unspecified where a lane is not one.
   float largest() const {
     float result = at[0];

@@ -382,13 +382,9 @@ class AbsorbedTask {
   }
   void score_keys(std::int32_t start, std::int32_t t, int count) {
     for (int h = 0; h < slice_.heads; ++h) {
-      if (h == 0 || kv_head(h) != kv_head(h - 1)) {
-        const Columns<T> keys = context_.keys(kv_head(h), (start + t) / kBlockTokens, count);
-        transpose_16(keys_, keys.data, keys.step, count, shape_.dim);
-      }
-      multiply_panels<1, 1>(Inputs<1, 1>{shape_.query(slice_.sequence, slice_.first_head + h)},
-                            Panels<float>{keys_, 0}, 1, shape_.dim, Sums{rows_.scores(h) + t, 0},
-                            false);
+      score_in_place<1, true>(shape_.query(slice_.sequence, slice_.first_head + h), 0,
+                        context_.keys(kv_head(h), (start + t) / kBlockTokens, count), count,
+                        shape_.dim, Sums{rows_.scores(h) + t, 0}, [](int, std::int64_t) {});
     }
   }
 

@@ -1,6 +1,5 @@
 #pragma once
-// Values of 16 bits transposed with AVX2, for both sets that have it. Included first in lanes_avx2.h and
-// lanes_avx512.h.
+// Values of 16 bits transposed with AVX2. Included first in lanes_avx2.h.
 
 #include <immintrin.h>
 
