@@ -31,7 +31,7 @@ namespace {
 namespace bip = boost::interprocess;
 
 constexpr const char* kShmDirectory = "/dev/shm";
-constexpr Bytes kReserveStep = kMiB * 256;  // 20 to 100 ms
+constexpr Bytes kReserveStep = kMiB * 32;  // 2 to 20 ms
 constexpr auto kReaperPatience = std::chrono::milliseconds(2000);
 constexpr auto kLookAgain = std::chrono::milliseconds(1);
 
@@ -55,13 +55,12 @@ bool hold(int descriptor, const std::string& name) {
 int reserve_part(int descriptor, std::int64_t begin, std::int64_t end,
                  const std::function<bool()>& stop) {
   std::int64_t step = kReserveStep.n;
-  bool huge = true;
   for (std::int64_t at = begin; at < end;) {
     if (stop && stop()) {
       return ECANCELED;
     }
     const std::int64_t bytes = std::min(step - at % step, end - at);  // ends where huge pages do
-    huge = huge && take_huge_pages(descriptor, at, at + bytes);
+    take_huge_pages(descriptor, at, at + bytes);
     const int error = fails_at("segment.reserve") ? errno : posix_fallocate(descriptor, at, bytes);
     if (error == EINTR) {  // all of the step is undone: take smaller ones between signals
       step = std::max(step / 2, kMiB.n);
@@ -152,9 +151,18 @@ Segment::~Segment() = default;
 std::byte* Segment::data() const { return static_cast<std::byte*>(mapping_->region.get_address()); }
 Bytes Segment::size() const { return {static_cast<std::int64_t>(mapping_->region.get_size())}; }
 
-Segment Segment::create(const std::string& name, Bytes size, const std::function<bool()>& stop) {
-  return make(name, size,
-              [&](int descriptor) { return reserve_part(descriptor, 0, size.n, stop); });
+Segment Segment::create(const std::string& name, Bytes size, const std::function<bool()>& stop,
+                        std::span<const std::uint64_t> borders) {
+  return make(name, size, [&](int descriptor) {
+    std::int64_t begin = 0;
+    int error = 0;
+    for (const std::uint64_t border : borders) {
+      const auto end = static_cast<std::int64_t>(border);
+      error = error == 0 ? reserve_part(descriptor, begin, end, stop) : error;
+      begin = end;
+    }
+    return error == 0 ? reserve_part(descriptor, begin, size.n, stop) : error;
+  });
 }
 
 Segment Segment::create_hollow(const std::string& name, Bytes size) {

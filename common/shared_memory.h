@@ -27,9 +27,12 @@ class Segment {
   // A new segment, zeroed and fully reserved. Fails if there is not enough room (the sentence gives
   // the bytes wanted and free) or if the name is taken. `name` has no leading slash. A large segment
   // takes seconds: meanwhile the file in /dev/shm already has its final size, and its blocks show the
-  // progress. `stop`, if given, is polled meanwhile; if it returns true, this fails (Exit::interrupted).
+  // progress. `stop`, if given, is polled meanwhile; if it returns true, this fails (Exit::interrupted). No huge page
+  // (mapping/huge_pages.h) lies across `borders` (rising offsets): what can be given back by itself comes back whole, also
+  // where its neighbours are pinned.
   static Segment create(const std::string& name, Bytes size,
-                        const std::function<bool()>& stop = nullptr);
+                        const std::function<bool()>& stop = nullptr,
+                        std::span<const std::uint64_t> borders = {});
   // The same, but nothing of it is reserved yet: the caller does that with `reserve_again`, part by part, before
   // anyone touches the part. Fails if there is not enough room now.
   static Segment create_hollow(const std::string& name, Bytes size);

@@ -10,9 +10,9 @@
 // *before* it is used, so a key has the same bits whether it was loaded or computed again
 // (common/README section 8).
 //
-// Sums on the CPU device: every output element is one chain of fused multiply-adds over its own
-// inputs, in a fixed order for any number of rows or threads and any instruction set. So no batch and
-// no policy changes a bit of the output.
+// Sums on the CPU device have a fixed order, for any number of rows or threads and any instruction set: a product of
+// matrices is one chain of fused multiply-adds for each output (kernels/README.md has the others). So no batch
+// and no policy changes a bit of the output.
 
 #include <cstdint>
 

@@ -64,8 +64,14 @@ WeightLoading::WeightLoading(Control& control, ModelOnDisk& model, Origin origin
   control_->shape = model_.config.shape;
   control_->dtype = model_.dtype;
   control_->weights_bytes = static_cast<std::uint64_t>(model_.layout.total().n);
-  coming_ = std::async(std::launch::async, [this, size = model_.layout.total()] {
-    return Segment::create(name_in(control_), size, [this] { return given_up_.load(); });
+  coming_ = std::async(std::launch::async, [this] {
+    std::vector<std::uint64_t> layers;  // each may be released alone
+    for (std::uint32_t layer = 0; layer < static_cast<std::uint32_t>(model_.layout.layers); ++layer) {
+      layers.push_back(model_.layout.layer_offset({layer}));
+      layers.push_back(layers.back() + static_cast<std::uint64_t>(model_.layout.layer.bytes.n));
+    }
+    return Segment::create(name_in(control_), model_.layout.total(),
+                           [this] { return given_up_.load(); }, layers);
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include <ggml-cpu.h>
 #include <ggml.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
@@ -16,6 +17,7 @@ namespace {
 
 constexpr int kSequences = 8, kContext = 1024, kHeads = 32, kHeadDim = 128;
 constexpr std::size_t kMoreThanCaches = std::size_t{256} << 20;
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr double kSeconds = 0.4;
 
 double now() {
@@ -25,10 +27,12 @@ double now() {
 void measure(int kv_heads, ggml_type type, ggml_threadpool* threads, int count) {
   const std::size_t one = ggml_row_size(type, kHeadDim) * kContext * kv_heads * kSequences;
   const std::size_t copies = std::max<std::size_t>(1, kMoreThanCaches / (2 * one));
-  const ggml_init_params wanted{.mem_size = 2 * one * copies + (std::size_t{64} << 20),
-                                .mem_buffer = nullptr,
-                                .no_alloc = false};
-  ggml_context* const memory = ggml_init(wanted);
+  // Of huge pages, as poise's blocks are.
+  const std::size_t size = (2 * one * copies + (std::size_t{64} << 20)) / kHugePage * kHugePage;
+  void* const place = std::aligned_alloc(kHugePage, size);
+  madvise(place, size, MADV_HUGEPAGE);
+  ggml_context* const memory =
+      ggml_init({.mem_size = size, .mem_buffer = place, .no_alloc = false});
   ggml_tensor* const q = ggml_new_tensor_4d(memory, GGML_TYPE_F32, kHeadDim, 1, kHeads, kSequences);
   std::fill_n(static_cast<float*>(q->data), ggml_nelements(q), 0.01f);
   std::vector<ggml_cgraph*> graphs;  // one for each copy of keys and values
@@ -60,6 +64,7 @@ void measure(int kv_heads, ggml_type type, ggml_threadpool* threads, int count) 
   }
   std::printf("%d %s %.9f %zu\n", kv_heads, ggml_type_name(type), best, 2 * one);
   ggml_free(memory);
+  std::free(place);
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 #include "common/mapping/huge_pages.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 
 namespace poise {
@@ -12,47 +14,70 @@ namespace {
 constexpr int kPopulateWrite = 23;
 constexpr int kCollapse = 25;
 
-// A slower kernel is compacting its memory. Reserving small pages takes 1 s for 2 to 10 GB.
-constexpr double kSlowest = 1e8;  // bytes a second
+using Clock = std::chrono::steady_clock;
 
-std::size_t whole_pages(std::size_t bytes) {
-  constexpr std::size_t kPage = 4096;
-  return (bytes + kPage - 1) / kPage * kPage;
+// A slower kernel is compacting its memory. Reserving small pages takes 1 s for 2 to 10 GB.
+constexpr double kSlowest = 1e8;                       // bytes a second
+constexpr std::chrono::duration<double> kPauses{0.1};  // beside that: a busy machine's
+constexpr auto kAskAgain = std::chrono::seconds(10);
+
+std::atomic<Clock::time_point> ask_from{};
+
+std::size_t page_size() {
+  static const auto size = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return size;
 }
 
-// The kernel makes a huge page of small ones, so one must be there. Unlike a write, this fails where there is no memory.
-bool make_first_pages(std::byte* data, std::int64_t bytes) {
+// The kernel makes a huge page of small ones, so one must be there. Unlike a write, this fails where there is no memory. Where
+// pages alternate between NUMA nodes, so do the small ones that are made first, and huge pages follow them.
+bool make_first_pages(std::byte* data, std::int64_t first, std::int64_t bytes) {
+  const auto pages = kHugePage.n / static_cast<std::int64_t>(page_size());
   for (std::int64_t at = 0; at < bytes; at += kHugePage.n) {
-    if (madvise(data + at, 1, kPopulateWrite) != 0) {
+    const std::int64_t page = pages == 0 ? 0 : (first + at) / kHugePage.n % pages;
+    if (madvise(data + at + page * static_cast<std::int64_t>(page_size()), 1, kPopulateWrite) !=
+        0) {
       return false;
     }
   }
   return true;
 }
 
+// Of whole huge pages from `first` on.
+bool take_some(int descriptor, std::int64_t first, std::int64_t bytes) {
+  const auto size = static_cast<std::size_t>(bytes);
+  const AlignedRange range(size);
+  return range.data() != nullptr &&
+         mmap(range.data(), size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor,
+              first) != MAP_FAILED &&
+         make_first_pages(static_cast<std::byte*>(range.data()), first, bytes) &&
+         madvise(range.data(), size, kCollapse) == 0;
+}
+
 }  // namespace
 
 bool take_huge_pages(int descriptor, std::int64_t begin, std::int64_t end) {
-  const std::int64_t first = ceil_div(begin, kHugePage.n) * kHugePage.n;
+  const std::int64_t first = round_up(begin, kHugePage.n);
   const std::int64_t bytes = end / kHugePage.n * kHugePage.n - first;
   if (bytes <= 0) {
     return true;
   }
-  const auto size = static_cast<std::size_t>(bytes);
-  const AlignedRange range(size);
-  if (range.data() == nullptr || mmap(range.data(), size, PROT_READ | PROT_WRITE,
-                                      MAP_SHARED | MAP_FIXED, descriptor, first) == MAP_FAILED) {
+  const auto began = Clock::now();
+  if (began < ask_from.load()) {
     return false;
   }
-  const auto began = std::chrono::steady_clock::now();
-  const bool all = make_first_pages(static_cast<std::byte*>(range.data()), bytes) &&
-                   madvise(range.data(), size, kCollapse) == 0;
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-  return all && static_cast<double>(bytes) > took.count() * kSlowest;
+  const bool given = take_some(descriptor, first, bytes);
+  const auto now = Clock::now();
+  const std::chrono::duration<double> expected(static_cast<double>(bytes) / kSlowest);
+  if (!given || now - began > kPauses + expected) {
+    ask_from = now + kAskAgain;
+  }
+  return given;
 }
 
 AlignedRange::AlignedRange(std::size_t bytes)
-    : bytes_(whole_pages(bytes)), all_(bytes_ + static_cast<std::size_t>(kHugePage.n)) {
+    : bytes_(ceil_div(static_cast<std::int64_t>(bytes), static_cast<std::int64_t>(page_size())) *
+             page_size()),
+      all_(bytes_ + static_cast<std::size_t>(kHugePage.n)) {
   void* const range =
       mmap(nullptr, all_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (range == MAP_FAILED) {

@@ -14,8 +14,10 @@ namespace poise {
 constexpr Bytes kHugePage = kMiB * 2;
 
 // Gives the whole huge pages within bytes [begin, end) of a file in /dev/shm memory, as huge pages, zeroed where there was a
-// hole. What lies in them stays. Returns false if the kernel did not give all of them, or was slow: it is short of
-// contiguous memory, and should not be asked again soon. Any thread; several may work on parts of one file.
+// hole. What lies in them stays. Returns whether all of them were given. It cannot be interrupted, so ask for some tens of MiB
+// at a time. A kernel that refuses, or is slow because it compacts its memory, is not asked again for ten seconds, by
+// anyone in this process. On machines of several NUMA nodes a huge page lies where one of its small ones would. Any thread;
+// several may work on parts of one file.
 bool take_huge_pages(int descriptor, std::int64_t begin, std::int64_t end);
 
 // A range of addresses that begins where a huge page can be mapped. Nothing may be accessed in it until a file is mapped over
@@ -24,6 +26,7 @@ class AlignedRange {
  public:
   explicit AlignedRange(std::size_t bytes);  // if there is no such range, data() is null
   AlignedRange(const AlignedRange&) = delete;
+  AlignedRange& operator=(const AlignedRange&) = delete;
   ~AlignedRange();
 
   void* data() const { return data_; }

@@ -85,7 +85,7 @@ inline constexpr std::int64_t kMaxTileRows = 16;
 inline constexpr std::int64_t kAbsorbedScratchFloats =
     2 * kMaxTileRows * kMaxNormedRow                   // absorbed queries, sums of activations
     + kMaxTileRows * (kMaxHeadDim + kChunkTokens)      // sums of values, scores
-    + 16 * kGemmDepth + kBlockTokens * kMaxNormedRow;  // keys of a block, a block's rows
+    + 16 * kGemmDepth + kBlockTokens * kMaxNormedRow;  // a block's activations transposed, its rows
 
 // What one pass over a row of logits finds.
 struct LogitScan {

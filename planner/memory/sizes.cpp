@@ -185,11 +185,28 @@ KeptContext kept_context(const ModelShape& shape, const Policy& policy) {
   return {.window = policy.runs_tokens_again() ? 0 : window_of_all(shape)};
 }
 
+namespace {
+
+bool are_rehearsed_each(std::span<const RequestSize> requests) {
+  std::int64_t answers = 0;
+  bool differ = false;
+  for (const RequestSize& request : requests) {
+    answers += request.answer;
+    differ |= request.prompt != requests.front().prompt || request.answer != requests.front().answer;
+  }
+  return differ && answers <= kRehearsedAnswers;
+}
+
+}  // namespace
+
 Demand demand_of(std::span<const RequestSize> requests, std::int32_t max_num_seqs,
                  const KeptContext& kept, std::int32_t prefill_rows) {
   Demand demand{.requests = static_cast<std::int64_t>(requests.size()), .kept = kept};
   demand.sequences = static_cast<std::int32_t>(
       std::min<std::int64_t>(max_num_seqs, static_cast<std::int64_t>(requests.size())));
+  if (are_rehearsed_each(requests)) {
+    demand.each = std::make_shared<const std::vector<RequestSize>>(requests.begin(), requests.end());
+  }
   std::vector<std::int32_t> blocks, together, prompts, contexts;
   for (const RequestSize& request : requests) {
     const std::int32_t all = blocks_for(request.most_context());
@@ -271,6 +288,7 @@ Rehearsal rehearsal_of(const ModelShape& shape, const Demand& demand, const Allo
           .device = device,
           .pack = pack_limits(options, device),
           .requests = demand.requests,
+          .each = demand.each,
           .sequences = demand.sequences,
           .most_blocks = demand.most_blocks,
           .most_tokens = demand.kept.window > 0 ? demand.most_tokens : 0,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -70,6 +71,8 @@ struct Demand {
   std::int64_t most_tokens = 0;       // of the longest `sequences` contexts together, dropped ones too
   std::int32_t most_edits = 0;        // of logits, of one request's sample
   KeptContext kept = {};
+  // Where requests differ, and are few enough to be rehearsed one by one: all of them, in order.
+  std::shared_ptr<const std::vector<RequestSize>> each = nullptr;
 };
 // `prefill_rows`: of prompts in an iteration, at most.
 Demand demand_of(std::span<const RequestSize> requests, std::int32_t max_num_seqs,

@@ -66,7 +66,8 @@ Stand stand_for(const Rehearsal& rehearsal, double answered) {
               .represented = running / played};
   for (std::size_t i = 0; i < stand.requests.size(); ++i) {
     stand.requests[i].id = {static_cast<std::uint32_t>(i + 1)};
-    stand.requests[i].prompt = std::vector<TokenId>(static_cast<std::size_t>(context), kRehearsedToken);
+    stand.requests[i].prompt =
+        std::vector<TokenId>(static_cast<std::size_t>(context), kRehearsedToken);
     stand.requests[i].sampling.max_tokens = std::max(tokens - context, 2);
   }
   return stand;
@@ -133,9 +134,53 @@ Rehearsed rehearse_at(double answered, bool prefill, const Profile& profile, con
   answers.complete(outcomes);
   Profile chunk = profile;
   chunk.load_w = chunk.load_w * (1 / stand.represented);
-  times.decoding =
-      time_of(chunk, layout, rehearsal, tables_of(answers.next())) * stand.represented;
+  times.decoding = time_of(chunk, layout, rehearsal, tables_of(answers.next())) * stand.represented;
   return times;
+}
+
+Request request_of(std::int64_t number, std::int64_t prompt, std::int64_t answer) {
+  Request request;
+  request.id = {static_cast<std::uint32_t>(number)};
+  request.prompt = std::vector<TokenId>(static_cast<std::size_t>(prompt), kRehearsedToken);
+  request.sampling.max_tokens = static_cast<std::int32_t>(answer);
+  return request;
+}
+
+// All requests; none if they are too many to rehearse.
+std::vector<Request> job_of(const Rehearsal& rehearsal) {
+  const std::int64_t sequences = std::max(rehearsal.sequences, 1);
+  const std::int64_t all = std::max<std::int64_t>(rehearsal.requests, sequences);
+  const std::int64_t most = std::max<std::int64_t>(rehearsal.most_blocks / sequences, 1);
+  const std::int64_t blocks = rehearsal.host.all_act_blocks() + rehearsal.host.all_kv_blocks();
+  if (blocks < most || sequences > kRehearsedRequests) {
+    return {};
+  }
+  const std::int64_t together = std::clamp<std::int64_t>(blocks / most, 1, sequences);
+  std::vector<Request> requests;
+  std::int64_t answers = 0;
+  if (rehearsal.each) {
+    for (const RequestSize& one : *rehearsal.each) {
+      requests.push_back(
+          request_of(std::ssize(requests) + 1, std::max(one.prompt, 1), std::max(one.answer, 1)));
+      answers += one.answer;
+      if (std::ssize(requests) == all) {
+        break;
+      }
+    }
+    return ceil_div(answers, together) > kRehearsedIterations ? std::vector<Request>{} : requests;
+  }
+  const std::int64_t tokens =
+      rehearsal.most_tokens > 0 ? rehearsal.most_tokens / sequences : most * kBlockTokens;
+  const std::int64_t prompt = std::clamp<std::int64_t>(rehearsal.prompt_rows / sequences, 1,
+                                                       std::max<std::int64_t>(tokens - 1, 1));
+  const std::int64_t answer = tokens - prompt + 1;
+  if (ceil_div(all, together) * answer > kRehearsedIterations) {
+    return {};
+  }
+  for (std::int64_t i = 1; i <= all; ++i) {
+    requests.push_back(request_of(i, prompt, answer));
+  }
+  return requests;
 }
 
 }  // namespace
@@ -149,25 +194,9 @@ Rehearsed rehearse(const Profile& profile, const Policy& policy, const WeightLay
 
 std::optional<Seconds> rehearse_job(const Profile& profile, const Policy& policy,
                                     const WeightLayout& layout, const Rehearsal& rehearsal) {
-  const std::int64_t sequences = std::max(rehearsal.sequences, 1);
-  const std::int64_t all = std::max<std::int64_t>(rehearsal.requests, sequences);
-  const std::int64_t most = std::max<std::int64_t>(rehearsal.most_blocks / sequences, 1);
-  const std::int64_t tokens =
-      rehearsal.most_tokens > 0 ? rehearsal.most_tokens / sequences : most * kBlockTokens;
-  const std::int64_t prompt = std::clamp<std::int64_t>(rehearsal.prompt_rows / sequences, 1,
-                                                       std::max<std::int64_t>(tokens - 1, 1));
-  const std::int64_t answer = tokens - prompt + 1;
-  const std::int64_t blocks = rehearsal.host.all_act_blocks() + rehearsal.host.all_kv_blocks();
-  const std::int64_t together = std::clamp<std::int64_t>(blocks / most, 1, sequences);
-  if (blocks < most || sequences > kRehearsedRequests ||
-      ceil_div(all, together) * answer > kRehearsedIterations) {
+  const std::vector<Request> requests = job_of(rehearsal);
+  if (requests.empty()) {
     return std::nullopt;
-  }
-  std::vector<Request> requests(static_cast<std::size_t>(all));
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    requests[i].id = {static_cast<std::uint32_t>(i + 1)};
-    requests[i].prompt = std::vector<TokenId>(static_cast<std::size_t>(prompt), kRehearsedToken);
-    requests[i].sampling.max_tokens = static_cast<std::int32_t>(answer);
   }
   Scheduler scheduler(policy, rehearsal.host,
                       {.max_num_seqs = rehearsal.sequences,

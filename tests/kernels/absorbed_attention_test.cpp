@@ -69,10 +69,18 @@ TEST(AbsorbedAttention, TakesALongContextChunkByChunk) {
 
 TEST(AbsorbedAttentionBits, AreThoseOfAttentionWhereEveryBlockHoldsKeys) {
   cpu::Workers workers(2);
+  std::vector<AbsorbedShape> shapes{{3, 3, 20, 60}, {1, 1, 250, 48}, {6, 2, 16, 40}};  // attention transposes keys of odd widths
   for (const DType dtype : kAllTypes) {
-    const AbsorbedCase one({3, 3, 32, 96, dtype}, {0, 15, 140, 300});
-    EXPECT_TRUE(
-        same_bits(run(one, Reads::keys, 2, 3, workers), run(one, Reads::keys, 1, 0, workers)));
+    shapes.push_back({3, 3, 32, 96, dtype});
+  }
+  for (const AbsorbedShape& shape : shapes) {
+    const AbsorbedCase one(shape, {0, 15, 140, 300});
+    for (const cpu::Isa isa : cpu::available_isas()) {
+      under(isa, [&] {
+        EXPECT_TRUE(same_bits(run(one, Reads::keys, 2, 3, workers), run(one, Reads::keys, 1, 0, workers)))
+            << cpu::name_of(isa) << ", " << shape.dim;
+      });
+    }
   }
 }
 

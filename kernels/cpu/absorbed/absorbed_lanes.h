@@ -310,8 +310,8 @@ class AbsorbedTask {
         context_(context_slice_, nullptr),
         queries_(slice.scratch),
         rows_(slice, shape_, queries_ + slice.heads * shape_.padded),
-        keys_(rows_.end()),
-        block_(keys_ + 16 * kGemmDepth) {}
+        transposed_(rows_.end()),
+        block_(transposed_ + 16 * kGemmDepth) {}
 
   void run() {
     with_rows(slice_.heads, [&](auto rows) { attend<rows()>(); });
@@ -363,7 +363,7 @@ class AbsorbedTask {
 
   // By itself, so that it is compiled once and not for each number of rows.
   [[gnu::noinline]] void gather_activations(const T* from, int count, std::int64_t depth) {
-    transpose_16(keys_, from, shape_.hidden, count, depth);
+    transpose_16(transposed_, from, shape_.hidden, count, depth);
   }
   // Scores of the chunk's positions [t, t + count), all of one block.
   template <int kRows>
@@ -372,8 +372,9 @@ class AbsorbedTask {
     for (std::int64_t k = 0; k < shape_.hidden; k += kGemmDepth) {
       const std::int64_t depth = shape_.hidden - k < kGemmDepth ? shape_.hidden - k : kGemmDepth;
       gather_activations(from + k, count, depth);
-      multiply_panels<kRows, 1>(Inputs<kRows, 1>{queries_ + k * kRows}, Panels<float>{keys_, 0}, 1,
-                                depth, Sums{rows_.scores(0) + t, kChunkTokens}, k > 0);
+      multiply_panels<kRows, 1>(Inputs<kRows, 1>{queries_ + k * kRows},
+                                Panels<float>{transposed_, 0}, 1, depth,
+                                Sums{rows_.scores(0) + t, kChunkTokens}, k > 0);
     }
     for (int h = 0; h < kRows; ++h) {
       float* const score = rows_.scores(h) + t;
@@ -383,8 +384,8 @@ class AbsorbedTask {
   void score_keys(std::int32_t start, std::int32_t t, int count) {
     for (int h = 0; h < slice_.heads; ++h) {
       score_in_place<1, true>(shape_.query(slice_.sequence, slice_.first_head + h), 0,
-                        context_.keys(kv_head(h), (start + t) / kBlockTokens, count), count,
-                        shape_.dim, Sums{rows_.scores(h) + t, 0}, [](int, std::int64_t) {});
+                              context_.keys(kv_head(h), (start + t) / kBlockTokens, count), count,
+                              shape_.dim, Sums{rows_.scores(h) + t, 0}, [](int, std::int64_t) {});
     }
   }
 
@@ -434,8 +435,8 @@ class AbsorbedTask {
   const PlainContext<T> context_;
   float* const queries_;  // (hidden_size, heads)
   AbsorbedRows rows_;
-  float* const keys_;   // (kGemmDepth, 16)
-  float* const block_;  // (block_tokens, padded)
+  float* const transposed_;  // activations of a block, (kGemmDepth, 16)
+  float* const block_;       // (block_tokens, padded)
 };
 
 inline void absorb_queries(const AbsorbedSlice& slice) {

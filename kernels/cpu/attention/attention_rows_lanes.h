@@ -65,15 +65,16 @@ class AttentionRows {
     return before < 0 ? 0 : before < end ? before : end;
   }
 
-  // Queries of rows [first, first + rows) for a tile, or (if keys are read in place) as they are.
+  // Queries of rows [first, first + rows) for score_block: as they are, (rows, head_dim).
   void copy_queries(std::int32_t first, int rows) {
     for (std::int32_t r = first; r < first + rows; ++r) {
       std::memcpy(queries_ + r * dim_, queries() + row_offset(r),
                   static_cast<std::size_t>(dim_) * sizeof(float));
     }
   }
+  // … for score: (head_dim, rows).
   void pack_queries(std::int32_t first, int rows) {
-    float* packed = queries_ + first * dim_;  // (head_dim, rows)
+    float* packed = queries_ + first * dim_;
     if (slice_.heads == 1 && rows >= 4) {
       pack_tile(packed, queries() + row_offset(first), op_.heads * dim_, rows, dim_);
       return;
@@ -97,7 +98,7 @@ class AttentionRows {
   void score_block(std::int32_t first, std::int32_t begin, int count, const Keys& keys,
                    Ahead ahead) {
     score_in_place<kRows, false>(queries_ + first * dim_, dim_, keys, count, dim_,
-                          Sums{score_row(first) + begin, kChunkTokens}, ahead);
+                                 Sums{score_row(first) + begin, kChunkTokens}, ahead);
   }
 
   // Scores of the chunk to weights; maximum, denominator and sums of each row follow.
@@ -221,7 +222,7 @@ class AttentionRows {
   const Attention& op_;
   const std::int32_t rows_each_, rows_;
   const std::int64_t dim_, dim_panels_;
-  float* const queries_;       // tile by tile, (head_dim, tile rows) each
+  float* const queries_;       // tile by tile, as copied or packed
   float* const sums_;          // (rows, 16 · dim_panels)
   float* const scores_;        // (rows, kChunkTokens)
   float* const maxima_;        // (rows)
