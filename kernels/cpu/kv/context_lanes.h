@@ -169,13 +169,13 @@ class Ahead {
   Runs runs_{};
 };
 
-// The same for multiply_panels: as many lines as it reads of numbers of type T.
+// The same for multiply_panels: as many lines as it reads of such numbers, and one at least.
 template <typename Context>
 struct LinesAhead {
   Ahead<Context>* ahead;
 
   static constexpr int lines(int panels) {
-    return panels * static_cast<int>(sizeof(typename Context::Number)) / 4;
+    return (panels * static_cast<int>(sizeof(typename Context::Number)) + 3) / 4;
   }
   const void* at(std::int64_t, std::int64_t) const { return ahead->next(); }
 };
