@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <boost/interprocess/mapped_region.hpp>
 #include <boost/interprocess/shared_memory_object.hpp>
 #include <cerrno>
@@ -53,14 +54,14 @@ bool hold(int descriptor, const std::string& name) {
 // shows no progress; one thread, because the kernel admits only one to a file at a time. Huge pages
 // come first, where there are any; what is not reserved then gets small ones.
 int reserve_part(int descriptor, std::int64_t begin, std::int64_t end,
-                 const std::function<bool()>& stop) {
+                 const std::function<bool()>& stop, std::atomic<std::int64_t>& huge) {
   std::int64_t step = kReserveStep.n;
   for (std::int64_t at = begin; at < end;) {
     if (stop && stop()) {
       return ECANCELED;
     }
     const std::int64_t bytes = std::min(step - at % step, end - at);  // ends where huge pages do
-    take_huge_pages(descriptor, at, at + bytes);
+    huge += take_huge_pages(descriptor, at, at + bytes) ? whole_huge_pages(at, at + bytes).n : 0;
     const int error = fails_at("segment.reserve") ? errno : posix_fallocate(descriptor, at, bytes);
     if (error == EINTR) {  // all of the step is undone: take smaller ones between signals
       step = std::max(step / 2, kMiB.n);
@@ -138,6 +139,7 @@ std::optional<std::int64_t> memory_available() {
 struct Segment::Mapping {
   bip::shared_memory_object object;
   bip::mapped_region region;
+  std::atomic<std::int64_t> huge{0};  // bytes
 
   int descriptor() const { return object.get_mapping_handle().handle; }
 };
@@ -149,28 +151,29 @@ Segment& Segment::operator=(Segment&&) noexcept = default;
 Segment::~Segment() = default;
 
 std::byte* Segment::data() const { return static_cast<std::byte*>(mapping_->region.get_address()); }
+Bytes Segment::huge() const { return {mapping_->huge.load(std::memory_order_relaxed)}; }
 Bytes Segment::size() const { return {static_cast<std::int64_t>(mapping_->region.get_size())}; }
 
 Segment Segment::create(const std::string& name, Bytes size, const std::function<bool()>& stop,
                         std::span<const std::uint64_t> borders) {
-  return make(name, size, [&](int descriptor) {
+  return make(name, size, [&](int descriptor, std::atomic<std::int64_t>& huge) {
     std::int64_t begin = 0;
     int error = 0;
     for (const std::uint64_t border : borders) {
       const auto end = static_cast<std::int64_t>(border);
-      error = error == 0 ? reserve_part(descriptor, begin, end, stop) : error;
+      error = error == 0 ? reserve_part(descriptor, begin, end, stop, huge) : error;
       begin = end;
     }
-    return error == 0 ? reserve_part(descriptor, begin, size.n, stop) : error;
+    return error == 0 ? reserve_part(descriptor, begin, size.n, stop, huge) : error;
   });
 }
 
 Segment Segment::create_hollow(const std::string& name, Bytes size) {
-  return make(name, size, [](int) { return 0; });
+  return make(name, size, [](int, std::atomic<std::int64_t>&) { return 0; });
 }
 
 Segment Segment::make(const std::string& name, Bytes size,
-                      const std::function<int(int descriptor)>& reserve) {
+                      const Reserve& reserve) {
   check(size.n > 0, "a segment has a size");
   auto mapping = std::make_unique<Mapping>();
   try {
@@ -181,7 +184,7 @@ Segment Segment::make(const std::string& name, Bytes size,
     } while (!hold(mapping->descriptor(), name));
     failpoint("segment.unsized");
     int error = give_size(mapping->descriptor(), size);
-    error = error == 0 ? reserve(mapping->descriptor()) : error;
+    error = error == 0 ? reserve(mapping->descriptor(), mapping->huge) : error;
     if (error != 0) {
       bip::shared_memory_object::remove(name.c_str());
     }
@@ -262,7 +265,7 @@ void Segment::give_back(std::uint64_t offset, Bytes bytes) {
 
 void Segment::reserve_again(std::uint64_t offset, Bytes bytes, const std::function<bool()>& stop) {
   const auto begin = static_cast<std::int64_t>(offset);
-  const int error = reserve_part(mapping_->descriptor(), begin, begin + bytes.n, stop);
+  const int error = reserve_part(mapping_->descriptor(), begin, begin + bytes.n, stop, mapping_->huge);
   if (error != 0) {
     fail(Exit::interrupted, "{} bytes of shared memory {} cannot be reserved again: {}", bytes.n,
          name_, std::strerror(error));

@@ -6,6 +6,7 @@
 // movable, close on destruction, and never unlink themselves: the loader or the supervisor does
 // (`unlink_segment`).
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -50,6 +51,8 @@ class Segment {
   std::byte* data() const;
   Bytes size() const;
   const std::string& name() const { return name_; }
+  // Of all that this process reserved, again or not: what came in huge pages. Any thread.
+  Bytes huge() const;
   // From now on no other process can attach with write access: the mode becomes 0400. This mapping
   // stays writable.
   void seal();
@@ -75,8 +78,8 @@ class Segment {
 
  private:
   struct Mapping;
-  static Segment make(const std::string& name, Bytes size,
-                      const std::function<int(int descriptor)>& reserve);
+  using Reserve = std::function<int(int descriptor, std::atomic<std::int64_t>& huge)>;
+  static Segment make(const std::string& name, Bytes size, const Reserve& reserve);
   Segment(std::string name, std::unique_ptr<Mapping> mapping);
 
   std::string name_;

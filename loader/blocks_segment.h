@@ -45,6 +45,7 @@ class BlocksSegment {
             const std::function<void(std::uint64_t)>& stands, const std::atomic<bool>& stop);
 
   Bytes size() const { return segment_.size(); }
+  Bytes huge() const { return segment_.huge(); }  // of what this loader made, in huge pages
   // The name stays, for a successor.
   void leave() { left_ = true; }
 

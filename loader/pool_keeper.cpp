@@ -97,7 +97,8 @@ std::optional<messages::PoolGrantT> PoolKeeper::advance() {
       growing_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
     try {
       growing_.get();
-      spdlog::info("block pool {}: all of its memory stands", control_->newest_pool_epoch);
+      spdlog::info("block pool {}: all of its memory stands, {} of it new in huge pages",
+                   control_->newest_pool_epoch, gib_text(blocks_ ? blocks_->huge() : Bytes{}));
     } catch (const Failure& failure) {
       fail(Exit::interrupted, "the memory of the block pool cannot be had any more: {}",
            failure.what());

@@ -162,9 +162,9 @@ void WeightLoading::seal() {
   set_state(control_, LoaderState::sealed);
   sealed_ = true;
   const Seconds time{std::chrono::duration<double>(Clock::now() - began_).count()};
-  spdlog::info("weights are loaded: {} as {} in {:.1f} s, {:.2f} GB/s, fingerprint {}",
+  spdlog::info("weights are loaded: {} as {} in {:.1f} s, {:.2f} GB/s, {} in huge pages, fingerprint {}",
                gib_text(total), name_of(model_.dtype), time.n, rate(total, time) / 1e9,
-               to_hex(fingerprint));
+               gib_text(segment_->huge()), to_hex(fingerprint));
 }
 
 bool WeightLoading::is_released(LayerId layer) const {

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 
@@ -57,8 +56,8 @@ bool take_some(int descriptor, std::int64_t first, std::int64_t bytes) {
 
 bool take_huge_pages(int descriptor, std::int64_t begin, std::int64_t end) {
   const std::int64_t first = round_up(begin, kHugePage.n);
-  const std::int64_t bytes = end / kHugePage.n * kHugePage.n - first;
-  if (bytes <= 0) {
+  const std::int64_t bytes = whole_huge_pages(begin, end).n;
+  if (bytes == 0) {
     return true;
   }
   const auto began = Clock::now();

@@ -4,6 +4,7 @@
 // is asked for them (MADV_COLLAPSE, Linux 6.1) whatever `shmem_enabled` says, but for `deny`. Where it gives none, everything
 // works with small pages.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -19,6 +20,12 @@ constexpr Bytes kHugePage = kMiB * 2;
 // anyone in this process. On machines of several NUMA nodes a huge page lies where one of its small ones would. Any thread;
 // several may work on parts of one file.
 bool take_huge_pages(int descriptor, std::int64_t begin, std::int64_t end);
+
+// Of the whole huge pages within [begin, end).
+constexpr Bytes whole_huge_pages(std::int64_t begin, std::int64_t end) {
+  return {
+      std::max<std::int64_t>(end / kHugePage.n * kHugePage.n - round_up(begin, kHugePage.n), 0)};
+}
 
 // A range of addresses that begins where a huge page can be mapped. Nothing may be accessed in it until a file is mapped over
 // it (MAP_FIXED). What is mapped then belongs to the caller; the rest is freed.

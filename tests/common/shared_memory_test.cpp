@@ -213,6 +213,15 @@ TEST_F(SharedMemoryTest, MovingASegmentMovesItsMapping) {
   EXPECT_EQ(moved.data()[0], std::byte{7});
 }
 
+TEST_F(SharedMemoryTest, ASegmentSaysHowMuchOfItCameInHugePages) {
+  const std::uint64_t borders[] = {std::uint64_t{3} << 20};
+  const Segment made = Segment::create(segment_name(run_, "weights"), kMiB * 7, nullptr, borders);
+  // One before the border and one behind it, where the kernel gives them.
+  EXPECT_LE(made.huge(), kMiB * 4);
+  EXPECT_EQ(made.huge().n % (kMiB * 2).n, 0);
+  EXPECT_EQ(Segment::attach(made.name(), Access::read_only).huge(), Bytes{0}) << "made by another";
+}
+
 TEST_F(SharedMemoryTest, ALargeSegmentIsMappedWhereHugePagesCanBe) {
   const auto place = [](const Segment& segment) {
     return reinterpret_cast<std::uintptr_t>(segment.data()) % (std::uintptr_t{2} << 20);
