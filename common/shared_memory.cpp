@@ -265,7 +265,8 @@ void Segment::give_back(std::uint64_t offset, Bytes bytes) {
 
 void Segment::reserve_again(std::uint64_t offset, Bytes bytes, const std::function<bool()>& stop) {
   const auto begin = static_cast<std::int64_t>(offset);
-  const int error = reserve_part(mapping_->descriptor(), begin, begin + bytes.n, stop, mapping_->huge);
+  const int error =
+      reserve_part(mapping_->descriptor(), begin, begin + bytes.n, stop, mapping_->huge);
   if (error != 0) {
     fail(Exit::interrupted, "{} bytes of shared memory {} cannot be reserved again: {}", bytes.n,
          name_, std::strerror(error));

@@ -64,5 +64,7 @@ void bench_absorbed_attention(cpu::Workers& workers, const Ceilings& ceilings);
 void bench_rows(cpu::Workers& workers, const Ceilings& ceilings);
 void bench_sample_tokens(cpu::Workers& workers, const Ceilings& ceilings);
 void bench_workers(cpu::Workers& workers, const Ceilings& ceilings);
+void bench_segment(cpu::Workers& workers, const Ceilings& ceilings);  // in one thread, by the wall's clock
+void bench_segment(cpu::Workers& workers, const Ceilings& ceilings);  // one thread
 
 }  // namespace poise::bench

@@ -1,6 +1,6 @@
 // How fast the CPU kernels are, each beside the ceiling that limits it.
 //
-//   poise-kernels-bench [threads] [avx512|avx2|portable] [gemm|attention|host|rows|sample|workers ...]
+//   poise-kernels-bench [threads] [avx512|avx2|portable] [gemm|attention|host|rows|sample|workers|segment ...]
 //
 // The ceilings stand first; `ceilings` in place of a kernel asks for nothing else.
 //
@@ -53,7 +53,8 @@ int main(int argc, char** argv) {
        {Bench{"gemm", bench::bench_gemm}, Bench{"attention", bench::bench_attention},
         Bench{"host", bench::bench_host_attention},
         Bench{"absorbed", bench::bench_absorbed_attention}, Bench{"rows", bench::bench_rows},
-        Bench{"sample", bench::bench_sample_tokens}, Bench{"workers", bench::bench_workers}}) {
+        Bench{"sample", bench::bench_sample_tokens}, Bench{"workers", bench::bench_workers},
+        Bench{"segment", bench::bench_segment}}) {
     bool wanted = names.empty();
     for (const std::string& name : names) {
       wanted = wanted || name == one.name;

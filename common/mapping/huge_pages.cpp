@@ -9,9 +9,7 @@
 namespace poise {
 namespace {
 
-// Of linux/mman.h; Debian 12's C library knows neither.
-constexpr int kPopulateWrite = 23;
-constexpr int kCollapse = 25;
+constexpr int kCollapse = 25;  // MADV_COLLAPSE, which Debian 12's C library does not know
 
 using Clock = std::chrono::steady_clock;
 
@@ -33,7 +31,7 @@ bool make_first_pages(std::byte* data, std::int64_t first, std::int64_t bytes) {
   const auto pages = kHugePage.n / static_cast<std::int64_t>(page_size());
   for (std::int64_t at = 0; at < bytes; at += kHugePage.n) {
     const std::int64_t page = pages == 0 ? 0 : (first + at) / kHugePage.n % pages;
-    if (madvise(data + at + page * static_cast<std::int64_t>(page_size()), 1, kPopulateWrite) !=
+    if (madvise(data + at + page * static_cast<std::int64_t>(page_size()), 1, MADV_POPULATE_WRITE) !=
         0) {
       return false;
     }

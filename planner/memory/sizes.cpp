@@ -192,9 +192,13 @@ bool are_rehearsed_each(std::span<const RequestSize> requests) {
   bool differ = false;
   for (const RequestSize& request : requests) {
     answers += request.answer;
-    differ |= request.prompt != requests.front().prompt || request.answer != requests.front().answer;
+    if (answers > kRehearsedAnswers) {
+      return false;
+    }
+    differ |=
+        request.prompt != requests.front().prompt || request.answer != requests.front().answer;
   }
-  return differ && answers <= kRehearsedAnswers;
+  return differ;
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace {
 // The numbers of position i from 16 · part on: sixteen, or (kRest) the first `count`.
 template <bool kRest, typename T>
 inline Lanes load_part(Columns<T> keys, std::int64_t part, std::int64_t i, int count) {
-  return kRest ? Lanes::load_first(keys.at(part, i), count) : Lanes::load(keys.at(part, i));
+  return kRest ? load_some(keys.at(part, i), count) : Lanes::load(keys.at(part, i));
 }
 
 // Keys whose sums stay in registers beside those of other rows.
@@ -48,7 +48,7 @@ inline void add_parts(Lanes (&sums)[kRows][16], const float* queries, std::int64
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       const float* const at = queries + r * stride + 16 * p;
-      const Lanes query = kRest ? Lanes::load_first(at, some) : Lanes::load(at);
+      const Lanes query = kRest ? load_some(at, some) : Lanes::load(at);
 #pragma GCC unroll 16
       for (int i = 0; i < kKeys; ++i) {
         sum[r][i] = Lanes::fma(query, key[i], sum[r][i]);
