@@ -33,6 +33,7 @@ constexpr std::uint32_t kHostTails =
     std::accumulate(kHostSequenceShares.begin(), kHostSequenceShares.end(), 0) / 16;
 constexpr std::int32_t kHostSequenceBlocks = 16;  // of each, at most
 constexpr std::int32_t kHostBodies = kMaxHostSequences * kHostSequenceBlocks;  // only read
+constexpr Bytes kUncached{std::int64_t{256} << 20};  // more than twice what the last cache of a server's processor holds
 // Neighbours' rows are together more than a mini-batch's buffers hold, so that each is a group of its
 // own; in parts of the largest, 0 for a single row. One part is few rows, which products have a way of
 // their own for (kernels/cuda/gemm.h); from half of the largest on there is a size for every two
@@ -65,9 +66,16 @@ std::vector<std::int32_t> prompt_rows(std::int32_t most) {
   return rows;
 }
 
-// What host cores read of a mini-batch at most: memory that no cache holds, where the scale allows it.
+// What host cores read of a mini-batch at most, where the scale allows it.
 std::uint32_t host_bodies(ProfileScale scale) {
   return static_cast<std::uint32_t>(std::clamp(scale.blocks, kMaxHostSequences, kHostBodies));
+}
+
+// Blocks of a layer that host cores, and the link beside them, read before they come back to the first. Where the scale
+// allows it, no cache holds these: host cores and link slow each other down only as far as they read memory.
+std::int64_t read_in_turn(ProfileScale scale, Bytes block) {
+  const std::int64_t bodies = host_bodies(scale);
+  return bodies < kHostBodies ? bodies : std::max(bodies, ceil_div(kUncached.n, block.n));
 }
 
 // Largest loads of KV blocks in a layer during which host cores attend all of theirs: half as many blocks again as these have.
@@ -138,6 +146,9 @@ class Tables {
     }
     end(std::move(batch));
   }
+
+  // The next blocks are those from `block` on.
+  void go_to_block(std::uint32_t block) { next_block_ = block; }
 
   // New sequences of `rows` rows together, of which `stored` go to blocks that no other sequence uses.
   void add_prompts(const Blocks& blocks, std::int32_t rows, std::int32_t stored) {
@@ -289,7 +300,7 @@ ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale sc
   const std::int64_t pool = std::clamp<std::int64_t>(host_bytes / pair, 2, wanted);
   const std::int64_t attended =
       std::min(on_host / (blocks.block(BlockKind::kv) * shape.num_hidden_layers),
-               std::int64_t{host_bodies(scale) + kHostTails});
+               read_in_turn(scale, blocks.block(BlockKind::kv)) + kHostTails);
   const bool attends = attended >= std::int64_t{kMaxHostSequences} + kHostTails;
   ProfileSizes sizes{.scale = scale, .host = {}, .device = limits_for(shape, scale, attends)};
   sizes.device.kv_format = kv_format;
@@ -349,6 +360,7 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
     for (std::int32_t left = loads_beside_host(sizes.scale); left > 0; --left) {
       tables.add_context(loaded, sizes.scale.blocks);
     }
+    tables.go_to_block(loaded.pool / 2);  // far from where the loads are
     add_on_host();
     return tables.finish(iteration, pool_epoch, 0);
   }
