@@ -162,6 +162,7 @@ class Device {
   virtual std::int64_t time_of(const Event& event) = 0;
   virtual void finish() = 0;  // the caller waits until all streams have nothing left to do
 
+  // On the compute stream: a few rows of memory from allocate_host, which do not wait for loads on other streams.
   virtual void copy(Stream stream, std::span<const Copy> copies) = 0;
   // Within the device's memory: nothing crosses the link. Pieces do not overlap.
   virtual void copy_here(Stream stream, std::span<const Copy> copies) = 0;

@@ -82,6 +82,11 @@ class Pieces {
       queue(stream);
       return;
     }
+    queue_kernel(stream);
+  }
+
+  // The GPU's own threads copy, over the link where a piece lies in pinned host memory.
+  void queue_kernel(cudaStream_t stream) {
     std::vector<cuda::DeviceCopy> pieces;
     for (std::size_t i = 0; i < to_.size(); ++i) {
       pieces.push_back({to_[i], from_[i], static_cast<std::int64_t>(sizes_[i])});
@@ -216,6 +221,15 @@ class Opened final : public Device {
 
   void copy(Stream stream, std::span<const Copy> copies) override {
     Pieces pieces;
+    if (stream == Stream::compute) {
+      for (const Copy& one : copies) {
+        pieces.add(one.to, one.from, one.bytes);
+      }
+      if (pieces.total().n > 0) {  // a copy engine would come to them behind milliseconds of loads
+        pieces.queue_kernel(stream_of(stream).work(pieces.total()));
+      }
+      return;
+    }
     for (const Copy& one : copies) {
       add(pieces, one.to, one.from, one.bytes, stream == Stream::copy_out ? one.to : one.from);
     }

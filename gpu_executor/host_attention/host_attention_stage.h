@@ -13,7 +13,8 @@
 //   - they go down behind all stores of the layer so far, which the host cores may read;
 //   - the device's loads of a layer wait for the rows that host cores wrote there;
 //   - one set of host buffers is enough: a group's queries are made behind the output of the group of host cores before.
-// The output comes up on the compute stream: on copy_in, weights would wait behind it.
+// The output comes up on the compute stream, read by the GPU's threads: on copy_in, weights would wait behind it, and a copy
+// engine would bring it only behind all loads that were queued before (1.9 ms a layer of 11, OPT-6.7B on an H100).
 // Belongs to the pipeline, and is used by its thread alone.
 
 #include <map>

@@ -36,7 +36,8 @@ void quantize_kv(const QuantizeKv& op, cudaStream_t stream);
 void unpack(const Unpack& op, cudaStream_t stream);
 // Rows that are read must not be rows that are written.
 void scatter_rows(const ScatterRows& op, cudaStream_t stream);
-// One copy of a batch, within device memory. Destinations overlap neither each other nor a source.
+// One copy of a batch, within device memory, or from pinned host memory that the GPU can address: its threads then read
+// over the link, beside what copy engines bring. Destinations overlap neither each other nor a source.
 struct DeviceCopy {
   void* to;
   const void* from;

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <bit>
 #include <chrono>
 #include <cstring>
@@ -101,6 +102,31 @@ TEST_F(HostWorkTest, AStreamWaitsAsLongAsTheWorkTakes) {
   EXPECT_EQ(cudaStreamQuery(stream_), cudaErrorNotReady);
   finish();
   EXPECT_GE(std::chrono::steady_clock::now() - begin, kLong);
+}
+
+TEST_F(HostWorkTest, RowsComeUpOnTheComputeStreamBesideLoadsThatWereQueuedBefore) {
+  const auto device = open_cuda_device(1, false);
+  const Bytes large{std::int64_t{1} << 30}, small{std::int64_t{240} << 10};
+  const HostBuffer loaded = device->allocate_host(large), rows = device->allocate_host(small);
+  const Buffer there = device->allocate(large, "a test"), up = device->allocate(small, "a test");
+  std::memset(rows.data(), 7, static_cast<std::size_t>(small.n));
+  const auto behind_loads = device->make_event(), behind_rows = device->make_event();
+  const Copy load{.to = there.data(), .from = loaded.data(), .bytes = large};
+  const Copy come_up{.to = up.data(), .from = rows.data(), .bytes = small};
+  for (int i = 0; i < 4; ++i) {  // some 20 ms each
+    device->copy(Stream::copy_in, {&load, 1});
+  }
+  device->record(*behind_loads, Stream::copy_in);
+  device->copy(Stream::compute, {&come_up, 1});
+  device->record(*behind_rows, Stream::compute);
+  device->finish();
+  EXPECT_GT(device->time_of(*behind_loads) - device->time_of(*behind_rows), 10'000'000);
+  const Copy down{.to = rows.data(), .from = up.data(), .bytes = small};
+  std::memset(rows.data(), 0, static_cast<std::size_t>(small.n));
+  device->copy(Stream::copy_out, {&down, 1});
+  device->finish();
+  const auto* bytes = reinterpret_cast<const unsigned char*>(rows.data());
+  EXPECT_EQ(std::count(bytes, bytes + small.n, 7), small.n);
 }
 
 class AttendedOnHostCores : public test::CudaTest {
