@@ -14,7 +14,7 @@ namespace poise {
 namespace {
 
 constexpr Bytes kLargestPool = kGiB * 2;
-constexpr Bytes kLargestHostPool = kGiB * 10;  // of blocks that host cores attend
+constexpr Bytes kLargestHostPool = kGiB * 16;  // of blocks that host cores attend
 constexpr std::int64_t kShareOfHost = 8;  // of what is free, each of these may take one part
 // Time for all works of full size, beside their weights. In this time a GPU can run mini-batches as large
 // as those of runs, at its clock under steady load; CPU cores run smaller ones.

@@ -32,8 +32,6 @@ constexpr std::uint32_t kHostTails =
     kMaxHostSequences *
     std::accumulate(kHostSequenceShares.begin(), kHostSequenceShares.end(), 0) / 16;
 constexpr std::int32_t kHostSequenceBlocks = 32;  // of each, at most: with 16, cores read a sixth slower than in a run
-constexpr std::int32_t kHostBodies = kMaxHostSequences * kHostSequenceBlocks;  // only read
-constexpr Bytes kUncached{std::int64_t{256} << 20};  // more than twice what the last cache of a server's processor holds
 // Neighbours' rows are together more than a mini-batch's buffers hold, so that each is a group of its
 // own; in parts of the largest, 0 for a single row. One part is few rows, which products have a way of
 // their own for (kernels/cuda/gemm.h); from half of the largest on there is a size for every two
@@ -66,26 +64,37 @@ std::vector<std::int32_t> prompt_rows(std::int32_t most) {
   return rows;
 }
 
-// What host cores read of a mini-batch at most, where the scale allows it: on the largest, more than the device's buffers
-// hold, as in a run.
-std::uint32_t host_bodies(ProfileScale scale) {
-  const std::int32_t blocks = scale.blocks < kLargestProfileScale.blocks ? scale.blocks : kHostBodies;
-  return static_cast<std::uint32_t>(std::clamp(blocks, kMaxHostSequences, kHostBodies));
+// Blocks that host cores read of a layer, of all mini-batches together: each another one on the largest scale, whose first
+// mini-batch reads memory that no cache holds. On smaller ones mini-batches share them.
+std::int64_t host_bodies(ProfileScale scale) {
+  return scale.blocks < kLargestProfileScale.blocks
+             ? std::max(scale.blocks, kMaxHostSequences)
+             : std::int64_t{kHostTails} * kHostSequenceBlocks;
 }
 
-// Blocks of a layer that host cores, and the link beside them, read before they come back to the first. Where the scale
-// allows it, no cache holds these: host cores and link slow each other down only as far as they read memory.
-std::int64_t read_in_turn(ProfileScale scale, Bytes block) {
-  const std::int64_t bodies = host_bodies(scale);
-  return bodies < kHostBodies ? bodies : std::max(bodies, ceil_div(kUncached.n, block.n));
+// The sequences of the largest of these mini-batches, and the blocks of each besides the one that it writes to.
+struct HostSequences {
+  std::int32_t most;
+  std::uint32_t blocks;
+};
+HostSequences host_sequences(const ProfileSizes& sizes) {
+  constexpr std::int64_t kShort = 16;  // blocks: shorter sequences say too little, so mini-batches rather share some
+  const std::int64_t bodies =
+      std::min(std::int64_t{sizes.host.kv_blocks} - kHostTails, host_bodies(sizes.scale));
+  const std::int64_t blocks =
+      std::max(bodies / kHostTails, std::min(kShort, bodies / kMaxHostSequences));
+  return {.most = std::min(kMaxHostSequences, sizes.device.max_sequences),
+          .blocks = static_cast<std::uint32_t>(std::clamp<std::int64_t>(
+              blocks, 1, std::min(kHostSequenceBlocks, context_blocks(sizes.device))))};
 }
 
 // Largest loads of KV blocks in a layer during which host cores attend all of theirs: half as many blocks again as these have.
-std::int32_t loads_beside_host(ProfileScale scale) {
+std::int32_t loads_beside_host(const ProfileSizes& sizes) {
   constexpr double kMore = 1.5;
   constexpr std::int32_t kMost = 3 * kSizes;  // what the buffers for rows hold beside host cores' own
-  const double attended = kHostTails * (host_bodies(scale) / double{kMaxHostSequences});
-  return std::clamp(static_cast<std::int32_t>(std::ceil(kMore * attended / scale.blocks)), 1, kMost);
+  const double attended = kHostTails * static_cast<double>(host_sequences(sizes).blocks);
+  return std::clamp(static_cast<std::int32_t>(std::ceil(kMore * attended / sizes.scale.blocks)), 1,
+                    kMost);
 }
 
 // A run or entry of one kind and place.
@@ -302,7 +311,7 @@ ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale sc
   const std::int64_t pool = std::clamp<std::int64_t>(host_bytes / pair, 2, wanted);
   const std::int64_t attended =
       std::min(on_host / (blocks.block(BlockKind::kv) * shape.num_hidden_layers),
-               read_in_turn(scale, blocks.block(BlockKind::kv)) + kHostTails);
+               host_bodies(scale) + kHostTails);
   const bool attends = attended >= std::int64_t{kMaxHostSequences} + kHostTails;
   ProfileSizes sizes{.scale = scale, .host = {}, .device = limits_for(shape, scale, attends)};
   sizes.device.kv_format = kv_format;
@@ -341,11 +350,7 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
   const Blocks here{Kind::Act, Place::Gpu, sizes.host.gpu_act_blocks};
   Tables tables(sizes, shape);
   const auto add_on_host = [&] {
-    const std::uint32_t bodies = std::min(host_bodies(sizes.scale), kv.pool - kHostTails);
-    const std::uint32_t count =
-        std::clamp<std::uint32_t>(bodies / static_cast<std::uint32_t>(kMaxHostSequences), 1,
-                                  static_cast<std::uint32_t>(context_blocks(sizes.device)));
-    const std::int32_t most = std::min(kMaxHostSequences, sizes.device.max_sequences);
+    const auto [most, count] = host_sequences(sizes);
     for (const std::int32_t share : kHostSequenceShares) {
       if (const std::int32_t sequences = most * share / 16; sequences > 0) {
         tables.add_on_host(kv, sequences, count);
@@ -359,7 +364,7 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
   if (work == ProfileWork::context_host_link) {
     Blocks loaded = kv;  // what host cores write is not loaded before
     loaded.pool -= kHostTails;
-    for (std::int32_t left = loads_beside_host(sizes.scale); left > 0; --left) {
+    for (std::int32_t left = loads_beside_host(sizes); left > 0; --left) {
       tables.add_context(loaded, sizes.scale.blocks);
     }
     tables.go_to_block(loaded.pool / 2);  // far from where the loads are

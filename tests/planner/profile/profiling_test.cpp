@@ -272,26 +272,25 @@ TEST(ProfileIteration, HostCoresAttendBlocksThatNothingElseWritesMeanwhile) {
   }
 }
 
-TEST(ProfileIteration, HostCoresAndTheLinkReadMemoryThatNoCacheHolds) {
+TEST(ProfileIteration, HostCoresReadEachBlockOfALayerOnceAndTheLinkIsFarAway) {
   const ModelShape shape = opt_shape("opt-6.7b");
   const ProfileSizes sizes = profile_sizes(shape, DType::float16, kLargestProfileScale, kGiB * 2,
-                                           kGiB, kGiB * 24, KvFormat::plain, kGiB * 12);
-  const auto tables =
-      profile_iteration(ProfileWork::context_host_link, sizes, shape, 1, 1, 0, 3);
+                                           kGiB, kGiB * 24, KvFormat::plain, kGiB * 16);
+  const auto tables = profile_iteration(ProfileWork::context_host_link, sizes, shape, 1, 1, 0, 3);
   std::set<std::uint32_t> attended;
-  std::vector<std::uint32_t> first_attended;
+  std::int64_t first_attended = -1;
   for (const auto& batch : tables.mini_batches) {
     for (const auto& entry : batch->entries) {
       if (entry.where() == messages::Where::HostInPlace) {
-        attended.insert(entry.block());
-        first_attended.push_back(entry.block());
+        EXPECT_TRUE(attended.insert(entry.block()).second) << "a cache may hold what was read";
+        first_attended = first_attended < 0 ? entry.block() : first_attended;
       }
     }
   }
   const Bytes block = block_sizes(shape, DType::float16, KvFormat::plain).block(BlockKind::kv);
-  EXPECT_GE(std::ssize(attended) * block.n, std::int64_t{256} << 20);
-  const auto& first_loaded = tables.mini_batches[0]->loads[0];
-  EXPECT_GE((first_attended[0] - std::int64_t{first_loaded.first_block()}) * block.n, std::int64_t{128} << 20)
+  EXPECT_GE(std::ssize(attended) * block.n, std::int64_t{400} << 20);
+  const std::int64_t first_loaded = tables.mini_batches[0]->loads[0].first_block();
+  EXPECT_GE((first_attended - first_loaded) * block.n, std::int64_t{200} << 20)
       << "what one has just read does not wait in a cache for the other";
 }
 
