@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "common/shared_layout.h"
 #include "planner/links/executor_link.h"
 #include "planner/links/loader_link.h"
 #include "planner/profile/profile_sequence.h"
