@@ -113,6 +113,8 @@ TEST_F(HostWorkTest, RowsComeUpOnTheComputeStreamBesideLoadsThatWereQueuedBefore
   const auto behind_loads = device->make_event(), behind_rows = device->make_event();
   const Copy load{.to = there.data(), .from = loaded.data(), .bytes = large};
   const Copy come_up{.to = up.data(), .from = rows.data(), .bytes = small};
+  device->copy(Stream::compute, {&come_up, 1});  // the driver loads the kernel, which may take as long
+  device->finish();
   for (int i = 0; i < 4; ++i) {  // some 20 ms each
     device->copy(Stream::copy_in, {&load, 1});
   }
