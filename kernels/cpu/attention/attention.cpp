@@ -12,13 +12,9 @@ namespace {
 // that are prefetched meanwhile, share L2.
 constexpr std::int64_t kRunBytes = 4096;
 
-// The last slices that threads take have this part of the others' heads, so that the work ends evenly.
-constexpr std::int32_t kLastParts = 4;
-
 // How the queries of sequences are cut into slices. Bits do not depend on it.
 struct Cut {
   std::int32_t group, heads, head_parts, tokens, tile_rows, kv_heads_together;
-  std::int32_t last_sequences;  // from this one on, slices are the last
 
   Cut(const Attention& op, std::int32_t all_tile_rows, int threads)
       : group(op.heads / op.kv_heads),
@@ -32,25 +28,17 @@ struct Cut {
                  kRunBytes / (op.head_dim * size_of(op.dtype).n));
     kv_heads_together =
         static_cast<std::int32_t>(std::clamp<std::int64_t>(heads_each, 1, op.kv_heads));
-    // As many as give each thread one of the others' slices.
-    const std::int64_t slices = ceil_div(op.kv_heads, kv_heads_together);
-    last_sequences = std::max(
-        0, op.sequence_count - static_cast<std::int32_t>(ceil_div(threads, slices)));
   }
 
   struct Parts {
     std::int32_t tokens, kv_heads;  // of one slice
     std::int64_t token_parts, kv_parts, count;
   };
-  Parts parts(const Attention& op, std::int32_t number) const {
-    const AttentionSequence& sequence = op.sequences[number];
+  Parts parts(const Attention& op, const AttentionSequence& sequence) const {
     Parts parts{.tokens = std::min(tokens, sequence.new_tokens), .kv_heads = 1};
     const std::int32_t rows = parts.tokens * heads;
     if (rows > 0 && takes_heads_together(op, rows, tile_rows)) {
-      const std::int32_t together =
-          number < last_sequences ? kv_heads_together
-                                  : std::max(1, kv_heads_together / kLastParts);
-      parts.kv_heads = std::min(together, kQueryRows / rows);
+      parts.kv_heads = std::min(kv_heads_together, kQueryRows / rows);
     }
     parts.token_parts = parts.tokens == 0 ? 0 : ceil_div(sequence.new_tokens, parts.tokens);
     parts.kv_parts = ceil_div(op.kv_heads, parts.kv_heads);
@@ -59,10 +47,9 @@ struct Cut {
   }
 };
 
-AttentionSlice slice_of(const Attention& op, const Cut& cut, std::int32_t number,
+AttentionSlice slice_of(const Attention& op, const Cut& cut, const AttentionSequence& sequence,
                         std::int64_t item) {
-  const AttentionSequence& sequence = op.sequences[number];
-  const Cut::Parts parts = cut.parts(op, number);
+  const Cut::Parts parts = cut.parts(op, sequence);
   // The last tokens see most: they go first, so that the work ends evenly.
   const std::int64_t by_token = parts.kv_parts * cut.head_parts;
   const std::int64_t token_part = parts.token_parts - 1 - item / by_token;
@@ -91,15 +78,14 @@ void attend(const Attention& op, const Cut& cut, std::int32_t first, std::int32_
   begin[0] = 0;
   for (std::int32_t s = 0; s < count; ++s) {
     begin[static_cast<std::size_t>(s) + 1] =
-        begin[static_cast<std::size_t>(s)] + cut.parts(op, first + s).count;
+        begin[static_cast<std::size_t>(s)] + cut.parts(op, op.sequences[first + s]).count;
   }
   std::int64_t* const end = begin.data() + count + 1;
   const LaneKernels& kernels = active_kernels();
   workers.parallel_for(begin[static_cast<std::size_t>(count)], [&](std::int64_t item, int worker) {
-    const auto s =
-        static_cast<std::int32_t>(std::upper_bound(begin.data(), end, item) - begin.data()) - 1;
+    const auto s = std::upper_bound(begin.data(), end, item) - begin.data() - 1;
     AttentionSlice slice =
-        slice_of(op, cut, first + s, item - begin[static_cast<std::size_t>(s)]);
+        slice_of(op, cut, op.sequences[first + s], item - begin[static_cast<std::size_t>(s)]);
     slice.scratch = reinterpret_cast<float*>(workers.scratch(worker));
     kernels.attention_slice(slice);
   });
