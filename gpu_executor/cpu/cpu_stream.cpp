@@ -1,6 +1,7 @@
 #include "gpu_executor/cpu/cpu_stream.h"
 
 #include <pthread.h>
+#include <time.h>
 
 #include <algorithm>
 #include <utility>
@@ -18,6 +19,13 @@ constexpr auto kLongestSleep = std::chrono::milliseconds(500);
 
 std::int64_t ns_between(CpuStream::Clock::time_point begin, CpuStream::Clock::time_point end) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(end - begin).count();
+}
+
+// Of the calling thread: what it waits for a core, or for anything else, is not counted.
+std::chrono::nanoseconds cpu_time() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
 }  // namespace
@@ -169,7 +177,7 @@ void CpuStream::do_work(Task& task) {
     return;
   }
   const auto begin = begin_of(task);
-  const auto begun = Clock::now();
+  const auto worked_before = cpu_time();
   try {
     if (fails_at("device.stream")) {
       fail("a failpoint says so");
@@ -178,12 +186,11 @@ void CpuStream::do_work(Task& task) {
   } catch (const std::exception& problem) {
     trouble_.report(problem.what());
   }
-  const auto done = Clock::now();
-  const std::chrono::nanoseconds least(task.least_ns);
-  if (!paced_ || (task.least_ns > 0 && done - begun > least)) {
-    now_ = done;
+  if (!paced_) {
+    now_ = Clock::now();
   } else {
-    now_ = begin + std::max<Clock::duration>(least, done - begun);
+    now_ = begin + std::max<Clock::duration>(std::chrono::nanoseconds(task.least_ns),
+                                             cpu_time() - worked_before);
     while (Clock::now() < now_) {  // a slow device works as long as it sleeps
       note_progress();
       std::this_thread::sleep_until(std::min(now_, Clock::now() + kLongestSleep));
