@@ -1,6 +1,7 @@
 #include "loader/checkpoint.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <set>
 #include <utility>

@@ -5,6 +5,7 @@
 // afterwards; any thread may look up and read.
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>

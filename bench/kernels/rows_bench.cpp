@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <cstring>
 #include <vector>
 
 #include "bench/kernels/bench.h"

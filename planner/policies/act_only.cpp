@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "planner/policies/allocation.h"
 #include "planner/policies/best_placement.h"

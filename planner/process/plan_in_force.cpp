@@ -1,5 +1,7 @@
 #include "planner/process/plan_in_force.h"
 
+#include <cmath>
+
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <utility>
 
 #include "common/files/json.h"
 #include "planner/record/balance.h"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "common/files/json.h"
 #include "common/files/regular_file.h"

@@ -1,6 +1,7 @@
 #include "planner/virtual_time/virtual_executor.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/liveness/progress.h"
 

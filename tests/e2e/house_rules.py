@@ -11,6 +11,7 @@ from harness import ROOT, expect, test
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 import class_sizes
+import included_names
 
 # What each folder may include beside itself, the standard library and third parties.
 MAY_INCLUDE = {
@@ -62,6 +63,29 @@ def each_folder_includes_only_what_the_design_allows(_):
                     complaints.append(f"{path.relative_to(ROOT)} includes {name}: paths are from the root")
     nothing_wrong(complaints)
     expect(seen > 50, f"only {seen} sources found")
+
+
+@test
+def files_include_what_they_name(_):
+    texts = {
+        path.relative_to(ROOT).as_posix(): text
+        for folder in (*FOLDERS, "bench", "tests")
+        for path, text in sources(folder)
+        if path.suffix in (".h", ".cpp")
+    }
+    nothing_wrong([f"{path} names {name} and includes no <{header}>" for path, name, header in included_names.without(texts)])
+    expect(len(texts) > 300, f"only {len(texts)} sources found")
+
+
+@test
+def what_a_file_includes_is_found_behind_its_headers(_):
+    texts = {
+        "a.h": '#include <vector>\n#include "b.h"\nstd::span<int> a(std::vector<int>);  // not std::map',
+        "b.h": "#include <span>\n#include <fmt/core.h>",
+        "a.cpp": '#include "a.h"\nstd::string a() { return fmt::to_string(std::vector<int>().size()); }',
+    }
+    found = list(included_names.without(texts))
+    expect(found == [("a.cpp", "std::string", "string")], f"{found}")
 
 
 @test

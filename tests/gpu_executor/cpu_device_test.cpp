@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <thread>

@@ -2,6 +2,7 @@
 // The two peers of an executor inside one process: a loader's segments, made by hand, and a channel
 // that is two queues. Segments are unlinked at the end.
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 

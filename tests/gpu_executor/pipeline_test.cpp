@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <set>
+#include <tuple>
 
 #include "tests/gpu_executor/pipeline_run.h"
 

@@ -4,6 +4,7 @@
 // must precede what can then be read off, whatever a machine would make of it. Ranges of a traced
 // pipeline name the work.
 
+#include <array>
 #include <cstring>
 #include <map>
 #include <memory>

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "tests/kernels/tensors.h"
 
 namespace poise::test {

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "common/files/json.h"
 #include "tests/kernels/tensors.h"

@@ -1,5 +1,5 @@
-// What most sources include. Builds with sanitizers compile it once and give it to every source (poise_precompile in the top
-// CMakeLists.txt); nothing includes it.
+// What most sources include. It is compiled once and given to every source (poise_precompile in the top CMakeLists.txt); nothing
+// includes it.
 #pragma once
 
 #include <algorithm>
@@ -37,8 +37,10 @@
 #include <vector>
 
 #include <fmt/format.h>
+#ifdef GTEST_HAS_PTHREAD  // where GoogleTest is linked
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#endif
 #include <nlohmann/json.hpp>
 #include <spdlog/spdlog.h>
 

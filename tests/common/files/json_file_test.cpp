@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <random>
+#include <vector>
 
 #include "common/trouble.h"
 #include "tests/support/complaint.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "tests/kernels/cuda/on_device.h"
 #include "tests/kernels/kv_reference.h"

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <utility>
 
 #include "common/channel.h"
 #include "planner/costs/measuring_build.h"

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "common/files/json.h"
 #include "common/trouble.h"
 #include "planner/forecast/simulate_papers.h"

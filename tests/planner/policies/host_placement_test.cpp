@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <utility>
 
 #include "planner/policies/allocation.h"
 #include "planner/policies/best_placement.h"
