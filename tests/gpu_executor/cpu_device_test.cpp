@@ -263,7 +263,7 @@ Answered answer_one_another(int times, std::int64_t one_ns, std::int64_t other_n
 // As if no thread were ever late: to the nanosecond.
 TEST(CpuStream, ASetSpeedIsKeptHoweverLateThreadsWake) {
   constexpr int kTimes = 50;
-  constexpr std::int64_t kOne = 100'000, kOther = 30'000;  // ns
+  constexpr std::int64_t kOne = 1'000'000, kOther = 300'000;  // ns: more than their work takes
   constexpr std::chrono::nanoseconds kWhole(kTimes * (kOne + kOther));
   const Answered found = answer_one_another(kTimes, kOne, kOther);
   EXPECT_GE(found.really, found.took) << "it is ahead of the time";
