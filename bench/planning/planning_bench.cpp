@@ -8,10 +8,11 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <ctime>
+#include <chrono>
 #include <string>
 #include <vector>
 
+#include "common/liveness/thread_time.h"
 #include "planner/policies/packing.h"
 #include "planner/schedule/iteration.h"
 #include "planner/schedule/schedule.h"
@@ -23,9 +24,7 @@ constexpr double kBoundMs = 5;
 constexpr std::uint64_t kIterations = 12;
 
 double now_ms() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) * 1e-6;
+  return std::chrono::duration<double, std::milli>(thread_time()).count();
 }
 
 struct Took {

@@ -1,12 +1,12 @@
 #include "gpu_executor/cpu/cpu_stream.h"
 
 #include <pthread.h>
-#include <time.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "common/liveness/progress.h"
+#include "common/liveness/thread_time.h"
 #include "common/testing/failpoint.h"
 #include "common/trouble.h"
 
@@ -19,13 +19,6 @@ constexpr auto kLongestSleep = std::chrono::milliseconds(500);
 
 std::int64_t ns_between(CpuStream::Clock::time_point begin, CpuStream::Clock::time_point end) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(end - begin).count();
-}
-
-// Of the calling thread: what it waits for a core, or for anything else, is not counted.
-std::chrono::nanoseconds cpu_time() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
 }  // namespace
@@ -177,7 +170,7 @@ void CpuStream::do_work(Task& task) {
     return;
   }
   const auto begin = begin_of(task);
-  const auto worked_before = cpu_time();
+  const auto worked_before = thread_time();
   try {
     if (fails_at("device.stream")) {
       fail("a failpoint says so");
@@ -190,7 +183,7 @@ void CpuStream::do_work(Task& task) {
     now_ = Clock::now();
   } else {
     now_ = begin + std::max<Clock::duration>(std::chrono::nanoseconds(task.least_ns),
-                                             cpu_time() - worked_before);
+                                             thread_time() - worked_before);
     while (Clock::now() < now_) {  // a slow device works as long as it sleeps
       note_progress();
       std::this_thread::sleep_until(std::min(now_, Clock::now() + kLongestSleep));

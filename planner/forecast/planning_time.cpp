@@ -1,12 +1,13 @@
 #include "planner/forecast/planning_time.h"
 
 #include <array>
-#include <ctime>
+#include <chrono>
 #include <numeric>
 #include <utility>
 
 #include "common/channel.h"
 #include "common/files/json.h"
+#include "common/liveness/thread_time.h"
 #include "planner/forecast/plan_play.h"
 #include "planner/requests/request_sizes.h"
 #include "planner/schedule/iteration.h"
@@ -15,11 +16,7 @@
 namespace poise {
 namespace {
 
-Seconds thread_time() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return {static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9};
-}
+Seconds used_time() { return {std::chrono::duration<double>(thread_time()).count()}; }
 
 enum Part { scheduling, packing, tables, orders, serialising, completing, kParts };
 constexpr std::array<const char*, kParts> kPartNames{"schedule", "pack",      "tables",
@@ -47,13 +44,13 @@ struct PartTimes {
 // Adds the time since the last call, or since its construction, to a part.
 class PartClock {
  public:
-  explicit PartClock(PartTimes& times) : times_(times), last_(thread_time()) {}
+  explicit PartClock(PartTimes& times) : times_(times), last_(used_time()) {}
   void end(Part part) {
-    const Seconds now = thread_time();
+    const Seconds now = used_time();
     times_.parts[part] += now - last_;
     last_ = now;
   }
-  void pass_over() { last_ = thread_time(); }
+  void pass_over() { last_ = used_time(); }
 
  private:
   PartTimes& times_;

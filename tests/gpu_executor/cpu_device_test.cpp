@@ -1,7 +1,6 @@
 #include "gpu_executor/cpu/cpu_device.h"
 
 #include <gmock/gmock.h>
-#include <time.h>
 
 #include <chrono>
 #include <cmath>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "common/liveness/progress.h"
+#include "common/liveness/thread_time.h"
 #include "common/trouble.h"
 #include "gpu_executor/cpu/cpu_stream.h"
 #include "kernels/cpu/packed_matrix.h"
@@ -304,12 +304,7 @@ TEST(CpuStream, WaitsForTheRecordThatWasMeantAlone) {
 
 // Works until this thread has used as much time of a core.
 void use_core(std::chrono::milliseconds time) {
-  const auto used = [] {
-    timespec now{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
-  };
-  for (const auto begin = used(); used() - begin < time;) {
+  for (const auto begin = thread_time(); thread_time() - begin < time;) {
   }
 }
 
