@@ -57,6 +57,7 @@ class WarpRows {
   static constexpr int kScoreTiles = kTilePositions / 8;
   static constexpr int kPairs = (kDim / 16 + kShare - 1) / kShare;  // of eight columns each
   static constexpr int kSumTiles = 2 * kPairs;
+  static constexpr float kMostExponent = 8;  // of a weight; float16 ends at 2^16
 
  public:
   // Slices already merged, while the next one is computed. Not a member: where a warp has sixteen rows
@@ -166,10 +167,11 @@ class WarpRows {
     }
   }
 
-  // The tile's scores become its weights; maximum and denominator follow. The sums have to shrink by so
-  // much before those weights are used: steps of their own, since the tile before may still be added.
+  // The tile's scores become its weights; maximum and denominator follow. Returns whether the sums of any of the warp's
+  // rows have to shrink by so much before those weights are used: a step of its own, since the tile before may still be
+  // added.
   template <bool kBoth>
-  __device__ __forceinline__ void weigh_scores(int tile, float (&scores)[kScoreTiles][4],
+  __device__ __forceinline__ bool weigh_scores(int tile, float (&scores)[kScoreTiles][4],
                                                float (&shrink)[2]) {
     const int first = tile * kTilePositions;
     // The column of each half's row itself, counted from this lane's first.
@@ -194,17 +196,20 @@ class WarpRows {
       forget([this](int column, int last) { return column > last - window_; });
     }
     if (kBoth) {
-      weigh_halves<0, 2>(scores, shrink);
-      return;
+      return weigh_halves<0, 2>(scores, shrink);
     }
-    weigh_halves<0, 1>(scores, shrink);
+    bool shrinks = weigh_halves<0, 1>(scores, shrink);
     shrink[1] = 1;
     if (span_.rows > 8) {  // one half has them all in decode
-      weigh_halves<1, 2>(scores, shrink);
+      shrinks |= weigh_halves<1, 2>(scores, shrink);
     }
+    return shrinks;
   }
   template <bool kBoth>
-  __device__ __forceinline__ void shrink_sums(const float (&shrink)[2]) {
+  __device__ __forceinline__ void shrink_sums(bool shrinks, const float (&shrink)[2]) {
+    if (!shrinks) {
+      return;
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (kBoth || half == 0 || span_.rows > 8) {
@@ -370,45 +375,41 @@ class WarpRows {
     }
   }
 
-  // The same through shared memory, where the warp has 512 bytes at each of eight multiples of kPitch: each row
-  // leaves in whole vectors. For kShare 1, from compute capability 9.0 on.
+  // The same through shared memory, where the warp has 512 bytes at each of kDim / 8 multiples of kPitch: each row leaves
+  // as one copy that runs by itself; free_shared() waits until it has read. For kShare 1, from compute capability 9.0 on.
   template <int kPitch>
   __device__ void write_out(const Attention& op, SharedAddress shared) const {
-    static_assert(kShare == 1 && kDim <= 128);
-    constexpr int kVectors = kDim / 8;
-    constexpr int kAtOnce = kWarp / kVectors;  // rows
-    const auto place_of = [&](int row, int vector) {
-      return shared +
-             static_cast<unsigned>(row % 8 * kPitch + row / 8 * 256 + (vector ^ row % 8) * 16);
+    static_assert(kShare == 1 && (kDim == 64 || kDim == 128));
+    const auto place_of = [&](int row, int vector) {  // eight rows of a vector in different banks
+      const int chunk = kDim == 128 ? row * kPitch : row % 8 * kPitch + row / 8 * 256;
+      return shared + static_cast<unsigned>(chunk + (row % 8 + vector) * 16);
     };
     const float share[2] = {__fdiv_rn(1.0f, denominator_[0]), __fdiv_rn(1.0f, denominator_[1])};
     const auto both = [&](int n, int half) {
       return pack<T>(__fmul_rn(sums_[n][2 * half], share[half]),
                      __fmul_rn(sums_[n][2 * half + 1], share[half]));
     };
+    free_shared();
 #pragma unroll
     for (int n = 0; n < kSumTiles; n += 2) {
       store_matrices(place_of(lane_ % kWarpRows, n + lane_ / kWarpRows), both(n, 0), both(n, 1),
                      both(n + 1, 0), both(n + 1, 1));
     }
+    show_to_copies();
     __syncwarp();
-    T* out = static_cast<T*>(op.out) + lane_ % kVectors * 8;
-    uint4 vectors[kWarpRows / kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kWarpRows / kAtOnce; ++i) {
-      vectors[i] = load_16(place_of(i * kAtOnce + lane_ / kVectors, lane_ % kVectors));
+    // Lane 4·g knows where rows g and g + 8 begin.
+    const int from = lane_ % 8 * 4;
+    const long long low = __shfl_sync(kAllLanes, static_cast<long long>(start_[0]), from);
+    const long long high = __shfl_sync(kAllLanes, static_cast<long long>(start_[1]), from);
+    if (lane_ < span_.rows) {
+      copy_out(static_cast<T*>(op.out) + (lane_ < 8 ? low : high), place_of(lane_, 0),
+               op.head_dim * static_cast<int>(sizeof(T)));
     }
-    const bool exists = lane_ % kVectors * 8 < op.head_dim;
-#pragma unroll
-    for (int i = 0; i < kWarpRows / kAtOnce; ++i) {
-      const int row = i * kAtOnce + lane_ / kVectors;
-      // Lane 4·g knows where rows g and g + 8 begin.
-      const std::int64_t start =
-          __shfl_sync(kAllLanes, static_cast<long long>(start_[i * kAtOnce / 8]), row % 8 * 4);
-      if (row < span_.rows && exists) {
-        *reinterpret_cast<uint4*>(out + start) = vectors[i];
-      }
-    }
+    end_copies_out();
+  }
+  // Behind it, all lanes may write there again.
+  static __device__ void free_shared() {
+    wait_copies_out();
     __syncwarp();
   }
 
@@ -483,43 +484,62 @@ class WarpRows {
 
   __device__ __forceinline__ void weigh(int tile, float (&scores)[kScoreTiles][4]) {
     float shrink[2];
-    weigh_scores<false>(tile, scores, shrink);
-    shrink_sums<false>(shrink);
+    const bool shrinks = weigh_scores<false>(tile, scores, shrink);
+    shrink_sums<false>(shrinks, shrink);
     use_weights(scores);
   }
 
-  // Of these halves, side by side: the latencies of one are those of the other.
+  // Of these halves, side by side: the latencies of one are those of the other. A row's maximum is one of its scores, but
+  // follows larger ones only where a weight would exceed 2^kMostExponent: so few tiles make sums shrink.
   template <int kFirst, int kEnd>
-  __device__ __forceinline__ void weigh_halves(float (&scores)[kScoreTiles][4],
+  __device__ __forceinline__ bool weigh_halves(float (&scores)[kScoreTiles][4],
                                                float (&shrink)[2]) {
     float largest[2], base[2], total[2];
 #pragma unroll
     for (int half = kFirst; half < kEnd; ++half) {
-      largest[half] = maximum_[half];
+      largest[half] = fmaxf(scores[0][2 * half], scores[0][2 * half + 1]);
       total[half] = 0;
+      shrink[half] = 1;
     }
 #pragma unroll
-    for (int n = 0; n < kScoreTiles; ++n) {
+    for (int n = 1; n < kScoreTiles; ++n) {
 #pragma unroll
       for (int half = kFirst; half < kEnd; ++half) {
         largest[half] = fmaxf(largest[half], fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
       }
     }
+    // Not where both are minus infinity: no position was seen.
+    const auto exceeds = [this](float score, float maximum) {
+      return __fmul_rn(__fsub_rn(score, maximum), factor_) > kMostExponent;
+    };
+    bool exceed = false;
 #pragma unroll
-    for (int lanes = 1; lanes <= 2; lanes *= 2) {
+    for (int half = kFirst; half < kEnd; ++half) {
+      exceed |= exceeds(largest[half], maximum_[half]);
+    }
+    exceed = __any_sync(kAllLanes, exceed) != 0;
+    if (exceed) {
+#pragma unroll
+      for (int lanes = 1; lanes <= 2; lanes *= 2) {
+#pragma unroll
+        for (int half = kFirst; half < kEnd; ++half) {
+          largest[half] = fmaxf(largest[half], __shfl_xor_sync(kAllLanes, largest[half], lanes));
+        }
+      }
 #pragma unroll
       for (int half = kFirst; half < kEnd; ++half) {
-        largest[half] = fmaxf(largest[half], __shfl_xor_sync(kAllLanes, largest[half], lanes));
+        if (exceeds(largest[half], maximum_[half])) {
+          // 0 in a slice's first tile, where the maximum was minus infinity.
+          shrink[half] = power_of_two(__fmul_rn(__fsub_rn(maximum_[half], largest[half]), factor_));
+          maximum_[half] = largest[half];
+          denominator_[half] = __fmul_rn(denominator_[half], shrink[half]);
+        }
       }
     }
 #pragma unroll
     for (int half = kFirst; half < kEnd; ++half) {
       // Of a row that has not yet seen a position of the slice all weights are 0.
-      const float top = largest[half] == -kInfinity ? 0.0f : largest[half];
-      // Exactly 1 where the maximum stays; 0 in a slice's first tile, where it was minus infinity.
-      shrink[half] = power_of_two(__fmul_rn(__fsub_rn(maximum_[half], top), factor_));
-      maximum_[half] = largest[half];
-      base[half] = -__fmul_rn(top, factor_);
+      base[half] = maximum_[half] == -kInfinity ? 0.0f : -__fmul_rn(maximum_[half], factor_);
     }
 #pragma unroll
     for (int n = 0; n < kScoreTiles; ++n) {
@@ -534,8 +554,9 @@ class WarpRows {
     }
 #pragma unroll
     for (int half = kFirst; half < kEnd; ++half) {
-      denominator_[half] = __fmaf_rn(denominator_[half], shrink[half], total[half]);
+      denominator_[half] = __fadd_rn(denominator_[half], total[half]);
     }
+    return exceed;
   }
 
   // Of a row's four lanes; all four get it.

@@ -12,10 +12,11 @@
 //
 // Bits of a row: context is cut into chunks of 256 positions at multiples of 256, and every eighth chunk
 // makes a slice: chunk c is of slice c % 8. In a slice, tile by tile in order: scores are tensor core
-// products over head_dim, sixteen at a time in order; the maximum grows; weights are 2^((score -
-// maximum)·scale·log2 e), rounded to the stored type for their product with the values, sixteen
-// positions at a time in order; the denominator is summed in float32, each lane its own columns, the
-// four lanes at the slice's end. Then slices are merged in order, the first taken as it is: both sides
+// products over head_dim, sixteen at a time in order; weights are 2^((score - maximum)·scale·log2 e),
+// rounded to the stored type for their product with the values, sixteen positions at a time in order.
+// The maximum is the first tile's largest score, and becomes a later tile's only where a weight would
+// exceed 2^8: so sums seldom have to shrink. The denominator is summed in float32, each lane its own
+// columns, the four lanes at the slice's end. Then slices are merged in order, the first taken as it is: both sides
 // scaled to the larger maximum, in float32. A slice that a row sees nothing of, or a tile, does not exist
 // for it. All of it follows from positions alone: a row's place among the sixteen, what the tile's other
 // rows see, how many warps or blocks took part changes nothing. What a row may not see has weight 0 (its

@@ -105,6 +105,24 @@ __device__ __forceinline__ void store_matrices(SharedAddress row, std::uint32_t 
                : "memory");
 }
 
+// A copy of whole vectors from shared to global memory that runs by itself, from compute capability 9.0 on. The threads that
+// wrote what it reads call show_to_copies() first, and a barrier of theirs follows.
+__device__ __forceinline__ void show_to_copies() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+__device__ __forceinline__ void copy_out(void* to, SharedAddress from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void end_copies_out() {
+  asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
+}
+// Until what this thread's copies read may be written again.
+__device__ __forceinline__ void wait_copies_out() {
+  asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory");
+}
+
 // sum (16 × 8) += a (16 × 16) · b (16 × 8). Lane 4g + t holds
 //   a[0]: row g, columns 2t, 2t + 1; a[1]: row g + 8; a[2], a[3]: the same, columns + 8
 //   b0: rows 2t, 2t + 1 of column g; b1: rows + 8

@@ -1,6 +1,7 @@
 // How fast the CUDA kernels are at the shapes of OPT-6.7B, OPT-30B, Llama-3-8B and Llama-3-70B, each
-// beside the limit that it meets first: memory (a large copy on an H200 moves 4300 GB/s, read and
-// written bytes counted) or tensor cores (790 TFLOP/s in a large product).
+// beside the limit of this card that it meets first: memory (a large copy, read and written bytes
+// counted) or tensor cores (a large product of the same type). Both are measured first, timed as the
+// kernels are.
 //
 //   poise-cuda-kernels-bench [attention|absorbed|llama-attention|rows|llama-rows|sample ...]
 
@@ -17,13 +18,12 @@
 
 #include "common/trouble.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/cuda/kernels_cuda.h"
 
 namespace poise::bench {
 namespace {
 
-constexpr double kCopyBytes = 4300e9;  // a second
-constexpr double kFlops = 790e12;
 constexpr std::int64_t kRows = 8192;
 constexpr auto check_cuda = [](cudaError_t error) { cuda::cuda_check(error, "the bench"); };
 
@@ -49,11 +49,13 @@ class Memory {
     check_cuda(cudaMalloc(&data_, static_cast<std::size_t>(bytes)));
     check_cuda(cudaMemset(data_, fill, static_cast<std::size_t>(bytes)));
   }
-  // Numbers of a normal distribution: on equal ones the tensor cores draw less power and run faster.
-  Memory(std::int64_t count, DType dtype) : Memory(count * size_of(dtype).n) {
+  // Numbers of a normal distribution: on equal ones the tensor cores draw less power and run faster. They repeat after
+  // `period` bytes.
+  Memory(std::int64_t count, DType dtype, std::size_t period = std::size_t{1} << 20)
+      : Memory(count * size_of(dtype).n) {
     std::mt19937 random(static_cast<unsigned>(count));
     std::normal_distribution<float> normal;
-    std::vector<std::byte> some(std::size_t{1} << 20);
+    std::vector<std::byte> some(period);
     for (std::size_t at = 0; at < some.size(); at += static_cast<std::size_t>(size_of(dtype).n)) {
       const float value = normal(random);
       const std::uint16_t narrow =
@@ -113,13 +115,61 @@ double seconds_of(Fn launch) {
   return static_cast<double>(best) * 1e-3 / kLaunches;
 }
 
+// What this card reaches.
+class Limits {
+ public:
+  void measure() {
+    copy_ = measured_copy();
+    float16_ = measured_product(DType::float16);
+    bfloat16_ = measured_product(DType::bfloat16);
+  }
+  double copy() const { return copy_; }  // bytes a second
+  // FLOP a second; float32's attention is far from either.
+  double product(DType dtype) const { return dtype == DType::bfloat16 ? bfloat16_ : float16_; }
+
+ private:
+  static double measured_copy() {
+    constexpr std::size_t kBytes = std::size_t{1} << 30;
+    const Memory from(kBytes);
+    const Memory to(kBytes);
+    return 2.0 * kBytes / seconds_of([&] {
+             check_cuda(cudaMemcpyAsync(to.get(), from.get(), kBytes, cudaMemcpyDeviceToDevice));
+           });
+  }
+  // The fastest algorithm of cuBLASLt.
+  static double measured_product(DType dtype) {
+    constexpr std::int32_t kSide = 8192;
+    constexpr std::int64_t kNumbers = std::int64_t{kSide} * kSide;
+    constexpr std::size_t kPeriod = std::size_t{16} << 20;  // equal rows are far from each other
+    const Memory in(kNumbers, dtype, kPeriod);
+    const Memory weight(kNumbers, dtype, kPeriod);
+    const Memory out(kNumbers * size_of(dtype).n);
+    const Gemm op{.out = {.data = out.get(), .dtype = dtype, .stride = kSide},
+                  .in = {.data = in.get(), .dtype = dtype, .stride = kSide},
+                  .weight = {.data = weight.get(), .rows = kSide, .cols = kSide, .dtype = dtype},
+                  .rows = kSide,
+                  .epilogue = Epilogue::none};
+    cuda::Gemms gemms;
+    double best = 0;
+    for (const cuda::Algorithm& algorithm : gemms.algorithms(op)) {
+      const double seconds = seconds_of([&] { gemms.run_with(op, algorithm, nullptr); });
+      best = std::max(best, 2.0 * kNumbers * kSide / seconds);
+    }
+    return best;
+  }
+
+  double copy_ = 0, float16_ = 0, bfloat16_ = 0;
+} limits;
+
 void print_bytes(const std::string& name, double seconds, double bytes) {
   fmt::print("{:<52} {:9.1f} us {:8.0f} GB/s    {:5.1f} % of a copy\n", name, seconds * 1e6,
-             bytes / seconds * 1e-9, 100 * bytes / seconds / kCopyBytes);
+             bytes / seconds * 1e-9, 100 * bytes / seconds / limits.copy());
 }
-void print_flops(const std::string& name, double seconds, double flops) {
-  fmt::print("{:<52} {:9.1f} us {:8.1f} TFLOP/s {:5.1f} % of a product\n", name, seconds * 1e6,
-             flops / seconds * 1e-12, 100 * flops / seconds / kFlops);
+void print_flops(const std::string& name, double seconds, double flops, double bytes,
+                 DType dtype) {
+  fmt::print("{:<52} {:9.1f} us {:8.1f} TFLOP/s {:5.1f} % of a product, {:.1f} % of a copy\n", name,
+             seconds * 1e6, flops / seconds * 1e-12, 100 * flops / seconds / limits.product(dtype),
+             100 * bytes / seconds / limits.copy());
 }
 
 void bench_attention(const Model& model, std::int32_t sequences, std::int32_t context,
@@ -175,8 +225,8 @@ void bench_attention(const Model& model, std::int32_t sequences, std::int32_t co
   const double bytes =
       static_cast<double>(size) *
       (2.0 * sequences * read * static_cast<double>(model.kv_dim()) + 2 * rows * model.hidden);
-  if (flops / kFlops > bytes / kCopyBytes) {
-    print_flops(name, seconds, flops);
+  if (fresh > 1) {  // either limit may be the one that it meets first
+    print_flops(name, seconds, flops, bytes, dtype);
   } else {
     print_bytes(name, seconds, bytes);
   }
@@ -486,8 +536,10 @@ void run(const std::vector<std::string>& names) {
   }
   cudaDeviceProp device{};
   check_cuda(cudaGetDeviceProperties(&device, 0));
-  fmt::print("{}; limits of an H200: {:.0f} GB/s copied, {:.0f} TFLOP/s\n", device.name,
-             kCopyBytes * 1e-9, kFlops * 1e-12);
+  limits.measure();
+  fmt::print("{}: {:.0f} GB/s copied, products of {:.0f} (float16) and {:.0f} TFLOP/s (bfloat16)\n",
+             device.name, limits.copy() * 1e-9, limits.product(DType::float16) * 1e-12,
+             limits.product(DType::bfloat16) * 1e-12);
   const auto wanted = [&](const char* name) {
     return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
   };

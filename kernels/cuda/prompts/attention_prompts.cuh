@@ -403,12 +403,12 @@ class PromptGroup {
         wait_products<1>();
         hold(scores);
         ring_.leave_keys(n_);
-        rows_.template weigh_scores<true>(walk.tile(), scores, shrink);
+        const bool shrinks = rows_.template weigh_scores<true>(walk.tile(), scores, shrink);
         rows_.finish_weights();
         wait_products<0>();
         hold(rows_.sums());
         ring_.leave_values(n_ - 1);
-        rows_.template shrink_sums<true>(shrink);
+        rows_.template shrink_sums<true>(shrinks, shrink);
         rows_.use_weights(scores);
         ++n_;
       }
@@ -433,6 +433,7 @@ class PromptGroup {
       wait_products<0>();
       hold(rows_.sums());
       ring_.leave_values(n_ - 1);
+      Rows::free_shared();
       rows_.keep_slice(slice, ended, merged_);
       adds_ = false;
       rows_.use_weights(scores);
@@ -459,13 +460,14 @@ class PromptGroup {
     const int row = static_cast<int>(threadIdx.x) % (4 * kWarp) / kWarp * kWarpRows +
                     static_cast<int>(threadIdx.x) % kWarpRows;
     const int half = static_cast<int>(threadIdx.x) % kWarp / kWarpRows;
-    const SharedAddress at = ring_.queries(turn, group_) + static_cast<unsigned>(row * 128);
+    SharedAddress at =
+        ring_.queries(turn, group_) + static_cast<unsigned>(row * 128 + (half ^ row) % 8 * 16);
+    // Kept from place to place, the addresses below would lie in local memory, which takes longer.
+    asm volatile("" : "+r"(at));
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k) {
-      const int vector = 2 * k + half;
-      load_matrices(
-          rows_.queries()[k],
-          at + static_cast<unsigned>(vector / 8 * Sizes::kColumnsBytes + (vector ^ row) % 8 * 16));
+      load_matrices(rows_.queries()[k], (at ^ static_cast<unsigned>(2 * k % 8 * 16)) +
+                                            static_cast<unsigned>(k / 4 * Sizes::kColumnsBytes));
     }
     __syncwarp();
     ring_.leave_queries();
@@ -578,6 +580,7 @@ __global__ void __launch_bounds__(kPromptThreads, 1)
       n = rows.attend(place, turn);
       rows.write_out();
     }
+    wait_copies_out();
     if (group == 1) {
       wait_for_turn(0);  // which the second group gave last
     }
@@ -603,6 +606,19 @@ std::int64_t prompts_at_once(Kernel* kernel, std::size_t shared_bytes) {
   return multiprocessors;
 }
 
+// Of how many pairs the keys and values are in L2 at the same time: sets of equal size. A set ends with some blocks idle, so
+// it has several places for each of them, as long as L2 (50 MiB on an H100, in two halves) holds it.
+inline std::int64_t pairs_at_once(std::int64_t pairs, std::int64_t row_tiles,
+                                  std::int64_t pair_bytes, std::int64_t blocks) {
+  constexpr std::int64_t kUsual = 16 << 20;  // bytes of keys and values
+  constexpr std::int64_t kMost = 32 << 20;
+  constexpr std::int64_t kPlacesOfBlock = 4;
+  const std::int64_t wanted = std::min(kMost / pair_bytes, ceil_div(kPlacesOfBlock * blocks, row_tiles));
+  const std::int64_t sets =
+      ceil_div(pairs, std::max({std::int64_t{1}, kUsual / pair_bytes, wanted}));
+  return ceil_div(pairs, sets);
+}
+
 template <typename T, int kDim>
 bool attend_prompts_with(const Attention& op, cudaStream_t stream) {
   using Sizes = PromptSizes<kDim>;
@@ -611,14 +627,13 @@ bool attend_prompts_with(const Attention& op, cudaStream_t stream) {
   if (at_once == 0) {
     return false;
   }
-  constexpr std::int64_t kCached = 16 << 20;  // bytes of keys and values
   const std::int64_t group = op.heads / op.kv_heads;
   const std::int64_t row_tiles = ceil_div(op.max_new_tokens * group, kPromptRows);
   const std::int64_t pairs = std::int64_t{op.kv_heads} * op.sequence_count;
   const std::int64_t pair_bytes = std::int64_t{4} * op.head_dim * std::max(op.max_context, 1);
   const PromptGrid grid{
       .pairs = static_cast<unsigned>(pairs),
-      .at_once = static_cast<unsigned>(std::clamp<std::int64_t>(kCached / pair_bytes, 1, pairs)),
+      .at_once = static_cast<unsigned>(pairs_at_once(pairs, row_tiles, pair_bytes, at_once)),
       .row_tiles = static_cast<unsigned>(row_tiles),
       .group = static_cast<unsigned>(group)};
   const std::int64_t items = row_tiles * pairs;

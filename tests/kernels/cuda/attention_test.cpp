@@ -39,6 +39,25 @@ class Sequence {
     one.q_ = Stored(q_.dtype(), numbers_of_head(floats_of(q_), head));
     return one;
   }
+  // Scores that rise with the position, by some e^2.5 from tile to tile times a factor that differs from row to row: the
+  // maximum that weights are counted from follows at other tiles in each row.
+  Sequence rising() const {
+    Sequence other = *this;
+    std::vector<float> q = floats_of(q_);
+    for (std::size_t i = 0; i < q.size(); ++i) {
+      q[i] += 0.5f * static_cast<float>(i / static_cast<std::size_t>(heads_.dim) % 5);
+    }
+    std::vector<float> kv = floats_of(kv_);
+    for (std::size_t i = 0; i < kv.size(); ++i) {
+      if (i % kv_row_ < kv_row_ / 2) {  // a key
+        kv[i] += 2.5f / 64 * static_cast<float>(i / kv_row_) /
+                 std::sqrt(static_cast<float>(heads_.dim));
+      }
+    }
+    other.q_ = Stored(q_.dtype(), q);
+    other.kv_ = Stored(kv_.dtype(), kv);
+    return other;
+  }
   // Of rows of all heads, that head's.
   std::vector<float> numbers_of_head(const std::vector<float>& rows, std::int32_t head) const {
     const auto dim = static_cast<std::size_t>(heads_.dim);
@@ -302,6 +321,34 @@ TEST_F(CudaAttention, OfAPartWithContextIsWhatTheCpuComputes) {
                                        {2040, 2060}}) {
       SCOPED_TRACE(testing::Message() << context << " to " << end << " of " << name_of(dtype));
       Sequence({2, 2, 80}, end, dtype).expect_as_on_cpu(context, end, 4);
+    }
+  }
+}
+
+TEST_F(CudaAttention, OfScoresThatRiseIsWhatTheCpuComputes) {
+  for (const DType dtype : {DType::float16, DType::bfloat16}) {
+    for (const Heads heads : {Heads{1, 1, 128}, Heads{8, 1, 128}, Heads{3, 1, 64}, Heads{2, 2, 80},
+                              Heads{4, 1, 96, 200}}) {
+      SCOPED_TRACE(testing::Message() << heads << ", " << name_of(dtype));
+      const Sequence sequence = Sequence(heads, 640, dtype).rising();
+      sequence.expect_as_on_cpu(0, 640, 3);
+      sequence.expect_as_on_cpu(639, 640, 4);
+    }
+  }
+}
+
+TEST_F(CudaAttentionBits, OfScoresThatRiseAreTheSameInPartsOfAnySize) {
+  constexpr std::int32_t kTokens = 640;
+  for (const DType dtype : {DType::float16, DType::bfloat16}) {
+    for (const Heads heads : {Heads{1, 1, 128}, Heads{8, 1, 128}, Heads{7, 1, 64},
+                              Heads{3, 1, 96, 200}, Heads{1, 1, 256}}) {
+      const Sequence sequence = Sequence(heads, kTokens, dtype).rising();
+      const std::vector<float> whole = sequence.run(0, kTokens, kTokens, 1);
+      std::uint32_t placement = 2;
+      for (const std::int32_t part : {1, 9, 17, 64, 200}) {
+        EXPECT_TRUE(same_bits(sequence.run(0, kTokens, part, placement++), whole))
+            << heads << ", " << name_of(dtype) << " in parts of " << part;
+      }
     }
   }
 }
