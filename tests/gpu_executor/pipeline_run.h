@@ -17,6 +17,7 @@
 #include "gpu_executor/cpu/cpu_device.h"
 #include "gpu_executor/order_check/order_check.h"
 #include "gpu_executor/pipeline.h"
+#include "tests/gpu_executor/shared_bytes.h"
 #include "tests/gpu_executor/small_planner.h"
 #include "tests/gpu_executor/tiny_model.h"
 
@@ -92,16 +93,16 @@ class PipelineRun {
         partition_(partition()),
         pool_(static_cast<std::size_t>(partition_.region_bytes) *
               static_cast<std::size_t>(model.shape.num_hidden_layers)),
+        weights_(model.bytes),
         device_(std::move(device)),
         cpu_(dynamic_cast<CpuDevice*>(device_.get())),
-        pool_registered_(device_->register_host(pool_, false)),
-        weights_registered_(device_->register_host(
-            {const_cast<std::byte*>(model.bytes.data()), model.bytes.size()}, true)),
+        pool_registered_(device_->register_host(pool_.all(), false)),
+        weights_registered_(device_->register_host(weights_.all(), true)),
         pipeline_(*device_,
                   {.shape = model.shape,
                    .dtype = model.dtype,
                    .layout = model.layout,
-                   .weights = model.bytes},
+                   .weights = weights_.all()},
                   setting.limits, cpu_ != nullptr ? setting.device.memory : device_->memory(),
                   setting.trace),
         check_(model.shape, model.layout, setting.limits, 1'000'000),
@@ -201,7 +202,7 @@ class PipelineRun {
   const Setting setting_;
   const BlockSizes sizes_;
   const PoolPartition partition_;
-  std::vector<std::byte> pool_;
+  SharedBytes pool_, weights_;
   std::unique_ptr<Device> device_;
   CpuDevice* const cpu_;  // the same, or null
   const Registration pool_registered_, weights_registered_;
