@@ -8,8 +8,8 @@
 // there and on paced streams that wait for it, and this clock is what its events report. The real time
 // is a little later; the stream catches up at its next sleep. A stream without a set speed uses the real
 // time. Work that takes longer than the set speed allows takes as long as the stream's thread had a core
-// for it, so that whatever else the machine does is not counted. (Where several threads share work, the
-// stream's own stands for them.)
+// for it, so that whatever else the machine does is not counted. Where several threads share work, only
+// the stream's own is counted: on a busy machine that is less than the work took.
 
 #include <atomic>
 #include <chrono>

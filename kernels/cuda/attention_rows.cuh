@@ -167,9 +167,8 @@ class WarpRows {
     }
   }
 
-  // The tile's scores become its weights; maximum and denominator follow. Returns whether the sums of any of the warp's
-  // rows have to shrink by so much before those weights are used: a step of its own, since the tile before may still be
-  // added.
+  // The tile's scores become its weights; maximum and denominator follow. Returns whether the sums of any row must be
+  // multiplied by `shrink` before those weights are used: a step of its own, since the tile before may still be added.
   template <bool kBoth>
   __device__ __forceinline__ bool weigh_scores(int tile, float (&scores)[kScoreTiles][4],
                                                float (&shrink)[2]) {
@@ -508,7 +507,7 @@ class WarpRows {
         largest[half] = fmaxf(largest[half], fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
       }
     }
-    // Not where both are minus infinity: no position was seen.
+    // Where both are minus infinity, since no position was seen, their difference is no number, which is not larger.
     const auto exceeds = [this](float score, float maximum) {
       return __fmul_rn(__fsub_rn(score, maximum), factor_) > kMostExponent;
     };

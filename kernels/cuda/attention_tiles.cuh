@@ -14,9 +14,10 @@
 // makes a slice: chunk c is of slice c % 8. In a slice, tile by tile in order: scores are tensor core
 // products over head_dim, sixteen at a time in order; weights are 2^((score - maximum)·scale·log2 e),
 // rounded to the stored type for their product with the values, sixteen positions at a time in order.
-// The maximum is the first tile's largest score, and becomes a later tile's only where a weight would
-// exceed 2^8: so sums seldom have to shrink. The denominator is summed in float32, each lane its own
-// columns, the four lanes at the slice's end. Then slices are merged in order, the first taken as it is: both sides
+// The maximum is the largest score of the first tile of which the row sees a position; a later tile's
+// takes its place only where a weight would exceed 2^8, so sums seldom have to shrink. The denominator
+// is summed in float32, each lane its own columns, the four lanes at the slice's end. Then slices are
+// merged in order, the first taken as it is: both sides
 // scaled to the larger maximum, in float32. A slice that a row sees nothing of, or a tile, does not exist
 // for it. All of it follows from positions alone: a row's place among the sixteen, what the tile's other
 // rows see, how many warps or blocks took part changes nothing. What a row may not see has weight 0 (its
@@ -26,6 +27,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <utility>
 
 #include "common/units.h"
 #include "kernels/cuda/attention_blocks.h"
@@ -206,23 +208,17 @@ void attend(const Attention& op, cudaStream_t stream) {
 // of 8, at most 256.
 template <typename T, bool kCodes>
 void attend_with_tiles(const Attention& op, cudaStream_t stream) {
-  if (op.head_dim <= 32) {
-    attend<T, 32, kCodes>(op, stream);
-  } else if (op.head_dim <= 64) {
-    attend<T, 64, kCodes>(op, stream);
-  } else if (op.head_dim <= 80) {
-    attend<T, 80, kCodes>(op, stream);
-  } else if (op.head_dim <= 96) {
-    attend<T, 96, kCodes>(op, stream);
-  } else if (op.head_dim <= 128) {
-    attend<T, 128, kCodes>(op, stream);
-  } else if (op.head_dim <= 160) {
-    attend<T, 160, kCodes>(op, stream);
-  } else if (op.head_dim <= 192) {
-    attend<T, 192, kCodes>(op, stream);
-  } else {
-    attend<T, 256, kCodes>(op, stream);
-  }
+  const auto narrowest = [&]<int... kDims>(std::integer_sequence<int, kDims...>) {
+    return ((op.head_dim <= kDims && (attend<T, kDims, kCodes>(op, stream), true)) || ...);
+  };
+#if POISE_CUDA_CHECKED
+  // Compiled to find errors: fewer columns than four warps share, a number that they do not share evenly, and a thread that
+  // copies sixteen, eight and four positions at once.
+  const bool done = narrowest(std::integer_sequence<int, 32, 80, 256>());
+#else
+  const bool done = narrowest(std::integer_sequence<int, 32, 64, 80, 96, 128, 160, 192, 256>());
+#endif
+  require(done, "a head of attention on tensor cores is at most 256 wide");
 }
 
 }  // namespace poise::cuda

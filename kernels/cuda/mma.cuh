@@ -28,15 +28,6 @@ __device__ __forceinline__ void store_16(SharedAddress to, const std::uint32_t (
                "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");
 }
-// … and back.
-__device__ __forceinline__ uint4 load_16(SharedAddress from) {
-  uint4 words;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-               : "r"(from)
-               : "memory");
-  return words;
-}
 // Ends a group of copies; a group may be empty.
 __device__ __forceinline__ void end_copy_group() {
   asm volatile("cp.async.commit_group;\n" ::: "memory");

@@ -1,5 +1,5 @@
-// What most sources include. It is compiled once and given to every source (poise_precompile in the top CMakeLists.txt); nothing
-// includes it.
+// What most sources include. It is compiled once and given to the sources of most libraries and tests (poise_precompile in the
+// top CMakeLists.txt); nothing includes it.
 #pragma once
 
 #include <algorithm>

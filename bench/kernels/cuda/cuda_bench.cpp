@@ -155,6 +155,7 @@ class Limits {
       const double seconds = seconds_of([&] { gemms.run_with(op, algorithm, nullptr); });
       best = std::max(best, 2.0 * kNumbers * kSide / seconds);
     }
+    check(best > 0, "cuBLASLt multiplies large matrices");
     return best;
   }
 

@@ -606,8 +606,9 @@ std::int64_t prompts_at_once(Kernel* kernel, std::size_t shared_bytes) {
   return multiprocessors;
 }
 
-// Of how many pairs the keys and values are in L2 at the same time: sets of equal size. A set ends with some blocks idle, so
-// it has several places for each of them, as long as L2 (50 MiB on an H100, in two halves) holds it.
+// Pairs of a set, whose keys and values are in L2 (50 MiB on an H100, in two halves) at the same time. The last set is about
+// as large as the others, and ends with its shortest places: with several places for each block, as far as L2 holds them,
+// blocks end together (bench/results/2026-11-27-h100.md).
 inline std::int64_t pairs_at_once(std::int64_t pairs, std::int64_t row_tiles,
                                   std::int64_t pair_bytes, std::int64_t blocks) {
   constexpr std::int64_t kUsual = 16 << 20;  // bytes of keys and values
