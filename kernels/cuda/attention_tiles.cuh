@@ -27,7 +27,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <utility>
 
 #include "common/units.h"
 #include "kernels/cuda/attention_blocks.h"
@@ -208,17 +207,23 @@ void attend(const Attention& op, cudaStream_t stream) {
 // of 8, at most 256.
 template <typename T, bool kCodes>
 void attend_with_tiles(const Attention& op, cudaStream_t stream) {
-  const auto narrowest = [&]<int... kDims>(std::integer_sequence<int, kDims...>) {
-    return ((op.head_dim <= kDims && (attend<T, kDims, kCodes>(op, stream), true)) || ...);
-  };
-#if POISE_CUDA_CHECKED
-  // Compiled to find errors: fewer columns than four warps share, a number that they do not share evenly, and a thread that
-  // copies sixteen, eight and four positions at once.
-  const bool done = narrowest(std::integer_sequence<int, 32, 80, 256>());
-#else
-  const bool done = narrowest(std::integer_sequence<int, 32, 64, 80, 96, 128, 160, 192, 256>());
-#endif
-  require(done, "a head of attention on tensor cores is at most 256 wide");
+  if (op.head_dim <= 32) {
+    attend<T, 32, kCodes>(op, stream);
+  } else if (op.head_dim <= 64) {
+    attend<T, 64, kCodes>(op, stream);
+  } else if (op.head_dim <= 80) {
+    attend<T, 80, kCodes>(op, stream);
+  } else if (op.head_dim <= 96) {
+    attend<T, 96, kCodes>(op, stream);
+  } else if (op.head_dim <= 128) {
+    attend<T, 128, kCodes>(op, stream);
+  } else if (op.head_dim <= 160) {
+    attend<T, 160, kCodes>(op, stream);
+  } else if (op.head_dim <= 192) {
+    attend<T, 192, kCodes>(op, stream);
+  } else {
+    attend<T, 256, kCodes>(op, stream);
+  }
 }
 
 }  // namespace poise::cuda

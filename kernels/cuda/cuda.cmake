@@ -28,8 +28,7 @@ if(NOT POISE_CUDA STREQUAL "OFF")
   endif()
   if(POISE_HAS_CUDA)
     if(POISE_CUDA STREQUAL "CHECKED")
-      # A third of the time; cuda_is_missing() refuses such code, which also lacks some instances of kernels
-      # (POISE_CUDA_CHECKED). nvcc 12 does not know the option.
+      # A third of the time; cuda_is_missing() refuses such code. nvcc 12 does not know the option.
       set(POISE_CUDA_OPTIONS "$<$<VERSION_GREATER_EQUAL:${CUDAToolkit_VERSION},13>:--Ofast-compile=max>")
     else()
       # Half the size: a bundle has the kernels three times, in the program and in two programs of tests.
@@ -55,5 +54,4 @@ function(poise_cuda_library name folder)
   set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)  # few sources, which no build without a GPU could test together
   target_link_libraries(${name} PUBLIC ${ARGN} CUDA::cudart_static PRIVATE ${CMAKE_DL_LIBS})
   target_include_directories(${name} SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
-  target_compile_definitions(${name} PRIVATE POISE_CUDA_CHECKED=$<STREQUAL:${POISE_CUDA},CHECKED>)
 endfunction()

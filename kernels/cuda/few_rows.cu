@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <utility>
 
 #include "common/units.h"
 #include "kernels/cuda/few_rows.h"
@@ -325,18 +324,19 @@ void multiply_with_blocks(const FewRows& op, cudaStream_t stream) {
   }
 }
 
-// With the fewest tiles of eight rows.
 template <typename T>
 void multiply_with_tiles(const FewRows& op, cudaStream_t stream) {
-  const auto fewest = [&]<int... kTiles>(std::integer_sequence<int, kTiles...>) {
-    return ((op.rows <= 8 * kTiles && (multiply_with_blocks<T, kTiles>(op, stream), true)) || ...);
-  };
-#if POISE_CUDA_CHECKED
-  const bool done = fewest(std::integer_sequence<int, 1, 8>());  // compiled to find errors
-#else
-  const bool done = fewest(std::integer_sequence<int, 1, 2, 3, 4, 8>());
-#endif
-  require(done, "a product of few rows has at most 64");
+  if (op.rows <= 8) {
+    multiply_with_blocks<T, 1>(op, stream);
+  } else if (op.rows <= 16) {
+    multiply_with_blocks<T, 2>(op, stream);
+  } else if (op.rows <= 24) {
+    multiply_with_blocks<T, 3>(op, stream);
+  } else if (op.rows <= 32) {
+    multiply_with_blocks<T, 4>(op, stream);
+  } else {
+    multiply_with_blocks<T, 8>(op, stream);
+  }
 }
 
 }  // namespace
