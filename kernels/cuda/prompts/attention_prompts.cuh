@@ -614,7 +614,8 @@ inline std::int64_t pairs_at_once(std::int64_t pairs, std::int64_t row_tiles,
   constexpr std::int64_t kUsual = 16 << 20;  // bytes of keys and values
   constexpr std::int64_t kMost = 32 << 20;
   constexpr std::int64_t kPlacesOfBlock = 4;
-  const std::int64_t wanted = std::min(kMost / pair_bytes, ceil_div(kPlacesOfBlock * blocks, row_tiles));
+  const std::int64_t wanted =
+      std::min(kMost / pair_bytes, ceil_div(kPlacesOfBlock * blocks, row_tiles));
   const std::int64_t sets =
       ceil_div(pairs, std::max({std::int64_t{1}, kUsual / pair_bytes, wanted}));
   return ceil_div(pairs, sets);

@@ -6,10 +6,13 @@
 #include <sys/mman.h>
 
 #include <cstring>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include "common/trouble.h"
 #include "gpu_executor/cuda/cuda_device.h"
+#include "tests/gpu_executor/shared_bytes.h"
 #include "tests/support/cuda_test.h"
 
 namespace poise {
@@ -23,16 +26,8 @@ class PinnedHostTest : public test::CudaTest {
  protected:
   void SetUp() override {
     test::CudaTest::SetUp();
-    if (IsSkipped()) {
-      return;
-    }
-    void* mapped = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ASSERT_NE(mapped, MAP_FAILED);
-    memory_ = {static_cast<std::byte*>(mapped), kSize};
-  }
-  void TearDown() override {
-    if (!memory_.empty()) {
-      munmap(memory_.data(), memory_.size());
+    if (!IsSkipped()) {
+      memory_ = mapped_.emplace(kSize).all();
     }
   }
 
@@ -42,7 +37,8 @@ class PinnedHostTest : public test::CudaTest {
            attributes.type == cudaMemoryTypeHost;
   }
 
-  std::span<std::byte> memory_;
+  std::optional<test::SharedBytes> mapped_;
+  std::span<std::byte> memory_;  // all of it
 };
 
 TEST_F(PinnedHostTest, WhatIsNeededIsPinned) {
