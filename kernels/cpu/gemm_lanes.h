@@ -29,6 +29,29 @@ struct Panels {
   Panels from(std::int64_t panel, std::int64_t k) const { return {at(panel, k), stride}; }
 };
 
+// Panels to prefetch, of any type whose sixteen numbers fill kStep bytes: so tiles are not compiled for each pair of types.
+template <int kStep>
+struct PanelsAhead {
+  const char* data;
+  std::int64_t stride;  // bytes from one panel to the next
+
+  template <typename T>
+  explicit PanelsAhead(Panels<T> panels)
+      : data(reinterpret_cast<const char*>(panels.data)),
+        stride(panels.stride * static_cast<std::int64_t>(sizeof(T))) {
+    static_assert(16 * sizeof(T) == kStep);
+  }
+
+  const char* at(std::int64_t panel, std::int64_t k) const {
+    return data + panel * stride + kStep * k;
+  }
+  PanelsAhead from(std::int64_t panel) const {
+    PanelsAhead other = *this;
+    other.data = at(panel, 0);
+    return other;
+  }
+};
+
 // The same where the panels are columns of one row-major matrix.
 template <typename T>
 struct Columns {
@@ -203,6 +226,8 @@ constexpr std::int64_t kWidenFromTiles = 4;
 // The panels of one slice: sums over all inputs, tile by tile, then the output.
 template <typename T>
 class GemmTask {
+  using Prefetched = PanelsAhead<16 * sizeof(T)>;
+
  public:
   GemmTask(const GemmSlice& slice, const Tiles& tiles)
       : slice_(slice),
@@ -230,8 +255,8 @@ class GemmTask {
     for (std::int64_t pass = 0; pass < passes.count; ++pass) {
       const std::int64_t k = passes.first(pass);
       const Panels<T> weight = panels_at(panel, k);
-      const Panels<T> ahead =
-          pass + 1 < passes.count ? panels_at(panel, passes.first(pass + 1)) : panels_at(next, 0);
+      const Prefetched ahead(pass + 1 < passes.count ? panels_at(panel, passes.first(pass + 1))
+                                                     : panels_at(next, 0));
       if (sizeof(T) < sizeof(float) && tiles_.count >= kWidenFromTiles) {
         multiply(widened(weight, panels, passes.depth(pass)), panels, k, passes.depth(pass), sums,
                  ahead);
@@ -254,21 +279,25 @@ class GemmTask {
   // One pass: inputs [k, k + depth).
   template <typename Wide>
   void multiply(Panels<Wide> weight, std::int64_t panels, std::int64_t k, std::int64_t depth,
-                Sums sums, Panels<T> ahead) const {
+                Sums sums, Prefetched ahead) const {
     for (std::int64_t t = 0; t < tiles_.count; ++t) {
       with_rows(tiles_.size(t), [&](auto constant) {
         constexpr int kRows = decltype(constant)::value;
         constexpr int kPanels = tile_panels(kRows);
         const Inputs<kRows, 1> in{slice_.packed + tiles_.first(t) * cols_ + k * kRows};
         const Sums to{sums.data + tiles_.first(t) * sums.stride, sums.stride};
+        if constexpr (std::is_same_v<Wide, T>) {  // others are made for several tiles
+          if (panels == kPanels && tiles_.count == 1) {
+            multiply_tile<kRows, kPanels, kPanels>(in, weight, depth, to, k > 0, ahead);
+            return;
+          }
+        }
         if (panels != kPanels) {
           multiply_panels<kRows, kPanels>(in, weight, panels, depth, to, k > 0);
-        } else if (tiles_.count == 1) {
-          multiply_tile<kRows, kPanels, kPanels>(in, weight, depth, to, k > 0, ahead);
         } else {
           // Each tile prefetches one panel; with more tiles than panels, the others repeat the last.
           multiply_tile<kRows, kPanels, 1>(in, weight, depth, to, k > 0,
-                                           ahead.from(t < panels ? t : panels - 1, 0));
+                                           ahead.from(t < panels ? t : panels - 1));
         }
       });
     }

@@ -18,8 +18,8 @@ namespace poise::cpu {
 inline constexpr std::int32_t kChunkTokens = 128;
 inline constexpr std::int32_t kQueryRows = 64;  // (token, head of a group) pairs in one work item
 
-// Each number of rows in a tile is compiled by itself, and bits do not depend on it. Who looks for races alone (ThreadSanitizer)
-// does with fewer of them.
+// Each number of rows in a tile is compiled by itself, and bits do not depend on it. Builds that look for races alone
+// (ThreadSanitizer) do with fewer of them; AddressSanitizer's has all of them in the portable set alone.
 constexpr int tile_rows(int rows) {
 #ifdef POISE_SMALL_TILES
   return rows / 3;

@@ -15,6 +15,8 @@ namespace {
 
 template <typename Context>
 class AttentionTask {
+  using Number = typename Context::Number;
+
  public:
   explicit AttentionTask(const AttentionSlice& slice)
       : slice_(slice),
@@ -24,7 +26,7 @@ class AttentionTask {
         values_(keys_ + kChunkTokens * kMaxHeadDim),
         context_(slice, values_ + kChunkTokens * kMaxHeadDim),
         rows_(slice, values_ + (kChunkTokens + kBlockTokens) * kMaxHeadDim),
-        ahead_(context_) {}
+        ahead_(slice, context_.runs()) {}
 
   void run() {
     const bool narrow = takes_heads_together(op_, slice_.tokens * slice_.heads, Lanes::kTileRows);
@@ -132,7 +134,7 @@ class AttentionTask {
         const int count = end - t < kBlockTokens ? end - t : kBlockTokens;
         rows_.template score_block<kRows>(
             head * kRows, t, count, context_.keys(head, (start + t) / kBlockTokens, count),
-            [this](int keys, std::int64_t part) { ahead_.prefetch(lines_of_part(keys, part)); });
+            PartsAhead<Number>{&ahead_});
       }
     }
   }
@@ -143,14 +145,9 @@ class AttentionTask {
         const std::int32_t until = t + kBlockTokens < end ? t + kBlockTokens : end;
         const auto values = context_.values(head, (start + t) / kBlockTokens, until - t);
         rows_.template add_values<kRows>(head * kRows, start, count, t, until, values,
-                                         LinesAhead<Context>{&ahead_});
+                                         LinesAhead<Number>{&ahead_});
       }
     }
-  }
-  // Lines that sixteen numbers of so many keys fill, where `part` parts of them came before.
-  static std::int64_t lines_of_part(int keys, std::int64_t part) {
-    const std::int64_t quarters = keys * static_cast<std::int64_t>(sizeof(typename Context::Number));
-    return (part + 1) * quarters / 4 - part * quarters / 4;
   }
 
   static constexpr std::int32_t kAtOnce = 4 * kBlockTokens;  // prefetched while those before are at work
@@ -162,7 +159,7 @@ class AttentionTask {
   float* const values_;  // (head_dim / 16, kChunkTokens, 16)
   const Context context_;
   AttentionRows rows_;
-  Ahead<Context> ahead_;
+  Ahead ahead_;
 };
 
 inline void attention_slice(const AttentionSlice& slice) {

@@ -126,12 +126,9 @@ class AttentionRows {
       const std::int32_t before = hidden(r, start, count);
       return before < begin ? begin : before < end ? before : end;
     };
-    const std::int64_t stride = 16 * dim_panels_;
     const auto add_row = [&](std::int32_t r, std::int32_t from, std::int32_t until) {
       if (until > from) {
-        multiply_panels<1, tile_panels(1)>(Inputs<1, kChunkTokens>{score_row(r) + from},
-                                           values.from(0, from - begin), dim_panels_, until - from,
-                                           Sums{sum_row(r), stride}, true);
+        add_values_of_row(r, from, until, values.from(0, from - begin));
       }
     };
     const std::int32_t common = seen(first);
@@ -151,7 +148,7 @@ class AttentionRows {
       multiply_panels<kRows, tile_panels(kRows)>(
           Inputs<1, kChunkTokens>{score_row(first) + common_from},
           values.from(0, common_from - begin), dim_panels_, common - common_from,
-          Sums{sum_row(first), stride}, true, ahead);
+          Sums{sum_row(first), 16 * dim_panels_}, true, ahead);
     }
     for (std::int32_t r = first + 1; r < first + kRows; ++r) {
       add_row(r, common, seen(r));
@@ -169,6 +166,15 @@ class AttentionRows {
   }
 
  private:
+  // Not inlined: there are few such rows, and many copies of the caller.
+  template <typename Values>
+  __attribute__((noinline)) void add_values_of_row(std::int32_t r, std::int32_t from,
+                                                   std::int32_t until, Values values) {
+    multiply_panels<1, tile_panels(1)>(Inputs<1, kChunkTokens>{score_row(r) + from}, values,
+                                       dim_panels_, until - from,
+                                       Sums{sum_row(r), 16 * dim_panels_}, true);
+  }
+
   // Of a row's query in q, and of its output in out.
   const float* queries() const { return static_cast<const float*>(op_.q); }
   std::int64_t row_offset(std::int32_t r) const {

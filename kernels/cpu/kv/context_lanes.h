@@ -12,20 +12,11 @@
 namespace poise::cpu {
 namespace {
 
-// Two runs of memory, which are prefetched into L2 line by line.
-struct Runs {
-  const char* data[2];
-  std::int64_t lines[2];
-
-  static Runs of(const void* first, std::int64_t bytes) {
-    return {{first_line(first), nullptr}, {lines_of(first, bytes), 0}};
-  }
-  static const char* first_line(const void* at) {
-    return reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(at) / 64 * 64);
-  }
-  static std::int64_t lines_of(const void* first, std::int64_t bytes) {
-    return (static_cast<const char*>(first) + bytes + 63 - first_line(first)) / 64;
-  }
+// Where the keys (0) or values (1) of a slice's heads lie in the row of a position: one run of numbers, or a run of codes and
+// one of their groups. In bytes.
+struct RowRuns {
+  std::int64_t row;  // from one position to the next
+  std::int64_t begin[2][2], length[2];  // a length of 0: there is no second run
 };
 
 // Where keys and values come from. `keys` and `values` give those of a block's first `count` positions
@@ -48,10 +39,12 @@ class PlainContext {
   Columns<T> values(std::int32_t head, std::int32_t block, std::int32_t count) const {
     return {keys(head, block, count).data + value_offset_, token_stride_};
   }
-  // The slice's keys (which = 0) or values (1) of one position.
-  Runs runs(int which, std::int32_t block, std::int32_t token) const {
-    return Runs::of(first_key(block) + token * token_stride_ + which * value_offset_,
-                    slice_.kv_heads * dim_ * static_cast<std::int64_t>(sizeof(T)));
+  RowRuns runs() const {
+    const auto size = static_cast<std::int64_t>(sizeof(T));
+    const std::int64_t first = slice_.kv_head * dim_;
+    return {.row = token_stride_ * size,
+            .begin = {{first * size, 0}, {(first + value_offset_) * size, 0}},
+            .length = {slice_.kv_heads * dim_ * size, 0}};
   }
 
  private:
@@ -85,15 +78,15 @@ class QuantizedContext {
   Columns<T> values(std::int32_t head, std::int32_t block, std::int32_t count) const {
     return numbers(1, head, block, count);
   }
-  Runs runs(int which, std::int32_t block, std::int32_t token) const {
-    const std::byte* row = row_of(block, token);
-    const std::byte* codes = row + layout_.codes_of(which, slice_.kv_head, op_.kv_heads);
-    const std::byte* groups =
-        row + layout_.groups_of(which, slice_.kv_head, op_.kv_heads, op_.dtype);
-    const std::int64_t groups_bytes = slice_.kv_heads * layout_.groups * 2 * size_of(op_.dtype).n;
-    return {{Runs::first_line(codes), Runs::first_line(groups)},
-            {Runs::lines_of(codes, slice_.kv_heads * layout_.codes),
-             Runs::lines_of(groups, groups_bytes)}};
+  RowRuns runs() const {
+    const auto begin = [&](int which, int run) {
+      return run == 0 ? layout_.codes_of(which, slice_.kv_head, op_.kv_heads)
+                      : layout_.groups_of(which, slice_.kv_head, op_.kv_heads, op_.dtype);
+    };
+    return {.row = layout_.row,
+            .begin = {{begin(0, 0), begin(0, 1)}, {begin(1, 0), begin(1, 1)}},
+            .length = {slice_.kv_heads * layout_.codes,
+                       slice_.kv_heads * layout_.groups * 2 * size_of(op_.dtype).n}};
   }
 
  private:
@@ -123,28 +116,30 @@ class QuantizedContext {
 };
 
 // What will be read after the keys or values at work: positions of all heads of the slice, prefetched a
-// few lines at a time while others are multiplied. A core drops prefetches that come in a burst.
-template <typename Context>
+// few lines at a time while others are multiplied. A core drops prefetches that come in a burst. It calls nothing, so that its
+// callers keep their numbers in registers, and knows no type, so that they are compiled once for all contexts of a type.
 class Ahead {
  public:
-  explicit Ahead(const Context& context) : context_(context) {}
+  Ahead(const AttentionSlice& slice, const RowRuns& runs)
+      : op_(*slice.op), blocks_(op_.blocks + slice.sequence->first_block), row_runs_(runs) {}
 
   void begin(int which, std::int32_t start, std::int32_t count) {
     which_ = which;
+    run_ = 0;
     position_ = start;
     end_ = start + count;
     begin_run();
   }
   // The next line; the last one again where there is none.
   const void* next() {
-    if (runs_.lines[0] == 0) {
+    if (lines_ == 0) {
       begin_run();
     }
-    if (runs_.lines[0] > 0) {
-      --runs_.lines[0];
-      runs_.data[0] += 64;
+    if (lines_ > 0) {
+      --lines_;
+      line_ += 64;
     }
-    return runs_.data[0] - 64;
+    return line_ - 64;
   }
   // Always in its caller: g++ takes a call of a function that only prefetches for one without effect.
   __attribute__((always_inline)) void prefetch(std::int64_t lines) {
@@ -155,27 +150,56 @@ class Ahead {
 
  private:
   void begin_run() {
-    if (runs_.lines[1] > 0) {
-      runs_ = {{runs_.data[1], nullptr}, {runs_.lines[1], 0}};
-    } else if (position_ < end_) {
-      runs_ = context_.runs(which_, position_ / kBlockTokens, position_ % kBlockTokens);
+    if (run_ == 0 || row_runs_.length[1] == 0) {
+      if (position_ >= end_) {
+        return;
+      }
+      const ContextBlock& at = blocks_[position_ / kBlockTokens];
+      row_ = static_cast<const char*>(op_.slots[at.buffer]) +
+             (std::int64_t{at.slot} * kBlockTokens + position_ % kBlockTokens) * row_runs_.row;
       ++position_;
+      run_ = 1;
+      take_lines(0);
+    } else {
+      run_ = 0;
+      take_lines(1);
     }
   }
+  void take_lines(int run) {
+    const char* const first = row_ + row_runs_.begin[which_][run];
+    line_ = reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(first) / 64 * 64);
+    lines_ = (first + row_runs_.length[run] + 63 - line_) / 64;
+  }
 
-  const Context& context_;
+  const Attention& op_;
+  const ContextBlock* const blocks_;
+  const RowRuns row_runs_;
   int which_ = 0;
+  int run_ = 0;  // of the row at `row_`, the next one; 0: the first of another position
   std::int32_t position_ = 0, end_ = 0;
-  Runs runs_{};
+  const char* row_ = nullptr;
+  const char* line_ = nullptr;
+  std::int64_t lines_ = 0;
+};
+
+// The same for score_in_place: as many lines as sixteen numbers of so many keys fill, where `part` parts of them came before.
+template <typename Number>
+struct PartsAhead {
+  Ahead* ahead;
+
+  void operator()(int keys, std::int64_t part) const {
+    const std::int64_t quarters = keys * static_cast<std::int64_t>(sizeof(Number));
+    ahead->prefetch((part + 1) * quarters / 4 - part * quarters / 4);
+  }
 };
 
 // The same for multiply_panels: as many lines as it reads of such numbers, and one at least.
-template <typename Context>
+template <typename Number>
 struct LinesAhead {
-  Ahead<Context>* ahead;
+  Ahead* ahead;
 
   static constexpr int lines(int panels) {
-    return (panels * static_cast<int>(sizeof(typename Context::Number)) + 3) / 4;
+    return (panels * static_cast<int>(sizeof(Number)) + 3) / 4;
   }
   const void* at(std::int64_t, std::int64_t) const { return ahead->next(); }
 };
