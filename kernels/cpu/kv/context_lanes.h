@@ -15,12 +15,13 @@ namespace {
 // Where the keys (0) or values (1) of a slice's heads lie in the row of a position: one run of numbers, or a run of codes and
 // one of their groups. In bytes.
 struct RowRuns {
-  std::int64_t row;  // from one position to the next
-  std::int64_t begin[2][2], length[2];  // a length of 0: there is no second run
+  std::int64_t row;          // from one position to the next
+  std::int64_t begin[2][2];  // of each run of the keys, of the values
+  std::int64_t length[2];    // of each run; 0: there is no second one
 };
 
 // Where keys and values come from. `keys` and `values` give those of a block's first `count` positions
-// in one head of the slice: rows of head_dim, until the next call.
+// in one head of the slice: rows of head_dim, until the next call. `runs` says where those of all its heads lie, for Ahead.
 template <typename T>
 class PlainContext {
  public:
