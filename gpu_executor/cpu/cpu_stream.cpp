@@ -13,7 +13,7 @@
 namespace poise {
 namespace {
 
-constexpr std::size_t kQueueLimit = 4096;  // tasks; then the host waits
+constexpr std::size_t kQueueLimit = 4096;  // tasks; then the host waits until half of them are begun
 constexpr std::uint64_t kLongestPauseUs = 100;
 constexpr auto kLongestSleep = std::chrono::milliseconds(500);
 
@@ -72,11 +72,34 @@ void CpuStream::wait(const CpuEvent& event) {
 void CpuStream::push(Task task) {
   {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return held_ || queue_.size() < kQueueLimit; });
+    if (!held_ && queue_.size() >= kQueueLimit) {
+      await(Awaited::room, lock);
+    }
     task.pushed = Clock::now();
     queue_.push_back(std::move(task));
+    if (held_) {
+      return;
+    }
   }
-  changed_.notify_all();
+  given_.notify_one();
+}
+
+void CpuStream::await(Awaited what, std::unique_lock<std::mutex>& lock) {
+  awaited_ = what;
+  done_.wait(lock, [&] { return is_so(what); });
+  awaited_ = Awaited::nothing;
+}
+
+bool CpuStream::is_so(Awaited what) const {
+  switch (what) {
+    case Awaited::nothing:
+      return false;
+    case Awaited::room:
+      return queue_.size() <= kQueueLimit / 2;
+    case Awaited::end:
+      return queue_.empty() && !working_;
+  }
+  return false;
 }
 
 void CpuStream::hold() {
@@ -95,12 +118,12 @@ void CpuStream::release() {
       task.pushed = now;
     }
   }
-  changed_.notify_all();
+  given_.notify_one();
 }
 
 void CpuStream::finish() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return queue_.empty() && !working_; });
+  await(Awaited::end, lock);
 }
 
 void CpuStream::end_soon() {
@@ -109,26 +132,31 @@ void CpuStream::end_soon() {
     ending_ = true;
     held_ = false;
   }
-  changed_.notify_all();
+  given_.notify_one();
 }
 
 void CpuStream::run() {
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [this] { return !held_ && (ending_ || !queue_.empty()); });
+    given_.wait(lock, [this] { return !held_ && (ending_ || !queue_.empty()); });
     if (queue_.empty()) {
       return;
     }
     Task task = std::move(queue_.front());
     queue_.pop_front();
     working_ = true;
+    const bool has_room = is_so(awaited_);
     lock.unlock();
-    changed_.notify_all();
+    if (has_room) {
+      done_.notify_one();
+    }
     run(task);
     task = {};  // what it held is released before its end is announced
     lock.lock();
     working_ = false;
-    changed_.notify_all();
+    if (is_so(awaited_)) {
+      done_.notify_one();
+    }
   }
 }
 

@@ -92,7 +92,12 @@ class CpuStream {
     Clock::time_point pushed{};
   };
 
+  // What the host thread waits for.
+  enum class Awaited : std::uint8_t { nothing, room, end };
+
   void push(Task task);
+  void await(Awaited what, std::unique_lock<std::mutex>& lock);
+  bool is_so(Awaited what) const;
   void run();
   void run(Task& task);
   void do_work(Task& task);
@@ -108,8 +113,10 @@ class CpuStream {
   std::optional<std::mt19937_64> jitter_;
 
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Task> queue_;  // guarded by mutex_, as all below
+  std::condition_variable given_;  // wakes this stream's thread
+  std::condition_variable done_;   // wakes the host thread, only once what it waits for is so: waking costs more than most tasks
+  std::deque<Task> queue_;         // guarded by mutex_, as all below
+  Awaited awaited_ = Awaited::nothing;
   bool working_ = false;
   bool held_ = false;
   bool ending_ = false;

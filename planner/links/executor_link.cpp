@@ -85,13 +85,14 @@ void ExecutorLink::configure(messages::ConfigureT configure) {
   send_logged(std::move(configure));
 }
 
-void ExecutorLink::begin(messages::IterationT tables, bool last) {
+void ExecutorLink::begin(messages::IterationT tables, bool last, LinkIdle idle) {
   check(ready() && !busy() && !results_, "one iteration is under way at a time");
   const Stopwatch stopwatch(message_time_);
   iteration_ =
       RunningIteration{.number = tables.iteration,
                        .mini_batches = static_cast<std::uint32_t>(tables.mini_batches.size()),
-                       .last = last};
+                       .last = last,
+                       .idle = std::move(idle)};
   balance_.begin(kind_of(tables), monotonic_now());
   send_logged(std::move(tables));
 }
@@ -112,7 +113,10 @@ messages::LayerOrderT ExecutorLink::next_order() {
   order.stage = stage;
   order.mini_batches.resize(iteration_->mini_batches);
   std::iota(order.mini_batches.begin(), order.mini_batches.end(), 0);
-  order.fetch = weights_->next(stage, iteration_->mini_batches, iteration_->last);
+  static const LinkIdle unknown;
+  const bool is_layer = stage > 0 && stage < last_stage_;
+  order.fetch = weights_->next(stage, iteration_->mini_batches, iteration_->last,
+                               is_layer ? iteration_->idle : unknown);
   return order;
 }
 

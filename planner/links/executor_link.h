@@ -77,8 +77,9 @@ class ExecutorLink {
   // A new executor has said Hello since the last `configure`, and is not configured yet.
   bool returned() const { return returned_; }
 
-  // REQUIRES: ready, and no iteration is under way. `last`: none follows.
-  void begin(messages::IterationT tables, bool last);
+  // REQUIRES: ready, and no iteration is under way. `last`: none follows. `idle`: of the link, where costs are known; weights
+  // fill it.
+  void begin(messages::IterationT tables, bool last, LinkIdle idle = {});
   // With these orders, one for each stage, as an order log has them.
   void begin(messages::IterationT tables, std::vector<messages::LayerOrderT> orders);
   bool busy() const { return iteration_.has_value(); }
@@ -104,6 +105,7 @@ class ExecutorLink {
     std::uint64_t number;
     std::uint32_t mini_batches;
     bool last;
+    LinkIdle idle;
     std::vector<messages::LayerOrderT> recorded{};  // empty: they are made
     std::uint32_t next_stage = 0;
     std::uint32_t undone = 0;  // layer orders sent and not done

@@ -325,11 +325,12 @@ bool RunLoop::begin_iteration() {
       chunks_, *tables_, {.number = ++iteration_, .pool_epoch = run_.loader->grant()->pool_epoch});
   add_masks(masks_, tables);
   const bool last = scheduler_->last_iteration();
+  LinkIdle idle;
   if (prediction_) {
-    prediction_->begin(tables, last, begin);
+    idle = prediction_->begin(tables, last, begin);
   }
   run_.status.planning_time += monotonic_now() - begin;
-  run_.executor->begin(std::move(tables), last);
+  run_.executor->begin(std::move(tables), last, std::move(idle));
   return true;
 }
 

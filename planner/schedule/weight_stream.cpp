@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/trouble.h"
+
 namespace poise {
 
 WeightStream::WeightStream(const WeightLayout& layout, const DeviceLimits& limits) {
@@ -11,6 +13,7 @@ WeightStream::WeightStream(const WeightLayout& layout, const DeviceLimits& limit
   }
   for (const WeightPiece& piece : layout.layer.pieces) {
     piece_starts_.push_back(static_cast<double>(before.n) / static_cast<double>(total.n));
+    piece_shares_.push_back(static_cast<double>(piece.bytes.n) / static_cast<double>(total.n));
     before += piece.bytes;
   }
   const auto layers = static_cast<std::uint32_t>(layout.layers);
@@ -42,9 +45,34 @@ void WeightStream::spread(std::uint32_t layer, std::uint32_t first, std::uint32_
   }
 }
 
+std::vector<double> WeightStream::shares(std::uint32_t stage, std::uint32_t mini_batches,
+                                         const LinkIdle& idle) const {
+  double needed = 0;  // seconds
+  for (const PlannedFetch& fetch : by_stage_[stage]) {
+    needed += piece_shares_[fetch.piece] * idle.weights.n;
+  }
+  double free = 0;
+  for (const Seconds& behind : idle.behind) {
+    free += behind.n;
+  }
+  const double filled = needed > 0 && free > 0 ? std::min(1.0, free / needed) : 0;
+  std::vector<double> shares(mini_batches);
+  double passed = 0;  // of `free`
+  for (std::uint32_t i = 0; i < mini_batches; ++i) {
+    shares[i] = (1 - filled) * (i + 1) / mini_batches;
+    if (filled > 0) {
+      passed += idle.behind[i].n;
+      shares[i] += filled * passed / free;
+    }
+  }
+  return shares;
+}
+
 std::vector<messages::WeightFetch> WeightStream::next(std::uint32_t stage,
                                                       std::uint32_t mini_batches,
-                                                      bool last_iteration) {
+                                                      bool last_iteration, const LinkIdle& idle) {
+  check(idle.behind.empty() || idle.behind.size() == mini_batches,
+        "the link's idle time is of these mini-batches");
   std::vector<messages::WeightFetch> fetches;
   if (stage == 0 && !first_two_fetched_) {
     for (std::size_t i = 0; i < std::min<std::size_t>(streamed_.size(), 2); ++i) {
@@ -54,13 +82,15 @@ std::vector<messages::WeightFetch> WeightStream::next(std::uint32_t stage,
     }
     first_two_fetched_ = true;
   }
+  const std::vector<double> shares = this->shares(stage, mini_batches, idle);
   for (const PlannedFetch& fetch : by_stage_[stage]) {
     if (fetch.next_iteration && last_iteration) {
       first_two_fetched_ = false;
       continue;
     }
-    const auto behind = static_cast<std::uint32_t>(fetch.place * mini_batches);
-    fetches.emplace_back(fetch.layer, fetch.piece, std::min(behind, mini_batches - 1));
+    const auto behind = std::ranges::upper_bound(shares, fetch.place) - shares.begin();
+    fetches.emplace_back(fetch.layer, fetch.piece,
+                         std::min(static_cast<std::uint32_t>(behind), mini_batches - 1));
   }
   return fetches;
 }

@@ -1,6 +1,5 @@
 #pragma once
-// The times of a mini-batch's loads, KV Gen and attention in a layer, by a profile. Products run for a
-// row group, so virtual_executor.cpp adds their times. Pure.
+// The times of a mini-batch's loads, KV Gen and attention in a layer, by a profile, and of a row group's products. Pure.
 
 #include "common/device_memory.h"
 #include "common/messages_generated.h"
@@ -19,6 +18,11 @@ struct BatchCost {
   Seconds host, host_alone, up;  // … their work beside a busy link and an idle one; its output's way to the device
   double host_rows = 0;                  // that go down to them
   double host_blocks = 0;                // that they read
+};
+
+// A row group's products in a layer: Q, K and V of its rows; all.
+struct GroupCost {
+  Seconds qkv, forward;
 };
 
 // In a layer with this window; 0: without one. `limits`: of the executor's buffers.

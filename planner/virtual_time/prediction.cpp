@@ -4,14 +4,15 @@
 
 namespace poise {
 
-void Prediction::begin(const messages::IterationT& tables, bool last, Seconds now) {
+LinkIdle Prediction::begin(const messages::IterationT& tables, bool last, Seconds now) {
   if (since_.n < 0) {
     since_ = now;
   }
   decoding_ = kind_of(tables).decodes;
   const Seconds before = executor_.now();
-  executor_.run(tables, last);
+  LinkIdle idle = executor_.run(tables, last);
   predicted_ = executor_.now() - before;
+  return idle;
 }
 
 void Prediction::done(Seconds now) {

@@ -28,8 +28,8 @@ class Prediction {
     since_ = {-1};
   }
 
-  // An iteration is sent now; `last` as in ExecutorLink::begin.
-  void begin(const messages::IterationT& tables, bool last, Seconds now);
+  // An iteration is sent now; `last` as in ExecutorLink::begin. Returns what that takes as `idle`.
+  LinkIdle begin(const messages::IterationT& tables, bool last, Seconds now);
   // Its results are there.
   void done(Seconds now);
 

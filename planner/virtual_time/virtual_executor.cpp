@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/liveness/progress.h"
+#include "planner/virtual_time/link_idle.h"
 
 namespace poise {
 namespace {
@@ -16,6 +17,11 @@ double kv_share_of(const Slab& layer) {
   };
   const double kv = bytes(Weight::w_kv), all = kv + bytes(Weight::w_q);
   return all > 0 ? kv / all : 1;
+}
+
+bool most_have_one(const LayerWindows& windows) {
+  const auto count = std::ranges::count_if(windows, [](auto one) { return one > 0; });
+  return 2 * count > std::ssize(windows);
 }
 
 // Of a layer that brings these pieces. Its loads and its host cores are taken to begin at the same time: its queries are
@@ -53,7 +59,7 @@ VirtualExecutor::VirtualExecutor(const Profile& profile, const WeightLayout& lay
       sides_(static_cast<std::size_t>(limits.sides)),
       stored_(static_cast<std::size_t>(layout.layers)) {}
 
-void VirtualExecutor::run(const messages::IterationT& tables, bool last) {
+LinkIdle VirtualExecutor::run(const messages::IterationT& tables, bool last) {
   note_progress();  // a plan may take very many of these
   Batches batches{.costs = {},
                   .in_window = {},
@@ -72,13 +78,19 @@ void VirtualExecutor::run(const messages::IterationT& tables, bool last) {
     }
     samples += static_cast<double>(batch->samples.size());
   }
+  LinkIdle idle;
+  if (weight_stream_.streams()) {
+    idle.behind = link_idle(batches.costs_with(most_have_one(windows_)), batches.groups, batches.products,
+                            sides_.size());
+    idle.weights = profile_.load_w(1);
+  }
   // Nothing of an iteration is ordered before the results of the one before are there.
   now_ += now_.n > 0 ? profile_.between : Seconds{};
   streams_.begin(now_);
   const auto layers = static_cast<std::uint32_t>(layers_);
   run_embedding(tables, weight_stream_.next(0, batches.count, last));
   for (std::uint32_t layer = 0; layer < layers; ++layer) {
-    run_layer(layer, batches, weight_stream_.next(layer + 1, batches.count, last));
+    run_layer(layer, batches, weight_stream_.next(layer + 1, batches.count, last, idle));
   }
   busy_.paces = {};
   const auto pieces = weight_stream_.next(layers + 1, batches.count, last);
@@ -87,6 +99,7 @@ void VirtualExecutor::run(const messages::IterationT& tables, bool last) {
   }
   run_head(samples);
   now_ = streams_.end();
+  return idle;
 }
 
 void VirtualExecutor::run_embedding(const messages::IterationT& tables,

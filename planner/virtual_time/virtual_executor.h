@@ -38,8 +38,9 @@ class VirtualExecutor {
   VirtualExecutor(const Profile& profile, const WeightLayout& layout, const DeviceLimits& limits,
                   LayerWindows windows = {});
 
-  // Runs all orders of an iteration, planned after the one before was done. `last`: none follows.
-  void run(const messages::IterationT& tables, bool last);
+  // Runs all orders of an iteration, planned after the one before was done. `last`: none follows. Returns by what its layers'
+  // weights were spread; empty where all are on the device.
+  LinkIdle run(const messages::IterationT& tables, bool last);
 
   Seconds now() const { return now_; }  // the last iteration is done
   Seconds link_busy() const { return busy_.link; }
@@ -50,15 +51,11 @@ class VirtualExecutor {
   void trace(std::vector<VirtualSpan>* spans) { streams_.trace(spans); }
 
  private:
-  // The times of a row group's products in a layer: Q, K and V of its rows; all.
-  struct Products {
-    Seconds qkv, forward;
-  };
   // An iteration's mini-batches.
   struct Batches {
     std::vector<BatchCost> costs, in_window;  // `in_window`: in layers that have one
     std::vector<RowGroup> groups;
-    std::vector<Products> products;  // by group
+    std::vector<GroupCost> products;  // by group
     std::uint32_t count;
 
     const std::vector<BatchCost>& costs_with(bool window) const {

@@ -81,8 +81,10 @@ TEST(WeightStream, EachStreamedLayerIsWholeInOneOfTwoBuffersWhenItIsComputed) {
       const DeviceLimits limits{.resident_layers = resident};
       WeightStream stream(layout, limits);
       TwoBuffers buffers(layout.layer.pieces.size());
-      for (int iteration = 0; iteration < 4; ++iteration) {
-        const std::uint32_t mini_batches = 1 + static_cast<std::uint32_t>(iteration) * 2;
+      for (int iteration = 0; iteration < 8; ++iteration) {
+        const std::uint32_t mini_batches = 1 + static_cast<std::uint32_t>(iteration % 4) * 2;
+        LinkIdle idle{.behind = std::vector<Seconds>(mini_batches), .weights = {2}};
+        idle.behind[mini_batches / 2].n = 1;
         for (std::int32_t stage = 0; stage < layers + 2; ++stage) {
           const LayerId layer{static_cast<std::uint32_t>(stage - 1)};
           const bool streamed =
@@ -91,7 +93,8 @@ TEST(WeightStream, EachStreamedLayerIsWholeInOneOfTwoBuffersWhenItIsComputed) {
             buffers.begin(layer.n);
           }
           for (const auto& fetch :
-               stream.next(static_cast<std::uint32_t>(stage), mini_batches, iteration == 3)) {
+               stream.next(static_cast<std::uint32_t>(stage), mini_batches, iteration == 7,
+                           iteration % 2 == 0 ? LinkIdle() : idle)) {
             EXPECT_FALSE(is_resident(limits, LayerId{fetch.layer()}, layers));
             EXPECT_LT(fetch.after_mini_batch(), mini_batches);
             buffers.fetch(fetch.layer(), fetch.piece());
@@ -129,6 +132,40 @@ TEST(WeightStream, PiecesAreSpreadBetweenTheMiniBatches) {
   }
   EXPECT_EQ(fetches.front().after_mini_batch(), 0u);
   EXPECT_EQ(places.size(), fetches.size());
+}
+
+constexpr double kPieceShare = 0.05;  // of a layer, at most
+
+// The share of a layer's bytes that is fetched behind each of four mini-batches.
+std::vector<double> shares_with(const LinkIdle& idle) {
+  const WeightLayout layout =
+      weight_layout(testing_support::small_shape(4), DType::float16, {1 << 10});
+  WeightStream stream(layout, {.resident_layers = 0});
+  stream.next(0, 4, false);
+  stream.next(1, 4, false);
+  std::vector<double> shares(4);
+  for (const auto& fetch : stream.next(2, 4, false, idle)) {
+    shares[fetch.after_mini_batch()] +=
+        static_cast<double>(layout.layer.pieces[fetch.piece()].bytes.n) /
+        static_cast<double>(layout.layer.bytes.n);
+  }
+  return shares;
+}
+
+TEST(WeightStream, FillsTheTimeInWhichTheLinkWouldBeIdle) {
+  const auto shares = shares_with({.behind = {{0}, {6}, {0}, {2}}, .weights = {4}});
+  EXPECT_EQ(shares[0], 0);
+  EXPECT_NEAR(shares[1], 0.75, kPieceShare);
+  EXPECT_EQ(shares[2], 0);
+  EXPECT_NEAR(shares[3], 0.25, kPieceShare);
+}
+
+TEST(WeightStream, SpreadsEvenlyWhatTheIdleTimeDoesNotHold) {
+  const auto shares = shares_with({.behind = {{0}, {0}, {2}, {0}}, .weights = {4}});
+  for (const std::size_t other : {0, 1, 3}) {
+    EXPECT_NEAR(shares[other], 0.125, kPieceShare);
+  }
+  EXPECT_NEAR(shares[2], 0.625, kPieceShare);
 }
 
 }  // namespace
