@@ -5,20 +5,21 @@
 
 #include <chrono>
 #include <filesystem>
+#include <memory>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "common/trouble.h"
 #include "tests/support/model_files.h"
+#include "tests/support/small_shape.h"
 
 namespace poise {
 namespace {
 
 const Identity kIdentity{.run_id = "abc123", .layout_hash = 5};
 
-// An executor that is slow to read: greets, is away for a while, then reads until it is told to end.
-std::string last_word_to_a_slow_reader(const std::string& socket) {
-  const auto channel = connect(socket, kIdentity);
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+messages::HelloT hello_of_an_executor() {
   messages::HelloT hello;
   hello.protocol = kProtocol;
   hello.build = build_id();
@@ -26,6 +27,14 @@ std::string last_word_to_a_slow_reader(const std::string& socket) {
   hello.device = "test";
   hello.device_kind = messages::DeviceKind::Cpu;
   hello.device_memory = 1;
+  return hello;
+}
+
+// An executor that is slow to read: greets, is away for a while, then reads until it is told to end.
+std::string last_word_to_a_slow_reader(const std::string& socket) {
+  const auto channel = connect(socket, kIdentity);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  const messages::HelloT hello = hello_of_an_executor();
   while (!send(*channel, messages::HelloT(hello)) && std::chrono::steady_clock::now() < end) {
     channel->receive({0.001});
   }
@@ -46,10 +55,8 @@ TEST(ExecutorLink, ThatDoesNotNameItsKindOfDeviceIsRefused) {
   OrderLog log(folder.path() / "orders.log", "{}");
   ExecutorLink link(serve(socket, kIdentity), log, 2, BlockSizes{});
   const auto executor = connect(socket, kIdentity);
-  messages::HelloT hello;
-  hello.protocol = kProtocol;
-  hello.build = build_id();
-  hello.layout_hash = kIdentity.layout_hash;
+  messages::HelloT hello = hello_of_an_executor();
+  hello.device_kind = {};
   hello.device = "a fine one";
   while (!send(*executor, messages::HelloT(hello))) {
     executor->receive({0.001});
@@ -65,6 +72,47 @@ TEST(ExecutorLink, ThatDoesNotNameItsKindOfDeviceIsRefused) {
               std::string::npos)
         << refusal.what();
   }
+}
+
+TEST(ExecutorLink, OrdersFetchWeightsWhenTheLinkIsIdle) {
+  constexpr std::int32_t kLayers = 4;
+  const testing_support::TempDirectory folder;
+  const std::string socket = folder.path() / "e.sock";
+  OrderLog log(folder.path() / "orders.log", "{}");
+  ExecutorLink link(serve(socket, kIdentity), log, kLayers, BlockSizes{});
+  const auto executor = connect(socket, kIdentity);
+  while (!send(*executor, hello_of_an_executor())) {
+    executor->receive({0.001});
+  }
+  while (!link.greeting()) {
+    link.step({0.01});
+  }
+  const WeightLayout layout =
+      weight_layout(testing_support::small_shape(kLayers), DType::float16);
+  link.configure({.resident_layers = 0}, {1}, layout, false);
+  ASSERT_TRUE(send(*executor, messages::ReadyT{.credits = kLayers + 2}));
+  while (!link.ready()) {
+    link.step({0.01});
+  }
+  messages::IterationT tables;
+  tables.mini_batches.resize(3);
+  for (auto& batch : tables.mini_batches) {
+    batch = std::make_unique<messages::MiniBatchT>();
+  }
+  link.begin(std::move(tables), false, {.behind = {{0}, {1}, {0}}, .weights = {1}});
+  std::vector<std::uint32_t> places;  // of layer 2's, while layer 1 is computed
+  for (std::uint32_t stage = 0; stage < kLayers + 1;) {
+    link.step({0});
+    const auto message = executor->receive({0.01});
+    const auto* order = message ? (*message)->body_as_LayerOrder() : nullptr;
+    stage = order != nullptr ? order->stage() : stage;
+    if (order != nullptr && stage == 2) {
+      for (const messages::WeightFetch* fetch : *order->fetch()) {
+        places.push_back(fetch->after_mini_batch());
+      }
+    }
+  }
+  EXPECT_EQ(places, std::vector<std::uint32_t>(layout.layer.pieces.size(), 1));
 }
 
 TEST(ExecutorLink, ItsLastWordIsReadBeforeItLeaves) {
