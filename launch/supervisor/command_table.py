@@ -4,7 +4,6 @@ import importlib
 import os
 import signal
 import sys
-import traceback
 
 from .shared.options import parser_made_by
 from .shared.paths import command_name
@@ -82,6 +81,8 @@ def _forget_stdout():
 
 def _trace():
     if os.environ.get("POISE_TRACE"):
+        import traceback  # pylint: disable=import-outside-toplevel
+
         traceback.print_exc()
 
 

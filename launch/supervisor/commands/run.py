@@ -15,8 +15,6 @@ from ..lifecycle.run_directory import FINISHED, FRESH, UNFINISHED, RunDirectory
 from ..lifecycle.run_summary import beside_predicted, resume_text, safe_text, summary
 from ..lifecycle.sources import STDIN, Sources
 from ..lifecycle.standing_run import StandingRun
-from ..measure.record import read_record
-from ..measure.timeline import write_trace
 from ..shared.options import normalised, run_parser
 from ..shared.paths import PROGRAMS, program
 from ..shared.progress import ProgressLine
@@ -178,9 +176,11 @@ def _how_to_go_on(directory, standing, code, resume, again):
 
 def _write_trace(directory, path):
     """Writes the timeline of a traced run. If that fails, the results are still valid."""
+    from ..measure import record, timeline  # pylint: disable=import-outside-toplevel
+
     try:
         with naming(path):
-            write_trace(read_record(directory.path / "orders.log"), path, directory.status().get("device", ""))
+            timeline.write_trace(record.read_record(directory.path / "orders.log"), path, directory.status().get("device", ""))
         say(f"the trace is {brief(path)}: open it in ui.perfetto.dev or chrome://tracing")
     except Refusal as refusal:
         say(f"no trace: {refusal.sentence}")

@@ -1,24 +1,18 @@
 """This user's processes as /proc shows them, and signals that cannot reach the wrong process."""
 
+import collections
 import os
 import select
 import signal
 import time
-from dataclasses import dataclass
 
 from ..shared.paths import LOADER, PROGRAMS
 
 _COMMAND = 15  # characters of a program's name that the kernel keeps
 
 
-@dataclass
-class Found:
-    """A process of poise, found by its command line."""
-
-    pid: int
-    program: str
-    arguments: list
-    parent: int
+class Found(collections.namedtuple("Found", "pid program arguments parent")):
+    """A process of poise, found by its command line. `program`: its name; `parent`: the number of its parent process."""
 
     def option(self, name):
         """The value of --name VALUE or --name=VALUE."""

@@ -1,8 +1,8 @@
 """Notices that a run makes no progress. The work loops count progress in shared memory; sockets would answer even for a
 hung process."""
 
+import collections
 import time
-from typing import NamedTuple
 
 from . import processes
 
@@ -15,11 +15,8 @@ _BUSY, _MOST = 0.05, 0.8
 _OWN_SLEEP = 5.0  # seconds; a longer gap between two calls means that we were asleep ourselves (a laptop's lid, a debugger)
 
 
-class Stillness(NamedTuple):
+class Stillness(collections.namedtuple("Stillness", "hung sentence")):
     """Why a run does not go on. `hung`: the processes it waits for, as far as can be known."""
-
-    hung: list
-    sentence: str
 
 
 class Watchdog:

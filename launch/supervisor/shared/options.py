@@ -1,7 +1,6 @@
 """Options, each defined once: name, meaning, check. `_` may stand for `-`, `--name=value` for `--name value`."""
 
 import argparse
-import difflib
 
 from . import quantities
 from .hub import model_folder
@@ -51,6 +50,8 @@ class _Parser(argparse.ArgumentParser):
         for word in words[: words.index("--")] if "--" in words else words:
             name = word.partition("=")[0]
             if name.startswith("--") and name not in known:
+                import difflib  # pylint: disable=import-outside-toplevel
+
                 near = difflib.get_close_matches(name, known, n=1)
                 self.error(f"there is no option {shown(name)}{f'; did you mean {near[0]}?' if near else ''}")
 
