@@ -26,6 +26,7 @@ class HttpRequest(TimedRequest):
         super().__init__(line, chat_entry, any_line(), streams)
         self.in_front = 0.0  # seconds from the request's last byte until the planner was sent it
         self.first_sent = None  # of a stream: when its client's connection had the first token
+        self.first_counted = False  # what the server added to that is in the metrics
         self.counts = choices
         self._events = []
         self._wake = None

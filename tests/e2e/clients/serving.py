@@ -506,6 +506,37 @@ def no_body_makes_a_message_that_the_planner_does_not_take(workspace):
     expect_equal(said_alone(_LINES_ALONE, workspace.folder), "True\n413\n413\n20\nNone False\n", "what it says")
 
 
+# An answer may have come to its end before the stream's first token is sent, or the other way round.
+_STREAMS_TIMED = """
+from types import SimpleNamespace
+from server.metrics import Metrics
+from server.planner_link import HttpRequest
+
+metrics = Metrics(
+    SimpleNamespace(names=["m"], run_dir="nowhere", run_id="", fronts_before=0),
+    SimpleNamespace(open_lines=lambda: 0),
+)
+answer = SimpleNamespace(status=200, body=b"{}", prompt_tokens=1, completion_tokens=1)
+
+def end(opened):
+    opened.event_at = 1.0
+
+def finish(opened):
+    metrics.finished(opened, answer)
+
+for steps in ((end, metrics.first_token_sent, finish), (metrics.first_token_sent, end, finish), (end, finish, metrics.first_token_sent)):
+    opened = HttpRequest(b"{}", None, True, 1)
+    for step in steps:
+        step(opened)
+    print(metrics._registry.get_sample_value("poise:first_token_added_seconds_count", {"model_name": "m"}))
+"""
+
+
+@test
+def a_stream_is_timed_once_whatever_comes_first(workspace):
+    expect_equal(said_alone(_STREAMS_TIMED, workspace.folder), "1.0\n2.0\n3.0\n", "how many streams were timed")
+
+
 @test
 def what_cannot_be_served_is_refused_in_a_sentence(workspace):
     workspace.poise("serve", "--model", "nowhere").expect(2, "nowhere")
