@@ -15,7 +15,8 @@ _OOM_SCORES = {"poise-gpu-executor": 500, "poise-planner": 300, "poise-loader": 
 
 
 class Child:
-    """A child process. Its output goes to a memory file, so that its last sentence survives a full disk."""
+    """A child process. Its output goes to a memory file, so that its last sentence survives a full disk. `end_seen`: its supervisor knows
+    that it has ended, and need not be woken by it."""
 
     def __init__(self, name, arguments, death_descriptor=None, inherited=()):
         self.name = name
@@ -40,7 +41,7 @@ class Child:
         )
         self.pid = self._process.pid
         self.descriptor = os.pidfd_open(self.pid)
-        self.asked_to_end = False
+        self.asked_to_end = self.end_seen = False
         self._prefer_for_oom()
 
     def _prefer_for_oom(self):
@@ -82,7 +83,7 @@ class Child:
 class LivingLoader:
     """A kept loader that an earlier command started: not our child, so its exit code is unknown."""
 
-    name, plain_name, asked_to_end = "poise-loader", "loader", False
+    name, plain_name, asked_to_end, end_seen = "poise-loader", "loader", False, False
 
     def __init__(self, pid, descriptor):
         self.pid = pid

@@ -259,9 +259,10 @@ class Supervision:
     def _sleep(self, seconds):
         poll = select.poll()
         poll.register(self._interrupts.descriptor, select.POLLIN)
-        for child in [*self._children, *self._beside]:
-            if child.returncode() is None:
-                poll.register(child.descriptor, select.POLLIN)
+        # One that ended since `_ended` looked wakes us at once.
+        living = [child for child in self._children if not child.end_seen] + [own for own in self._beside if own.returncode() is None]
+        for child in living:
+            poll.register(child.descriptor, select.POLLIN)
         poll.poll(seconds * 1000)
         self._interrupts.drain()
 
@@ -269,6 +270,8 @@ class Supervision:
         """The processes that have ended. An executor that ended in order does not count at first: the planner has released it
         and is about to end, too."""
         ended = [child for child in self._children if child.returncode() is not None]
+        for child in ended:
+            child.end_seen = True
         if self._deadline and [child.name for child in ended] == [LOADER]:
             return []  # a kept loader that was signalled, too; its memory stays as long as others have it
         if ended and self._may_start_over() and self._control.loader_state == segments.DRAINING and self._loader().returncode() is None:

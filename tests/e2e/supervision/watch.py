@@ -24,6 +24,8 @@ from supervisor.shared.trouble import INTERRUPTED  # noqa: E402
 class _Ended:
     """A child that has ended."""
 
+    end_seen = False
+
     def __init__(self, name, code, said=""):
         self.name, self.plain_name, self._code, self._said = name, paths.PLAIN_NAMES[name], code, said
 
@@ -119,6 +121,30 @@ def a_planner_does_not_wait_for_an_executor_that_has_ended_with_it(_):
     expect(time.monotonic() - began < 4, "did not end in seconds")
     expect(signal.SIGKILL not in asked, "the planner was killed before it had put its answers away")
     for descriptor in descriptors:
+        os.close(descriptor)
+
+
+@test
+def a_process_that_ends_between_two_looks_is_not_slept_over(_):
+    read_end, write_end = os.pipe()
+    arguments = mock.Mock(stall_timeout=30, run_id="nobodys", restarts=0)
+    arguments.packs.return_value = False
+    supervision = Supervision(arguments, mock.Mock(count=0, descriptor=read_end), mock.Mock())
+    process = subprocess.Popen(["true"])
+    child = SimpleNamespace(name=paths.PLANNER, descriptor=os.pidfd_open(process.pid), returncode=process.poll, end_seen=False)
+    supervision._children = [child]
+    expect_equal(process.wait(), 0, "exit code")
+
+    def slept():
+        began = time.monotonic()
+        supervision._sleep(0.5)
+        return time.monotonic() - began
+
+    expect(slept() < 0.4, "it slept, though a process had ended")
+    expect_equal(supervision._ended(), [child], "who has ended")
+    expect(slept() >= 0.5, "an end that it knows woke it")
+    supervision._death_pipe.close()
+    for descriptor in (read_end, write_end, child.descriptor):
         os.close(descriptor)
 
 
