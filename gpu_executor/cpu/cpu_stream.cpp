@@ -13,7 +13,8 @@
 namespace poise {
 namespace {
 
-constexpr std::size_t kQueueLimit = 4096;  // tasks; then the host waits until half of them are begun
+constexpr std::size_t kQueueLimit = 4096;  // tasks; then the host waits …
+constexpr std::size_t kRoom = 256;         // … until so many of them are begun
 constexpr std::uint64_t kLongestPauseUs = 100;
 constexpr auto kLongestSleep = std::chrono::milliseconds(500);
 
@@ -95,7 +96,7 @@ bool CpuStream::is_so(Awaited what) const {
     case Awaited::nothing:
       return false;
     case Awaited::room:
-      return queue_.size() <= kQueueLimit / 2;
+      return queue_.size() <= kQueueLimit - kRoom;
     case Awaited::end:
       return queue_.empty() && !working_;
   }

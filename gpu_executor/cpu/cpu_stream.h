@@ -72,7 +72,7 @@ class CpuStream {
   CpuStream(const CpuStream&) = delete;
   CpuStream& operator=(const CpuStream&) = delete;
 
-  // Adds work; waits while the queue is full. It takes at least `least_ns` (of a paced stream).
+  // Adds work; if the queue is full, waits until some of it is done. It takes at least `least_ns` (of a paced stream).
   void push(std::function<void()> work, Bytes copied, std::int64_t least_ns);
   void record(CpuEvent& event);
   void wait(const CpuEvent& event);
@@ -114,7 +114,7 @@ class CpuStream {
 
   std::mutex mutex_;
   std::condition_variable given_;  // wakes this stream's thread
-  std::condition_variable done_;   // wakes the host thread, only once what it waits for is so: waking costs more than most tasks
+  std::condition_variable done_;   // wakes the host thread once what it waits for is so: waking costs more than most tasks
   std::deque<Task> queue_;         // guarded by mutex_, as all below
   Awaited awaited_ = Awaited::nothing;
   bool working_ = false;

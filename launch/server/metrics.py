@@ -76,7 +76,7 @@ class Metrics:
         self._observe_added(opened)
 
     def _observe_added(self, opened):
-        """Once, when the stream has begun and its answer, which may be there first, says when the planner had the token that it began with."""
+        """Counts a stream's first token once: when it was sent and its answer says when the planner had it, in either order."""
         if opened.counts == 1 and None not in (opened.event_at, opened.first_sent) and not opened.first_counted:
             opened.first_counted = True
             self._added.observe(opened.in_front + max(0.0, opened.first_sent - opened.event_at))

@@ -77,8 +77,8 @@ class ExecutorLink {
   // A new executor has said Hello since the last `configure`, and is not configured yet.
   bool returned() const { return returned_; }
 
-  // REQUIRES: ready, and no iteration is under way. `last`: none follows. `idle`: of the link, where costs are known; weights
-  // fill it.
+  // REQUIRES: ready, and no iteration is under way. `last`: none follows. `idle`: the link's idle time, which weights fill;
+  // empty without a profile.
   void begin(messages::IterationT tables, bool last, LinkIdle idle = {});
   // With these orders, one for each stage, as an order log has them.
   void begin(messages::IterationT tables, std::vector<messages::LayerOrderT> orders);

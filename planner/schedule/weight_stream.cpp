@@ -82,6 +82,9 @@ std::vector<messages::WeightFetch> WeightStream::next(std::uint32_t stage,
     }
     first_two_fetched_ = true;
   }
+  if (by_stage_[stage].empty()) {
+    return fetches;
+  }
   const std::vector<double> shares = this->shares(stage, mini_batches, idle);
   for (const PlannedFetch& fetch : by_stage_[stage]) {
     if (fetch.next_iteration && last_iteration) {

@@ -40,7 +40,7 @@ class WeightStream {
     bool next_iteration;  // needed only if there is one
   };
 
-  // For each mini-batch the share of an order's weights that are fetched up to it and behind it.
+  // For each mini-batch the share of an order's weights that have been fetched by the end of what is queued behind it.
   std::vector<double> shares(std::uint32_t stage, std::uint32_t mini_batches,
                              const LinkIdle& idle) const;
   // All pieces of a layer, spread over the orders of stages first .. last.

@@ -3,6 +3,7 @@
 // delaying blocks (schedule/weight_stream.h). Pure.
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -11,9 +12,11 @@
 
 namespace poise {
 
-// Behind each mini-batch's loads, in a layer that follows one with the same mini-batches, all weights being there. `products`: by
-// group. A mini-batch that host cores attend loads nothing, so nothing is idle behind it.
+// Behind each mini-batch's loads, in the last of `layers` layers that have the same mini-batches and whose weights are all on the
+// device. `products`: by group. A mini-batch that host cores attend loads nothing, so nothing is idle behind it. Left out are
+// stores, the way down to host cores, the pace of link and host cores beside each other, and the latency of events.
 std::vector<Seconds> link_idle(std::span<const BatchCost> costs, std::span<const RowGroup> groups,
-                               std::span<const GroupCost> products, std::size_t sides);
+                               std::span<const GroupCost> products, std::size_t sides,
+                               std::int32_t layers);
 
 }  // namespace poise

@@ -28,7 +28,7 @@ class Prediction {
     since_ = {-1};
   }
 
-  // An iteration is sent now; `last` as in ExecutorLink::begin. Returns what that takes as `idle`.
+  // An iteration is sent now; `last` as in ExecutorLink::begin. Returns the `idle` to pass to it.
   LinkIdle begin(const messages::IterationT& tables, bool last, Seconds now);
   // Its results are there.
   void done(Seconds now);

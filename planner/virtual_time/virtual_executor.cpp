@@ -80,8 +80,8 @@ LinkIdle VirtualExecutor::run(const messages::IterationT& tables, bool last) {
   }
   LinkIdle idle;
   if (weight_stream_.streams()) {
-    idle.behind = link_idle(batches.costs_with(most_have_one(windows_)), batches.groups, batches.products,
-                            sides_.size());
+    idle.behind = link_idle(batches.costs_with(most_have_one(windows_)), batches.groups,
+                            batches.products, sides_.size(), layers_);
     idle.weights = profile_.load_w(1);
   }
   // Nothing of an iteration is ordered before the results of the one before are there.

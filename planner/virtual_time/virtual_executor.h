@@ -38,8 +38,8 @@ class VirtualExecutor {
   VirtualExecutor(const Profile& profile, const WeightLayout& layout, const DeviceLimits& limits,
                   LayerWindows windows = {});
 
-  // Runs all orders of an iteration, planned after the one before was done. `last`: none follows. Returns by what its layers'
-  // weights were spread; empty where all are on the device.
+  // Runs all orders of an iteration, planned after the one before was done. `last`: none follows. Returns the idle time by which
+  // it spread the layers' weights; empty if all are resident.
   LinkIdle run(const messages::IterationT& tables, bool last);
 
   Seconds now() const { return now_; }  // the last iteration is done

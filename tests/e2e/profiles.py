@@ -100,6 +100,28 @@ def by_the_device(log, between):
     return ends[-1] - begin - sum(rests) + len(ends) * between, statistics.mean(decoding)
 
 
+def fetches(workspace, directory):
+    """Of each layer order: its bytes, and behind which mini-batch each piece of weights is fetched."""
+    lines = workspace.poise("inspect", directory, "--json").expect(0).out.splitlines()
+    orders = [order for order in map(json.loads, lines) if order.get("type") == "layer"]
+    return [(order["ordered_bytes"], [fetch["after_mini_batch"] for fetch in order["fetch"]]) for order in orders]
+
+
+@test
+def weights_are_fetched_when_the_link_is_idle_where_costs_are_known(workspace):
+    prompts = [[workspace.random.randrange(4, 1300) for _ in range(10 + 20 * (i % 4))] for i in range(16)]
+    requests = workspace.write_requests("in.jsonl", [request(i, one, max_tokens=4, ignore_eos=True) for i, one in enumerate(prompts)])
+    words = ("--policy", "kv-only", "--resident-layers", 0, "--mini-batch-tokens", 128, "--prompt-rows", 64, "--gpu-memory", "6MiB")
+    evenly = workspace / "evenly.jsonl"
+    workspace.run(requests, evenly, *words).expect(0)  # no profile is kept yet
+    measured(workspace)
+    idle = workspace / "idle.jsonl"
+    workspace.run(requests, idle, *words, *SET[2:], "--profile", workspace / "profile.json").expect(0, "were predicted")
+    before, now = (fetches(workspace, f"{output}.poise") for output in (evenly, idle))
+    expect_equal([volume for volume, _ in now], [volume for volume, _ in before], "bytes of the orders")
+    expect([places for _, places in now] != [places for _, places in before], "pieces are where they are without costs")
+
+
 @test
 def costs_are_measured_once_where_a_policy_decides_by_them(workspace):
     requests = workspace.write_requests("in.jsonl", [request("a", [5, 6, 7])])

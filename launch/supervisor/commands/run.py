@@ -49,6 +49,8 @@ def _run(given, resume, again, sources, port):
         raise Refusal("run: -o - and --json both want standard output: leave one of them out")
     given.output = delivery.planners
     given.named = {"input": sources.shown(), "output": delivery.output} if delivery.later or not sources.plain() else {}
+    if given.trace is not None:
+        _tracing()  # loads it now: a run may take long, and the package be replaced meanwhile
     if given.trace:
         _check_trace(given, directory, sources, delivery)
     if sources.plain():
@@ -174,10 +176,16 @@ def _how_to_go_on(directory, standing, code, resume, again):
     return f"{safe_text(directory, standing.status)}; go on with: {resume_text(standing.record)}"
 
 
-def _write_trace(directory, path):
-    """Writes the timeline of a traced run. If that fails, the results are still valid."""
+def _tracing():
+    """The modules that write a timeline. Runs without --trace start faster without them."""
     from ..measure import record, timeline  # pylint: disable=import-outside-toplevel
 
+    return record, timeline
+
+
+def _write_trace(directory, path):
+    """Writes the timeline of a traced run. If that fails, the results are still valid."""
+    record, timeline = _tracing()
     try:
         with naming(path):
             timeline.write_trace(record.read_record(directory.path / "orders.log"), path, directory.status().get("device", ""))

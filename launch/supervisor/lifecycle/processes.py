@@ -14,6 +14,8 @@ _COMMAND = 15  # characters of a program's name that the kernel keeps
 class Found(collections.namedtuple("Found", "pid program arguments parent")):
     """A process of poise, found by its command line. `program`: its name; `parent`: the number of its parent process."""
 
+    __slots__ = ()
+
     def option(self, name):
         """The value of --name VALUE or --name=VALUE."""
         for index, argument in enumerate(self.arguments):

@@ -18,6 +18,8 @@ _OWN_SLEEP = 5.0  # seconds; a longer gap between two calls means that we were a
 class Stillness(collections.namedtuple("Stillness", "hung sentence")):
     """Why a run does not go on. `hung`: the processes it waits for, as far as can be known."""
 
+    __slots__ = ()
+
 
 class Watchdog:
     def __init__(self, patience):

@@ -81,19 +81,22 @@ TEST(ExecutorLink, OrdersFetchWeightsWhenTheLinkIsIdle) {
   OrderLog log(folder.path() / "orders.log", "{}");
   ExecutorLink link(serve(socket, kIdentity), log, kLayers, BlockSizes{});
   const auto executor = connect(socket, kIdentity);
-  while (!send(*executor, hello_of_an_executor())) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto in_time = [&] { return std::chrono::steady_clock::now() < end; };
+  while (in_time() && !send(*executor, hello_of_an_executor())) {
     executor->receive({0.001});
   }
-  while (!link.greeting()) {
+  while (in_time() && !link.greeting()) {
     link.step({0.01});
   }
-  const WeightLayout layout =
-      weight_layout(testing_support::small_shape(kLayers), DType::float16);
+  ASSERT_TRUE(link.greeting());
+  const WeightLayout layout = weight_layout(testing_support::small_shape(kLayers), DType::float16);
   link.configure({.resident_layers = 0}, {1}, layout, false);
   ASSERT_TRUE(send(*executor, messages::ReadyT{.credits = kLayers + 2}));
-  while (!link.ready()) {
+  while (in_time() && !link.ready()) {
     link.step({0.01});
   }
+  ASSERT_TRUE(link.ready());
   messages::IterationT tables;
   tables.mini_batches.resize(3);
   for (auto& batch : tables.mini_batches) {
@@ -101,7 +104,7 @@ TEST(ExecutorLink, OrdersFetchWeightsWhenTheLinkIsIdle) {
   }
   link.begin(std::move(tables), false, {.behind = {{0}, {1}, {0}}, .weights = {1}});
   std::vector<std::uint32_t> places;  // of layer 2's, while layer 1 is computed
-  for (std::uint32_t stage = 0; stage < kLayers + 1;) {
+  for (std::uint32_t stage = 0; in_time() && stage < kLayers + 1;) {
     link.step({0});
     const auto message = executor->receive({0.01});
     const auto* order = message ? (*message)->body_as_LayerOrder() : nullptr;
