@@ -47,6 +47,7 @@ _NOT_SCRIPTS = {"harness.py", "environment.py", "served.py", "mixed_requests.py"
 _LONG_ONES = ["tokenizer_equality.py", "swaps.py", "kills.py", "torture.py", "sameness.py", "profiles.py", "hostile_requests.py", "clients/serving.py"]
 _LONGEST_SCRIPT = 900  # seconds
 _TORTURE = 10.0  # minutes, unless told otherwise
+_STEPS_AT_A_TIME = 3
 _SHOWN_STEPS = 12  # with their CPU time
 
 
@@ -214,7 +215,7 @@ def _steps(part, count, no_install):
 
 
 def _run_all(steps, builds, count):
-    """All steps, two at a time: they wait more than they compute. A part whose build fails counts as one failed test."""
+    """All steps, some at a time: they wait about as long as they compute. A part whose build fails counts as one failed test."""
     unbuilt, lock = set(), threading.Lock()
 
     def run(step):
@@ -229,7 +230,7 @@ def _run_all(steps, builds, count):
             return
         function()
 
-    pool = concurrent.futures.ThreadPoolExecutor(2)
+    pool = concurrent.futures.ThreadPoolExecutor(_STEPS_AT_A_TIME)
     try:
         list(pool.map(run, steps))
     finally:  # after an interrupt no other step begins; the caller ends those that are running
