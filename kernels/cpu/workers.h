@@ -2,8 +2,8 @@
 // The threads that run a CPU device's operations: a fixed pool that includes the calling thread. One
 // thread at a time may call `parallel_for`. A free worker takes the next item, one at a time, so on a
 // busy machine the pool never waits for a thread that has no item. Between operations workers spin
-// for some tens of microseconds, then sleep. Each worker has its own scratch memory, allocated once. What an
-// item computes must not depend on its worker.
+// for some tens of microseconds, then sleep. Each worker has its own scratch memory, allocated once.
+// What an item computes must not depend on its worker.
 
 #include <atomic>
 #include <condition_variable>

@@ -1,7 +1,9 @@
 #pragma once
 // `poise bench --stage planner`: how long this thread takes to plan the iterations of a run, part by part,
 // without an executor. Set up as a run would be; the schedule, packing, tables, layer orders and messages are
-// the run's own, but for the play in virtual time by which a run with a profile predicts an iteration and spreads its weights. Of each iteration the time that it is predicted to take is known, too (virtual_executor.h).
+// the run's own. Not timed is the play in virtual time, by which a run with a profile predicts an iteration
+// and spreads its weights. Of each iteration the time that it is predicted to take is known, too
+// (virtual_executor.h).
 
 #include <nlohmann/json_fwd.hpp>
 

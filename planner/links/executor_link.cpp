@@ -113,10 +113,8 @@ messages::LayerOrderT ExecutorLink::next_order() {
   order.stage = stage;
   order.mini_batches.resize(iteration_->mini_batches);
   std::iota(order.mini_batches.begin(), order.mini_batches.end(), 0);
-  static const LinkIdle unknown;
-  const bool is_layer = stage > 0 && stage < last_stage_;
-  order.fetch = weights_->next(stage, iteration_->mini_batches, iteration_->last,
-                               is_layer ? iteration_->idle : unknown);
+  order.fetch =
+      weights_->next(stage, iteration_->mini_batches, iteration_->last, iteration_->idle);
   return order;
 }
 

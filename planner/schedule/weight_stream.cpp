@@ -12,8 +12,8 @@ WeightStream::WeightStream(const WeightLayout& layout, const DeviceLimits& limit
     total += piece.bytes;
   }
   for (const WeightPiece& piece : layout.layer.pieces) {
-    piece_starts_.push_back(static_cast<double>(before.n) / static_cast<double>(total.n));
-    piece_shares_.push_back(static_cast<double>(piece.bytes.n) / static_cast<double>(total.n));
+    pieces_.push_back({.start = static_cast<double>(before.n) / static_cast<double>(total.n),
+                       .share = static_cast<double>(piece.bytes.n) / static_cast<double>(total.n)});
     before += piece.bytes;
   }
   const auto layers = static_cast<std::uint32_t>(layout.layers);
@@ -37,8 +37,8 @@ WeightStream::WeightStream(const WeightLayout& layout, const DeviceLimits& limit
 void WeightStream::spread(std::uint32_t layer, std::uint32_t first, std::uint32_t last,
                           bool next_iteration) {
   const std::uint32_t stages = last - first + 1;
-  for (std::uint32_t piece = 0; piece < piece_starts_.size(); ++piece) {
-    const double at = piece_starts_[piece] * stages;
+  for (std::uint32_t piece = 0; piece < pieces_.size(); ++piece) {
+    const double at = pieces_[piece].start * stages;
     const auto stage = static_cast<std::uint32_t>(at);
     by_stage_[first + stage].push_back(
         {.layer = layer, .piece = piece, .place = at - stage, .next_iteration = next_iteration});
@@ -49,7 +49,7 @@ std::vector<double> WeightStream::shares(std::uint32_t stage, std::uint32_t mini
                                          const LinkIdle& idle) const {
   double needed = 0;  // seconds
   for (const PlannedFetch& fetch : by_stage_[stage]) {
-    needed += piece_shares_[fetch.piece] * idle.weights.n;
+    needed += pieces_[fetch.piece].share * idle.weights.n;
   }
   double free = 0;
   for (const Seconds& behind : idle.behind) {
@@ -76,7 +76,7 @@ std::vector<messages::WeightFetch> WeightStream::next(std::uint32_t stage,
   std::vector<messages::WeightFetch> fetches;
   if (stage == 0 && !first_two_fetched_) {
     for (std::size_t i = 0; i < std::min<std::size_t>(streamed_.size(), 2); ++i) {
-      for (std::uint32_t piece = 0; piece < piece_starts_.size(); ++piece) {
+      for (std::uint32_t piece = 0; piece < pieces_.size(); ++piece) {
         fetches.emplace_back(streamed_[i], piece, 0);
       }
     }
@@ -85,7 +85,9 @@ std::vector<messages::WeightFetch> WeightStream::next(std::uint32_t stage,
   if (by_stage_[stage].empty()) {
     return fetches;
   }
-  const std::vector<double> shares = this->shares(stage, mini_batches, idle);
+  const bool is_layer = stage > 0 && stage + 1 < by_stage_.size();
+  const std::vector<double> shares =
+      this->shares(stage, mini_batches, is_layer ? idle : LinkIdle());
   for (const PlannedFetch& fetch : by_stage_[stage]) {
     if (fetch.next_iteration && last_iteration) {
       first_two_fetched_ = false;

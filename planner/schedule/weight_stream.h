@@ -28,12 +28,16 @@ class WeightStream {
   WeightStream(const WeightLayout& layout, const DeviceLimits& limits);
 
   // What the order of `stage` fetches (0 embeds, 1 .. L are layers, L + 1 is the head). Call once
-  // for each stage of an iteration, in order. `last_iteration`: none follows. `idle`: of the order's layer; empty: not known.
+  // for each stage of an iteration, in order. `last_iteration`: none follows. `idle`: in a layer; empty: not known. Where no layer
+  // is computed, pieces are spread evenly.
   std::vector<messages::WeightFetch> next(std::uint32_t stage, std::uint32_t mini_batches,
                                           bool last_iteration, const LinkIdle& idle = {});
   bool streams() const { return !streamed_.empty(); }
 
  private:
+  struct Piece {
+    double start, share;  // of a layer's bytes: before it and in it
+  };
   struct PlannedFetch {
     std::uint32_t layer, piece;
     double place;         // within the order's mini-batches, 0 .. 1
@@ -46,8 +50,7 @@ class WeightStream {
   // All pieces of a layer, spread over the orders of stages first .. last.
   void spread(std::uint32_t layer, std::uint32_t first, std::uint32_t last, bool next_iteration);
 
-  std::vector<double> piece_starts_;                 // share of a layer's bytes before each piece
-  std::vector<double> piece_shares_;                 // … and in it
+  std::vector<Piece> pieces_;
   std::vector<std::uint32_t> streamed_;              // layers
   std::vector<std::vector<PlannedFetch>> by_stage_;  // once the first two streamed layers are there
   bool first_two_fetched_ = false;                   // for the iteration that comes next

@@ -9,6 +9,9 @@
 namespace poise {
 namespace {
 
+// Layers, until the link is as idle in each as in the one before, or nearly so.
+constexpr std::int32_t kUntilSettled = 12;
+
 // Of the products before attention, by what they multiply.
 double kv_share_of(const Slab& layer) {
   const auto bytes = [&](Weight weight) {
@@ -81,19 +84,19 @@ LinkIdle VirtualExecutor::run(const messages::IterationT& tables, bool last) {
   LinkIdle idle;
   if (weight_stream_.streams()) {
     idle.behind = link_idle(batches.costs_with(most_have_one(windows_)), batches.groups,
-                            batches.products, sides_.size(), layers_);
+                            batches.products, sides_.size(), std::min(layers_, kUntilSettled));
     idle.weights = profile_.load_w(1);
   }
   // Nothing of an iteration is ordered before the results of the one before are there.
   now_ += now_.n > 0 ? profile_.between : Seconds{};
   streams_.begin(now_);
   const auto layers = static_cast<std::uint32_t>(layers_);
-  run_embedding(tables, weight_stream_.next(0, batches.count, last));
+  run_embedding(tables, weight_stream_.next(0, batches.count, last, idle));
   for (std::uint32_t layer = 0; layer < layers; ++layer) {
     run_layer(layer, batches, weight_stream_.next(layer + 1, batches.count, last, idle));
   }
   busy_.paces = {};
-  const auto pieces = weight_stream_.next(layers + 1, batches.count, last);
+  const auto pieces = weight_stream_.next(layers + 1, batches.count, last, idle);
   for (std::uint32_t i = 0; i < batches.count; ++i) {
     fetch(pieces, i);
   }

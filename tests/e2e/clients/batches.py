@@ -137,7 +137,7 @@ def _the_front_serves_others_meanwhile(server, client):
         seen.add(now["request_counts"]["failed"])
         time.sleep(0.01)
     expect_equal(ended(client, batch).request_counts.failed, count, "refused lines")
-    expect(seen - {0, count}, f"the front answered nobody while it read the file: it told of {seen}")
+    expect(len(seen - {0, count}) > 1, f"the front answered nobody while it read the file: it told of {seen}")
     client.files.delete(file.id)
     file = client.files.create(file=("long", b"{}\n" * 1_000_000), purpose="batch")
     batch = order(client, file)

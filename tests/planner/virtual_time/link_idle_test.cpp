@@ -2,12 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <random>
 #include <utility>
 #include <vector>
 
 #include "planner/virtual_time/virtual_executor.h"
+#include "tests/planner/virtual_time/one_request.h"
 #include "tests/support/small_shape.h"
 
 namespace poise {
@@ -19,6 +19,7 @@ constexpr std::int32_t kStackedLayers = 12;
 Profile seconds_of_uneven_work() {
   Profile profile;
   profile.load_kv.b = profile.load_act.b = 1;
+  profile.load_here.b = 1.5;
   profile.kv_gen.b = 0.5;
   profile.attention.b = 0.25;
   profile.prefill.b = 0.125;
@@ -29,30 +30,23 @@ Profile seconds_of_uneven_work() {
   return profile;
 }
 
-// A mini-batch for each: one request, so many of its blocks of each kind come over the link, with so many new rows. Host cores
-// attend that of `on_host`.
+// Of a mini-batch of one request: blocks over the link, new rows, ACT blocks on the device. Host cores attend that of `on_host`.
 struct BatchWork {
-  std::uint32_t act, kv, rows;
+  std::uint32_t act, kv, rows, here = 0;
   bool on_host = false;
 };
 messages::IterationT tables_of(const std::vector<BatchWork>& works) {
-  messages::IterationT tables;
   using messages::Kind, messages::Place, messages::Where;
-  for (const auto& [act, kv, rows, on_host] : works) {
-    auto batch = std::make_unique<messages::MiniBatchT>();
-    batch->id = static_cast<std::uint32_t>(tables.mini_batches.size());
-    batch->tokens.assign(rows, 1);
-    batch->sequences.emplace_back(1, (act + kv) * kBlockTokens, rows, 0, 0);
+  messages::IterationT tables;
+  for (const auto& [act, kv, rows, here, on_host] : works) {
+    auto batch = testing_support::one_request(tables.mini_batches.size(), act, kv, rows);
+    if (here > 0) {
+      batch->loads.emplace_back(Kind::Act, Place::Gpu, kBlockTokens, here, 0, 0);
+      batch->regenerate.emplace_back(act, here);
+    }
     if (on_host) {
+      batch->loads.clear();
       batch->entries.emplace_back(Where::HostInPlace, Kind::Kv, Place::Host, 0, 0, 0);
-    } else {
-      if (kv > 0) {
-        batch->loads.emplace_back(Kind::Kv, Place::Host, kBlockTokens, kv, 0, 0);
-      }
-      if (act > 0) {
-        batch->loads.emplace_back(Kind::Act, Place::Host, kBlockTokens, act, 0, 0);
-        batch->regenerate.emplace_back(0, act);
-      }
     }
     tables.mini_batches.push_back(std::move(batch));
   }
@@ -96,7 +90,8 @@ std::vector<BatchWork> random_works(std::mt19937& random) {
   for (BatchWork& work : works) {
     work = {.act = static_cast<std::uint32_t>(random() % 4),
             .kv = static_cast<std::uint32_t>(random() % 12),
-            .rows = static_cast<std::uint32_t>(1 + random() % 8)};
+            .rows = static_cast<std::uint32_t>(1 + random() % 8),
+            .here = static_cast<std::uint32_t>(random() % 9)};
   }
   for (std::size_t i = random() % 3; i > 0; --i) {  // behind all others, as in a run
     works.push_back({.act = 0,
@@ -142,7 +137,7 @@ TEST(LinkIdle, IsTheGapsBetweenLoadsInVirtualTime) {
 // Their queries go down before the device's, so they are done while it is at work: the link is as idle as without them.
 TEST(LinkIdle, HostCoresBeginWhenTheirQueriesAreMade) {
   Profile profile = seconds_of_uneven_work();
-  std::vector<BatchWork> works{{0, 4, 8}, {0, 4, 8}, {0, 4, 8}, {0, 8, 1, true}};
+  std::vector<BatchWork> works{{0, 4, 8}, {0, 4, 8}, {0, 4, 8}, {0, 8, 1, 0, true}};
   const DeviceLimits limits = limits_of(kStackedLayers, 2);
   const auto with = idle_of(profile, tables_of(works), limits, kStackedLayers);
   profile.host_attention.b = 0;

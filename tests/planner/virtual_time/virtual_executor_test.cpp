@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/planner/virtual_time/one_request.h"
 #include "tests/support/small_shape.h"
 
 namespace poise {
@@ -33,19 +34,8 @@ Profile seconds_a_block() {
 messages::IterationT decoding(int batches, std::uint32_t act, std::uint32_t kv) {
   messages::IterationT tables;
   for (int i = 0; i < batches; ++i) {
-    auto batch = std::make_unique<messages::MiniBatchT>();
-    batch->id = static_cast<std::uint32_t>(i);
-    batch->tokens.push_back(1);
-    batch->sequences.emplace_back(1, (act + kv) * kBlockTokens, 1, 0, 0);
-    using messages::Kind, messages::Place;
-    if (kv > 0) {  // in the message before the ACT blocks
-      batch->loads.emplace_back(Kind::Kv, Place::Host, kBlockTokens, kv, 0, 0);
-    }
-    if (act > 0) {
-      batch->loads.emplace_back(Kind::Act, Place::Host, kBlockTokens, act, 0, 0);
-      batch->regenerate.emplace_back(0, act);
-    }
-    tables.mini_batches.push_back(std::move(batch));
+    tables.mini_batches.push_back(
+        testing_support::one_request(static_cast<std::size_t>(i), act, kv, 1));
   }
   return tables;
 }
