@@ -128,7 +128,7 @@ def what_does_not_run_is_not_called_well(workspace):
 
 @test
 def restarts_are_timed_and_their_answers_compared(workspace):
-    code, told = check(workspace, "--only", "restart", pace=(workspace.paced(3), workspace.paced(40)))
+    code, told = check(workspace, "--only", "restart", pace=(workspace.paced(3), workspace.paced(20)))
     found = told["restart"]
     expect_equal((code, [item["ok"] for item in found.values()]), (0, [True] * 5), found)
     expect("5 restarts, answers and logprobs equal" in found["tokens after restarts"]["told"], found)
