@@ -22,7 +22,7 @@
 #include "planner/process/planner.h"
 #include "planner/profile/profile_run.h"
 #include "planner/record/inspect.h"
-#include "planner/record/log_check.h"
+#include "planner/record/check/log_check.h"
 #include "planner/record/log_difference.h"
 #include "planner/replay/replay.h"
 #include "planner/tokenizer/tokenizer.h"

@@ -108,12 +108,10 @@ class Opened final : public CpuDevice {
 
   void record(Event& event, Stream stream) override {
     stream_of(stream).record(static_cast<CpuEvent&>(event));
-    settle(stream);
   }
 
   void wait(Stream stream, const Event& event) override {
     stream_of(stream).wait(static_cast<const CpuEvent&>(event));
-    settle(stream);
   }
   void resume() override {}  // a stream's thread reads the time where it works
 
@@ -156,7 +154,6 @@ class Opened final : public CpuDevice {
 
   void copy_here(Stream stream, std::span<const Copy> copies) override {
     stream_of(stream).push(work_of(copies), bytes_of(copies), 0);
-    settle(stream);
   }
 
   void upload(Stream stream, std::span<const WeightCopy> weights) override {
@@ -198,7 +195,6 @@ class Opened final : public CpuDevice {
               host::host_attention(op, *host_workers_);
             },
             {op.bytes}, ns_for(static_cast<double>(op.bytes), options_.host_bytes_per_s));
-    settle(Stream::host);
   }
   void launch(const SampleTokens& op) override {
     if (failpoint("device.logits").kind == Fault::Kind::nan) {
@@ -272,7 +268,8 @@ class Opened final : public CpuDevice {
     const auto i = static_cast<std::size_t>(stream);
     const auto seed =
         options_.jitter ? std::optional(*options_.jitter * kStreams + i) : std::nullopt;
-    streams_[i] = std::make_unique<CpuStream>(kNames[i], trouble_, speed_of(stream) > 0, seed);
+    streams_[i] = std::make_unique<CpuStream>(kNames[i], trouble_, speed_of(stream) > 0, seed,
+                                               options_.synchronous);
     if (held_) {
       streams_[i]->hold();
     }
@@ -286,16 +283,9 @@ class Opened final : public CpuDevice {
     return *there;
   }
 
-  void settle(Stream stream) {
-    if (options_.synchronous) {
-      stream_of(stream).finish();
-    }
-  }
-
   void push(Stream stream, Bytes copied, std::function<void()> work) {
     stream_of(stream).push(std::move(work), copied,
                            ns_for(static_cast<double>(copied.n), options_.link_bytes_per_s));
-    settle(stream);
   }
 
   template <typename Op>
@@ -303,7 +293,6 @@ class Opened final : public CpuDevice {
     stream_of(Stream::compute)
         .push([this, op, kernel] { kernel(op, workers_); }, {0},
               ns_for(operations(op), options_.compute_flops));
-    settle(Stream::compute);
   }
 
   const CpuDeviceOptions options_;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kQueueLimit = 4096;  // tasks; then the host waits …
 constexpr std::size_t kRoom = 256;         // … until so many of them are begun
-constexpr std::uint64_t kLongestPauseUs = 100;
+constexpr std::uint64_t kLongestPauseUs = 400;
 constexpr auto kLongestSleep = std::chrono::milliseconds(500);
 
 std::int64_t ns_between(CpuStream::Clock::time_point begin, CpuStream::Clock::time_point end) {
@@ -41,10 +41,13 @@ std::optional<std::string> Trouble::take_sentence() {
 }
 
 CpuStream::CpuStream(std::string name, Trouble& trouble, bool paced,
-                     std::optional<std::uint64_t> jitter)
+                     std::optional<std::uint64_t> jitter, bool at_once)
     : trouble_(trouble), paced_(paced) {
   if (jitter) {
     jitter_.emplace(*jitter);
+  }
+  if (at_once) {
+    return;
   }
   thread_ = std::thread([this] { run(); });
   pthread_setname_np(thread_.native_handle(), name.substr(0, 15).c_str());
@@ -52,7 +55,9 @@ CpuStream::CpuStream(std::string name, Trouble& trouble, bool paced,
 
 CpuStream::~CpuStream() {
   end_soon();
-  thread_.join();
+  if (thread_.joinable()) {
+    thread_.join();
+  }
 }
 
 void CpuStream::push(std::function<void()> work, Bytes copied, std::int64_t least_ns) {
@@ -71,6 +76,10 @@ void CpuStream::wait(const CpuEvent& event) {
 }
 
 void CpuStream::push(Task task) {
+  if (!thread_.joinable()) {
+    task.pushed = Clock::now();
+    return run(task);
+  }
   {
     std::unique_lock lock(mutex_);
     if (!held_ && queue_.size() >= kQueueLimit) {
@@ -226,7 +235,7 @@ void CpuStream::do_work(Task& task) {
 void CpuStream::pause() {
   if (jitter_) {
     const std::uint64_t us = (*jitter_)() % (kLongestPauseUs + 1);
-    if (us % 4 == 0) {  // most tasks follow at once, so that streams drift apart
+    if (us % 16 == 0) {  // most tasks follow at once, so that streams drift apart
       std::this_thread::sleep_for(std::chrono::microseconds(us));
     }
   }

@@ -1,5 +1,6 @@
 #pragma once
-// A stream of the CPU device: one thread that does what it is given, in order, from a bounded queue.
+// A stream of the CPU device: one thread that does what it is given, in order, from a bounded queue. One that works at once has no
+// thread: the host thread does each task when it is pushed.
 // Events are real waits, so that ThreadSanitizer and wrong results show a missing dependency; the
 // streams share nothing else. The host thread pushes; only it calls the public members.
 //
@@ -66,8 +67,9 @@ class CpuStream {
   using Clock = std::chrono::steady_clock;
 
   // `paced`: has a set speed. `jitter`: pauses of random length between tasks, to uncover orders that
-  // hold by luck alone.
-  CpuStream(std::string name, Trouble& trouble, bool paced, std::optional<std::uint64_t> jitter);
+  // hold by luck alone. `at_once`: has no thread.
+  CpuStream(std::string name, Trouble& trouble, bool paced, std::optional<std::uint64_t> jitter,
+            bool at_once = false);
   ~CpuStream();  // what is queued is done first
   CpuStream(const CpuStream&) = delete;
   CpuStream& operator=(const CpuStream&) = delete;
@@ -120,7 +122,7 @@ class CpuStream {
   bool working_ = false;
   bool held_ = false;
   bool ending_ = false;
-  std::thread thread_;
+  std::thread thread_;  // none where it works at once
 };
 
 }  // namespace poise

@@ -20,7 +20,7 @@ namespace {
 struct Lanes {
   static constexpr int kCount = 16;
   // Registers for sums: how many rows of a tile fit, given the panels of 16 outputs beside them.
-  static constexpr int kTileRows = tile_rows(6);
+  static constexpr int kTileRows = 2;  // of four SSE registers each
   static constexpr int kTilePanels = 1;
 
   float at[kCount];

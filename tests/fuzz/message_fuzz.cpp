@@ -2,14 +2,14 @@
 // receives them (verified, with a run id), and then obeyed: a Configure within 64 MiB makes new buffers, an Iteration and
 // its LayerOrders run if the order check accepts them. They run on a device that only records, and every copy must lie
 // within the pool, the weights and the executor's own buffers. The twin of the order check that reads logs
-// (planner/record/log_check.h) must find nothing wrong with an accepted layer order either.
+// (planner/record/check/log_check.h) must find nothing wrong with an accepted layer order either.
 
 #include <sys/mman.h>
 
 #include "common/channel.h"
 #include "gpu_executor/order_check/order_check.h"
 #include "gpu_executor/pipeline.h"
-#include "planner/record/log_check.h"
+#include "planner/record/check/log_check.h"
 #include "tests/fuzz/fuzzing.h"
 #include "tests/gpu_executor/recording_device.h"
 #include "tests/support/small_shape.h"

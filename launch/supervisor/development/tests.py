@@ -260,7 +260,7 @@ def _fuzz(folder, count):
 def sanitizer_options():
     suppressions = ROOT / "tests" / "support" / "tsan.supp"
     return {
-        "TSAN_OPTIONS": f"suppressions={suppressions}:halt_on_error=1:exitcode=66",
+        "TSAN_OPTIONS": f"suppressions={suppressions}:halt_on_error=1:exitcode=66:atexit_sleep_ms=50",
         "ASAN_OPTIONS": "detect_leaks=1:exitcode=66:malloc_context_size=4",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }

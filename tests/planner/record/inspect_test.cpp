@@ -12,7 +12,7 @@
 
 #include "common/files/json.h"
 #include "common/order_log.h"
-#include "planner/record/log_check.h"
+#include "planner/record/check/log_check.h"
 #include "planner/record/log_note.h"
 #include "tests/planner/requests/request_support.h"
 

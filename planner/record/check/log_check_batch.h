@@ -1,5 +1,5 @@
 #pragma once
-// One mini-batch of a checked log (planner/record/log_check.h): applies its tables to symbolic rows
+// One mini-batch of a checked log (planner/record/check/log_check.h): applies its tables to symbolic rows
 // (request, position, token), in the order in which they depend on one another. All layers do the same,
 // so one stands for all.
 
@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "planner/record/log_check.h"
+#include "planner/record/check/log_check.h"
 
 namespace poise {
 

@@ -1,4 +1,4 @@
-#include "planner/record/log_check_batch.h"
+#include "planner/record/check/log_check_batch.h"
 
 #include <fmt/core.h>
 

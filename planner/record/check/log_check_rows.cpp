@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "planner/record/log_check_batch.h"
+#include "planner/record/check/log_check_batch.h"
 
 namespace poise {
 namespace {

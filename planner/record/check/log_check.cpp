@@ -1,4 +1,4 @@
-#include "planner/record/log_check.h"
+#include "planner/record/check/log_check.h"
 
 #include <fmt/core.h>
 
@@ -7,12 +7,13 @@
 #include "common/channel.h"
 #include "common/files/json_file.h"
 #include "common/files/regular_file.h"
+#include "common/formats/kv_format.h"
 #include "common/model_shape.h"
 #include "common/order_log.h"
 #include "common/trouble.h"
 #include "common/words.h"
-#include "planner/record/log_check_batch.h"
-#include "planner/record/log_check_weights.h"
+#include "planner/record/check/log_check_batch.h"
+#include "planner/record/check/log_check_weights.h"
 #include "planner/record/log_extent.h"
 
 namespace poise {

@@ -1,7 +1,7 @@
 // Orders of the real scheduler, policies, tables and weight stream pass; with any one of them changed
 // they do not, and the complaint names what was changed.
 
-#include "planner/record/log_check.h"
+#include "planner/record/check/log_check.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

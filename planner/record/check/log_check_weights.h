@@ -1,5 +1,5 @@
 #pragma once
-// The check of a log's weights (planner/record/log_check.h): each streamed layer is complete when it is
+// The check of a log's weights (planner/record/check/log_check.h): each streamed layer is complete when it is
 // computed, was fetched once for that, and two buffers hold all layers under way.
 
 #include <array>
@@ -8,7 +8,7 @@
 #include <string>
 
 #include "common/messages_generated.h"
-#include "planner/record/log_check.h"
+#include "planner/record/check/log_check.h"
 
 namespace poise {
 
