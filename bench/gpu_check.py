@@ -165,7 +165,8 @@ def main():
     budgets = BUDGETS | {name: float(value) for name, _, value in (one.partition("=") for one in given.budget.split(",") if one)}
     for name in {*sections, *budgets} - set(BUDGETS):
         sys.exit(f"there is no section {name}; there are: {', '.join(BUDGETS)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what is under way is ended then, too
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda told, _: sys.exit(128 + told))  # what is under way is ended then, too
     bench = Bench(given)
     if given.works_file:
         bench.works = json.loads(Path(given.works_file).read_text())

@@ -206,6 +206,7 @@ class Opened final : public CpuDevice {
   std::optional<std::string> failure() override { return trouble_.take_sentence(); }
 
   void hold() override {
+    check(!options_.synchronous, "a device that is held has threads");
     held_ = true;
     for (auto& stream : streams_) {
       if (stream) {
@@ -269,7 +270,7 @@ class Opened final : public CpuDevice {
     const auto seed =
         options_.jitter ? std::optional(*options_.jitter * kStreams + i) : std::nullopt;
     streams_[i] = std::make_unique<CpuStream>(kNames[i], trouble_, speed_of(stream) > 0, seed,
-                                               options_.synchronous);
+                                              options_.synchronous);
     if (held_) {
       streams_[i]->hold();
     }
@@ -297,8 +298,8 @@ class Opened final : public CpuDevice {
 
   const CpuDeviceOptions options_;
   const Bytes memory_;
-  cpu::Workers workers_;                      // the compute stream's thread only
-  std::optional<cpu::Workers> host_workers_;  // the host stream's thread only
+  cpu::Workers workers_;                      // where the compute stream's tasks are done
+  std::optional<cpu::Workers> host_workers_;  // where the host stream's tasks are done
   bool held_ = false;
   Trouble trouble_;
   std::array<std::unique_ptr<CpuStream>, kStreams> streams_;

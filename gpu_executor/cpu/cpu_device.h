@@ -1,6 +1,6 @@
 #pragma once
 // The CPU device: the definition of what a device does, and the one to use where there is no GPU.
-// "Device memory" is memory of this process, a stream is a thread, and a launch runs the kernels of
+// "Device memory" is memory of this process, a stream is a thread unless `synchronous`, and a launch runs the kernels of
 // kernels/cpu. Speeds of link, arithmetic and host cores can be set, to rehearse overlap: a copy or launch
 // then takes at least its bytes or operations divided by the speed, by waiting. The host stream and its
 // threads begin with the first work for them.
@@ -21,7 +21,7 @@ struct CpuDeviceOptions {
   double compute_flops = 0;     // operations a second; 0: as fast as it goes
   int host_threads = 0;         // that attend on host cores; 0: as many as compute
   double host_bytes_per_s = 0;  // of KV rows that they read; 0: as fast as it goes
-  bool synchronous = false;     // every call returns when its work is done: nothing overlaps
+  bool synchronous = false;     // every call returns when its work is done, in the caller's thread
   bool poison = false;          // fresh memory holds NaNs, so that reading it shows
   bool unpacks_first =
       false;  // packed weights are unpacked before they are multiplied, as on a GPU
@@ -32,7 +32,7 @@ class CpuDevice : public Device {
  public:
   // The streams begin nothing between these two: everything queued meanwhile is ordered by events
   // alone, not by when the host queued it.
-  // `finish` releases them, too.
+  // `finish` releases them, too. REQUIRES: not synchronous.
   virtual void hold() = 0;
   virtual void release_streams() = 0;
 };

@@ -1,6 +1,6 @@
 #pragma once
 // A stream of the CPU device: one thread that does what it is given, in order, from a bounded queue. One that works at once has no
-// thread: the host thread does each task when it is pushed.
+// thread: the host thread does each task when it is pushed, also while the stream is held; what it waits for must be reached.
 // Events are real waits, so that ThreadSanitizer and wrong results show a missing dependency; the
 // streams share nothing else. The host thread pushes; only it calls the public members.
 //
@@ -82,7 +82,7 @@ class CpuStream {
   void hold();      // nothing more is begun, and the queue has no limit …
   void release();   // … until now
   void finish();    // waits until the queue is empty and the last task done; REQUIRES: not held
-  void end_soon();  // the thread ends once its queue is empty
+  void end_soon();  // its thread ends once its queue is empty
 
  private:
   struct Task {
@@ -109,7 +109,7 @@ class CpuStream {
 
   Trouble& trouble_;
   const bool paced_;
-  // This stream's thread only.
+  // Only where the tasks are done: in this stream's thread, or, if it has none, in the host thread.
   Clock::time_point now_{};  // of a paced stream: when what was done has ended
   StreamTotals totals_;
   std::optional<std::mt19937_64> jitter_;

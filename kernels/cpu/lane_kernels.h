@@ -19,7 +19,7 @@ inline constexpr std::int32_t kChunkTokens = 128;
 inline constexpr std::int32_t kQueryRows = 64;  // (token, head of a group) pairs in one work item
 
 // Each number of rows in a tile is compiled by itself, and bits do not depend on it. With POISE_SMALL_TILES there are fewer of
-// them: where races alone are looked for (ThreadSanitizer), and in AddressSanitizer's AVX-512 set (CMakeLists.txt).
+// them: where races alone are looked for (ThreadSanitizer), and in AddressSanitizer's AVX2 set (CMakeLists.txt).
 constexpr int tile_rows(int rows) {
 #ifdef POISE_SMALL_TILES
   return rows / 3;

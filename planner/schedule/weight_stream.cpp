@@ -86,8 +86,8 @@ std::vector<messages::WeightFetch> WeightStream::next(std::uint32_t stage,
     return fetches;
   }
   const bool is_layer = stage > 0 && stage + 1 < by_stage_.size();
-  const std::vector<double> shares =
-      this->shares(stage, mini_batches, is_layer ? idle : LinkIdle());
+  static const LinkIdle kNone;
+  const std::vector<double> shares = this->shares(stage, mini_batches, is_layer ? idle : kNone);
   for (const PlannedFetch& fetch : by_stage_[stage]) {
     if (fetch.next_iteration && last_iteration) {
       first_two_fetched_ = false;

@@ -137,17 +137,18 @@ def restarts_are_timed_and_their_answers_compared(workspace):
 
 @test
 def told_to_end_it_takes_along_what_it_began(workspace):
-    for section, begun in (("restart", "undisturbed.run"), ("speed", "tiny")):
+    for section, begun, number in (("restart", "undisturbed.run", signal.SIGTERM), ("speed", "tiny", signal.SIGINT)):
         environment = {"TMPDIR": str(workspace.folder)}
         command, environment = prepared(workspace, "--only", section, extra=environment, pace=(workspace.paced(3), workspace.paced(3)))
-        running = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        running = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         until = time.monotonic() + 30
         while not list(workspace.folder.glob(f"poise-gpu-check-*/{begun}")) and time.monotonic() < until:
             time.sleep(0.05)
         time.sleep(1)  # now it loads, or runs
         expect(running.poll() is None, f"{section} ended by itself")
-        running.terminate()
-        expect_equal(running.wait(60), 128 + signal.SIGTERM, f"exit of {section}")
+        running.send_signal(number)
+        _, said = running.communicate(timeout=60)
+        expect_equal((running.returncode, "Traceback" in said), (128 + number, False), f"exit of {section}, {said}")
         expect_equal(list(workspace.folder.glob("poise-gpu-check-*")), [], "folders left behind")
         expect_equal(workspace.leftovers(), [], "left behind")
 

@@ -4,8 +4,8 @@
 
 #include "common/files/json.h"
 #include "common/order_log.h"
-#include "planner/record/inspect.h"
 #include "planner/record/check/log_check.h"
+#include "planner/record/inspect.h"
 #include "planner/replay/replay_report.h"
 #include "tests/fuzz/fuzzing.h"
 

@@ -67,7 +67,7 @@ TEST(CpuDevice, PoisonedMemoryHoldsNaNs) {
 }
 
 TEST(CpuDevice, AStreamWaitsForWhatAnotherRecorded) {
-  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+  for (std::uint64_t seed = 0; seed < 80; ++seed) {
     const auto device = small_device({.jitter = seed});
     std::vector<int> a(1000, 7), b(1000), c(1000);
     const auto copied = device->make_event();

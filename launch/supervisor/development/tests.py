@@ -29,6 +29,7 @@ _ENVIRONMENTS = {
 }
 _VENV = ROOT / "build" / "venv"
 _PARTS = ("unit", "e2e", "asan", "tsan")
+_BEGUN = ("asan", "tsan", "unit", "e2e")  # of the parts whose programs are built, in this order
 _PRESETS = {"unit": "release", "e2e": "release", "asan": "dev", "tsan": "tsan"}
 # Every unit test runs under asan. Those of kernels and executor also run as users have them, because their bits must not
 # depend on how they are compiled. Those of folders with threads run under tsan; the planner decides in one thread, and its other
@@ -75,7 +76,7 @@ def test(words):
     builds = _Builds(parts, count)
     try:
         with builds:
-            _run_all([step for part in parts for step in _steps(part, count, given.no_install)], builds, count)
+            _run_all([step for part in sorted(parts, key=_BEGUN.index) for step in _steps(part, count, given.no_install)], builds, count)
     finally:
         _interrupt(list(_scripts))  # after an interrupt: they are sessions of their own
     say(f"{', '.join(parts)}: {duration(time.monotonic() - began)}")
@@ -169,6 +170,11 @@ class _Builds:
                     os.killpg(self._process.pid, signal.SIGINT)
         self._thread.join()
 
+    def order(self, part):
+        """When the programs of `part` are there: 0 now, or the number of their build."""
+        preset = _PRESETS[part]
+        return 0 if self._ended[preset].done() else 1 + list(self._ended).index(preset)
+
     def wait_for(self, part):
         """Returns when the programs of `part` are built. Raises the Refusal of a build that failed."""
         self._ended[_PRESETS[part]].result()
@@ -205,21 +211,24 @@ def _steps(part, count, no_install):
     if part == "e2e":
         return [(part, functools.partial(_end_to_end, script, count, no_install)) for script in _scripts_of_e2e()]
     steps = [(part, functools.partial(_ctest, preset, _FOLDERS[part], count))]
+    if part == "asan":
+        steps.append((part, functools.partial(_fuzz, folder, count)))
     if part != "unit":
         command = [sys.executable, str(_E2E / _SANITIZED)]
         environment = {"POISE_BIN": str(folder), **sanitizer_options()}
-        steps.insert(0, (part, functools.partial(_script, command, f"{part} e2e/{_SANITIZED}", count, environment)))
-    if part == "asan":
-        steps.append((part, functools.partial(_fuzz, folder, count)))
+        steps.append((part, functools.partial(_script, command, f"{part} e2e/{_SANITIZED}", count, environment)))
     return steps
 
 
 def _run_all(steps, builds, count):
-    """All steps, some at a time: they wait about as long as they compute. A part whose build fails counts as one failed test."""
+    """All steps, some at a time: they wait about as long as they compute. The next is the first one whose programs are built: so the
+    long ones of the sanitizers do not remain for the end. A part whose build fails counts as one failed test."""
     unbuilt, lock = set(), threading.Lock()
+    remaining = list(steps)
 
-    def run(step):
-        part, function = step
+    def run(_):
+        with lock:
+            part, function = remaining.pop(min(range(len(remaining)), key=lambda i: builds.order(remaining[i][0])))
         try:
             builds.wait_for(part)
         except Refusal as refusal:
@@ -259,6 +268,7 @@ def _fuzz(folder, count):
 
 def sanitizer_options():
     suppressions = ROOT / "tests" / "support" / "tsan.supp"
+    # TSan waits at the end of a process for races of other threads: by default for a second, and three scripts start many processes.
     return {
         "TSAN_OPTIONS": f"suppressions={suppressions}:halt_on_error=1:exitcode=66:atexit_sleep_ms=50",
         "ASAN_OPTIONS": "detect_leaks=1:exitcode=66:malloc_context_size=4",
