@@ -6,12 +6,15 @@ namespace poise {
 namespace {
 
 constexpr auto kPublishEvery = std::chrono::milliseconds(200);
+// A shorter one holds nobody up. Files are written again and again also where nothing moves (status.json): if one of those writes
+// counted whenever a look falls into it, a standstill would not be seen.
+constexpr std::chrono::steady_clock::duration kShortestDiskWait = std::chrono::milliseconds(400);
 constexpr std::chrono::steady_clock::duration kLongestDiskWait = std::chrono::minutes(10);
 
 bool waits_for_a_disk() {
   const std::int64_t since = detail::disk_awaited_since.load(std::memory_order_relaxed);
-  return since != 0 && std::chrono::steady_clock::now().time_since_epoch().count() - since <
-                           kLongestDiskWait.count();
+  const std::int64_t waited = std::chrono::steady_clock::now().time_since_epoch().count() - since;
+  return since != 0 && waited >= kShortestDiskWait.count() && waited < kLongestDiskWait.count();
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ inline bool take_progress() {
   return detail::progress_noted.exchange(false, std::memory_order_relaxed);
 }
 
-// While this lives, its thread waits for a disk, which counts as movement for ten minutes. One thread of a
+// While this lives, its thread waits for a disk, which counts as movement from 0.4 s to ten minutes. One thread of a
 // process; they nest.
 class DiskWait {
  public:

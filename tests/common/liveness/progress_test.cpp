@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
+
 namespace poise {
 namespace {
 
@@ -36,6 +39,27 @@ TEST(Progress, WhatIsNotedWithinALongStepIsPublished) {
   const ProgressPublisher publisher(word);
   usleep(500'000);
   EXPECT_EQ(word.steps.load(), before) << "a process that notes nothing moves";
+}
+
+// Such waits are always under way somewhere: each look of the publisher would see one.
+TEST(Progress, ShortWaitsForADiskAreNoMovement) {
+  using Clock = std::chrono::steady_clock;
+  take_progress();
+  ProgressWord word{};
+  Clock::duration longest{};
+  {
+    const ProgressPublisher publisher(word);
+    for (const auto begin = Clock::now(); Clock::now() - begin < std::chrono::seconds(1);) {
+      const auto before = Clock::now();
+      {
+        const DiskWait waiting;
+        usleep(1000);
+      }
+      longest = std::max(longest, Clock::now() - before);
+    }
+  }
+  const bool were_short = longest < std::chrono::milliseconds(300);  // on a machine that gave this thread a core
+  EXPECT_TRUE(word.steps.load() == 0 || !were_short) << word.steps.load();
 }
 
 }  // namespace
