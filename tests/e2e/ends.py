@@ -309,11 +309,15 @@ def resume_of_a_finished_run_leaves_the_output_alone(workspace):
 
 @test
 def an_overwriting_run_that_is_killed_while_it_starts_is_not_finished(workspace):
-    """The output still holds the answers of the run before it, and these are of another data type."""
+    """The output still holds the answers of the run before it, and these are of another data type.
+    Logprobs tell the two types apart; texts may be equal, and so may the second in which both were made."""
     output, record = workspace / "out.jsonl", workspace / "out.jsonl.poise" / "run.json"
-    workspace.run(DEMO / "show.jsonl", output, "--dtype", "float32").expect(0)
+    lines = [json.loads(line) for line in (DEMO / "show.jsonl").read_text().splitlines()]
+    with_logprobs = [{**line, "body": {**line["body"], "logprobs": 1}} for line in lines]
+    requests = workspace.write_requests("requests.jsonl", with_logprobs)
+    workspace.run(requests, output, "--dtype", "float32").expect(0)
     before, of_before = output.read_bytes(), record.read_bytes()
-    words = workspace.run_words(DEMO / "show.jsonl", output, "--dtype", "bfloat16")
+    words = workspace.run_words(requests, output, "--dtype", "bfloat16")
     process = workspace.start(*words, "--overwrite")
     wait_until(lambda: record.read_bytes() != of_before, "the second run to note itself")
     process.kill()
