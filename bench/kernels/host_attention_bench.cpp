@@ -8,6 +8,7 @@
 
 #include "bench/kernels/bench.h"
 #include "common/formats/kv_format.h"
+#include "kernels/cpu/kernels_cpu.h"
 #include "kernels/host/host_attention.h"
 
 namespace poise::bench {
@@ -35,8 +36,15 @@ void bench_shape(std::int32_t kv_heads, DType dtype, KvFormat format, cpu::Worke
     moves.push_back({.from = s, .to = std::int64_t{blocks.back().slot} * kBlockTokens + 15});
   }
   const std::vector<std::byte> fresh(static_cast<std::size_t>(row * kSequences), std::byte{0x31});
-  const std::vector<float> q(std::size_t{kSequences} * kHostHeads * kHostDim, 0.01f);
-  std::vector<float> out(q.size());
+  // Rows are of the type that a GPU keeps them in.
+  const std::size_t rows = std::size_t{kSequences} * kHostHeads * kHostDim;
+  const std::vector<float> ones(rows, 0.01f);
+  std::vector<std::byte> q(rows * sizeof(float)), out(rows * sizeof(float));
+  cpu::convert({.out = {.data = q.data(), .dtype = dtype, .stride = kHostHeads * kHostDim},
+                .in = ones.data(),
+                .rows = kSequences,
+                .dim = kHostHeads * kHostDim},
+               workers);
   std::int64_t copy = 0;
   const double seconds = best_seconds([&] {
     copy = (copy + 1) % copies;
@@ -51,6 +59,7 @@ void bench_shape(std::int32_t kv_heads, DType dtype, KvFormat format, cpu::Worke
                                         .slots = {here, nullptr, nullptr},
                                         .dtype = dtype,
                                         .format = format,
+                                        .row_dtype = dtype,
                                         .blocks = blocks.data(),
                                         .sequences = sequences.data(),
                                         .sequence_count = kSequences,

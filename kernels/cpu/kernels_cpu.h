@@ -36,6 +36,10 @@ void unpack(const Unpack& op, Workers& workers);
 void scatter_rows(const ScatterRows& op, Workers& workers);
 // head_dim ≤ 256. Of a sequence's last block only the rows of tokens that exist are read.
 void attention(const Attention& op, Workers& workers);
+// The same of quantised blocks of a type of 16 bits, from the codes themselves: what they stand for is not rounded to
+// that type where rows are few. So the bits are others, but as above they are the same for all workers and instruction sets
+// (attention/codes_lanes.h).
+void attention_from_codes(const Attention& op, Workers& workers);
 // head_dim ≤ 256, hidden_size ≤ 16384. The order of sums is in absorbed/absorbed_lanes.h.
 void absorbed_attention(const AbsorbedAttention& op, Workers& workers);
 // Temperatures under 1e-5 are greedy. Sampling scales by temperature, keeps the top_k best (ties:

@@ -63,6 +63,10 @@ constexpr bool takes_heads_together(const Attention& op, std::int32_t rows,
                                     std::int32_t tile_rows) {
   return rows <= tile_rows && op.head_dim % 16 == 0;
 }
+// Whether codes_slice attends from the codes: few rows of whole pairs of sixteen. The others it leaves to attention_slice.
+constexpr bool takes_codes(const Attention& op, std::int32_t rows) {
+  return op.format != KvFormat::plain && rows <= 16 && op.head_dim % 32 == 0;
+}
 inline constexpr std::int64_t kAttentionScratchFloats =
     2 * kChunkTokens * kMaxHeadDim  // keys and values of a chunk, as panels
     + 2 * kQueryRows * kMaxHeadDim  // queries, sums
@@ -103,6 +107,7 @@ struct LaneKernels {
   std::int32_t tile_rows;  // rows a Gemm tile holds in registers
   void (*gemm_slice)(const GemmSlice& slice);
   void (*attention_slice)(const AttentionSlice& slice);
+  void (*codes_slice)(const AttentionSlice& slice);  // of quantised blocks; attention_from_codes
   void (*absorb_queries)(const AbsorbedSlice& slice);   // kv_head, columns
   void (*absorbed_slice)(const AbsorbedSlice& slice);   // one sequence, heads
   void (*absorbed_values)(const AbsorbedSlice& slice);  // kv_head

@@ -52,6 +52,31 @@ struct Lanes {
     return load(copy);
   }
 
+  static __m256i eight_pairs(const std::uint32_t* from) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  }
+  // The low halves of eight numbers of 32 bits.
+  static __m128i low_halves(__m256i pairs) {
+    const __m256i alone = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff));
+    return _mm_packus_epi32(_mm256_castsi256_si128(alone), _mm256_extracti128_si256(alone, 1));
+  }
+  static void load_pairs(const std::uint32_t* from, const Half* type, Lanes& firsts,
+                         Lanes& seconds) {
+    const __m256i lo = eight_pairs(from), hi = eight_pairs(from + 8);
+    firsts = {widen(low_halves(lo), type), widen(low_halves(hi), type)};
+    seconds = {widen(low_halves(_mm256_srli_epi32(lo, 16)), type),
+               widen(low_halves(_mm256_srli_epi32(hi, 16)), type)};
+  }
+  static void load_pairs(const std::uint32_t* from, const BFloat16*, Lanes& firsts,
+                         Lanes& seconds) {
+    const __m256i lo = eight_pairs(from), hi = eight_pairs(from + 8);
+    const __m256i high = _mm256_set1_epi32(-0x10000);
+    firsts = {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)),
+              _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
+    seconds = {_mm256_castsi256_ps(_mm256_and_si256(lo, high)),
+               _mm256_castsi256_ps(_mm256_and_si256(hi, high))};
+  }
+
   static Lanes of_bytes(__m128i bytes) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
             _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};

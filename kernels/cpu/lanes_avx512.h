@@ -43,6 +43,19 @@ struct Lanes {
     return {widen(_mm256_maskz_loadu_epi16(first_mask(count), from), from)};
   }
 
+  static void load_pairs(const std::uint32_t* from, const Half* type, Lanes& firsts,
+                         Lanes& seconds) {
+    const __m512i pairs = _mm512_loadu_si512(from);
+    firsts = {widen(_mm512_cvtepi32_epi16(pairs), type)};
+    seconds = {widen(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pairs, 16)), type)};
+  }
+  static void load_pairs(const std::uint32_t* from, const BFloat16*, Lanes& firsts,
+                         Lanes& seconds) {
+    const __m512i pairs = _mm512_loadu_si512(from);
+    firsts = {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
+    seconds = {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-0x10000)))};
+  }
+
   static Lanes of_bytes(__m128i bytes) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))}; }
   static Lanes of_bytes(const std::uint8_t* from) {
     return of_bytes(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));

@@ -24,6 +24,7 @@
 #include "kernels/cpu/attention/attention_rows_lanes.h"
 #include "kernels/cpu/kv/context_lanes.h"
 #include "kernels/cpu/attention/attention_lanes.h"
+#include "kernels/cpu/attention/codes_lanes.h"
 #include "kernels/cpu/absorbed/absorbed_lanes.h"
 #include "kernels/cpu/logits_lanes.h"
 #include "kernels/cpu/lanes_table.h"

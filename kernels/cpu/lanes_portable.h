@@ -54,6 +54,13 @@ struct Lanes {
     return of([from, count](int i) { return i < count ? to_float(from[i]) : 0.0f; });
   }
 
+  // From sixteen pairs, the first number in the low half of 32 bits: the first ones, the second ones.
+  template <typename T>
+  static void load_pairs(const std::uint32_t* from, const T*, Lanes& firsts, Lanes& seconds) {
+    firsts = of([from](int i) { return to_float(T{static_cast<std::uint16_t>(from[i])}); });
+    seconds = of([from](int i) { return to_float(T{static_cast<std::uint16_t>(from[i] >> 16)}); });
+  }
+
   // Sixteen whole numbers: of a byte each, or of half a byte each, the low half first.
   static Lanes of_bytes(const std::uint8_t* from) {
     return of([from](int i) { return static_cast<float>(from[i]); });

@@ -11,6 +11,7 @@ constexpr LaneKernels table_of(Isa isa) {
           .tile_rows = Lanes::kTileRows,
           .gemm_slice = gemm_slice,
           .attention_slice = attention_slice,
+          .codes_slice = codes_slice,
           .absorb_queries = absorb_queries,
           .absorbed_slice = absorbed_slice,
           .absorbed_values = absorbed_values,

@@ -36,7 +36,11 @@ void attend_narrow(Attention op, cpu::Workers& workers) {
   });
   op.q = wide_q;
   op.out = wide_out;
-  cpu::attention(op, workers);
+  if (op.format == KvFormat::plain) {
+    cpu::attention(op, workers);
+  } else {
+    cpu::attention_from_codes(op, workers);
+  }
   cpu::convert({.out = {.data = out, .dtype = op.row_dtype, .stride = width},
                 .in = wide_out,
                 .rows = static_cast<std::int32_t>(rows),

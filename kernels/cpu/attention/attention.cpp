@@ -72,8 +72,10 @@ AttentionSlice slice_of(const Attention& op, const Cut& cut, const AttentionSequ
 // on the stack.
 constexpr std::int32_t kSequencesAtOnce = 1024;
 
+using Kernel = void (*)(const AttentionSlice&);
+
 void attend(const Attention& op, const Cut& cut, std::int32_t first, std::int32_t count,
-            Workers& workers) {
+            Workers& workers, Kernel kernel) {
   std::array<std::int64_t, kSequencesAtOnce + 1> begin;
   begin[0] = 0;
   for (std::int32_t s = 0; s < count; ++s) {
@@ -81,19 +83,16 @@ void attend(const Attention& op, const Cut& cut, std::int32_t first, std::int32_
         begin[static_cast<std::size_t>(s)] + cut.parts(op, op.sequences[first + s]).count;
   }
   std::int64_t* const end = begin.data() + count + 1;
-  const LaneKernels& kernels = active_kernels();
   workers.parallel_for(begin[static_cast<std::size_t>(count)], [&](std::int64_t item, int worker) {
     const auto s = std::upper_bound(begin.data(), end, item) - begin.data() - 1;
     AttentionSlice slice =
         slice_of(op, cut, op.sequences[first + s], item - begin[static_cast<std::size_t>(s)]);
     slice.scratch = reinterpret_cast<float*>(workers.scratch(worker));
-    kernels.attention_slice(slice);
+    kernel(slice);
   });
 }
 
-}  // namespace
-
-void attention(const Attention& op, Workers& workers) {
+void attend_all(const Attention& op, Workers& workers, Kernel kernel) {
   static_assert(kAttentionScratchFloats * 4 <= Workers::kScratch.n);
   if (op.sequence_count <= 0) {
     return;
@@ -103,8 +102,20 @@ void attention(const Attention& op, Workers& workers) {
         "query heads share key-value heads evenly");
   const Cut cut(op, active_kernels().tile_rows, workers.threads());
   for (std::int32_t first = 0; first < op.sequence_count; first += kSequencesAtOnce) {
-    attend(op, cut, first, std::min(kSequencesAtOnce, op.sequence_count - first), workers);
+    attend(op, cut, first, std::min(kSequencesAtOnce, op.sequence_count - first), workers, kernel);
   }
+}
+
+}  // namespace
+
+void attention(const Attention& op, Workers& workers) {
+  attend_all(op, workers, active_kernels().attention_slice);
+}
+
+void attention_from_codes(const Attention& op, Workers& workers) {
+  check(op.format != KvFormat::plain && op.dtype != DType::float32,
+        "only quantised blocks of a type of 16 bits have codes to attend");
+  attend_all(op, workers, active_kernels().codes_slice);
 }
 
 }  // namespace poise::cpu

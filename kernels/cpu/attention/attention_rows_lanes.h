@@ -65,6 +65,11 @@ class AttentionRows {
     return before < 0 ? 0 : before < end ? before : end;
   }
 
+  // Of row r: its scores of the chunk, then its weights; its sums so far; what copy_queries copied.
+  float* score_row(std::int32_t r) { return scores_ + r * std::int64_t{kChunkTokens}; }
+  float* sum_row(std::int32_t r) { return sums_ + r * 16 * dim_panels_; }
+  float* copied_query(std::int32_t r) { return queries_ + r * dim_; }
+
   // Queries of rows [first, first + rows) for score_block: as they are, (rows, head_dim).
   void copy_queries(std::int32_t first, int rows) {
     for (std::int32_t r = first; r < first + rows; ++r) {
@@ -186,9 +191,6 @@ class AttentionRows {
         kv_head * (op_.heads / op_.kv_heads) + slice_.first_head + within % slice_.heads;
     return (token * op_.heads + head) * dim_;
   }
-  float* score_row(std::int32_t r) { return scores_ + r * std::int64_t{kChunkTokens}; }
-  float* sum_row(std::int32_t r) { return sums_ + r * 16 * dim_panels_; }
-
   // `unseen` positions lie before the row's window: they weigh nothing, and sums leave them out.
   void weigh_row(std::int32_t r, std::int32_t unseen, std::int32_t seen, bool later_chunk) {
     float* scores = score_row(r);

@@ -79,6 +79,17 @@ class QuantizedContext {
   Columns<T> values(std::int32_t head, std::int32_t block, std::int32_t count) const {
     return numbers(1, head, block, count);
   }
+  // What the numbers are made of. Codes of a block's first position in one head of the slice; groups of that position in
+  // all of them; the next position is layout().row further.
+  const KvRowLayout& layout() const { return layout_; }
+  const std::uint8_t* codes(std::int32_t which, std::int32_t head, std::int32_t block) const {
+    return reinterpret_cast<const std::uint8_t*>(
+        row_of(block, 0) + layout_.codes_of(which, slice_.kv_head + head, op_.kv_heads));
+  }
+  const std::byte* groups(std::int32_t which, std::int32_t block) const {
+    return row_of(block, 0) +
+           layout_.groups_of(which, slice_.kv_head, op_.kv_heads, op_.dtype);
+  }
   RowRuns runs() const {
     const auto begin = [&](int which, int run) {
       return run == 0 ? layout_.codes_of(which, slice_.kv_head, op_.kv_heads)
