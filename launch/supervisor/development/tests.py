@@ -44,7 +44,7 @@ _FOLDERS = {"unit": "kernels|gpu_executor", "asan": ".*", "tsan": "common|kernel
 _SANITIZED = "sanitized.py"
 # Fuzz targets, for some seconds each; clang alone builds them.
 _FUZZ = ROOT / "tests" / "fuzz" / "run.py"
-_NOT_SCRIPTS = {"harness.py", "environment.py", "served.py", "mixed_requests.py", "faults.py", _SANITIZED}
+_NOT_SCRIPTS = {"harness.py", "environment.py", "served.py", "ending.py", "mixed_requests.py", "faults.py", _SANITIZED}
 _LONG_ONES = ["tokenizer_equality.py", "swaps.py", "kills.py", "torture.py", "sameness.py", "profiles.py", "hostile_requests.py", "clients/serving.py"]
 _LONGEST_SCRIPT = 900  # seconds
 _TORTURE = 10.0  # minutes, unless told otherwise
@@ -247,7 +247,7 @@ def _run_all(steps, builds, count):
 
 
 def _scripts_of_e2e():
-    found = [path for folder in (".", "clients", "supervision") for path in (_E2E / folder).glob("*.py")]
+    found = [path for folder in (".", "clients", "ends", "supervision") for path in (_E2E / folder).glob("*.py")]
     scripts = [str(path.relative_to(_E2E)) for path in found if path.name not in _NOT_SCRIPTS]
     return sorted(scripts, key=lambda name: (_LONG_ONES.index(name) if name in _LONG_ONES else len(_LONG_ONES), name))
 
