@@ -38,10 +38,10 @@ void bench_shape(std::int32_t kv_heads, DType dtype, KvFormat format, cpu::Worke
   const std::vector<std::byte> fresh(static_cast<std::size_t>(row * kSequences), std::byte{0x31});
   // Rows are of the type that a GPU keeps them in.
   const std::size_t rows = std::size_t{kSequences} * kHostHeads * kHostDim;
-  const std::vector<float> ones(rows, 0.01f);
+  const std::vector<float> numbers(rows, 0.01f);
   std::vector<std::byte> q(rows * sizeof(float)), out(rows * sizeof(float));
   cpu::convert({.out = {.data = q.data(), .dtype = dtype, .stride = kHostHeads * kHostDim},
-                .in = ones.data(),
+                .in = numbers.data(),
                 .rows = kSequences,
                 .dim = kHostHeads * kHostDim},
                workers);

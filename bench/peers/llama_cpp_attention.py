@@ -9,7 +9,7 @@ llama.cpp's sources come with PyPI's `llama-cpp-python`, in vendor/llama.cpp. Bu
 
 It needs `ninja -C build/release poise-kernels-bench`. 8 sequences of 1,024 tokens decode one token each, 32 query heads of 128. Both read
 memory that no cache holds; the fastest run of 0.4 s counts, of as many rounds as asked for; the share of what the cores read of the same memory is the median of the rounds. llama.cpp has codes of 8 and 4 bits with a
-scale for each 32 numbers (Q8_0, Q4_0), poise with a scale and an offset for each 64. Rows of queries are of 16 bits where the context is.
+scale for each 32 numbers (Q8_0, Q4_0), poise with a scale and an offset for each 64. poise has queries of the type that a GPU would have, llama.cpp of float32.
 """
 
 import argparse

@@ -15,7 +15,8 @@
 //   code   = (x - offset) / scale, rounded to nearest even, at most L;    0 where scale is 0
 //   number = code · scale + offset, rounded once (fma), then to the DType
 //
-// Host cores beside a GPU leave the last rounding out (attention_from_codes in kernels/cpu/kernels_cpu.h).
+// Host cores beside a GPU leave the last rounding out in a model of 16 bits whose heads are a multiple of 32 wide, with
+// at most 16 query heads to a key (attention_from_codes in kernels/cpu/kernels_cpu.h). The CPU device never does.
 //
 // So a number is at most half a scale from x, besides its own rounding, and min(x) is kept exactly: the
 // scale is rounded up, so that no code is cut off. A constant group has scale 0 and keeps its value. If

@@ -8,7 +8,7 @@
 // Output has the same bits for any number of rows, workers and any instruction set (isa.h). Every
 // element of Gemm is fma(in[k], weight[k], acc) for k = 0, 1, … from 0, then + bias, epilogue,
 // + residual, and one rounding to out's type. The orders of the other sums are in
-// attention_rows_lanes.h, rows_lanes.h (norms) and logits_lanes.h. exp, tanh, GELU, SiLU, sine and
+// attention_rows_lanes.h, codes_lanes.h, rows_lanes.h (norms) and logits_lanes.h. exp, tanh, GELU, SiLU, sine and
 // cosine are our own polynomials (math_lanes.h).
 
 #include "kernels/cpu/packed_matrix.h"
@@ -36,9 +36,8 @@ void unpack(const Unpack& op, Workers& workers);
 void scatter_rows(const ScatterRows& op, Workers& workers);
 // head_dim ≤ 256. Of a sequence's last block only the rows of tokens that exist are read.
 void attention(const Attention& op, Workers& workers);
-// The same of quantised blocks of a type of 16 bits, from the codes themselves: what they stand for is not rounded to
-// that type where rows are few. So the bits are others, but as above they are the same for all workers and instruction sets
-// (attention/codes_lanes.h).
+// The same of quantised blocks of a type of 16 bits, from the codes themselves where the shape allows it (common/formats/kv_format.h).
+// So the bits are others, but as above they are the same for any number of rows, workers and any instruction set. Made for few rows.
 void attention_from_codes(const Attention& op, Workers& workers);
 // head_dim ≤ 256, hidden_size ≤ 16384. The order of sums is in absorbed/absorbed_lanes.h.
 void absorbed_attention(const AbsorbedAttention& op, Workers& workers);

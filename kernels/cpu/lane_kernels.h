@@ -63,10 +63,14 @@ constexpr bool takes_heads_together(const Attention& op, std::int32_t rows,
                                     std::int32_t tile_rows) {
   return rows <= tile_rows && op.head_dim % 16 == 0;
 }
-// Whether codes_slice attends from the codes: few rows of whole pairs of sixteen. The others it leaves to attention_slice.
-constexpr bool takes_codes(const Attention& op, std::int32_t rows) {
-  return op.format != KvFormat::plain && rows <= 16 && op.head_dim % 32 == 0;
+// Whether codes_slice attends from the codes; else it is attention_slice. The shape alone decides, so that bits depend on
+// nothing else: heads of whole pairs of sixteen numbers, and query heads that are one part of a slice. It is made for few rows.
+constexpr bool takes_codes(const Attention& op) {
+  return op.format != KvFormat::plain && op.head_dim % 32 == 0 && op.heads / op.kv_heads <= 16;
 }
+// Where the rows of a slice (AttentionRows) begin in its scratch, behind keys, values and a block of dequantised ones.
+inline constexpr std::int64_t kAttentionRowsBegin =
+    (2 * kChunkTokens + kBlockTokens) * kMaxHeadDim;
 inline constexpr std::int64_t kAttentionScratchFloats =
     2 * kChunkTokens * kMaxHeadDim  // keys and values of a chunk, as panels
     + 2 * kQueryRows * kMaxHeadDim  // queries, sums

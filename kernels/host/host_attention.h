@@ -3,7 +3,7 @@
 // speed that counts: each key and value is read once for all query heads of its group, and neighbouring
 // heads together, in long runs. The arithmetic is that of cpu::attention, for every format of KV blocks
 // and every instruction set, so on the CPU device bits do not depend on where a sequence is attended. Beside a GPU, where they
-// do, quantised blocks are attended from their codes (cpu::attention_from_codes): twice as fast, and nearer to float64.
+// do, quantised blocks are attended from their codes (cpu::attention_from_codes): up to twice as fast.
 
 #include <cstdint>
 

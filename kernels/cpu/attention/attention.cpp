@@ -25,7 +25,7 @@ struct Cut {
     // Heads that are taken together make longer runs of memory, but fewer slices.
     const std::int64_t heads_each =
         std::min(std::int64_t{op.kv_heads} * op.sequence_count / (4 * threads),
-                 kRunBytes / (op.head_dim * size_of(op.dtype).n));
+                 kRunBytes / kv_row_layout(op.kv_heads, op.head_dim, op.dtype, op.format).codes);
     kv_heads_together =
         static_cast<std::int32_t>(std::clamp<std::int64_t>(heads_each, 1, op.kv_heads));
   }

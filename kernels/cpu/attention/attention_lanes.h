@@ -25,7 +25,7 @@ class AttentionTask {
         keys_(slice.scratch),
         values_(keys_ + kChunkTokens * kMaxHeadDim),
         context_(slice, values_ + kChunkTokens * kMaxHeadDim),
-        rows_(slice, values_ + (kChunkTokens + kBlockTokens) * kMaxHeadDim),
+        rows_(slice, slice.scratch + kAttentionRowsBegin),
         ahead_(slice, context_.runs()) {}
 
   void run() {

@@ -4,7 +4,13 @@
 //   q · k = s (q · codes) + o Σ q,   Σ pₜ vₜ = Σ (pₜ sₜ) codesₜ + Σ pₜ oₜ,
 // so a code becomes a float32 and is multiplied at once: memory is the limit again, not arithmetic. What the codes
 // stand for is not rounded to its type, which attention_slice does. So these are not that one's bits, but they are nearer to
-// float64's, and the same for every instruction set, slice and number of workers. Included after context_lanes.h.
+// what float64 makes of the codes, and the same for every instruction set, slice and number of workers. Included after context_lanes.h.
+//
+// Sums that differ from attention_rows_lanes.h: a score is made of sixteen chains for each group, of which each is multiplied
+// with the scale and added to the group's before; the chains are then added in halves, and Σ q times the offset, group by group.
+// Chain i takes the numbers i and 16 + i of each 32 (int8), or 2i and 2i + 1 (int4). Values take up weight · scale times code, a
+// position after the other; their offsets are summed in sixteen lanes of positions over a chunk, which are then added in halves,
+// and to the output. A position that a row does not see has weight 0: codes are finite, scales and offsets are not used then.
 
 #include <cstdint>
 
@@ -67,10 +73,10 @@ struct PairsAhead {
   Ahead* ahead;
   std::int64_t sixteenths;  // of a line
 
-  // For pair `pair` of `positions` positions.
+  // For pair `pair` of `positions` positions. Shifts: what is shifted is not negative.
   __attribute__((always_inline)) void operator()(std::int64_t pair, int positions) const {
     const std::int64_t each = positions * sixteenths;
-    ahead->prefetch((pair + 1) * each / 16 - pair * each / 16);
+    ahead->prefetch(((pair + 1) * each >> 4) - (pair * each >> 4));
   }
 };
 
@@ -95,7 +101,7 @@ inline void add_code_keys(Lanes (&sums)[kRows][16], const float* queries, const 
   for (int i = 0; i < kKeys; ++i) {
     key[i] = keys.data + keys.step * (first + i < last ? first + i : last);
   }
-  int pairs = 0;
+  std::int64_t pairs = first / kKeys * (dim / kPair);
   for (std::int64_t begin = 0; begin < dim; begin += kKvGroup, ++groups) {
     const std::int64_t end = dim - begin < kKvGroup ? dim : begin + kKvGroup;
     Lanes sum[kRows][kKeys];
@@ -222,10 +228,10 @@ class CodesTask {
         pairs_(reinterpret_cast<std::uint32_t*>(groups_ + kQueryRows * kMaxKvGroups)),
         offsets_(slice.scratch + kQueryRows * kMaxKvGroups * (32 + 16)),
         query_sums_(offsets_ + kQueryRows * kMaxKvGroups * 16),
-        rows_(slice, slice.scratch + kRowsBegin),
+        rows_(slice, slice.scratch + kAttentionRowsBegin),
         ahead_(slice, context_.runs()),
         pairs_ahead_{&ahead_, sixteenths_of_a_pair()} {
-    static_assert(kQueryRows * kMaxKvGroups * (32 + 16 + 16 + 1) <= kRowsBegin);
+    static_assert(kQueryRows * kMaxKvGroups * (32 + 16 + 16 + 1) <= kAttentionRowsBegin);
   }
 
   void run() {
@@ -249,8 +255,6 @@ class CodesTask {
   }
 
  private:
-  // Where AttentionRows begins in scratch, as in AttentionTask.
-  static constexpr std::int64_t kRowsBegin = (2 * kChunkTokens + kBlockTokens) * kMaxHeadDim;
   static constexpr std::int32_t kAtOnce = 4 * kBlockTokens;  // prefetched while those before are at work
 
   // A run of memory begins and ends within lines.
@@ -359,7 +363,8 @@ class CodesTask {
     });
   }
 
-  // weights[g][t] = weight · scale, 0 where row r does not see the position, which may be anything; its offsets' share is kept.
+  // weights[g][t] = weight · scale, and weight · offset is added to offsets_; 0 where row r does not see the position, whose
+  // numbers may be anything.
   void weigh_codes(float (*weights)[16], std::int32_t r, std::int32_t start, std::int32_t all,
                    std::int32_t begin, const GroupLanes* groups) {
     const Lanes none = Lanes::zero();
@@ -416,7 +421,7 @@ inline void codes_task(const AttentionSlice& slice) {
 
 // attention_slice from codes where that is possible. Of a type of 16 bits.
 inline void codes_slice(const AttentionSlice& slice) {
-  if (!takes_codes(*slice.op, slice.tokens * slice.heads)) {
+  if (!takes_codes(*slice.op)) {
     attention_slice(slice);
   } else if (slice.op->dtype == DType::float16) {
     codes_task<Half>(slice);

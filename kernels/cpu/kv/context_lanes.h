@@ -135,6 +135,7 @@ class Ahead {
   Ahead(const AttentionSlice& slice, const RowRuns& runs)
       : op_(*slice.op), blocks_(op_.blocks + slice.sequence->first_block), row_runs_(runs) {}
 
+  // `start` is a block's first position.
   void begin(int which, std::int32_t start, std::int32_t count) {
     which_ = which;
     run_ = 0;
@@ -166,9 +167,13 @@ class Ahead {
       if (position_ >= end_) {
         return;
       }
-      const ContextBlock& at = blocks_[position_ / kBlockTokens];
-      row_ = static_cast<const char*>(op_.slots[at.buffer]) +
-             (std::int64_t{at.slot} * kBlockTokens + position_ % kBlockTokens) * row_runs_.row;
+      if (position_ % kBlockTokens == 0) {
+        const ContextBlock& at = blocks_[position_ / kBlockTokens];
+        row_ = static_cast<const char*>(op_.slots[at.buffer]) +
+               std::int64_t{at.slot} * kBlockTokens * row_runs_.row;
+      } else {
+        row_ += row_runs_.row;
+      }
       ++position_;
       run_ = 1;
       take_lines(0);

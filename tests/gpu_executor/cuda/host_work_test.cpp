@@ -165,6 +165,14 @@ class AttendedOnHostCores : public test::CudaTest {
     }
   }
 
+  // Heads of a multiple of 32 are attended from their codes.
+  static ModelShape shape_of(std::int32_t head_dim) {
+    ModelShape shape = test::tiny_shape();
+    shape.head_dim = head_dim;
+    shape.hidden_size = shape.word_embed_proj_dim = shape.num_attention_heads * head_dim;
+    return shape;
+  }
+
   static test::TinyModel model_of(DType dtype, bool rotary) {
     return {rotary ? test::rotary_shape() : test::tiny_shape(), dtype, 5};
   }
@@ -185,9 +193,11 @@ TEST_F(AttendedOnHostCores, LogprobsAreThoseOfTheDeviceWithinATolerance) {
     }
   }
   for (const KvFormat format : {KvFormat::int8, KvFormat::int4}) {
-    const test::TinyModel model = model_of(DType::float16, false);
-    expect_near(run(model, format, nullptr), run(model, format, all),
-                tolerance(DType::float16, format));
+    for (const std::int32_t head_dim : {8, 32}) {
+      const test::TinyModel model(shape_of(head_dim), DType::float16, 5);
+      expect_near(run(model, format, nullptr), run(model, format, all),
+                  tolerance(DType::float16, format));
+    }
   }
 }
 
@@ -195,6 +205,8 @@ TEST_F(AttendedOnHostCores, TheSamePlanGivesTheSameBits) {
   const test::TinyModel model = model_of(DType::float16, true);
   const auto some = [](std::uint32_t request) { return request != 1; };
   EXPECT_EQ(run(model, KvFormat::plain, some).rows, run(model, KvFormat::plain, some).rows);
+  const test::TinyModel wide(shape_of(32), DType::float16, 5);
+  EXPECT_EQ(run(wide, KvFormat::int8, some).rows, run(wide, KvFormat::int8, some).rows);
 }
 
 }  // namespace
