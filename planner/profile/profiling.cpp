@@ -293,6 +293,103 @@ DeviceLimits limits_for(const ModelShape& shape, ProfileScale scale, bool on_hos
   return limits;
 }
 
+// The blocks that a profile's iterations use, by kind and place.
+struct Kinds {
+  Blocks kv, act, here;
+
+  explicit Kinds(const ProfileSizes& sizes)
+      : kv{messages::Kind::Kv, messages::Place::Host, sizes.host.kv_blocks},
+        act{messages::Kind::Act, messages::Place::Host, sizes.host.act_blocks},
+        here{messages::Kind::Act, messages::Place::Gpu, sizes.host.gpu_act_blocks} {}
+};
+
+// What each ProfileWork puts into an iteration's tables.
+
+void add_on_host(Tables& tables, const ProfileSizes& sizes, const Kinds& kinds) {
+  const auto [most, count] = host_sequences(sizes);
+  for (const std::int32_t share : kHostSequenceShares) {
+    if (const std::int32_t sequences = most * share / 16; sequences > 0) {
+      tables.add_on_host(kinds.kv, sequences, count);
+    }
+  }
+}
+
+void add_on_host_beside_loads(Tables& tables, const ProfileSizes& sizes, const Kinds& kinds) {
+  Blocks loaded = kinds.kv;  // what host cores write is not loaded before
+  loaded.pool -= kHostTails;
+  for (std::int32_t left = loads_beside_host(sizes); left > 0; --left) {
+    tables.add_context(loaded, sizes.scale.blocks);
+  }
+  tables.go_to_block(loaded.pool / 2);  // far from where the loads are
+  add_on_host(tables, sizes, kinds);
+}
+
+void add_absorbed(Tables& tables, const ProfileSizes& sizes, const Kinds& kinds) {
+  for (std::int32_t rows = std::min(kSequences, sizes.device.act_slots); rows >= 1; rows /= 2) {
+    tables.add_absorbed(kinds.act, rows, rows);
+  }
+  // At least two blocks a row, and no row of more than a context.
+  const std::int32_t rows = sizes.absorbing_rows;
+  for (int step = kSizes; step >= 1; --step) {
+    const std::int32_t n =
+        std::min(size_of_step(sizes.scale.blocks, step), rows * context_blocks(sizes.device));
+    if (n >= 2 * rows) {
+      tables.add_absorbed(kinds.act, n, rows);
+    }
+  }
+}
+
+void add_busy(Tables& tables, const ProfileSizes& sizes, const Kinds& kinds) {
+  const auto add = [&](std::int32_t n) {
+    const auto crossing = static_cast<std::int32_t>(n * sizes.busy.from_host);
+    tables.add_context({{kinds.act, crossing}, {kinds.here, n - crossing}});
+  };
+  for (std::int32_t i = 0; i < sizes.busy.repeats; ++i) {
+    add(size_of_repeat(sizes.busy.blocks, i));
+  }
+  for (int step = kSizes; step >= 1; --step) {
+    add(size_of_step(sizes.scale.blocks, step));
+  }
+}
+
+void add_context_of_each_kind(Tables& tables, const ProfileSizes& sizes, const Kinds& kinds,
+                              bool apart) {
+  for (int step = kSizes; step >= 1; --step) {
+    for (const Blocks& kind : {kinds.kv, kinds.act, kinds.here}) {
+      tables.add_context(kind, size_of_step(sizes.scale.blocks, step));
+      if (apart) {
+        tables.add_context(kinds.kv, 1);
+      }
+    }
+  }
+}
+
+void add_prompts_here(Tables& tables, const ProfileSizes& sizes, const Blocks& here) {
+  // By the largest mini-batches, each of which begins blocks of its own.
+  std::int32_t left = static_cast<std::int32_t>(here.pool) * kBlockTokens;
+  for (const std::int32_t one : prompt_rows(sizes.scale.rows)) {
+    const std::int32_t stored = one == sizes.scale.rows ? std::min(one, left) : 0;
+    tables.add_prompts(here, one, stored);
+    left -= static_cast<std::int32_t>(round_up(stored, kBlockTokens));
+  }
+}
+
+void add_prompts(Tables& tables, const ProfileSizes& sizes, const Blocks& kind) {
+  const std::vector<std::int32_t> rows = prompt_rows(sizes.scale.rows);
+  double all = 0;
+  for (const std::int32_t one : rows) {
+    all += one;
+  }
+  const double room = (kind.pool - static_cast<double>(rows.size())) * kBlockTokens;
+  for (const std::int32_t one : rows) {
+    const auto stored = static_cast<std::int64_t>(std::clamp(room / all, 0.0, 1.0) * one);
+    // Whole blocks, for which `room` has left a block each.
+    tables.add_prompts(
+        kind, one,
+        static_cast<std::int32_t>(std::min<std::int64_t>(one, round_up(stored, kBlockTokens))));
+  }
+}
+
 }  // namespace
 
 ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale scale,
@@ -344,103 +441,47 @@ ProfileSizes profile_sizes(const ModelShape& shape, DType dtype, ProfileScale sc
 messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& sizes,
                                        const ModelShape& shape, std::uint64_t iteration,
                                        std::uint64_t pool_epoch, int round, int rounds) {
-  using messages::Kind, messages::Place;
-  const Blocks kv{Kind::Kv, Place::Host, sizes.host.kv_blocks};
-  const Blocks act{Kind::Act, Place::Host, sizes.host.act_blocks};
-  const Blocks here{Kind::Act, Place::Gpu, sizes.host.gpu_act_blocks};
+  const Kinds kinds(sizes);
   Tables tables(sizes, shape);
-  const auto add_on_host = [&] {
-    const auto [most, count] = host_sequences(sizes);
-    for (const std::int32_t share : kHostSequenceShares) {
-      if (const std::int32_t sequences = most * share / 16; sequences > 0) {
-        tables.add_on_host(kv, sequences, count);
-      }
-    }
-  };
-  if (work == ProfileWork::context_host) {
-    add_on_host();
-    return tables.finish(iteration, pool_epoch, 0);
+  double share = 0;
+  switch (work) {
+    case ProfileWork::context_host:
+      add_on_host(tables, sizes, kinds);
+      break;
+    case ProfileWork::context_host_link:
+      add_on_host_beside_loads(tables, sizes, kinds);
+      break;
+    case ProfileWork::context_absorbed:
+      add_absorbed(tables, sizes, kinds);
+      break;
+    case ProfileWork::context_busy:
+      add_busy(tables, sizes, kinds);
+      break;
+    case ProfileWork::context_few:
+      // A small cap may leave fewer slots.
+      tables.add_context(kinds.kv,
+                         round % 2 == 0 ? std::min(kSequences, sizes.device.kv_slots) : 1);
+      share = 1;
+      break;
+    case ProfileWork::context_apart:
+      add_context_of_each_kind(tables, sizes, kinds, true);
+      share = (2 * round + 1.0) / (2.0 * rounds);
+      break;
+    case ProfileWork::context_together:
+      add_context_of_each_kind(tables, sizes, kinds, false);
+      share = (2 * round + 2.0) / (2.0 * rounds);
+      break;
+    case ProfileWork::prompts_here:
+      add_prompts_here(tables, sizes, kinds.here);
+      break;
+    case ProfileWork::prompts_kv:
+      add_prompts(tables, sizes, kinds.kv);
+      break;
+    case ProfileWork::prompts_act:
+      add_prompts(tables, sizes, kinds.act);
+      break;
   }
-  if (work == ProfileWork::context_host_link) {
-    Blocks loaded = kv;  // what host cores write is not loaded before
-    loaded.pool -= kHostTails;
-    for (std::int32_t left = loads_beside_host(sizes); left > 0; --left) {
-      tables.add_context(loaded, sizes.scale.blocks);
-    }
-    tables.go_to_block(loaded.pool / 2);  // far from where the loads are
-    add_on_host();
-    return tables.finish(iteration, pool_epoch, 0);
-  }
-  if (work == ProfileWork::context_absorbed) {
-    for (std::int32_t rows = std::min(kSequences, sizes.device.act_slots); rows >= 1; rows /= 2) {
-      tables.add_absorbed(act, rows, rows);
-    }
-    // At least two blocks a row, and no row of more than a context.
-    const std::int32_t rows = sizes.absorbing_rows;
-    for (int step = kSizes; step >= 1; --step) {
-      const std::int32_t n = std::min(size_of_step(sizes.scale.blocks, step),
-                                      rows * context_blocks(sizes.device));
-      if (n >= 2 * rows) {
-        tables.add_absorbed(act, n, rows);
-      }
-    }
-    return tables.finish(iteration, pool_epoch, 0);
-  }
-  if (work == ProfileWork::context_busy) {
-    const auto add = [&](std::int32_t n) {
-      const auto crossing = static_cast<std::int32_t>(n * sizes.busy.from_host);
-      tables.add_context({{act, crossing}, {here, n - crossing}});
-    };
-    for (std::int32_t i = 0; i < sizes.busy.repeats; ++i) {
-      add(size_of_repeat(sizes.busy.blocks, i));
-    }
-    for (int step = kSizes; step >= 1; --step) {
-      add(size_of_step(sizes.scale.blocks, step));
-    }
-    return tables.finish(iteration, pool_epoch, 0);
-  }
-  if (work == ProfileWork::context_few) {
-    // A small cap may leave fewer slots.
-    tables.add_context(kv, round % 2 == 0 ? std::min(kSequences, sizes.device.kv_slots) : 1);
-    return tables.finish(iteration, pool_epoch, 1);
-  }
-  if (work == ProfileWork::context_apart || work == ProfileWork::context_together) {
-    for (int step = kSizes; step >= 1; --step) {
-      for (const Blocks& kind : {kv, act, here}) {
-        tables.add_context(kind, size_of_step(sizes.scale.blocks, step));
-        if (work == ProfileWork::context_apart) {
-          tables.add_context(kv, 1);
-        }
-      }
-    }
-    const int index = 2 * round + (work == ProfileWork::context_together ? 1 : 0);
-    return tables.finish(iteration, pool_epoch, (index + 1.0) / (2.0 * rounds));
-  }
-  const std::vector<std::int32_t> rows = prompt_rows(sizes.scale.rows);
-  if (work == ProfileWork::prompts_here) {
-    // By the largest mini-batches, each of which begins blocks of its own.
-    std::int32_t left = static_cast<std::int32_t>(here.pool) * kBlockTokens;
-    for (const std::int32_t one : rows) {
-      const std::int32_t stored = one == sizes.scale.rows ? std::min(one, left) : 0;
-      tables.add_prompts(here, one, stored);
-      left -= static_cast<std::int32_t>(round_up(stored, kBlockTokens));
-    }
-    return tables.finish(iteration, pool_epoch, 0);
-  }
-  const Blocks& kind = work == ProfileWork::prompts_kv ? kv : act;
-  double all = 0;
-  for (const std::int32_t one : rows) {
-    all += one;
-  }
-  const double room = (kind.pool - static_cast<double>(rows.size())) * kBlockTokens;
-  for (const std::int32_t one : rows) {
-    const auto stored = static_cast<std::int64_t>(std::clamp(room / all, 0.0, 1.0) * one);
-    // Whole blocks, for which `room` has left a block each.
-    tables.add_prompts(
-        kind, one,
-        static_cast<std::int32_t>(std::min<std::int64_t>(one, round_up(stored, kBlockTokens))));
-  }
-  return tables.finish(iteration, pool_epoch, 0);
+  return tables.finish(iteration, pool_epoch, share);
 }
 
 bool measures(ProfileWork work, Line Profile::*line) {
