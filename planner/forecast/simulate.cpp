@@ -38,6 +38,31 @@ SimulatedPhase& phase_of(std::span<const ScheduledChunk> chunks, SimulatedRun& r
   return answers == 0 ? run.prompts : answers < std::ssize(chunks) ? run.both : run.answers;
 }
 
+PlanningProblem problem_of(const Profile& profile, const SimulatedWork& work,
+                           const std::vector<Request>& requests, Bytes weights) {
+  std::vector<const Request*> all;
+  for (const Request& request : requests) {
+    all.push_back(&request);
+  }
+  PlanningProblem problem{.shape = work.shape,
+                          .dtype = work.dtype,
+                          .requests = sizes_of(all),
+                          .batch = work.batch,
+                          .budget = {.weights = weights,
+                                     .available = profile.host_memory - weights,
+                                     .host_memory = {}},
+                          .device = {.cap = profile.gpu_memory,
+                                     .overhead = kDeviceOverhead,
+                                     .attends_on_host = profile.knows_host()},
+                          .profile = std::make_shared<const Profile>(profile)};
+  problem.fixed.placement = work.placement;
+  if (!work.overlapped) {
+    problem.batch.prompt_rows = work.batch.prefill_tokens;
+    problem.batch.sides = kFewestSides;
+  }
+  return problem;
+}
+
 }  // namespace
 
 SimulatedPhase operator+(const SimulatedPhase& a, const SimulatedPhase& b) {
@@ -51,28 +76,8 @@ SimulatedRun simulate(const Profile& profile, std::string_view policy_name,
                       const PolicyOptions& options, const SimulatedWork& work) {
   const auto policy = make_policy(policy_name, options);
   const std::vector<Request> requests = requests_of(work);
-  std::vector<const Request*> all;
-  for (const Request& request : requests) {
-    all.push_back(&request);
-  }
   const WeightLayout layout = weight_layout(work.shape, work.dtype);
-  PlanningProblem problem{.shape = work.shape,
-                          .dtype = work.dtype,
-                          .requests = sizes_of(all),
-                          .batch = work.batch,
-                          .budget = {.weights = layout.total(),
-                                     .available = profile.host_memory - layout.total(),
-                                     .host_memory = {}},
-                          .device = {.cap = profile.gpu_memory,
-                                     .overhead = kDeviceOverhead,
-                                     .attends_on_host = profile.knows_host()},
-                          .profile = std::make_shared<const Profile>(profile)};
-  problem.fixed.placement = work.placement;
-  if (!work.overlapped) {
-    problem.batch.prompt_rows = work.batch.prefill_tokens;
-    problem.batch.sides = kFewestSides;
-  }
-  const RunPlan made = solve(*policy, problem);
+  const RunPlan made = solve(*policy, problem_of(profile, work, requests, layout.total()));
   const Demand& demand = made.demand;
   SimulatedRun run;
   run.prompt_rows = *made.batch.prompt_rows;
