@@ -12,7 +12,7 @@ import time
 from types import SimpleNamespace
 
 import harness
-from ends import SLOWLY, long_requests, wait_for_results
+from ending import SLOWLY, long_requests, wait_for_results
 from harness import DEMO, DEMO_MODEL, comparable, expect, expect_equal, request, test, wait_until
 from supervisor.commands import stop as stop_command
 from supervisor.lifecycle import loaders, processes, segments

@@ -8,7 +8,7 @@ import signal
 import time
 
 import harness
-from ends import wait_for_results
+from ending import wait_for_results
 from harness import DEMO, bin_folder, comparable, expect, expect_equal, short_model, test, wait_until
 from kept_loaders import alive, kept
 from released_weights import TIGHT, short_of_memory, short_to_the_end

@@ -14,7 +14,7 @@ from pathlib import Path
 import harness
 from harness import DEMO_MODEL, comparable, expect, expect_equal, test, wait_until
 from kept_loaders import kept
-from supervisor.lifecycle import segments
+from supervisor.lifecycle import processes, segments
 
 OTHER = 65534
 _PTRACE_SEIZE, _PTRACE_DETACH = 0x4206, 17
@@ -114,10 +114,9 @@ def probes_of(folders, pids):
             else:
                 add("file", reading, path)
                 add("file", writing, path)
-    for name in os.listdir(harness.SHM):
-        if name.startswith(segments.prefix()) and not harness._held(name):
-            continue  # no living process has it
-        if name.startswith(segments.prefix()):
+    # Those of these processes alone: a run of another test may end meanwhile.
+    for run_id in {process.run_id for process in processes.running() if process.pid in pids and process.run_id}:
+        for name in segments.names_of(run_id):
             add("segment", reading, harness.SHM / name)
     for pid in pids:
         for probe in (signalling, reading_memory, listing_descriptors):

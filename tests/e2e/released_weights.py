@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import harness
-from ends import long_requests, wait_for_results
+from ending import long_requests, wait_for_results
 from harness import DEMO, comparable, expect, expect_equal, kill_together, request, test, wait_until
 from supervisor.lifecycle import segments
 

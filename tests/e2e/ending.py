@@ -1,4 +1,4 @@
-"""What the scripts beside it share: a refusal in one line, the interpreter of commands, and long runs that are interrupted."""
+"""What scripts about the ends of runs share: a refusal in one line, the interpreter of commands, long runs that are interrupted."""
 
 import os
 import signal
