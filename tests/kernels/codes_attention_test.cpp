@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 
 #include "kernels/host/host_attention.h"
 #include "tests/kernels/kv_reference.h"
@@ -39,12 +40,13 @@ class CodesCase {
       const auto tokens = static_cast<std::size_t>(one.context + one.new_tokens);
       Stored kv(dtype, normal_values(++seed, tokens * kv_shape_.numbers()));
       spoil_unseen(one, kv);
-      for (std::size_t t = 0; t < tokens; ++t) {
+      for (std::size_t t = 0; t < tokens; t += kBlockTokens) {  // a block's rows lie together
+        const std::size_t rows = std::min<std::size_t>(tokens - t, kBlockTokens);
         cpu::quantize_kv({.out = row_at(one, static_cast<std::int32_t>(t)),
                           .in = static_cast<const std::byte*>(kv.data()) + t * 2 * kv_shape_.numbers(),
                           .dtype = dtype,
                           .format = format,
-                          .rows = 1,
+                          .rows = static_cast<std::int64_t>(rows),
                           .kv_heads = shape.kv_heads,
                           .head_dim = shape.dim},
                          worker);
@@ -228,14 +230,16 @@ void for_each_coding(Fn fn) {
 
 // One query head to a key, and several; windows; new tokens, also more than a slice takes; a last group of 32 numbers; many
 // key heads.
-constexpr CodesShape kShapes[] = {{2, 2, 64},         {8, 2, 128},        {7, 1, 32},
-                                  {3, 3, 96, 0, 2},   {2, 1, 256, 40},    {5, 5, 64, 20, 3},
-                                  {70, 70, 32, 0, 1}, {16, 1, 64, 133, 1}, {2, 1, 32, 60, 37}};
+constexpr CodesShape kShapes[] = {{8, 2, 128},         {3, 3, 96, 0, 2},  {2, 1, 256, 40},
+                                  {70, 70, 32, 0, 1},  {7, 1, 32},        {5, 5, 64, 20, 3},
+                                  {16, 1, 64, 133, 1}, {2, 1, 32, 60, 37}};
 
 TEST(AttentionFromCodes, IsFloat64sOverWhatCodesStandForWithTheSameBitsEverywhere) {
   cpu::Workers one_worker(1), workers(3);
   for_each_coding([&](DType dtype, KvFormat format) {
-    for (const CodesShape& shape : kShapes) {
+    // The type of scales and offsets matters where they are read alone.
+    const std::span<const CodesShape> shapes(kShapes);
+    for (const CodesShape& shape : dtype == DType::float16 ? shapes : shapes.first(2)) {
       SCOPED_TRACE(testing::Message() << shape.heads << " heads of " << shape.dim);
       const CodesCase one(shape, dtype, format, 3);
       const std::vector<float> out = one.run(workers);
