@@ -105,26 +105,11 @@ class AttentionTask {
   // Positions start + [begin, count) for all heads of the slice: scores, weights, values.
   template <int kRows>
   void attend_together(std::int32_t start, std::int32_t begin, std::int32_t count) {
-    for (std::int32_t t = begin; t < count; t += kAtOnce) {
-      const std::int32_t end = t + kAtOnce < count ? t + kAtOnce : count;
-      if (end < count) {
-        ahead_.begin(0, start + end, end + kAtOnce < count ? kAtOnce : count - end);
-      } else {
-        ahead_.begin(1, start + begin, begin + kAtOnce < count ? kAtOnce : count - begin);
-      }
-      score_together<kRows>(start, t, end);
-    }
-    rows_.weigh(0, slice_.kv_heads * kRows, start, count);
-    const std::int32_t rest = rows_.last_limit() - start - count;
-    for (std::int32_t t = begin; t < count; t += kAtOnce) {
-      const std::int32_t end = t + kAtOnce < count ? t + kAtOnce : count;
-      if (end < count) {
-        ahead_.begin(1, start + end, end + kAtOnce < count ? kAtOnce : count - end);
-      } else {
-        ahead_.begin(0, start + count, rest < kAtOnce ? rest : kAtOnce);
-      }
-      add_together<kRows>(start, count, t, end);
-    }
+    pass_chunk(
+        ahead_, start, begin, count, rows_.last_limit() - start - count,
+        [&](std::int32_t t, std::int32_t end) { score_together<kRows>(start, t, end); },
+        [&] { rows_.weigh(0, slice_.kv_heads * kRows, start, count); },
+        [&](std::int32_t t, std::int32_t end) { add_together<kRows>(start, count, t, end); });
   }
 
   template <int kRows>
@@ -149,8 +134,6 @@ class AttentionTask {
       }
     }
   }
-
-  static constexpr std::int32_t kAtOnce = 4 * kBlockTokens;  // prefetched while those before are at work
 
   const AttentionSlice& slice_;
   const Attention& op_;

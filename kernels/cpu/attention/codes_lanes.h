@@ -255,8 +255,6 @@ class CodesTask {
   }
 
  private:
-  static constexpr std::int32_t kAtOnce = 4 * kBlockTokens;  // prefetched while those before are at work
-
   // A run of memory begins and ends within lines.
   std::int64_t sixteenths_of_a_pair() const {
     const RowRuns runs = context_.runs();
@@ -295,31 +293,24 @@ class CodesTask {
 
   // Positions start + [begin, count) for all heads of the slice: scores, weights, values.
   void attend(std::int32_t start, std::int32_t begin, std::int32_t count) {
-    for (std::int32_t t = begin; t < count; t += kAtOnce) {
-      const std::int32_t end = t + kAtOnce < count ? t + kAtOnce : count;
-      if (end < count) {
-        ahead_.begin(0, start + end, end + kAtOnce < count ? kAtOnce : count - end);
-      } else {
-        ahead_.begin(1, start + begin, begin + kAtOnce < count ? kAtOnce : count - begin);
+    const auto each_block = [](std::int32_t t, std::int32_t end, auto work) {
+      for (; t < end; t += kBlockTokens) {
+        work(t, end - t < kBlockTokens ? end - t : kBlockTokens);
       }
-      for (std::int32_t at = t; at < end; at += kBlockTokens) {
-        score_block(start, at, end - at < kBlockTokens ? end - at : kBlockTokens);
-      }
-    }
-    rows_.weigh(0, slice_.kv_heads * rows_.rows_each(), start, count);
-    const std::int32_t rest = rows_.last_limit() - start - count;
-    forget_offsets();
-    for (std::int32_t t = begin; t < count; t += kAtOnce) {
-      const std::int32_t end = t + kAtOnce < count ? t + kAtOnce : count;
-      if (end < count) {
-        ahead_.begin(1, start + end, end + kAtOnce < count ? kAtOnce : count - end);
-      } else {
-        ahead_.begin(0, start + count, rest < kAtOnce ? rest : kAtOnce);
-      }
-      for (std::int32_t at = t; at < end; at += kBlockTokens) {
-        add_block(start, count, at, end - at < kBlockTokens ? end - at : kBlockTokens);
-      }
-    }
+    };
+    pass_chunk(
+        ahead_, start, begin, count, rows_.last_limit() - start - count,
+        [&](std::int32_t first, std::int32_t end) {
+          each_block(first, end, [&](std::int32_t t, int some) { score_block(start, t, some); });
+        },
+        [&] {
+          rows_.weigh(0, slice_.kv_heads * rows_.rows_each(), start, count);
+          forget_offsets();
+        },
+        [&](std::int32_t first, std::int32_t end) {
+          each_block(first, end,
+                     [&](std::int32_t t, int some) { add_block(start, count, t, some); });
+        });
     add_offsets();
   }
 
@@ -330,7 +321,7 @@ class CodesTask {
     for (std::int32_t head = 0; head < slice_.kv_heads; ++head) {
       for (int r = 0; r < each; r += kMostRows) {
         with_rows<kMostRows>(each - r < kMostRows ? each - r : kMostRows,
-                         [&](auto rows) { fn(head * each + r, rows, head); });
+                             [&](auto rows) { fn(head * each + r, rows, head); });
       }
     }
   }

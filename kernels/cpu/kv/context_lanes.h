@@ -199,6 +199,32 @@ class Ahead {
   std::int64_t lines_ = 0;
 };
 
+// Passes over positions start + [begin, count) of a chunk, `rest` positions before what the slice sees ends: keys(first, end) for
+// some blocks of it at a time, then between(), then values(first, end). What is read next is prefetched meanwhile; behind the
+// values come the next chunk's keys.
+template <typename Keys, typename Between, typename Values>
+inline void pass_chunk(Ahead& ahead, std::int32_t start, std::int32_t begin, std::int32_t count,
+                       std::int32_t rest, Keys keys, Between between, Values values) {
+  static constexpr std::int32_t kAtOnce = 4 * kBlockTokens;
+  const auto at_most = [](std::int32_t positions) {
+    return positions < kAtOnce ? positions : kAtOnce;
+  };
+  const auto pass = [&](int which, std::int32_t next, std::int32_t next_count, auto work) {
+    for (std::int32_t t = begin; t < count; t += kAtOnce) {
+      const std::int32_t end = t + at_most(count - t);
+      if (end < count) {
+        ahead.begin(which, start + end, at_most(count - end));
+      } else {
+        ahead.begin(1 - which, next, at_most(next_count));
+      }
+      work(t, end);
+    }
+  };
+  pass(0, start + begin, count - begin, keys);
+  between();
+  pass(1, start + count, rest, values);
+}
+
 // The same for score_in_place: as many lines as sixteen numbers of so many keys fill, where `part` parts of them came before.
 template <typename Number>
 struct PartsAhead {
