@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "tests/kernels/exact_attention.h"
 #include "tests/kernels/tensors.h"
 
 namespace poise::test {
@@ -86,7 +87,7 @@ class Sequence {
 
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(heads_.dim)); }
 
-  // Row `token` in float64, from plain arrays: where tests are not optimised, their time is spent here.
+  // Row `token` in float64.
   std::vector<double> exact(std::int32_t token, std::int32_t head) const {
     const std::int32_t kv_head = head / (heads_.heads / heads_.kv_heads);
     const std::int32_t first = first_seen(token), dim = heads_.dim;
@@ -95,31 +96,7 @@ class Sequence {
     const auto stored = [&](std::int32_t t, std::int32_t which) {
       return &exact_kv_[static_cast<std::size_t>((t * 2 + which) * width_ + kv_head * dim)];
     };
-    std::vector<double> scores;
-    for (std::int32_t t = first; t <= token; ++t) {
-      const double* const key = stored(t, 0);
-      double score = 0;
-      for (std::int32_t d = 0; d < dim; ++d) {
-        score += query[d] * key[d];
-      }
-      scores.push_back(score * static_cast<double>(scale()));
-    }
-    const double maximum = *std::max_element(scores.begin(), scores.end());
-    double denominator = 0;
-    std::vector<double> sums(static_cast<std::size_t>(dim));
-    double* const out = sums.data();
-    for (std::int32_t t = first; t <= token; ++t) {
-      const double* const value = stored(t, 1);
-      const double weight = std::exp(scores[static_cast<std::size_t>(t - first)] - maximum);
-      denominator += weight;
-      for (std::int32_t d = 0; d < dim; ++d) {
-        out[d] += weight * value[d];
-      }
-    }
-    for (double& x : sums) {
-      x /= denominator;
-    }
-    return sums;
+    return exact_attention(query, first, token, dim, scale(), stored);
   }
 
   void expect_right(const std::vector<float>& out, std::int32_t context, std::int32_t end) const {

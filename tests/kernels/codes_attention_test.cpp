@@ -5,6 +5,7 @@
 #include <span>
 
 #include "kernels/host/host_attention.h"
+#include "tests/kernels/exact_attention.h"
 #include "tests/kernels/kv_reference.h"
 
 namespace poise::test {
@@ -183,31 +184,7 @@ class CodesCase {
     const auto stored = [&](std::int32_t t, std::int32_t which) {
       return kv + ((t * 2 + which) * shape_.kv_heads + kv_head) * dim;
     };
-    std::vector<double> scores;
-    for (std::int32_t t = first; t <= position; ++t) {
-      const double* const key = stored(t, 0);
-      double score = 0;
-      for (std::int32_t d = 0; d < dim; ++d) {
-        score += static_cast<double>(query[d]) * key[d];
-      }
-      scores.push_back(score * static_cast<double>(scale()));
-    }
-    const double maximum = *std::ranges::max_element(scores);
-    double denominator = 0;
-    std::vector<double> sums(static_cast<std::size_t>(dim));
-    double* const out = sums.data();
-    for (std::int32_t t = first; t <= position; ++t) {
-      const double* const value = stored(t, 1);
-      const double weight = std::exp(scores[static_cast<std::size_t>(t - first)] - maximum);
-      denominator += weight;
-      for (std::int32_t d = 0; d < dim; ++d) {
-        out[d] += weight * value[d];
-      }
-    }
-    for (double& x : sums) {
-      x /= denominator;
-    }
-    return sums;
+    return exact_attention(query, first, position, dim, scale(), stored);
   }
 
   CodesShape shape_;
