@@ -395,6 +395,8 @@ def _bounds_hold(server, client, line):
     refused("BadRequestError", lambda: client.completions.create(model=client.served, prompt=["a"] * 5), 400)
     for stream in streams:
         stream.close()
+    # The status may be older than these requests, and says 0 then.
+    wait_until(lambda: summed(metrics_of(server.url + "/metrics"), "poise:open_requests") == 0, "the requests to be forgotten", 10)
     wait_until(lambda: _status(server)["running"] == 0, "the requests to be cancelled", 10)
     status, _, told = server.get("/v1/completions", json.dumps({"prompt": "x" * 70000}).encode())
     expect_equal((status, json.loads(told)["error"]["code"]), (413, "request_too_large"), "a large body")
