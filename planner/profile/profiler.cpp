@@ -52,7 +52,8 @@ Profiler::Profiler(ProfiledMachine machine, const ControlSegment& control, Loade
   profile_.gpu_memory = machine_.gpu_memory;
   profile_.gpu_overhead = machine_.gpu_overhead;
   profile_.host_memory = machine_.host_memory;
-  begin(kFirstProfileScale, 1);  // may fail
+  begin(machine_.kind == DeviceKind::cpu ? kFirstProfileScale : kFirstProfileScaleOnGpu,
+        1);  // may fail
   executor_.watch([this](const messages::LayerDone& done) {
     rest_ += {static_cast<double>(done.rested_ns()) * 1e-9};
     if (done.spans() != nullptr) {
@@ -76,9 +77,8 @@ void Profiler::begin(ProfileScale scale, int rounds) {
       profile_sizes(machine_.shape, machine_.dtype, scale, pool, machine_.gpu_overhead + tables,
                     machine_.gpu_memory, machine_.kv_format, attended, machine_.absorbs);
   // Cores need no heat, nor does the pass that only finds the scale.
-  works_.begin(rounds,
-               sizes_.scale.blocks > kFirstProfileScale.blocks && machine_.kind != DeviceKind::cpu,
-               sizes_.device.host_attention, sizes_.device.absorption);
+  works_.begin(rounds, !small_ && machine_.kind != DeviceKind::cpu, sizes_.device.host_attention,
+               sizes_.device.absorption);
   times_.emplace(layout_, sizes_.device);
   const BlockSizes blocks = block_sizes(machine_.shape, machine_.dtype, machine_.kv_format);
   loader_.claim(region_bytes(blocks, sizes_.host), sizes_.host);
@@ -159,6 +159,7 @@ void Profiler::go_on() {
   if (next.round % kFewestRounds != 0) {
     sizes.scale.blocks = std::max(1, sizes.scale.blocks / kSmaller - next.round);
     sizes.scale.rows = std::max(1, sizes.scale.rows / kSmaller - next.round);
+    sizes.scale.host_blocks /= kSmaller;
   }
   messages::IterationT tables =
       profile_iteration(next.work, sizes, machine_.shape, iteration_, loader_.grant()->pool_epoch,
@@ -180,8 +181,15 @@ void Profiler::next_pass() {
     const auto full =
         static_cast<double>(ceil_div(rounds, kFewestRounds) * std::ssize(kProfileWork));
     const Seconds all = machine_.kind == DeviceKind::cpu ? kMeasuring : kMeasuringOnGpu;
-    const ProfileScale scale = profile_scale(profile_, layers, {all.n / full});
-    spdlog::info("profiling with up to {} blocks and {} rows", scale.blocks, scale.rows);
+    ProfileScale scale = profile_scale(profile_, layers, {all.n / full});
+    if (machine_.kind != DeviceKind::cpu) {
+      scale.host_blocks = kLargestProfileScale.host_blocks;
+    }
+    spdlog::info(
+        "profiling with up to {} blocks and {} rows; at first a block took {:.1f} (KV) and {:.1f} us (ACT) to load, "
+        "{:.1f} to make keys and values and {:.1f} to attend, a row's products {:.1f}",
+        scale.blocks, scale.rows, profile_.load_kv.b * 1e6, profile_.load_act.b * 1e6,
+        profile_.kv_gen.b * 1e6, profile_.attention.b * 1e6, profile_.forward.b * 1e6);
     begin(scale, rounds);
     return;
   }

@@ -67,9 +67,8 @@ std::vector<std::int32_t> prompt_rows(std::int32_t most) {
 // Blocks that host cores read of a layer, of all mini-batches together: each another one on the largest scale, whose first
 // mini-batch reads memory that no cache holds. On smaller ones mini-batches share them.
 std::int64_t host_bodies(ProfileScale scale) {
-  return scale.blocks < kLargestProfileScale.blocks
-             ? std::max(scale.blocks, kMaxHostSequences)
-             : std::int64_t{kHostTails} * kHostSequenceBlocks;
+  static_assert(kLargestProfileScale.host_blocks == std::int64_t{kHostTails} * kHostSequenceBlocks);
+  return std::max({scale.host_blocks, scale.blocks, kMaxHostSequences});
 }
 
 // The sequences of the largest of these mini-batches, and the blocks of each besides the one that it writes to.

@@ -63,9 +63,16 @@ inline constexpr std::array<ProfileWork, 6> kProfileWork{
 struct ProfileScale {
   std::int32_t blocks = 0;  // loaded, of one kind
   std::int32_t rows = 0;    // of prompts
+  // That host cores attend in a layer, of all mini-batches together, where these are more than `blocks`.
+  std::int32_t host_blocks = 0;
 };
-inline constexpr ProfileScale kFirstProfileScale{.blocks = 8, .rows = 8};
-inline constexpr ProfileScale kLargestProfileScale{.blocks = 576, .rows = 2048};
+// Of the first pass, which finds the scale. A GPU takes nearly as long for one block as for eight, and makes the keys and
+// values of codes as many rows at a time as a mini-batch may have: with 8 rows, a block took it 20 times as long as in a run.
+inline constexpr ProfileScale kFirstProfileScale{.blocks = 8, .rows = 8},
+    kFirstProfileScaleOnGpu{.blocks = 32, .rows = 512};
+static_assert(kFirstProfileScaleOnGpu.rows >= kFirstProfileScaleOnGpu.blocks * kBlockTokens);
+inline constexpr ProfileScale kLargestProfileScale{
+    .blocks = 576, .rows = 2048, .host_blocks = 2752};
 
 // The work of `context_busy`, which keeps the device busy at the clock that power and heat allow for long
 // work. `repeats` mini-batches of `blocks` and slightly fewer come before those of the scale: a product's
