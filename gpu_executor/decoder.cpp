@@ -15,6 +15,24 @@ Rows float_rows(float* data, std::int64_t width) {
   return {.data = data, .dtype = DType::float32, .stride = width};
 }
 
+// Rows that decode and prompts of one mini-batch are launched apart: how many thread blocks share a context, and on a GPU
+// which kernel runs, goes by the longest sequence of a launch, and a prompt would take that from all others.
+void attend_keys(Device& device, Attention attention, const LayerContext& context) {
+  const std::int32_t prompts = context.sequence_count - context.decoding_count;
+  if (context.decoding_count > 0) {
+    Attention decoding = attention;
+    decoding.sequence_count = context.decoding_count;
+    decoding.max_new_tokens = 1;
+    decoding.max_context = context.decoding_context;
+    device.launch(decoding);
+  }
+  if (prompts > 0) {
+    attention.sequences += context.decoding_count;
+    attention.sequence_count = prompts;
+    device.launch(attention);
+  }
+}
+
 }  // namespace
 
 Decoder::Decoder(Device& device, const ModelShape& shape, DType dtype, const DeviceLimits& limits)
@@ -185,9 +203,7 @@ void Decoder::attend(const LayerWeights& weights, const LayerRows& rows,
   attention.slots[0] = context.kv;
   attention.slots[1] = context.regenerated;
   attention.slots[2] = context.here;
-  if (context.sequence_count > 0) {
-    device_.launch(attention);
-  }
+  attend_keys(device_, attention, context);
   if (context.absorbed_count > 0) {
     attention.sequences += context.sequence_count;
     attention.sequence_count = context.absorbed_count;

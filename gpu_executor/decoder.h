@@ -54,12 +54,14 @@ struct LayerContext {
   const RowMove* here_moves;         // (here_move_count) … into blocks that stay on the device
   const RowMove* act_moves;          // (act_move_count) new attention inputs into the ACT buffer
   const ContextBlock* blocks;
-  const AttentionSequence* sequences;  // (sequence_count), then (absorbed_count) of one row each
+  // (sequence_count), of which the first decoding_count have one row; then (absorbed_count) of one row each
+  const AttentionSequence* sequences;
   std::int32_t kv_move_count, regenerated_move_count, here_move_count, act_move_count;
-  std::int32_t sequence_count, absorbed_count;
-  std::int64_t absorbed_positions;  // of the latter together
+  std::int32_t sequence_count, absorbed_count, decoding_count;
+  std::int64_t absorbed_positions;  // of the absorbed ones together
   std::int32_t max_new_tokens;      // of one sequence
   std::int32_t max_context;         // … with its new tokens
+  std::int32_t decoding_context;    // the same of the decoding ones alone
 };
 
 // What attention of a mini-batch's sequences goes by.

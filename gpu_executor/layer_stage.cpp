@@ -162,9 +162,11 @@ LayerContext LayerStage::context_of(const Visit& visit, LayerId layer) const {
           .act_move_count = table.act_moves,
           .sequence_count = table.sequence_count,
           .absorbed_count = table.absorbed_count,
+          .decoding_count = table.decoding_count,
           .absorbed_positions = table.absorbed_positions,
           .max_new_tokens = table.max_new_tokens,
-          .max_context = table.max_context};
+          .max_context = table.max_context,
+          .decoding_context = table.decoding_context};
 }
 
 void LayerStage::regenerate(const Visit& visit, const LayerWeights& weights,

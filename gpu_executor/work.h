@@ -49,12 +49,14 @@ struct LayerTable {
   TableSpan span;
   std::int64_t moves = 0;  // (kv_moves + regenerated_moves + here_moves + act_moves)
   std::int32_t kv_moves = 0, regenerated_moves = 0, here_moves = 0, act_moves = 0;
-  // (sequence_count + absorbed_count); the latter read activations as they are
+  // (sequence_count + absorbed_count); of the former those of one row come first, the latter read activations as they are
   std::int64_t sequences = 0;
   std::int32_t sequence_count = 0, absorbed_count = 0;
-  std::int64_t absorbed_positions = 0;  // of all of them
+  std::int32_t decoding_count = 0;      // of sequence_count: those of one row
+  std::int64_t absorbed_positions = 0;  // of all absorbed sequences
   std::int32_t max_new_tokens = 0;      // of one sequence
   std::int32_t max_context = 0;         // … with its new tokens
+  std::int32_t decoding_context = 0;    // the same of the decoding ones alone
   std::int64_t blocks = 0;              // (entries)
   // (slots from which keys are made again, block_tokens), models that turn heads
   std::int64_t act_places = 0;

@@ -90,6 +90,22 @@ class QueuedPlan {
     return all;
   }
 
+  // The launches of each mini-batch in each layer.
+  std::vector<std::vector<Queued>> attention() const {
+    std::vector<std::vector<Queued>> all;
+    std::string last;
+    for (const Queued& work : device_.queued()) {
+      const std::string range = std::to_string(work.order) + " " + work.range;
+      if (work.attention) {
+        if (range != std::exchange(last, range)) {
+          all.emplace_back();
+        }
+        all.back().push_back(work);
+      }
+    }
+    return all;
+  }
+
  private:
   void add_kinds(const Queued& work, std::set<BlockKind>& kinds) const {
     for (const Copy& copy : work.copies) {
@@ -150,6 +166,32 @@ TEST(LayerStage, AttentionWaitsForAllBlocksOfItsMiniBatch) {
     EXPECT_EQ(before.loaded.contains(BlockKind::act), before.act_expected);
     EXPECT_EQ(before.loaded.contains(BlockKind::kv), before.kv_expected);
   }
+}
+
+// A launch's longest sequence decides how many thread blocks share each of its contexts.
+TEST(LayerStage, PromptsAreAttendedApartFromTheRowsThatDecodeInTheirMiniBatch) {
+  Plan plan = some_plan(false);
+  plan.chunk = 5;  // the fourth of a prompt of 16 tokens has one, and so has a prompt of one token
+  int with_both = 0;
+  for (const auto& launches : QueuedPlan(plan, 0).attention()) {
+    ASSERT_LE(launches.size(), 2u);
+    for (const Queued& one : launches) {
+      std::int32_t rows = 0, context = 0;
+      for (const AttentionSequence& sequence : one.sequences) {
+        rows = std::max(rows, sequence.new_tokens);
+        context = std::max(context, sequence.context + sequence.new_tokens);
+      }
+      EXPECT_EQ(one.attention->max_new_tokens, rows);
+      EXPECT_LE(context, one.attention->max_context);
+      EXPECT_TRUE(rows > 1 || context == one.attention->max_context);
+    }
+    if (launches.size() == 2) {
+      EXPECT_EQ(launches[0].attention->max_new_tokens, 1);
+      EXPECT_GT(launches[1].attention->max_new_tokens, 1);
+      ++with_both;
+    }
+  }
+  EXPECT_EQ(with_both, 2 * tiny_shape().num_hidden_layers);
 }
 
 TEST(LayerStage, KvGenAndStoresWaitForNoOtherWeightsThanTheFirst) {
