@@ -15,24 +15,6 @@ Rows float_rows(float* data, std::int64_t width) {
   return {.data = data, .dtype = DType::float32, .stride = width};
 }
 
-// Rows that decode and prompts of one mini-batch are launched apart: how many thread blocks share a context, and on a GPU
-// which kernel runs, goes by the longest sequence of a launch, and a prompt would take that from all others.
-void attend_keys(Device& device, Attention attention, const LayerContext& context) {
-  const std::int32_t prompts = context.sequence_count - context.decoding_count;
-  if (context.decoding_count > 0) {
-    Attention decoding = attention;
-    decoding.sequence_count = context.decoding_count;
-    decoding.max_new_tokens = 1;
-    decoding.max_context = context.decoding_context;
-    device.launch(decoding);
-  }
-  if (prompts > 0) {
-    attention.sequences += context.decoding_count;
-    attention.sequence_count = prompts;
-    device.launch(attention);
-  }
-}
-
 }  // namespace
 
 Decoder::Decoder(Device& device, const ModelShape& shape, DType dtype, const DeviceLimits& limits)
@@ -171,7 +153,7 @@ void Decoder::turn(const Rows& heads, std::int32_t count, const RotaryPlace* pla
 
 void Decoder::attend(const LayerWeights& weights, const LayerRows& rows,
                      const LayerContext& context, const LayerHooks& hooks) {
-  if (context.absorbed_count > 0) {
+  if (context.absorbed.count > 0) {
     hooks.need(Weight::w_kv);
   }
   hooks.begins(messages::SpanKind::Attention);
@@ -192,34 +174,40 @@ void Decoder::attend(const LayerWeights& weights, const LayerRows& rows,
           context.regenerated_move_count);
   scatter(context.here, rows.new_kv, kv_row_, context.here_moves, context.here_move_count);
   scatter(context.act, rows.new_act, act_row, context.act_moves, context.act_move_count);
-  Attention attention = attention_of({.window = context.window,
-                                      .blocks = context.blocks,
-                                      .sequences = context.sequences,
-                                      .sequence_count = context.sequence_count,
-                                      .max_new_tokens = context.max_new_tokens,
-                                      .max_context = context.max_context});
-  attention.out = attended(context.first_row);
-  attention.q = queries(context.first_row);
-  attention.slots[0] = context.kv;
-  attention.slots[1] = context.regenerated;
-  attention.slots[2] = context.here;
-  attend_keys(device_, attention, context);
-  if (context.absorbed_count > 0) {
-    attention.sequences += context.sequence_count;
-    attention.sequence_count = context.absorbed_count;
-    attention.max_new_tokens = 1;
-    const std::int64_t row =
-        shape_.num_attention_heads *
-        absorbed_row_floats(shape_.hidden_size, shape_.head_dim, context.max_context) *
-        static_cast<std::int64_t>(sizeof(float));
+  const AttentionSequence* sequences = context.sequences;
+  const auto attention = [&](const AttendedTogether& together) {
+    Attention op = attention_of({.window = context.window,
+                                 .blocks = context.blocks,
+                                 .sequences = sequences,
+                                 .together = together});
+    sequences += together.count;
+    op.out = attended(context.first_row);
+    op.q = queries(context.first_row);
+    op.slots[0] = context.kv;
+    op.slots[1] = context.regenerated;
+    op.slots[2] = context.here;
+    return op;
+  };
+  // Apart, since a GPU chooses its kernel, and how many thread blocks share a context, by the sequence of a launch that has
+  // the most new rows: a prompt would take the sharing from all that decode.
+  for (const AttendedTogether& together : {context.one_row, context.more_rows}) {
+    if (together.count > 0) {
+      device_.launch(attention(together));
+    }
+  }
+  if (context.absorbed.count > 0) {
+    const std::int64_t row = shape_.num_attention_heads *
+                             absorbed_row_floats(shape_.hidden_size, shape_.head_dim,
+                                                 context.absorbed.max_context) *
+                             static_cast<std::int64_t>(sizeof(float));
     device_.launch(
-        AbsorbedAttention{.attention = attention,
+        AbsorbedAttention{.attention = attention(context.absorbed),
                           .act = context.act,
                           .w_kv = weights.w_kv,
                           .b_kv = weights.b_kv,
                           .scratch = floats(mlp_),  // which nothing else uses before the MLP
-                          .scratch_rows = static_cast<std::int32_t>(
-                              std::min<std::int64_t>(mlp_.size().n / row, context.absorbed_count)),
+                          .scratch_rows = static_cast<std::int32_t>(std::min<std::int64_t>(
+                              mlp_.size().n / row, context.absorbed.count)),
                           .positions = context.absorbed_positions});
   }
 }
@@ -233,13 +221,13 @@ Attention Decoder::attention_of(const AttentionTables& tables) const {
           .row_dtype = work_,
           .blocks = tables.blocks,
           .sequences = tables.sequences,
-          .sequence_count = tables.sequence_count,
+          .sequence_count = tables.together.count,
           .heads = shape_.num_attention_heads,
           .kv_heads = shape_.num_key_value_heads,
           .head_dim = shape_.head_dim,
           .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
-          .max_new_tokens = tables.max_new_tokens,
-          .max_context = tables.max_context,
+          .max_new_tokens = tables.together.max_new_tokens,
+          .max_context = tables.together.max_context,
           .window = tables.window};
 }
 

@@ -29,6 +29,13 @@ struct Regenerate {
   std::int64_t first_slot, count;
 };
 
+// Sequences of a mini-batch that one launch attends; they stand one behind the other.
+struct AttendedTogether {
+  std::int32_t count = 0;
+  std::int32_t max_new_tokens = 0;  // of one sequence
+  std::int32_t max_context = 0;     // … with its new tokens
+};
+
 // Rows of one or several mini-batches in one decoder layer: what is computed row by row is computed
 // for all of them at once, so that a weight is read once. At most max_mini_batch_rows.
 struct LayerRows {
@@ -54,22 +61,18 @@ struct LayerContext {
   const RowMove* here_moves;         // (here_move_count) … into blocks that stay on the device
   const RowMove* act_moves;          // (act_move_count) new attention inputs into the ACT buffer
   const ContextBlock* blocks;
-  // (sequence_count), of which the first decoding_count have one row; then (absorbed_count) of one row each
-  const AttentionSequence* sequences;
+  const AttentionSequence* sequences;  // of one row, then of several, then absorbed ones, which have one row
   std::int32_t kv_move_count, regenerated_move_count, here_move_count, act_move_count;
-  std::int32_t sequence_count, absorbed_count, decoding_count;
+  AttendedTogether one_row, more_rows, absorbed;
   std::int64_t absorbed_positions;  // of the absorbed ones together
-  std::int32_t max_new_tokens;      // of one sequence
-  std::int32_t max_context;         // … with its new tokens
-  std::int32_t decoding_context;    // the same of the decoding ones alone
 };
 
 // What attention of a mini-batch's sequences goes by.
 struct AttentionTables {
   std::int32_t window;  // of the layer; 0: none
   const ContextBlock* blocks;
-  const AttentionSequence* sequences;  // (sequence_count)
-  std::int32_t sequence_count, max_new_tokens, max_context;
+  const AttentionSequence* sequences;  // (together.count)
+  AttendedTogether together;
 };
 
 // What the pipeline does while a layer is launched.

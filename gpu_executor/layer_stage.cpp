@@ -160,13 +160,10 @@ LayerContext LayerStage::context_of(const Visit& visit, LayerId layer) const {
           .regenerated_move_count = table.regenerated_moves,
           .here_move_count = table.here_moves,
           .act_move_count = table.act_moves,
-          .sequence_count = table.sequence_count,
-          .absorbed_count = table.absorbed_count,
-          .decoding_count = table.decoding_count,
-          .absorbed_positions = table.absorbed_positions,
-          .max_new_tokens = table.max_new_tokens,
-          .max_context = table.max_context,
-          .decoding_context = table.decoding_context};
+          .one_row = table.one_row,
+          .more_rows = table.more_rows,
+          .absorbed = table.absorbed,
+          .absorbed_positions = table.absorbed_positions};
 }
 
 void LayerStage::regenerate(const Visit& visit, const LayerWeights& weights,

@@ -152,6 +152,15 @@ std::int64_t absorbed_positions(const messages::MiniBatch& batch,
   return positions;
 }
 
+AttendedTogether together(const std::vector<AttentionSequence>& sequences) {
+  AttendedTogether all{.count = static_cast<std::int32_t>(sequences.size())};
+  for (const AttentionSequence& one : sequences) {
+    all.max_new_tokens = std::max(all.max_new_tokens, one.new_tokens);
+    all.max_context = std::max(all.max_context, one.context + one.new_tokens);
+  }
+  return all;
+}
+
 LayerTable layer_table(const messages::MiniBatch& batch, const ModelShape& shape,
                        const DeviceLimits& limits, const PoolPartition& pool, TableWriter& writer) {
   // Dropped blocks are not in the table. A sequence's first block counts them nevertheless, so that the j-th
@@ -164,11 +173,9 @@ LayerTable layer_table(const messages::MiniBatch& batch, const ModelShape& shape
       blocks.push_back(context_block(*entry, limits, pool));
     }
   }
-  std::vector<AttentionSequence> decoding, prompts, absorbed;
+  std::vector<AttentionSequence> one_row, more_rows, absorbed;
   std::array<std::vector<RowMove>, 4> moves;  // by buffer
   std::int64_t all_absorbed = 0;
-  std::int32_t max_new_tokens = 0;
-  std::int32_t max_context = 0, decoding_context = 0;
   for (const messages::Sequence* sequence : *batch.sequences()) {
     const std::uint32_t first_entry = sequence->first_entry();
     // Its dropped entries come before all of the others.
@@ -178,13 +185,8 @@ LayerTable layer_table(const messages::MiniBatch& batch, const ModelShape& shape
                                 .context = to_int(sequence->context()),
                                 .first_block = to_int(first_entry) - before};
     const std::int64_t positions = absorbed_positions(batch, *sequence);
-    (positions > 0 ? absorbed : one.new_tokens == 1 ? decoding : prompts).push_back(one);
+    (positions > 0 ? absorbed : one.new_tokens == 1 ? one_row : more_rows).push_back(one);
     all_absorbed += positions;
-    max_new_tokens = std::max(max_new_tokens, one.new_tokens);
-    max_context = std::max(max_context, one.context + one.new_tokens);
-    if (positions == 0 && one.new_tokens == 1) {
-      decoding_context = std::max(decoding_context, one.context + 1);
-    }
     for (std::uint32_t i = 0; i < sequence->new_tokens(); ++i) {
       const std::uint32_t position = sequence->context() + i;
       const ContextBlock& block = blocks[static_cast<std::size_t>(
@@ -198,20 +200,16 @@ LayerTable layer_table(const messages::MiniBatch& batch, const ModelShape& shape
                    .regenerated_moves = static_cast<std::int32_t>(moves[1].size()),
                    .here_moves = static_cast<std::int32_t>(moves[2].size()),
                    .act_moves = static_cast<std::int32_t>(moves[3].size()),
-                   .sequence_count =
-                       static_cast<std::int32_t>(decoding.size() + prompts.size()),
-                   .absorbed_count = static_cast<std::int32_t>(absorbed.size()),
-                   .decoding_count = static_cast<std::int32_t>(decoding.size()),
-                   .absorbed_positions = all_absorbed,
-                   .max_new_tokens = max_new_tokens,
-                   .max_context = max_context,
-                   .decoding_context = decoding_context};
+                   .one_row = together(one_row),
+                   .more_rows = together(more_rows),
+                   .absorbed = together(absorbed),
+                   .absorbed_positions = all_absorbed};
   std::vector<RowMove> all;
   for (const std::vector<RowMove>& some : moves) {
     all.insert(all.end(), some.begin(), some.end());
   }
-  std::vector<AttentionSequence> sequences = std::move(decoding);
-  sequences.insert(sequences.end(), prompts.begin(), prompts.end());
+  std::vector<AttentionSequence> sequences = std::move(one_row);
+  sequences.insert(sequences.end(), more_rows.begin(), more_rows.end());
   sequences.insert(sequences.end(), absorbed.begin(), absorbed.end());
   writer.begin_span();
   table.moves = writer.add(all);

@@ -3,6 +3,7 @@
 // tables its kernels read, packed so that one copy brings what a stage needs. Made only from
 // messages that passed the order check; numbers are not checked again here.
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -44,19 +45,22 @@ struct IterationTable {
   std::int64_t places = 0;                 // (rows of the iteration), models that turn heads
 };
 
+// The same sequences in one launch, where they stand one behind the other.
+inline AttendedTogether both(const AttendedTogether& first, const AttendedTogether& second) {
+  return {.count = first.count + second.count,
+          .max_new_tokens = std::max(first.max_new_tokens, second.max_new_tokens),
+          .max_context = std::max(first.max_context, second.max_context)};
+}
+
 // What one mini-batch needs in each layer.
 struct LayerTable {
   TableSpan span;
   std::int64_t moves = 0;  // (kv_moves + regenerated_moves + here_moves + act_moves)
   std::int32_t kv_moves = 0, regenerated_moves = 0, here_moves = 0, act_moves = 0;
-  // (sequence_count + absorbed_count); of the former those of one row come first, the latter read activations as they are
+  // Of one row, then of several, then those that read activations as they are, which have one row.
   std::int64_t sequences = 0;
-  std::int32_t sequence_count = 0, absorbed_count = 0;
-  std::int32_t decoding_count = 0;      // of sequence_count: those of one row
+  AttendedTogether one_row, more_rows, absorbed;
   std::int64_t absorbed_positions = 0;  // of all absorbed sequences
-  std::int32_t max_new_tokens = 0;      // of one sequence
-  std::int32_t max_context = 0;         // … with its new tokens
-  std::int32_t decoding_context = 0;    // the same of the decoding ones alone
   std::int64_t blocks = 0;              // (entries)
   // (slots from which keys are made again, block_tokens), models that turn heads
   std::int64_t act_places = 0;

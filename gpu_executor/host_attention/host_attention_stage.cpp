@@ -105,9 +105,7 @@ HostAttention HostAttentionStage::work_of(const IterationWork& iteration, const 
       parts_.decoder.attention_of({.window = window,
                                    .blocks = at<ContextBlock>(tables, table.blocks),
                                    .sequences = at<AttentionSequence>(tables, table.sequences),
-                                   .sequence_count = table.sequence_count,
-                                   .max_new_tokens = table.max_new_tokens,
-                                   .max_context = table.max_context});
+                                   .together = both(table.one_row, table.more_rows)});
   attention.out = rows(attended_, q_row_, visit.first_row);
   attention.q = rows(q_, q_row_, visit.first_row);
   attention.slots[0] = blocks;

@@ -9,7 +9,7 @@
 namespace poise::host {
 namespace {
 
-// Rows of queries, and of attention's output, of a sequence list: those of its last sequence are the last.
+// Rows of queries, and of attention's output, of all sequences; they stand in any order.
 std::int64_t rows_of(const Attention& op) {
   std::int64_t rows = 0;
   for (std::int32_t s = 0; s < op.sequence_count; ++s) {

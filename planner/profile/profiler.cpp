@@ -52,8 +52,7 @@ Profiler::Profiler(ProfiledMachine machine, const ControlSegment& control, Loade
   profile_.gpu_memory = machine_.gpu_memory;
   profile_.gpu_overhead = machine_.gpu_overhead;
   profile_.host_memory = machine_.host_memory;
-  begin(machine_.kind == DeviceKind::cpu ? kFirstProfileScale : kFirstProfileScaleOnGpu,
-        1);  // may fail
+  begin(first_profile_scale(machine_.kind), 1);  // may fail
   executor_.watch([this](const messages::LayerDone& done) {
     rest_ += {static_cast<double>(done.rested_ns()) * 1e-9};
     if (done.spans() != nullptr) {
@@ -181,10 +180,7 @@ void Profiler::next_pass() {
     const auto full =
         static_cast<double>(ceil_div(rounds, kFewestRounds) * std::ssize(kProfileWork));
     const Seconds all = machine_.kind == DeviceKind::cpu ? kMeasuring : kMeasuringOnGpu;
-    ProfileScale scale = profile_scale(profile_, layers, {all.n / full});
-    if (machine_.kind != DeviceKind::cpu) {
-      scale.host_blocks = kLargestProfileScale.host_blocks;
-    }
+    const ProfileScale scale = profile_scale(profile_, layers, {all.n / full});
     spdlog::info(
         "profiling with up to {} blocks and {} rows; at first a block took {:.1f} (KV) and {:.1f} us (ACT) to load, "
         "{:.1f} to make keys and values and {:.1f} to attend, a row's products {:.1f}",

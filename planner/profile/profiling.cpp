@@ -64,8 +64,12 @@ std::vector<std::int32_t> prompt_rows(std::int32_t most) {
   return rows;
 }
 
-// Blocks that host cores read of a layer, of all mini-batches together: each another one on the largest scale, whose first
-// mini-batch reads memory that no cache holds. On smaller ones mini-batches share them.
+// Largest loads of KV blocks in a layer during which host cores attend all of theirs: half as many blocks again as these have.
+constexpr double kLoadsBesideHost = 1.5;
+constexpr std::int32_t kMostLoads = 3 * kSizes;  // what the buffers for rows hold beside host cores' own
+
+// Blocks that host cores read of a layer, of all mini-batches together. With the largest scale's number each mini-batch reads
+// others, and the first reads memory that no cache holds; with fewer, mini-batches share them.
 std::int64_t host_bodies(ProfileScale scale) {
   static_assert(kLargestProfileScale.host_blocks == std::int64_t{kHostTails} * kHostSequenceBlocks);
   return std::max({scale.host_blocks, scale.blocks, kMaxHostSequences});
@@ -80,20 +84,20 @@ HostSequences host_sequences(const ProfileSizes& sizes) {
   constexpr std::int64_t kShort = 16;  // blocks: shorter sequences say too little, so mini-batches rather share some
   const std::int64_t bodies =
       std::min(std::int64_t{sizes.host.kv_blocks} - kHostTails, host_bodies(sizes.scale));
-  const std::int64_t blocks =
-      std::max(bodies / kHostTails, std::min(kShort, bodies / kMaxHostSequences));
+  const auto outlasted = static_cast<std::int64_t>(kMostLoads * sizes.scale.blocks /
+                                                   (kLoadsBesideHost * kHostTails));
+  const std::int64_t blocks = std::min(
+      std::max(bodies / kHostTails, std::min(kShort, bodies / kMaxHostSequences)), outlasted);
   return {.most = std::min(kMaxHostSequences, sizes.device.max_sequences),
           .blocks = static_cast<std::uint32_t>(std::clamp<std::int64_t>(
               blocks, 1, std::min(kHostSequenceBlocks, context_blocks(sizes.device))))};
 }
 
-// Largest loads of KV blocks in a layer during which host cores attend all of theirs: half as many blocks again as these have.
 std::int32_t loads_beside_host(const ProfileSizes& sizes) {
-  constexpr double kMore = 1.5;
-  constexpr std::int32_t kMost = 3 * kSizes;  // what the buffers for rows hold beside host cores' own
   const double attended = kHostTails * static_cast<double>(host_sequences(sizes).blocks);
-  return std::clamp(static_cast<std::int32_t>(std::ceil(kMore * attended / sizes.scale.blocks)), 1,
-                    kMost);
+  return std::clamp(
+      static_cast<std::int32_t>(std::ceil(kLoadsBesideHost * attended / sizes.scale.blocks)), 1,
+      kMostLoads);
 }
 
 // A run or entry of one kind and place.
@@ -550,8 +554,13 @@ ProfileScale profile_scale(const Profile& first, std::int32_t layers, Seconds bu
     // Whole eighths, so that every size is another.
     return static_cast<std::int32_t>(std::clamp(each / cost, double(least), double(most))) / 8 * 8;
   };
-  return {.blocks = scaled(block, kFirstProfileScale.blocks, kLargestProfileScale.blocks),
-          .rows = scaled(row, kFirstProfileScale.rows, kLargestProfileScale.rows)};
+  const ProfileScale least = first_profile_scale(first.kind);
+  ProfileScale scale{.blocks = scaled(block, least.blocks, kLargestProfileScale.blocks),
+                     .rows = scaled(row, least.rows, kLargestProfileScale.rows)};
+  if (first.kind != DeviceKind::cpu || scale.blocks == kLargestProfileScale.blocks) {
+    scale.host_blocks = kLargestProfileScale.host_blocks;
+  }
+  return scale;
 }
 
 std::vector<std::size_t> far_points(std::span<const Point> points) {

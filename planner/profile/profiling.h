@@ -63,14 +63,17 @@ inline constexpr std::array<ProfileWork, 6> kProfileWork{
 struct ProfileScale {
   std::int32_t blocks = 0;  // loaded, of one kind
   std::int32_t rows = 0;    // of prompts
-  // That host cores attend in a layer, of all mini-batches together, where these are more than `blocks`.
+  // That host cores attend in a layer, of all mini-batches together; 0: as many as `blocks`.
   std::int32_t host_blocks = 0;
 };
 // Of the first pass, which finds the scale. A GPU takes nearly as long for one block as for eight, and makes the keys and
-// values of codes as many rows at a time as a mini-batch may have: with 8 rows, a block took it 20 times as long as in a run.
+// values of codes as many rows at a time as a mini-batch may have: with 8 rows, a block took many times what it takes in a run.
 inline constexpr ProfileScale kFirstProfileScale{.blocks = 8, .rows = 8},
     kFirstProfileScaleOnGpu{.blocks = 32, .rows = 512};
 static_assert(kFirstProfileScaleOnGpu.rows >= kFirstProfileScaleOnGpu.blocks * kBlockTokens);
+constexpr ProfileScale first_profile_scale(DeviceKind kind) {
+  return kind == DeviceKind::cpu ? kFirstProfileScale : kFirstProfileScaleOnGpu;
+}
 inline constexpr ProfileScale kLargestProfileScale{
     .blocks = 576, .rows = 2048, .host_blocks = 2752};
 
@@ -115,7 +118,7 @@ messages::IterationT profile_iteration(ProfileWork work, const ProfileSizes& siz
 bool measures(ProfileWork work, Line Profile::*line);
 
 // The scale at which one iteration takes about `budget` beside the weights, estimated from `first`, the
-// lines of a smaller scale.
+// lines of a smaller scale; no smaller than the first pass of such a device. Beside a GPU, host cores have all their blocks.
 ProfileScale profile_scale(const Profile& first, std::int32_t layers, Seconds budget);
 
 // Times of all spans, by line and n (profile_times.cpp).

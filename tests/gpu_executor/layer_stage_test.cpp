@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
+#include <map>
 #include <set>
+#include <string>
 
 #include "gpu_executor/order_check/order_check.h"
 #include "gpu_executor/pipeline.h"
@@ -13,6 +16,40 @@
 namespace poise::test {
 namespace {
 
+// Copies arrive at once, so a launch finds the tables that the pipeline sent ahead.
+class CopyingDevice final : public RecordingDevice {
+ public:
+  struct Launch {
+    std::string mini_batch;  // the same for all launches of one in one layer
+    bool absorbs;
+    std::int32_t max_new_tokens, max_context;
+    std::vector<AttentionSequence> sequences;
+  };
+  const std::vector<Launch>& launches() const { return launches_; }
+
+  void copy(Stream stream, std::span<const Copy> copies) override {
+    for (const Copy& one : copies) {
+      std::memcpy(one.to, one.from, static_cast<std::size_t>(one.bytes.n));
+    }
+    RecordingDevice::copy(stream, copies);
+  }
+  using RecordingDevice::launch;
+  void launch(const Attention& op) override { add(op, false); }
+  void launch(const AbsorbedAttention& op) override { add(op.attention, true); }
+
+ private:
+  void add(const Attention& op, bool absorbs) {
+    RecordingDevice::launch(op);
+    launches_.push_back({.mini_batch = std::to_string(order) + " " + queued().back().range,
+                         .absorbs = absorbs,
+                         .max_new_tokens = op.max_new_tokens,
+                         .max_context = op.max_context,
+                         .sequences = {op.sequences, op.sequences + op.sequence_count}});
+  }
+
+  std::vector<Launch> launches_;
+};
+
 // All orders of a plan queued, and what each piece of their work waits for.
 class QueuedPlan {
  public:
@@ -20,6 +57,7 @@ class QueuedPlan {
       : model_(tiny_shape(), DType::float32, 3), pool_(1 << 20) {
     Setting setting;
     setting.limits.resident_layers = resident;
+    setting.limits.absorption = plan.absorbed != nullptr;
     const BlockSizes sizes = block_sizes(model_.shape, model_.dtype, KvFormat::plain);
     const PoolPartition partition{.region_bytes = static_cast<std::uint64_t>(
                                       round_up(sizes.block(BlockKind::act).n * setting.act_blocks +
@@ -90,21 +128,8 @@ class QueuedPlan {
     return all;
   }
 
-  // The launches of each mini-batch in each layer.
-  std::vector<std::vector<Queued>> attention() const {
-    std::vector<std::vector<Queued>> all;
-    std::string last;
-    for (const Queued& work : device_.queued()) {
-      const std::string range = std::to_string(work.order) + " " + work.range;
-      if (work.attention) {
-        if (range != std::exchange(last, range)) {
-          all.emplace_back();
-        }
-        all.back().push_back(work);
-      }
-    }
-    return all;
-  }
+  // Of attention, in the order of the orders.
+  const std::vector<CopyingDevice::Launch>& launches() const { return device_.launches(); }
 
  private:
   void add_kinds(const Queued& work, std::set<BlockKind>& kinds) const {
@@ -120,7 +145,7 @@ class QueuedPlan {
   TinyModel model_;
   std::vector<std::byte> pool_;
   std::size_t region_ = 0, act_bytes_ = 0;
-  RecordingDevice device_;
+  CopyingDevice device_;
 };
 
 Plan some_plan(bool late) {
@@ -168,30 +193,35 @@ TEST(LayerStage, AttentionWaitsForAllBlocksOfItsMiniBatch) {
   }
 }
 
-// A launch's longest sequence decides how many thread blocks share each of its contexts.
-TEST(LayerStage, PromptsAreAttendedApartFromTheRowsThatDecodeInTheirMiniBatch) {
+// The sequence of a launch that has the most new rows decides for all of it.
+TEST(LayerStage, SequencesOfOneRowAreAttendedApartFromPrompts) {
   Plan plan = some_plan(false);
   plan.chunk = 5;  // the fourth of a prompt of 16 tokens has one, and so has a prompt of one token
-  int with_both = 0;
-  for (const auto& launches : QueuedPlan(plan, 0).attention()) {
-    ASSERT_LE(launches.size(), 2u);
-    for (const Queued& one : launches) {
-      std::int32_t rows = 0, context = 0;
-      for (const AttentionSequence& sequence : one.sequences) {
-        rows = std::max(rows, sequence.new_tokens);
-        context = std::max(context, sequence.context + sequence.new_tokens);
-      }
-      EXPECT_EQ(one.attention->max_new_tokens, rows);
-      EXPECT_LE(context, one.attention->max_context);
-      EXPECT_TRUE(rows > 1 || context == one.attention->max_context);
+  plan.per_batch = 6;
+  plan.absorbed = [](std::uint32_t request, std::uint32_t) { return request % 3 == 0; };
+  std::map<std::string, std::set<int>> kinds;  // of each mini-batch and layer: 0 one row, 1 more, 2 absorbed
+  std::map<std::string, std::set<std::int32_t>> first_rows;
+  const QueuedPlan queued(plan, 0);
+  for (const CopyingDevice::Launch& launch : queued.launches()) {
+    std::int32_t most = 0, fewest = INT32_MAX, context = 0;
+    for (const AttentionSequence& one : launch.sequences) {
+      most = std::max(most, one.new_tokens);
+      fewest = std::min(fewest, one.new_tokens);
+      context = std::max(context, one.context + one.new_tokens);
+      EXPECT_TRUE(first_rows[launch.mini_batch].insert(one.first_row).second) << "attended twice";
     }
-    if (launches.size() == 2) {
-      EXPECT_EQ(launches[0].attention->max_new_tokens, 1);
-      EXPECT_GT(launches[1].attention->max_new_tokens, 1);
-      ++with_both;
-    }
+    EXPECT_EQ(launch.max_new_tokens, most);
+    EXPECT_EQ(launch.max_context, context);
+    EXPECT_TRUE(most == 1 || fewest > 1);
+    EXPECT_TRUE(most == 1 || !launch.absorbs);
+    EXPECT_TRUE(kinds[launch.mini_batch].insert(launch.absorbs ? 2 : most > 1 ? 1 : 0).second);
   }
-  EXPECT_EQ(with_both, 2 * tiny_shape().num_hidden_layers);
+  std::set<std::set<int>> together;
+  for (const auto& [mini_batch, some] : kinds) {
+    together.insert(some);
+  }
+  EXPECT_TRUE(together.contains({0, 1})) << "prompts beside a row";
+  EXPECT_TRUE(together.contains({0, 2})) << "rows that absorb beside others";
 }
 
 TEST(LayerStage, KvGenAndStoresWaitForNoOtherWeightsThanTheFirst) {

@@ -1,5 +1,5 @@
 #pragma once
-// A device that runs nothing but copies and remembers what was queued: each call is a piece of work that comes
+// A device that runs nothing and remembers what was queued: each call is a piece of work that comes
 // behind the one before it on its stream and behind the events its stream was told to wait for. What
 // must precede what can then be read off, whatever a machine would make of it. Ranges of a traced
 // pipeline name the work.
@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <new>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,8 +22,6 @@ struct Queued {
   std::uint32_t order;  // as the test counts them
   std::vector<Copy> copies;
   std::vector<WeightCopy> uploads;
-  std::optional<Attention> attention;
-  std::vector<AttentionSequence> sequences;  // of it
   std::vector<std::size_t> behind;  // what it follows directly
 };
 
@@ -81,9 +78,6 @@ class RecordingDevice : public Device {
 
   void copy(Stream stream, std::span<const Copy> copies) override {
     add(stream).copies.assign(copies.begin(), copies.end());
-    for (const Copy& one : copies) {
-      std::memcpy(one.to, one.from, static_cast<std::size_t>(one.bytes.n));
-    }
   }
   void copy_here(Stream stream, std::span<const Copy> copies) override { copy(stream, copies); }
   void upload(Stream stream, std::span<const WeightCopy> weights) override {
@@ -100,11 +94,7 @@ class RecordingDevice : public Device {
   void launch(const QuantizeKv&) override { add(Stream::compute); }
   void launch(const Unpack&) override { add(Stream::compute); }
   void launch(const ScatterRows&) override { add(Stream::compute); }
-  void launch(const Attention& op) override {
-    Queued& work = add(Stream::compute);
-    work.attention = op;
-    work.sequences.assign(op.sequences, op.sequences + op.sequence_count);
-  }
+  void launch(const Attention&) override { add(Stream::compute); }
   void launch(const SampleTokens&) override { add(Stream::compute); }
   void launch(const AbsorbedAttention&) override { add(Stream::compute); }
   void range_push(const char* range) override { range_ = range; }
@@ -137,8 +127,6 @@ class RecordingDevice : public Device {
                        .order = order,
                        .copies = {},
                        .uploads = {},
-                       .attention = {},
-                       .sequences = {},
                        .behind = std::exchange(pending(stream), {queued_.size()})});
     return queued_.back();
   }

@@ -607,8 +607,41 @@ TEST(ProfileScale, ShrinksForASlowMachine) {
   const ProfileScale large = profile_scale(fast, 24, {1}), small = profile_scale(slow, 24, {1});
   EXPECT_GT(large.blocks, small.blocks);
   EXPECT_GT(large.rows, small.rows);
-  EXPECT_GE(small.blocks, kFirstProfileScale.blocks);
+  EXPECT_GE(small.blocks, kFirstProfileScaleOnGpu.blocks);
   EXPECT_LE(large.rows, kLargestProfileScale.rows);
+}
+
+// Where a mini-batch has fewer rows than its blocks, keys and values of codes are made in many small products.
+TEST(ProfileScale, OfASlowGpuHasRoomForTheKeysOfItsBlocksAndAllBlocksOfHostCores) {
+  Profile slow = profile_of(machine_named("h200-pcie5"), opt_shape("opt-1.3b"), DType::float16);
+  for (const ProfileLine& line : profile_lines()) {
+    (slow.*line.line).b *= 1e4;
+  }
+  const ProfileScale on_gpu = profile_scale(slow, 24, {1});
+  EXPECT_GE(on_gpu.rows, on_gpu.blocks * kBlockTokens);
+  EXPECT_EQ(on_gpu.host_blocks, kLargestProfileScale.host_blocks);
+  slow.kind = DeviceKind::cpu;
+  const ProfileScale on_cpu = profile_scale(slow, 24, {1});
+  EXPECT_EQ(on_cpu.blocks, kFirstProfileScale.blocks);
+  EXPECT_EQ(on_cpu.host_blocks, 0);
+}
+
+// A link that is done before host cores would show these alone.
+TEST(ProfileIteration, LoadsLastLongerThanHostCoresAttend) {
+  for (const std::int32_t blocks : {32, 72, 112, 184, 576}) {
+    const ProfileScale scale{blocks, 512, kLargestProfileScale.host_blocks};
+    const ProfileSizes sizes = profile_sizes(opt_shape("opt-6.7b"), DType::float16, scale, kGiB * 2,
+                                             kGiB, kGiB * 24, KvFormat::plain, kGiB * 32);
+    const auto tables = profile_iteration(ProfileWork::context_host_link, sizes,
+                                          opt_shape("opt-6.7b"), 1, 1, 0, 3);
+    std::size_t attended = 0, loaded = 0;
+    for (const auto& batch : tables.mini_batches) {
+      const bool on_host = batch->entries[0].where() == messages::Where::HostInPlace;
+      (on_host ? attended : loaded) += batch->entries.size();
+    }
+    EXPECT_GT(attended, 400u);
+    EXPECT_GE(static_cast<double>(loaded), 1.5 * static_cast<double>(attended)) << blocks;
+  }
 }
 
 }  // namespace
