@@ -106,6 +106,27 @@ class Ended:
 IDLE_COMMAND = 0.25  # seconds that `poise policies` takes on an idle machine
 
 
+_with_orphans = 0  # how often this script is within
+
+
+@contextlib.contextmanager
+def alone_with_orphans():
+    """`stop` and `doctor` end all processes of this user whose supervisor is gone. Within it no other script's do, so that those
+    which a test left are there for the command that it tests."""
+    global _with_orphans
+    descriptor = os.open(tempfile.gettempdir(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if not _with_orphans:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _with_orphans += 1
+        try:
+            yield
+        finally:
+            _with_orphans -= 1
+    finally:
+        os.close(descriptor)
+
+
 class Workspace:
     """A folder of its own for one test, with a private runtime folder for kept loaders."""
 
@@ -130,8 +151,9 @@ class Workspace:
 
     def poise(self, *words, timeout=120, env=None, cwd=None, **popen):
         """Runs `poise WORDS` to its end."""
-        process = self.start(*words, env=env, cwd=cwd, **popen)
-        return self.finish(process, timeout)
+        with alone_with_orphans() if words[0] in ("stop", "doctor") else contextlib.nullcontext():
+            process = self.start(*words, env=env, cwd=cwd, **popen)
+            return self.finish(process, timeout)
 
     def slowness(self):
         """How many times longer a short command takes now than on an idle machine; 1 at least."""
@@ -264,9 +286,9 @@ def cpu_of_children():
 
 
 def said(process):
-    process.log.flush()
-    process.log.seek(0)
-    return process.log.read().decode("utf-8", "replace")
+    """What it has told so far. The process writes where its own offset is, which is also this one's: so that one is left alone."""
+    log = process.log.fileno()
+    return os.pread(log, os.fstat(log).st_size, 0).decode("utf-8", "replace")
 
 
 def _segments():

@@ -334,7 +334,8 @@ def a_command_whose_output_is_written_does_not_wait_for_memory(workspace):
     expect(times["ended"] - times["planner_ended"] < 3, f"the end took {times}")
     (left,) = [process for process in processes.running() if str(workspace.folder) in " ".join(process.arguments)]
     expect_equal(segments.names_of(left.run_id), [], "names in /dev/shm")
-    workspace.poise("stop").expect(0, "ended 1 process")
+    workspace.poise("stop").expect(0, "whose supervisor was gone")
+    expect_equal([process for process in processes.running() if process.pid == left.pid], [], "what was left")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def a_kept_loader_is_whole_again(workspace):
 @test
 def a_profile_needs_no_run_to_put_a_kept_loader_right(workspace):
     requests, output = long_requests(workspace, 40), workspace / "out"
-    options = (*short_of_memory(workspace), *workspace.paced(12), "--keep-loader")
+    options = (*short_of_memory(workspace), *workspace.paced(6), "--keep-loader")
     process = workspace.start(*workspace.run_words(requests, output, *options))
     wait_for_results(f"{output}.poise", 1)
     os.kill(wait_until(lambda: workspace.children(f"{output}.poise").get("planner"), "planner"), signal.SIGKILL)
@@ -80,7 +80,7 @@ def a_profile_needs_no_run_to_put_a_kept_loader_right(workspace):
 
 @test
 def after_the_kill_of_any_process_resume_does_what_is_missing(workspace):
-    requests, slow = long_requests(workspace, 40), workspace.paced(12)
+    requests, slow = long_requests(workspace, 40), workspace.paced(6)
     workspace.run(requests, workspace / "oracle", *TIGHT).expect(0)
     for victim in ("planner", "gpu_executor"):
         output = workspace / victim
@@ -101,7 +101,7 @@ def after_the_kill_of_any_process_resume_does_what_is_missing(workspace):
 def planners_and_policies_change_while_the_host_lacks_weights(workspace):
     requests, output = long_requests(workspace, 40), workspace / "out"
     workspace.run(requests, workspace / "oracle", *TIGHT).expect(0)
-    options = (*short_of_memory(workspace), *workspace.paced(12))
+    options = (*short_of_memory(workspace), *workspace.paced(6))
     process = workspace.start(*workspace.run_words(requests, output, *options))
     run = f"{output}.poise"
     wait_for_results(run, 1)
@@ -116,7 +116,7 @@ def planners_and_policies_change_while_the_host_lacks_weights(workspace):
 def executors_are_restarted_while_the_host_lacks_weights(workspace):
     requests, output = workspace.write_requests("requests.jsonl", short_to_the_end()), workspace / "out"
     workspace.run(requests, workspace / "oracle", *TIGHT).expect(0)
-    options = (*short_of_memory(workspace), *workspace.paced(12), "--restarts", "1")
+    options = (*short_of_memory(workspace), *workspace.paced(6), "--restarts", "1")
     process = workspace.start(*workspace.run_words(requests, output, *options))
     run = f"{output}.poise"
     wait_for_results(run, 1)
@@ -143,7 +143,7 @@ def living(workspace, run):
 def planner_and_executor_die_at_the_same_instant_while_the_host_lacks_weights(workspace):
     requests = workspace.write_requests("requests.jsonl", short_to_the_end())
     workspace.run(requests, workspace / "oracle", *TIGHT).expect(0)
-    options = (*short_of_memory(workspace), *workspace.paced(12))
+    options = (*short_of_memory(workspace), *workspace.paced(6))
 
     output = workspace / "replaced"
     run = f"{output}.poise"

@@ -15,6 +15,7 @@ from harness import comparable, expect, expect_equal, kill_together, request, sh
 from mixed_requests import good_request
 from supervisor.commands import policy as policy_command
 from supervisor.commands import restart as restart_command
+from supervisor.lifecycle import segments
 from supervisor.shared.trouble import Refusal
 
 RESTARTS = 6
@@ -227,6 +228,17 @@ def codes_of_weights_and_context_stand_every_policy_and_every_death(workspace):
     run.replay()
 
 
+def standing_still(run, seconds=0.5):
+    """Waits until the executor has done nothing for that long: its planner is halted, and what it was told is done."""
+    control = segments.ControlView(harness._json(run.workspace / "out.jsonl.poise" / "run.json")["run_id"])
+    with contextlib.closing(control):
+        done, since = control.progress[2], time.monotonic()
+        while time.monotonic() < since + seconds:
+            time.sleep(0.02)
+            if (now := control.progress[2]) != done:
+                done, since = now, time.monotonic()
+
+
 def another(run, what, old):
     return wait_until(lambda: (pid := run.pid(what)) not in (old, None) and pid, f"another {what}")
 
@@ -261,12 +273,13 @@ def an_executor_that_ends_while_it_is_set_up_for_another_policy_takes_its_blocks
         time.sleep(0.2)
         planner, executor = run.pid("planner"), run.pid("gpu_executor")
         os.kill(planner, signal.SIGSTOP)
-        time.sleep(0.5)  # the iteration under way ends, and no other begins
+        standing_still(run)  # the iteration under way ends, and no other begins
         os.kill(executor, signal.SIGSTOP)
         swap = workspace.start("policy", policy, run.run)
         wait_until(lambda: harness._json(workspace / "out.jsonl.poise" / "policy.json").get("policy") == policy, "the wish")
         os.kill(planner, signal.SIGCONT)
         workspace.finish(swap).expect(0)
+        expect_equal(run.pid("gpu_executor"), executor, "the executor that was halted")
         os.kill(executor, signal.SIGKILL)
         another(run, "gpu_executor", executor)
     expect(run.lives(), "the run was over before it was disturbed enough")
@@ -372,7 +385,7 @@ def who_dies_unasked_is_replaced_as_often_as_the_run_allows(workspace):
 
 @test
 def each_of_several_who_wish_for_a_policy_is_told_of_its_own(workspace):
-    requests = work(workspace, 12)
+    requests = work(workspace, 24)
     oracle = undisturbed(workspace, requests)
     run = Disturbed(workspace, requests, *slowly(workspace), "--policy", "kv-only")
     planner = run.pid("planner")
@@ -398,7 +411,9 @@ def each_of_several_who_wish_for_a_policy_is_told_of_its_own(workspace):
             end.expect(2, "there is no such policy", "stays in force")
         else:
             end.expect(2, "a later request replaced this one; ")
-    expect_equal(ends[run.status()["policy"]].code, 0, "the end of who has its wish")
+    # Where the planner found the last wish alone, and that was for no policy, hybrid stays in force from before.
+    granted = [name for name, end in ends.items() if end.code == 0]
+    expect(run.status()["policy"] in (granted or ["hybrid"]), f"{run.status()['policy']} is in force, {granted} were granted")
     expect(run.lives(), "the run was over before it was disturbed enough")
     run.finish(oracle)
 

@@ -175,7 +175,7 @@ def a_second_interrupt_ends_at_once(workspace):
     process = workspace.start(*workspace.run_words(requests, workspace / "out.jsonl", *SLOWLY))
     wait_for_results(workspace / "out.jsonl.poise", 1)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.05)
+    wait_until(lambda: "interrupt again" in harness.said(process), "the first one to be seen")
     process.send_signal(signal.SIGINT)
     began = time.monotonic()
     workspace.finish(process).expect(75, "--resume")

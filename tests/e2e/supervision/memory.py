@@ -79,6 +79,7 @@ def what_the_kernel_takes_out_of_mappings_first_is_waited_for_longer(workspace):
 
 
 @test
+@mock.patch.object(inputs.leftovers, "await_memory", lambda *_: None)  # it looks at all runs of this user
 def memory_on_its_way_back_from_the_run_before_is_waited_for(workspace):
     given = mock.Mock(host_memory=80 << 30, gpu_memory=None)
     rooms = iter([20 << 30, 30 << 30, 50 << 30, 75 << 30, 90 << 30])

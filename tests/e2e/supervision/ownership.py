@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness  # noqa: E402
 from harness import expect, expect_equal, refuses, test, wait_until  # noqa: E402
 from supervisor.commands import tail  # noqa: E402
-from supervisor.lifecycle import live_changes, loaders, locks, processes, segments, short_folders  # noqa: E402
+from supervisor.lifecycle import leftovers, live_changes, loaders, locks, processes, segments, short_folders  # noqa: E402
 from supervisor.lifecycle.delivery import Delivery  # noqa: E402
 from supervisor.lifecycle.locks import Lock, is_held  # noqa: E402
 from supervisor.lifecycle.run_directory import RunDirectory  # noqa: E402
@@ -214,6 +214,18 @@ def a_segment_loses_its_name_only_while_nobody_can_attach_to_it(workspace):
             names, _ = segments.reap()
         expect_equal(len(names), 1, "reaped")
         expect(not attached, "somebody attached to what was then removed")
+
+
+@test
+def shared_memory_that_was_cleaned_up_is_told(workspace):
+    told = []
+    only_segments = {"sweep": segments.reap, "say": told.append}  # the rest is this user's own
+    with in_a_folder_of_its_own(workspace), mock.patch.multiple(leftovers, **only_segments):
+        make_control("dead")
+        with mock.patch.object(processes, "running", list):
+            expect(leftovers.clean_up(), "there was something")
+            expect(not leftovers.clean_up(), "there is nothing any more")
+    expect_equal([line.partition(" (")[0] for line in told], ["removed 1 shared memory segment of dead runs"], "told")
 
 
 @test

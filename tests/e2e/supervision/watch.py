@@ -305,9 +305,9 @@ def a_command_that_is_told_of_the_end_is_ended_with_all_that_it_started(workspac
     waiting = SimpleNamespace(count=0, descriptor=read_end, drain=lambda: os.read(read_end, 10))
     os.write(write_end, b"x")
     with open(workspace / "said", "w+") as said, mock.patch("sys.stderr", said):
-        notification.notify(command, {}, waiting, patience=0.5)
+        notification.notify(command, {}, waiting, patience=2)
         said.seek(0)
-        expect("took more than 0.5 s" in said.read(), "not told")
+        expect("took more than 2 s" in said.read(), "not told")
         wait_until(lambda: _is_over(int(pid.read_text())), "what the command had started to end")
         os.write(write_end, b"x")  # of a run that was interrupted: it is told all the same
         notification.notify(f"echo told > {pid}", {}, waiting)
