@@ -151,7 +151,7 @@ class Workspace:
 
     def poise(self, *words, timeout=120, env=None, cwd=None, **popen):
         """Runs `poise WORDS` to its end."""
-        with alone_with_orphans() if words[0] in ("stop", "doctor") else contextlib.nullcontext():
+        with alone_with_orphans() if words[:1] in (("stop",), ("doctor",)) else contextlib.nullcontext():
             process = self.start(*words, env=env, cwd=cwd, **popen)
             return self.finish(process, timeout)
 
