@@ -150,7 +150,10 @@ def told_to_end_it_takes_along_what_it_began(workspace):
         _, said = running.communicate(timeout=60)
         expect_equal((running.returncode, "Traceback" in said), (128 + number, False), f"exit of {section}, {said}")
         expect_equal(list(workspace.folder.glob("poise-gpu-check-*")), [], "folders left behind")
-        wait_until(lambda: not workspace.leftovers(), "nothing to be left behind", 10)
+        left = [one for one in workspace.leftovers() if not one.startswith("shared memory")]
+        expect_equal(left, [], "left behind")
+        # Unit tests that run at the same time have segments that are nobody's for a moment.
+        wait_until(lambda: not workspace.leftovers(), "no shared memory to be left behind", 10)
 
 
 @test

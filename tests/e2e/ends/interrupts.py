@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness  # noqa: E402
-from ending import SLOWLY, interpreter, interrupted, long_requests, wait_for_results  # noqa: E402
+from ending import SLOWLY, interpreter, long_requests, wait_for_results  # noqa: E402
 from harness import DEMO, DEMO_MODEL, expect, expect_equal, request, test, wait_until  # noqa: E402
 
 
