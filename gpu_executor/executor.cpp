@@ -229,8 +229,11 @@ void Executor::configure(const messages::Configure& configure) {
   }
   const Bytes allowed = cap_of(*device_, options_, configure.gpu_memory());
   report_all();
-  // Before the planner waits for an answer: a large pool takes seconds to pin, and memory of the device.
-  if (const PoolNow pool = memory_.pool(); pool.epoch != 0 && !memory_.mapped(pool)) {
+  // Before the planner waits for an answer: a large pool takes seconds to pin, and memory of the device. One that was given
+  // back is let go: its memory is the next one's.
+  if (const PoolNow pool = memory_.pool(); pool.epoch == 0) {
+    memory_.unmap_blocks();
+  } else if (!memory_.mapped(pool)) {
     memory_.map_blocks(pool);
   }
   const auto planned = [&] {

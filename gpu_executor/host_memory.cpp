@@ -147,9 +147,17 @@ PoolNow HostMemory::pool() const {
 
 HostMemory::~HostMemory() { device_.end(std::move(blocks_registrations_)); }
 
+void HostMemory::unmap_blocks() {
+  if (blocks_) {
+    device_.end(std::exchange(blocks_registrations_, {}));
+    device_.expect_registered({});
+    blocks_.reset();
+    spdlog::info("unmapped block pool {}", blocks_epoch_);
+  }
+}
+
 void HostMemory::map_blocks(const PoolNow& pool) {
-  device_.end(std::exchange(blocks_registrations_, {}));
-  blocks_.reset();
+  unmap_blocks();
   blocks_ = Segment::attach(segment_name(run_id_, fmt::format("blocks-{}", pool.epoch)),
                             Access::read_write);
   blocks_epoch_ = pool.epoch;

@@ -48,6 +48,7 @@ class HostMemory {
   // nothing uses those mapped before. Fails where header and segment contradict each other.
   bool mapped(const PoolNow& pool) const { return blocks_ && blocks_epoch_ == pool.epoch; }
   void map_blocks(const PoolNow& pool);
+  void unmap_blocks();  // likewise
   // Registers what has come to stand of the mapped pool since. Cheap if there is nothing.
   void register_standing();
   // Whether all blocks of the host that an iteration names may be used; true as well where it is to be refused. Fails

@@ -22,7 +22,7 @@ constexpr double kTera = 1e12;
 constexpr double kLeastRise = 1e-9;  // slope of a level line, relative to its height
 constexpr double kLeastTime = 1e-4;  // of the longest time; a shorter time has no larger weight
 
-constexpr std::array<ProfileLine, 21> kLines{{
+constexpr std::array<ProfileLine, 22> kLines{{
     {"load_w", "layers", &Profile::load_w},
     {"load_kv", "KV blocks", &Profile::load_kv},
     {"load_act", "ACT blocks", &Profile::load_act},
@@ -42,6 +42,7 @@ constexpr std::array<ProfileLine, 21> kLines{{
     {"host_down", "rows", &Profile::host_down, false},
     {"host_up", "rows", &Profile::host_up, false},
     {"load_beside_host", "KV blocks", &Profile::load_beside_host, false},
+    {"load_act_beside_host", "ACT blocks", &Profile::load_act_beside_host, false},
     {"absorb_rows", "rows", &Profile::absorb_rows, false},
     {"absorb", "ACT blocks", &Profile::absorb, false},
 }};
@@ -160,6 +161,17 @@ DeviceKind kind_of(const JsonObject& object, std::string_view name) {
     object.refuse("kind", fmt::format("must be cpu or cuda, not {}", shown(*text)));
   }
   return *kind;
+}
+
+// Files of before it was kept have none, whatever it was.
+KvFormat kv_format_of(const JsonObject& object) {
+  const auto text = object.string("kv_cache_dtype");
+  const auto format = text ? kv_format_from(*text) : KvFormat::plain;
+  if (!format) {
+    object.refuse("kv_cache_dtype",
+                  fmt::format("must be auto, int8 or int4, not {}", shown(*text)));
+  }
+  return *format;
 }
 
 std::string hash_text(std::string_view text) {
@@ -336,6 +348,7 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype,
   const double qkv_share = first / weights;
   return {.name = machine.name,
           .kind = machine.kind,
+          .kv_format = kv_format,
           .fingerprint = profile_fingerprint(machine.name, shape, dtype, kv_format),
           .model = model_fingerprint(shape, dtype, kv_format),
           .load_w = {.b = seconds(layout.layer.bytes, machine.link)},
@@ -361,6 +374,7 @@ Profile profile_of(const Machine& machine, const ModelShape& shape, DType dtype,
           .host_down = {.b = host ? seconds(sizes.kv_row + q_row, machine.back) : 0},
           .host_up = {.b = host ? seconds(q_row, machine.link) : 0},
           .load_beside_host = {},
+          .load_act_beside_host = {},
           .host_attention_undisturbed = {},
           .gpu_memory = machine.gpu_memory,
           .gpu_overhead = machine.gpu_overhead,
@@ -382,6 +396,7 @@ std::span<const ProfileLine> profile_lines() { return kLines; }
 nlohmann::ordered_json json_of(const Profile& profile) {
   nlohmann::ordered_json json{{"name", profile.name},
                               {"kind", name_of(profile.kind)},
+                              {"kv_cache_dtype", name_of(profile.kv_format)},
                               {"build", profile.build},
                               {"fingerprint", profile.fingerprint},
                               {"model", profile.model},
@@ -419,6 +434,7 @@ Profile profile_from(const JsonObject& object) {
   const std::string name = object.string("name").value_or("");
   Profile profile{.name = name,
                   .kind = kind_of(object, name),
+                  .kv_format = kv_format_of(object),
                   .build = object.string("build").value_or(""),
                   .fingerprint = object.string("fingerprint").value_or(""),
                   .model = object.string("model").value_or(""),
@@ -475,6 +491,8 @@ Profile read_profile_of(const std::filesystem::path& path, const ModelShape& sha
         "profile",
         path.string(), profile.name);
   }
+  profile.kv_format = kv_format;  // files of before it was kept do not say it
+  complete(profile);
   return profile;
 }
 

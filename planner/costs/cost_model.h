@@ -81,6 +81,7 @@ inline constexpr std::int32_t kProfiledPrompt = 1024;
 struct Profile {
   std::string name;  // the machine's
   DeviceKind kind = DeviceKind::cuda;
+  KvFormat kv_format = KvFormat::plain;  // of the model's KV blocks
   std::string build;  // that measured it (measuring_build.h); empty: of constants, or not known
   std::string fingerprint;  // of the machine and the model that it holds for
   std::string model;        // of the model alone
@@ -91,8 +92,9 @@ struct Profile {
   Line load_here;  // of ACT blocks that stay on the device
   Line kv_gen;     // T_kv_gen(blocks)
   Line attention;  // decode attention, by blocks; it does not matter where K and V come from
-  // The same without copies within the GPU's memory, which make it half as fast (H200, OPT-6.7B).
-  // Nothing if that was not measured.
+  // The same without copies within the GPU's memory, which make it half as fast (H200, OPT-6.7B). Nothing if that was not
+  // measured, and for codes: decoding them takes as long as the clock says, which work lowers. 446 blocks of int8 took 151 us
+  // on a cool GPU, 200 in a run without such copies, 208 in the work that keeps the GPU busy.
   std::optional<Line> attention_undisturbed;
   // Attention straight from activations, instead of kv_gen and attention: of rows with one ACT block each, with their
   // queries' products with W_K and those with W_V; and by the blocks beyond these. Nothing where it is not known.
@@ -111,11 +113,13 @@ struct Profile {
   // link for it, by rows: queries and new rows to them, attention's output from them. Nothing where it is
   // not known.
   Line host_attention, host_down, host_up;
-  // Link and host cores read the same memory, and slow each other down: load_kv while host cores attend, and T_host while
-  // the link is idle (host_attention: while it is not). Nothing if that was not measured.
-  Line load_beside_host;
+  // Link and host cores read the same memory, and slow each other down: load_kv and load_act while host cores attend, and
+  // T_host while the link is idle (host_attention: while it is not). Nothing if that was not measured.
+  Line load_beside_host, load_act_beside_host;
   std::optional<Line> host_attention_undisturbed;
-  double link_slowdown = 1;  // a load's time while host cores attend, as a multiple of its time while they rest
+  // A load's time while host cores attend, as a multiple of its time while they rest: of KV blocks, and of ACT blocks and
+  // weights. Beside host cores all cross at the same bytes a second, but blocks of codes are slower than those without them.
+  double kv_slowdown = 1, act_slowdown = 1;
   Seconds between{};  // from the end of an iteration to the next one's first work
   // From the end of the work that another stream waits for to the begin of what waits.
   Seconds event_latency{};
@@ -138,10 +142,13 @@ struct Profile {
   // Link and host cores that begin a layer's work at the same time: how much longer the loads take than `link`, their time
   // while host cores rest, and which share of `beside`, T_host beside a busy link, host cores take. Once the first is
   // done, the other goes on at its pace alone, host cores at that of `alone`.
+  struct LinkTime {
+    Seconds kv{}, rest{};  // of KV blocks; of ACT blocks and weights
+  };
   struct Paces {
     double link = 1, host = 1;
   };
-  Paces paces(Seconds link, Seconds beside, Seconds alone) const;
+  Paces paces(LinkTime link, Seconds beside, Seconds alone) const;
   Seconds host_alone(double blocks) const {
     return host_attention_undisturbed ? (*host_attention_undisturbed)(blocks)
                                       : host_attention(blocks);
@@ -171,7 +178,7 @@ std::shared_ptr<const Profile> deciding_costs(std::shared_ptr<const Profile> pro
                                               bool absorption);
 
 // Fills in what follows from `name` and `measured` (gpu_costs.cpp): attention_undisturbed,
-// host_attention_undisturbed, link_slowdown, row_tile, row_pairs, and for few rows forward and qkv.
+// host_attention_undisturbed, kv_slowdown, act_slowdown, row_tile, row_pairs, and for few rows forward and qkv.
 void complete(Profile& profile);
 
 // A profile's lines by their names in its file, and what they count.

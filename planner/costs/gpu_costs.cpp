@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "planner/costs/cost_model.h"
@@ -86,17 +87,18 @@ Seconds Profile::prefill_of(double pairs, double rows) const {
   return prefill(high);
 }
 
-Profile::Paces Profile::paces(Seconds link, Seconds beside, Seconds alone) const {
+Profile::Paces Profile::paces(LinkTime link, Seconds beside, Seconds alone) const {
   if (beside.n <= 0) {
     return {};
   }
   const double faster = std::min(1.0, alone / beside);  // host cores, once the link rests
-  const Seconds slowed = link * link_slowdown;
+  const Seconds rested = link.kv + link.rest;
+  const Seconds slowed = link.kv * kv_slowdown + link.rest * act_slowdown;
+  const double slowdown = rested.n > 0 ? slowed / rested : 1;
   if (beside <= slowed) {  // host cores are done first
-    const double most = link_slowdown - 1;
-    return {.link = 1 + most * (beside / slowed), .host = 1};
+    return {.link = 1 + (slowdown - 1) * (beside / slowed), .host = 1};
   }
-  return {.link = link_slowdown, .host = 1 - (1 - faster) * (1 - slowed / beside)};
+  return {.link = slowdown, .host = 1 - (1 - faster) * (1 - slowed / beside)};
 }
 
 void complete(Profile& profile) {
@@ -120,13 +122,22 @@ void complete(Profile& profile) {
       line->points = rising(measured->alone);
     }
   };
-  undisturbed("attention", profile.attention_undisturbed);
-  undisturbed("host_attention", profile.host_attention_undisturbed);
-  const std::vector<Point>& beside = profile.load_beside_host.points;
-  if (!beside.empty() && profile.kind == DeviceKind::cuda) {
-    const Seconds rested = profile.load_kv(beside.back().n);
-    profile.link_slowdown = rested.n > 0 ? std::max(1.0, beside.back().time / rested) : 1;
+  profile.attention_undisturbed.reset();
+  if (profile.kv_format == KvFormat::plain) {
+    undisturbed("attention", profile.attention_undisturbed);
   }
+  undisturbed("host_attention", profile.host_attention_undisturbed);
+  const auto slowdown = [&](const Line& beside, const Line& rested) -> std::optional<double> {
+    if (beside.points.empty() || profile.kind != DeviceKind::cuda) {
+      return std::nullopt;
+    }
+    const Seconds time = rested(beside.points.back().n);
+    return time.n > 0 ? std::max(1.0, beside.points.back().time / time) : 1;
+  };
+  const auto kv = slowdown(profile.load_beside_host, profile.load_kv);
+  const auto act = slowdown(profile.load_act_beside_host, profile.load_act);
+  profile.kv_slowdown = kv.value_or(act.value_or(1));  // what was not measured is as the other
+  profile.act_slowdown = act.value_or(profile.kv_slowdown);
 }
 
 }  // namespace poise

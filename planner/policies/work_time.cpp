@@ -72,12 +72,14 @@ IterationTime iteration_time(const Profile& profile, const AllocationInputs& inp
   const double streamed = layers - blocks.resident_layers.value_or(0);
   const double host_blocks = filled * static_cast<double>(inputs.host_blocks);
   const Seconds attended = profile.host_attention(host_blocks);
-  const double loads =
-      in_parts(profile.load_act, host_act, parts) + in_parts(profile.load_kv, host_kv, parts);
-  const double link = layers * loads + streamed * profile.load_w(1).n;
+  const Profile::LinkTime link{
+      .kv = {layers * in_parts(profile.load_kv, host_kv, parts)},
+      .rest = {layers * in_parts(profile.load_act, host_act, parts) +
+               streamed * profile.load_w(1).n}};
   const Profile::Paces paces =
       inputs.host_requests > 0
-          ? profile.paces({link / layers}, attended, profile.host_alone(host_blocks))
+          ? profile.paces({.kv = link.kv / layers, .rest = link.rest / layers}, attended,
+                          profile.host_alone(host_blocks))
           : Profile::Paces();
   const Line& attention = profile.attention_beside(blocks.gpu_act_blocks > 0);
   // Rows of requests that host cores attend are multiplied with the others'.
@@ -96,7 +98,7 @@ IterationTime iteration_time(const Profile& profile, const AllocationInputs& inp
   const double back = profile.store_act(requests * host_act / std::max(all, 1.0)).n +
                       profile.store_kv(requests * host_kv / std::max(all, 1.0)).n +
                       profile.host_down(on_host).n;
-  return {.link = {paces.link * link},
+  return {.link = (link.kv + link.rest) * paces.link,
           .compute = {layers * compute + profile.head(rows).n},
           .back = {layers * back},
           .host = {layers * host}};

@@ -231,7 +231,7 @@ bool Preparation::find_profile() {
 }
 
 void Preparation::begin_profiling() {
-  profiler_ = std::make_unique<Profiler>(
+  measurement_ = std::make_unique<CostMeasurement>(
       profiled_machine(*run_.control, *run_.executor->greeting(), run_.options.gpu_memory,
                        run_.options.host_memory, run_.kv_format()),
       *run_.control, *run_.loader, *run_.executor);
@@ -241,14 +241,16 @@ void Preparation::begin_profiling() {
 }
 
 bool Preparation::measure() {
-  const bool moved = profiler_->step(kMessageWait);
-  run_.status.measured = profiler_->share();
-  if (profiler_->done()) {
+  const bool moved = measurement_->step(kMessageWait);
+  run_.status.measured = measurement_->share();
+  if (measurement_->done()) {
     run_.status.state = "preparing";
-    Profile profile = profiler_->profile();
-    profiler_.reset();
+    Profile profile = measurement_->profile();
     keep_profile(run_.options.profile_dir, profile);
     use_profile(std::move(profile));
+    measurement_->give_back();
+  } else if (measurement_->gave_back()) {  // the run is planned with its memory
+    measurement_.reset();
     run_.executor->log_to(*run_.order_log);
     files_.close_profile_log();
     decide();
@@ -341,11 +343,11 @@ bool Preparation::keep_pool() {
     }
   }
   try {
-    // One that is far too small is not this run's (it was made to measure costs), or of no use.
+    // One that is smaller is not this run's (it was made to measure costs), or of little use.
     const RunPlan anew = solve(
         *in_force_.policy,
         planning_problem(run_, run_.to_do, in_force_.profile, {}, bytes_of(pool, run_.shape())));
-    if (region_bytes(run_.block_sizes(), anew.host) / 2 > pool.region_bytes) {
+    if (region_bytes(run_.block_sizes(), anew.host) / 10 * 9 > pool.region_bytes) {
       run_.loader->forget_grant();
       return false;
     }

@@ -19,7 +19,7 @@
 #include "planner/process/policy_change.h"
 #include "planner/process/run.h"
 #include "planner/process/run_files.h"
-#include "planner/profile/profiler.h"
+#include "planner/profile/cost_measurement.h"
 
 namespace poise {
 
@@ -69,8 +69,8 @@ class Preparation {
   RunFiles files_;
   Phase phase_ = Phase::loading;
   bool answered_ = false;
-  std::string policy_name_;             // without a wish
-  std::unique_ptr<Profiler> profiler_;  // while it measures
+  std::string policy_name_;                       // without a wish
+  std::unique_ptr<CostMeasurement> measurement_;  // while it is under way
 };
 
 }  // namespace poise

@@ -180,11 +180,11 @@ class ProfileTimes::Reader {
       times_.add(&Profile::host_attention, batch.host_blocks, time);
     }
   }
-  // Beside host cores nothing else counts but whole loads of KV blocks.
+  // Beside host cores nothing else counts but whole loads.
   void take_beside_host(const messages::Span& span, const Brought& batch, const Time& time) {
-    if (span.kind() == SpanKind::Load && batch.kv > 0 &&
-        overlap_with(kHost, span) >= kBesideOther) {
+    if (span.kind() == SpanKind::Load && overlap_with(kHost, span) >= kBesideOther) {
       times_.add(&Profile::load_beside_host, batch.kv, time);
+      times_.add(&Profile::load_act_beside_host, batch.act, time);
     }
   }
 
@@ -384,6 +384,7 @@ std::vector<Point> ProfileTimes::medians(const Samples& samples, bool alone) {
 
 void ProfileTimes::fit(Profile& profile) const {
   profile.measured.clear();
+  profile.load_beside_host = profile.load_act_beside_host = {};  // never of a smaller scale
   for (std::size_t i = 0; i < profile_lines().size(); ++i) {
     const ProfileLine& line = profile_lines()[i];
     MeasuredLine measured{.name = line.name,

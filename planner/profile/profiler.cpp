@@ -14,8 +14,10 @@ namespace poise {
 namespace {
 
 constexpr Bytes kLargestPool = kGiB * 2;
-constexpr Bytes kLargestHostPool = kGiB * 16;  // of blocks that host cores attend
-constexpr std::int64_t kShareOfHost = 8;  // of what is free, each of these may take one part
+constexpr Bytes kLargestHostPool = kGiB * 24;  // of blocks that host cores attend
+// Of what is free, each of these may take one part. The first pass's pool stands while the second one's is made. Host cores need
+// memory that no cache holds, of large models, too: with an eighth, those of OPT-30B read 120 MB of a layer, again and again.
+constexpr std::int64_t kShareOfHost = 8, kShareOfHostCores = 3;
 // Time for all works of full size, beside their weights. In this time a GPU can run mini-batches as large
 // as those of runs, at its clock under steady load; CPU cores run smaller ones.
 constexpr Seconds kMeasuring{2}, kMeasuringOnGpu{5};
@@ -45,6 +47,7 @@ Profiler::Profiler(ProfiledMachine machine, const ControlSegment& control, Loade
       executor_(executor) {
   profile_.name = machine_.device;
   profile_.kind = machine_.kind;
+  profile_.kv_format = machine_.kv_format;
   profile_.build = measuring_build();
   profile_.fingerprint =
       profile_fingerprint(machine_.device, machine_.shape, machine_.dtype, machine_.kv_format);
@@ -68,7 +71,7 @@ Profiler::~Profiler() { executor_.watch(nullptr); }
 void Profiler::begin(ProfileScale scale, int rounds) {
   const Bytes pool = std::min(kLargestPool, machine_.host_free / kShareOfHost);
   const Bytes attended = machine_.attends_on_host
-                             ? std::min(kLargestHostPool, machine_.host_free / kShareOfHost)
+                             ? std::min(kLargestHostPool, machine_.host_free / kShareOfHostCores)
                              : Bytes{0};
   const Bytes tables =
       machine_.kind == DeviceKind::cpu ? Bytes{0} : page_tables_of(kLargestPool + attended);
@@ -194,7 +197,7 @@ void Profiler::next_pass() {
     repeat(outliers);
   } else if (!std::exchange(rested_, true)) {
     works_.repeat({.work = ProfileWork::context_few, .round = 0}, kRests);
-    executor_.configure(sizes_.device, machine_.gpu_memory, layout_, false);
+    configure_untraced();
     phase_ = Phase::configuring;
   } else {
     check_whole();

@@ -47,6 +47,10 @@ class Profiler {
   double share() const { return share_; }
   // REQUIRES: done().
   const Profile& profile() const { return profile_; }
+  // Once more as in the last work, without traces. REQUIRES: no iteration is under way.
+  void configure_untraced() {
+    executor_.configure(sizes_.device, machine_.gpu_memory, layout_, false);
+  }
 
  private:
   enum class Phase { claiming, configuring, measuring, over };

@@ -31,7 +31,9 @@ constexpr std::array<std::int32_t, 6> kHostSequenceShares{16, 12, 8, 4, 2, 1};
 constexpr std::uint32_t kHostTails =
     kMaxHostSequences *
     std::accumulate(kHostSequenceShares.begin(), kHostSequenceShares.end(), 0) / 16;
-constexpr std::int32_t kHostSequenceBlocks = 32;  // of each, at most: with 16, cores read a sixth slower than in a run
+// Of each, at most. With 16, cores read a sixth slower than in a run. With 32 they attended 2.6 ms at a time, and the link
+// beside them carried 48 to 50 GB/s; beside the 8 ms of a run it has 45 to 46.
+constexpr std::int32_t kHostSequenceBlocks = 64;
 // Neighbours' rows are together more than a mini-batch's buffers hold, so that each is a group of its
 // own; in parts of the largest, 0 for a single row. One part is few rows, which products have a way of
 // their own for (kernels/cuda/gemm.h); from half of the largest on there is a size for every two
@@ -64,9 +66,10 @@ std::vector<std::int32_t> prompt_rows(std::int32_t most) {
   return rows;
 }
 
-// Largest loads of KV blocks in a layer during which host cores attend all of theirs: half as many blocks again as these have.
-constexpr double kLoadsBesideHost = 1.5;
-constexpr std::int32_t kMostLoads = 3 * kSizes;  // what the buffers for rows hold beside host cores' own
+// Largest loads in a layer during which host cores attend all of theirs: twice as many blocks as these have. Every other load
+// is of ACT blocks, which may take half as long.
+constexpr double kLoadsBesideHost = 2;
+constexpr std::int32_t kMaxLoads = 4 * kSizes;  // what the buffers for rows hold beside host cores' own
 
 // Blocks that host cores read of a layer, of all mini-batches together. With the largest scale's number each mini-batch reads
 // others, and the first reads memory that no cache holds; with fewer, mini-batches share them.
@@ -75,7 +78,7 @@ std::int64_t host_bodies(ProfileScale scale) {
   return std::max({scale.host_blocks, scale.blocks, kMaxHostSequences});
 }
 
-// The sequences of the largest of these mini-batches, and the blocks of each besides the one that it writes to.
+// The sequences of the largest of these mini-batches, and the blocks of each, with the one that it writes to.
 struct HostSequences {
   std::int32_t most;
   std::uint32_t blocks;
@@ -84,8 +87,8 @@ HostSequences host_sequences(const ProfileSizes& sizes) {
   constexpr std::int64_t kShort = 16;  // blocks: shorter sequences say too little, so mini-batches rather share some
   const std::int64_t bodies =
       std::min(std::int64_t{sizes.host.kv_blocks} - kHostTails, host_bodies(sizes.scale));
-  const auto outlasted = static_cast<std::int64_t>(kMostLoads * sizes.scale.blocks /
-                                                   (kLoadsBesideHost * kHostTails));
+  const auto outlasted =
+      static_cast<std::int64_t>(kMaxLoads * sizes.scale.blocks / (kLoadsBesideHost * kHostTails));
   const std::int64_t blocks = std::min(
       std::max(bodies / kHostTails, std::min(kShort, bodies / kMaxHostSequences)), outlasted);
   return {.most = std::min(kMaxHostSequences, sizes.device.max_sequences),
@@ -97,7 +100,7 @@ std::int32_t loads_beside_host(const ProfileSizes& sizes) {
   const double attended = kHostTails * static_cast<double>(host_sequences(sizes).blocks);
   return std::clamp(
       static_cast<std::int32_t>(std::ceil(kLoadsBesideHost * attended / sizes.scale.blocks)), 1,
-      kMostLoads);
+      kMaxLoads);
 }
 
 // A run or entry of one kind and place.
@@ -124,6 +127,25 @@ class Tables {
     }
     if (parts.begin()->first.kind == messages::Kind::Act) {
       batch->regenerate.emplace_back(0, slot);
+    }
+    end(std::move(batch));
+  }
+
+  // Loads `n` blocks, of which one-row sequences attend but a few: the link never waits for the device.
+  void add_loads(const Blocks& blocks, std::int32_t n) {
+    auto batch = begin();
+    std::uint32_t slot = 0;
+    const std::int32_t attended = std::min(n, kSequences);
+    add_sequences(*batch, blocks, attended, attended, slot);
+    if (blocks.kind == messages::Kind::Act) {
+      batch->regenerate.emplace_back(0, slot);
+    }
+    for (auto left = static_cast<std::uint32_t>(n - attended); left > 0;) {
+      const Run run = next_run(blocks, left);
+      batch->loads.emplace_back(blocks.kind, blocks.place, std::uint16_t{kBlockTokens}, run.count,
+                                run.first, slot);
+      slot += run.count;
+      left -= run.count;
     }
     end(std::move(batch));
   }
@@ -220,6 +242,16 @@ class Tables {
   static messages::Where where(messages::Kind kind) {
     return kind == messages::Kind::Kv ? messages::Where::LoadedKv : messages::Where::RegeneratedKv;
   }
+  // The next blocks, at most `most`: up to the end of the pool, behind which they begin anew.
+  struct Run {
+    std::uint32_t first, count;
+  };
+  Run next_run(const Blocks& blocks, std::uint32_t most) {
+    const std::uint32_t first = next_block_ % blocks.pool;
+    const std::uint32_t count = std::min(most, blocks.pool - first);
+    next_block_ += count;
+    return {first, count};
+  }
   void add_sequences(messages::MiniBatchT& batch, const Blocks& blocks, std::int32_t n,
                      std::int32_t wished, std::uint32_t& slot) {
     const std::int32_t sequences = std::max(
@@ -233,8 +265,7 @@ class Tables {
       batch.prompt_tokens.push_back(count * kBlockTokens - 1);
       batch.tokens.push_back(token());
       for (std::uint32_t left = count; left > 0;) {
-        const std::uint32_t first = next_block_ % blocks.pool;
-        const std::uint32_t run = std::min(left, blocks.pool - first);
+        const auto [first, run] = next_run(blocks, left);
         const bool last = run == left;
         batch.loads.emplace_back(blocks.kind, blocks.place,
                                  static_cast<std::uint16_t>(kBlockTokens - (last ? 1 : 0)), run,
@@ -244,7 +275,6 @@ class Tables {
                                      first + j);
         }
         slot += run;
-        next_block_ += run;
         left -= run;
       }
     }
@@ -320,8 +350,8 @@ void add_on_host(Tables& tables, const ProfileSizes& sizes, const Kinds& kinds) 
 void add_on_host_beside_loads(Tables& tables, const ProfileSizes& sizes, const Kinds& kinds) {
   Blocks loaded = kinds.kv;  // what host cores write is not loaded before
   loaded.pool -= kHostTails;
-  for (std::int32_t left = loads_beside_host(sizes); left > 0; --left) {
-    tables.add_context(loaded, sizes.scale.blocks);
+  for (std::int32_t i = 0; i < loads_beside_host(sizes); ++i) {
+    tables.add_loads(i % 2 == 0 ? loaded : kinds.act, sizes.scale.blocks);
   }
   tables.go_to_block(loaded.pool / 2);  // far from where the loads are
   add_on_host(tables, sizes, kinds);
@@ -500,8 +530,9 @@ bool measures(ProfileWork work, Line Profile::*line) {
   if (among({&Profile::host_attention, &Profile::host_down, &Profile::host_up})) {
     return work == ProfileWork::context_host || work == ProfileWork::context_host_link;
   }
-  if (work == ProfileWork::context_host_link || line == &Profile::load_beside_host) {
-    return work == ProfileWork::context_host_link && line == &Profile::load_beside_host;
+  const bool beside = among({&Profile::load_beside_host, &Profile::load_act_beside_host});
+  if (beside || work == ProfileWork::context_host_link) {
+    return beside && work == ProfileWork::context_host_link;
   }
   if (among({&Profile::load_w, &Profile::forward, &Profile::qkv, &Profile::embed})) {
     return true;
@@ -557,7 +588,7 @@ ProfileScale profile_scale(const Profile& first, std::int32_t layers, Seconds bu
   const ProfileScale least = first_profile_scale(first.kind);
   ProfileScale scale{.blocks = scaled(block, least.blocks, kLargestProfileScale.blocks),
                      .rows = scaled(row, least.rows, kLargestProfileScale.rows)};
-  if (first.kind != DeviceKind::cpu || scale.blocks == kLargestProfileScale.blocks) {
+  if (first.kind != DeviceKind::cpu) {
     scale.host_blocks = kLargestProfileScale.host_blocks;
   }
   return scale;

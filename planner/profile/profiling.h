@@ -8,7 +8,8 @@
 //   context, together   the same without the tiny ones: every stream works
 //   context, host       1 to 32 one-row sequences of equal length that host cores attend, and nothing else: T_host
 //                       alone
-//   context, host, link the same behind loads of KV blocks that outlast them: T_host beside a link that is never idle
+//   context, host, link the same behind loads of KV and of ACT blocks that outlast them: T_host beside a link that is
+//                       never idle, and the loads beside host cores
 //   context, absorbed   one-row sequences that attend ACT blocks as they are, rows of one block each and a few rows
 //                       of many: nothing else of it is measured
 //   context, busy       ACT blocks, of the device and as many from the host as the link brings
@@ -75,7 +76,7 @@ constexpr ProfileScale first_profile_scale(DeviceKind kind) {
   return kind == DeviceKind::cpu ? kFirstProfileScale : kFirstProfileScaleOnGpu;
 }
 inline constexpr ProfileScale kLargestProfileScale{
-    .blocks = 576, .rows = 2048, .host_blocks = 2752};
+    .blocks = 576, .rows = 2048, .host_blocks = 5504};
 
 // The work of `context_busy`, which keeps the device busy at the clock that power and heat allow for long
 // work. `repeats` mini-batches of `blocks` and slightly fewer come before those of the scale: a product's
@@ -164,7 +165,7 @@ class ProfileTimes {
 
   WeightLayout layout_;
   DeviceLimits limits_;
-  std::array<Samples, 21> lines_;  // in the order of profile_lines()
+  std::array<Samples, 22> lines_;  // in the order of profile_lines()
   std::vector<double> between_, event_latencies_;
   double absorbing_rows_ = 0;  // of each time that is known of `absorb`
 };

@@ -32,17 +32,19 @@ bool most_have_one(const LayerWindows& windows) {
 Profile::Paces paces_of(const std::vector<BatchCost>& costs,
                         const std::vector<messages::WeightFetch>& pieces,
                         const VirtualWeights& weights, const Profile& profile) {
-  Seconds beside{}, alone{}, link{};
+  Seconds beside{}, alone{};
+  Profile::LinkTime link;
   for (const BatchCost& one : costs) {
     beside += one.host;
     alone += one.host_alone;
-    link += one.load_act + one.load_kv;
+    link.kv += one.load_kv;
+    link.rest += one.load_act;
   }
   if (beside.n <= 0) {
     return {};
   }
   for (const messages::WeightFetch& piece : pieces) {
-    link += profile.load_w(weights.share(piece.piece()));
+    link.rest += profile.load_w(weights.share(piece.piece()));
   }
   return profile.paces(link, beside, alone);
 }

@@ -485,6 +485,22 @@ TEST_F(ExecutorTest, APoolMadeAnewIsMappedWhenAnOrderNamesIt) {
   EXPECT_TRUE(std::ranges::any_of(loader_.blocks(), [](std::byte b) { return b != std::byte{0}; }));
 }
 
+// Else the pool that costs were measured with stands beside the run's, which is planned with less memory then.
+TEST_F(ExecutorTest, APoolThatWasGivenBackIsUnmappedWithTheNextConfigure) {
+  make_ready();
+  run(planner().next());
+  loader_.give_up_pool();
+  EXPECT_FALSE(loader_.pool_is_unused());
+  wires_->send(configure());
+  EXPECT_NE(next_but_ack().body.AsReady(), nullptr);
+  EXPECT_TRUE(loader_.pool_is_unused());
+  pool_ = loader_.make_pool(40, 90);
+  Planned planned = planner().next();
+  planned.tables.pool_epoch = 2;
+  EXPECT_EQ(run(planned).iteration.iteration, 1u);
+  EXPECT_TRUE(std::ranges::any_of(loader_.blocks(), [](std::byte b) { return b != std::byte{0}; }));
+}
+
 TEST_F(ExecutorTest, APoolIsNotExchangedUnderAnIterationWhoseOrdersHaveYetToCome) {
   make_ready();
   SmallPlanner planner = this->planner();

@@ -78,6 +78,10 @@ class HandmadeLoader {
     return pool;
   }
 
+  // As a loader that gives the pool up: whether nobody maps it any more.
+  void give_up_pool() { control_->pool_epoch.store(0, std::memory_order_release); }
+  bool pool_is_unused() const { return blocks_->is_ours_alone(); }
+
   std::span<const std::byte> blocks() const {
     return {blocks_->data(), static_cast<std::size_t>(blocks_->size().n)};
   }

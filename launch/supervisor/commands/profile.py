@@ -45,6 +45,7 @@ _TITLES = {
     "host_down": "rows to host cores",
     "host_up": "rows from host cores",
     "load_beside_host": "KV blocks while host cores attend",
+    "load_act_beside_host": "ACT blocks while host cores attend",
     "absorb_rows": "T_absorb, rows of one ACT block",
     "absorb": "T_absorb, each block beyond",
 }

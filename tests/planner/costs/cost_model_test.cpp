@@ -304,6 +304,7 @@ TEST(ProfileFile, IsReadAsItWasWritten) {
                        .alone_line = {.a = 0.125, .b = 0.5, .r2 = 0.5},
                        .remeasured = 2}};
   profile.kind = DeviceKind::cpu;
+  profile.kv_format = KvFormat::int4;
   profile.build = "poise 0.1.0";
   const auto path = folder.path() / "profile.json";
   write_profile(path, profile);
@@ -334,9 +335,12 @@ TEST(MeasuredProfile, OfAGpuChargesAttentionByWhatIsCopiedBesideIt) {
     EXPECT_EQ(one.attention_beside(false)(9).n, 5);
     EXPECT_EQ(one.attention_beside(true), one.attention);
   }
-  Profile cores = measured_on(DeviceKind::cpu);
-  complete(cores);
-  EXPECT_EQ(cores.attention_beside(false), cores.attention);
+  Profile cores = measured_on(DeviceKind::cpu), codes = measured_on(DeviceKind::cuda);
+  codes.kv_format = KvFormat::int8;
+  for (Profile* one : {&cores, &codes}) {
+    complete(*one);
+    EXPECT_EQ(one->attention_beside(false), one->attention);
+  }
 }
 
 TEST(MeasuredProfile, OfAGpuMultipliesManyRowsInWholeTiles) {
@@ -442,10 +446,11 @@ TEST(ProfileFile, ThatCannotBeWrittenIsNamedWithTheRemedy) {
   }
 }
 
-TEST(ProfileFile, OfBeforeItsKindOfDeviceWasKeptSaysItByItsName) {
+TEST(ProfileFile, OfBeforeItWasKeptSaysTheKindOfDeviceByItsNameAndNothingOfCodes) {
   const TempDirectory folder;
   const auto path = folder.path() / "profile.json";
-  Profile profile = profile_of(machine_named("l4-pcie4"), shape_of(8), DType::float16);
+  Profile profile =
+      profile_of(machine_named("l4-pcie4"), shape_of(8), DType::float16, KvFormat::int8);
   for (const auto& [name, kind] : {std::pair{"cpu, 2 threads", DeviceKind::cpu},
                                    {"cuda: NVIDIA H200", DeviceKind::cuda},
                                    {"l4-pcie4", DeviceKind::cuda}}) {
@@ -454,12 +459,17 @@ TEST(ProfileFile, OfBeforeItsKindOfDeviceWasKeptSaysItByItsName) {
     nlohmann::ordered_json json = nlohmann::ordered_json::parse(std::ifstream(path));
     json.erase("kind");
     json.erase("build");
+    json.erase("kv_cache_dtype");
     testing_support::write_file(path, json.dump());
     EXPECT_EQ(read_profile(path).kind, kind) << name;
     EXPECT_EQ(read_profile(path).build, "") << name;
-    json["kind"] = "abacus";
-    testing_support::write_file(path, json.dump());
-    EXPECT_THROW(read_profile(path), Failure);
+    EXPECT_EQ(read_profile(path).kv_format, KvFormat::plain) << name;
+    for (const char* field : {"kind", "kv_cache_dtype"}) {
+      nlohmann::ordered_json wrong = json;
+      wrong[field] = "abacus";
+      testing_support::write_file(path, wrong.dump());
+      EXPECT_THROW(read_profile(path), Failure) << field;
+    }
   }
 }
 

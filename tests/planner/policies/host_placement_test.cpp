@@ -184,6 +184,11 @@ TEST(ThreeWay, AnIterationTakesTheLongestOfFour) {
   EXPECT_EQ(all.kv_blocks, 80u);
   EXPECT_EQ(all.device_kv_blocks(), 40);
   EXPECT_DOUBLE_EQ(all.host_share, 0.5);
+  profile.kv_slowdown = 1.5;
+  profile.act_slowdown = 3;
+  profile.host_attention.b = 8;  // all the time that the link works
+  EXPECT_DOUBLE_EQ(iteration_time(profile, *rest, {.kv_blocks = 40}).link.n, 2 * (40 * 1.5 + 3))
+      << "weights are slowed as ACT blocks are";
 }
 
 TEST(ThreeWay, OfAnyNumbersOfRequestsAboutTheShareIsOnHostCores) {

@@ -129,9 +129,11 @@ TEST(ProfileIteration, KeepsADeviceBusyWithNoMoreSequencesThanFit) {
 TEST(ProfileIteration, StaysWithinTheBuffersAndThePool) {
   for (const ProfileScale scale : {kFirstProfileScale, kFirstProfileScaleOnGpu,
                                    ProfileScale{56, 136}, kLargestProfileScale}) {
-    const ProfileSizes sizes = sizes_of("opt-6.7b", scale);
+    const ProfileSizes sizes = profile_sizes(opt_shape("opt-6.7b"), DType::float16, scale, kGiB * 2,
+                                             kGiB, kGiB * 24, KvFormat::plain, kGiB * 24);
     std::vector<ProfileWork> works(kProfileWork.begin(), kProfileWork.end());
-    works.push_back(ProfileWork::prompts_here);
+    works.insert(works.end(), {ProfileWork::prompts_here, ProfileWork::context_host,
+                               ProfileWork::context_host_link});
     for (const ProfileWork work : works) {
       const auto tables = profile_iteration(work, sizes, opt_shape("opt-6.7b"), 1, 1, 0, 3);
       std::size_t rows = 0;
@@ -139,7 +141,9 @@ TEST(ProfileIteration, StaysWithinTheBuffersAndThePool) {
         rows += batch->tokens.size();
         EXPECT_LE(std::ssize(batch->tokens), sizes.device.max_mini_batch_rows);
         EXPECT_LE(std::ssize(batch->sequences), sizes.device.max_sequences);
-        EXPECT_LE(std::ssize(batch->entries), sizes.device.max_entries());
+        const bool on_host = batch->entries[0].where() == messages::Where::HostInPlace;
+        EXPECT_LE(std::ssize(batch->entries),
+                  on_host ? sizes.host.kv_blocks : sizes.device.max_entries());
         for (const auto& run : batch->loads) {
           const bool act = run.kind() == messages::Kind::Act;
           EXPECT_LE(run.first_slot() + run.count(),
@@ -277,7 +281,7 @@ TEST(ProfileIteration, HostCoresAttendBlocksThatNothingElseWritesMeanwhile) {
 TEST(ProfileIteration, HostCoresReadEachBlockOfALayerOnceAndTheLinkIsFarAway) {
   const ModelShape shape = opt_shape("opt-6.7b");
   const ProfileSizes sizes = profile_sizes(shape, DType::float16, kLargestProfileScale, kGiB * 2,
-                                           kGiB, kGiB * 24, KvFormat::plain, kGiB * 16);
+                                           kGiB, kGiB * 24, KvFormat::plain, kGiB * 24);
   const auto tables = profile_iteration(ProfileWork::context_host_link, sizes, shape, 1, 1, 0, 3);
   std::set<std::uint32_t> attended;
   std::int64_t first_attended = -1, written = 0;
@@ -488,16 +492,18 @@ TEST(ProfileTimes, OfHostCoresAreThoseAloneAndThoseBesideABusyLink) {
         {1, messages::Span(SpanKind::HostAttention, 3, 0, last - 4, 0, 0, first * kMs,
                            (first + second) * kMs)}};
     if (work == ProfileWork::context_host_link) {
-      spans.push_back({1, messages::Span(SpanKind::Load, 0, 0, 0, 0, 0, 0, 10 * kMs)});
-      spans.push_back({1, messages::Span(SpanKind::Load, 0, 0, 1, 0, 0, 20 * kMs, 90 * kMs)});
+      spans.push_back({1, messages::Span(SpanKind::Load, 0, 0, 0, 0, 0, 0, 6 * kMs)});
+      spans.push_back({1, messages::Span(SpanKind::Load, 0, 0, 1, 0, 0, 6 * kMs, 9 * kMs)});
+      spans.push_back({1, messages::Span(SpanKind::Load, 0, 0, 2, 0, 0, 20 * kMs, 90 * kMs)});
     }
     times.add(work, tables, spans);
   };
   add(ProfileWork::context_host, 6, 4);
-  add(ProfileWork::context_host_link, 9, 5);  // 9 ms of 9, then 1 of 5
+  add(ProfileWork::context_host_link, 9, 5);  // 9 ms of 9, then none of 5
   const auto apart = profile_iteration(ProfileWork::context_apart, sizes, shape, 1, 1, 0, 3);
   times.add(ProfileWork::context_apart, apart,
-            {{1, messages::Span(SpanKind::Load, 0, 0, 0, 0, 0, 0, 8 * kMs)}});
+            {{1, messages::Span(SpanKind::Load, 0, 0, 0, 0, 0, 0, 4 * kMs)},
+             {1, messages::Span(SpanKind::Load, 0, 0, 2, 0, 0, 4 * kMs, 5 * kMs)}});
   Profile found;
   found.kind = DeviceKind::cuda;
   times.fit(found);
@@ -514,11 +520,12 @@ TEST(ProfileTimes, OfHostCoresAreThoseAloneAndThoseBesideABusyLink) {
   const auto loads = std::ranges::find(found.measured, "load_kv", &MeasuredLine::name);
   ASSERT_NE(loads, found.measured.end());
   EXPECT_EQ(loads->points.size(), 1u) << "what host cores disturb is none";
-  EXPECT_DOUBLE_EQ(found.link_slowdown, 10 / 8.0) << "not that beside which host cores rested";
+  EXPECT_DOUBLE_EQ(found.kv_slowdown, 6 / 4.0) << "not that beside which host cores rested";
+  EXPECT_DOUBLE_EQ(found.act_slowdown, 3 / 1.0);
   for (const ProfileLine& one : profile_lines()) {
     const std::string name = one.name;
     EXPECT_EQ(measures(ProfileWork::context_host_link, one.line),
-              name.starts_with("host_") || name == "load_beside_host")
+              name.starts_with("host_") || name.ends_with("_beside_host"))
         << name;
   }
 }
@@ -529,10 +536,20 @@ TEST(ProfileTimes, NothingMeasuredBesideHostCoresSlowsNoLink) {
   profile.kind = DeviceKind::cuda;
   profile.measured.push_back({.name = "load_beside_host"});
   complete(profile);
-  EXPECT_EQ(profile.link_slowdown, 1);
+  EXPECT_EQ(profile.kv_slowdown, 1);
+  EXPECT_EQ(profile.act_slowdown, 1);
   profile.load_beside_host.points = {{.n = 8, .time = {1e-3}}};  // and load_kv takes no time
   complete(profile);
-  EXPECT_EQ(profile.link_slowdown, 1);
+  EXPECT_EQ(profile.kv_slowdown, 1);
+  profile.load_kv.b = 1e-4;
+  complete(profile);
+  EXPECT_DOUBLE_EQ(profile.kv_slowdown, 1.25);
+  EXPECT_DOUBLE_EQ(profile.act_slowdown, 1.25) << "what was not measured is as the other";
+  std::swap(profile.load_beside_host, profile.load_act_beside_host);
+  profile.load_act.b = 5e-5;
+  complete(profile);
+  EXPECT_DOUBLE_EQ(profile.act_slowdown, 2.5);
+  EXPECT_DOUBLE_EQ(profile.kv_slowdown, 2.5);
 }
 
 // As on a device of set speeds, whose host was late once.
@@ -628,19 +645,26 @@ TEST(ProfileScale, OfASlowGpuHasRoomForTheKeysOfItsBlocksAndAllBlocksOfHostCores
 
 // A link that is done before host cores would show these alone.
 TEST(ProfileIteration, LoadsLastLongerThanHostCoresAttend) {
-  for (const std::int32_t blocks : {32, 72, 112, 184, 576}) {
+  for (const std::int32_t blocks : {32, 72, 112, 184, 232, 576}) {
     const ProfileScale scale{blocks, 512, kLargestProfileScale.host_blocks};
     const ProfileSizes sizes = profile_sizes(opt_shape("opt-6.7b"), DType::float16, scale, kGiB * 2,
                                              kGiB, kGiB * 24, KvFormat::plain, kGiB * 32);
     const auto tables = profile_iteration(ProfileWork::context_host_link, sizes,
                                           opt_shape("opt-6.7b"), 1, 1, 0, 3);
-    std::size_t attended = 0, loaded = 0;
+    std::int64_t attended = 0, kv = 0, act = 0, waited_for = 0;
     for (const auto& batch : tables.mini_batches) {
-      const bool on_host = batch->entries[0].where() == messages::Where::HostInPlace;
-      (on_host ? attended : loaded) += batch->entries.size();
+      const auto& first = batch->entries[0];
+      const bool on_host = first.where() == messages::Where::HostInPlace;
+      (on_host ? attended : waited_for) += std::ssize(batch->entries);
+      for (const auto& run : batch->loads) {
+        (first.kind() == messages::Kind::Kv ? kv : act) += run.count();
+      }
     }
-    EXPECT_GT(attended, 400u);
-    EXPECT_GE(static_cast<double>(loaded), 1.5 * static_cast<double>(attended)) << blocks;
+    EXPECT_GT(attended, 400);
+    EXPECT_GE(kv + act, 2 * attended) << blocks;
+    EXPECT_GE(kv, act) << blocks;
+    EXPECT_LE(kv - act, blocks) << blocks;
+    EXPECT_LE(4 * waited_for, kv + act) << "the device has little to do for what is loaded";
   }
 }
 

@@ -213,12 +213,17 @@ TEST(VirtualExecutor, HostCoresAndTheLinkSlowEachOtherDown) {
   EXPECT_DOUBLE_EQ(seconds_of(2, 1, kHost), 8 + (1 - 8 / (blocks * 2)) * blocks) << "then faster";
   EXPECT_DOUBLE_EQ(seconds_of(2, 3, kHost), blocks * 2) << "disturbed ones are never faster";
   EXPECT_DOUBLE_EQ(seconds_of(2, 1, kLoad), 8);
-  profile.link_slowdown = 1.25;
+  profile.kv_slowdown = 1.25;
   EXPECT_DOUBLE_EQ(seconds_of(2, 1, kLoad), 10);
   EXPECT_DOUBLE_EQ(seconds_of(2, 1, kHost), 10 + (1 - 10 / (blocks * 2)) * blocks);
   const double attended = blocks * 0.5;
   EXPECT_DOUBLE_EQ(seconds_of(0.5, 0.25, kLoad), attended + (8 - attended / 1.25))
       << "then at its own pace";
+  tables = decoding(2, 4, 4);
+  attend_on_host(*tables.mini_batches[1]);
+  profile.act_slowdown = 1.75;
+  EXPECT_DOUBLE_EQ(seconds_of(2, 1, kHost), 12 + (1 - 12 / (blocks * 2)) * blocks);
+  EXPECT_DOUBLE_EQ(seconds_of(2, 1, kLoad), 6) << "the mean of both kinds, for either";
 }
 
 // A prompt fills a group, so the mini-batch of host cores has one of its own: its queries are made first, and the
