@@ -139,12 +139,13 @@ struct Profile {
     return copies_within_device || !attention_undisturbed ? attention : *attention_undisturbed;
   }
 
+  // Of a layer's loads: those of KV blocks, and those of ACT blocks and weights.
+  struct LinkTime {
+    Seconds kv{}, rest{};
+  };
   // Link and host cores that begin a layer's work at the same time: how much longer the loads take than `link`, their time
   // while host cores rest, and which share of `beside`, T_host beside a busy link, host cores take. Once the first is
   // done, the other goes on at its pace alone, host cores at that of `alone`.
-  struct LinkTime {
-    Seconds kv{}, rest{};  // of KV blocks; of ACT blocks and weights
-  };
   struct Paces {
     double link = 1, host = 1;
   };

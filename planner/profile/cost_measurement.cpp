@@ -50,10 +50,7 @@ void CostMeasurement::give_back() {
 
 // The loader sees a moment after the executor's answer that nobody maps the memory any more.
 bool CostMeasurement::unmap() {
-  const bool moved = executor_.step(kBetweenLooks);
-  if (executor_.gone() || executor_.returned()) {
-    fail(Exit::interrupted, "the gpu_executor is gone");
-  }
+  const bool moved = profiler_.step_executor(kBetweenLooks);
   if (executor_.ready()) {
     unmapped_at_ = unmapped_at_.value_or(monotonic_now());
     const std::uint64_t spare = control_.spare_pool_bytes.load(std::memory_order_acquire);

@@ -29,13 +29,6 @@ constexpr double kMaxHeats = 100;
 // which it counts. Those of many prompts take longer to build, check and send.
 constexpr int kRests = 8;
 
-// Measurements of one executor do not hold for another.
-void check_there(const ExecutorLink& executor) {
-  if (executor.gone() || executor.returned()) {
-    fail(Exit::interrupted, "the gpu_executor is gone");
-  }
-}
-
 }  // namespace
 
 Profiler::Profiler(ProfiledMachine machine, const ControlSegment& control, LoaderLink& loader,
@@ -101,6 +94,14 @@ void Profiler::begin_busy() {
       std::clamp(std::ceil(kHeating.n / std::max(iteration, 1e-9)), 1.0, kMaxHeats)));
 }
 
+bool Profiler::step_executor(Seconds timeout) {
+  const bool moved = executor_.step(timeout);
+  if (executor_.gone() || executor_.returned()) {
+    fail(Exit::interrupted, "the gpu_executor is gone");
+  }
+  return moved;
+}
+
 bool Profiler::step(Seconds timeout) {
   bool moved = false;
   switch (phase_) {
@@ -112,8 +113,7 @@ bool Profiler::step(Seconds timeout) {
       }
       break;
     case Phase::configuring:
-      moved = executor_.step(timeout);
-      check_there(executor_);
+      moved = step_executor(timeout);
       // Loads take up to twice as long while the pool's memory is made and registered behind them.
       if (executor_.ready() && control_.pool_standing.load(std::memory_order_acquire) >=
                                    loader_.grant()->partition.region_bytes) {
@@ -122,8 +122,7 @@ bool Profiler::step(Seconds timeout) {
       }
       break;
     case Phase::measuring:
-      moved = executor_.step(timeout);
-      check_there(executor_);
+      moved = step_executor(timeout);
       if (executor_.take_results()) {
         if (rested_) {
           if (rest_.n > 0) {  // none before the first

@@ -47,6 +47,8 @@ class Profiler {
   double share() const { return share_; }
   // REQUIRES: done().
   const Profile& profile() const { return profile_; }
+  // As `step`, for the executor's answer alone. Fails if it is gone: measurements of one do not hold for another.
+  bool step_executor(Seconds timeout);
   // Once more as in the last work, without traces. REQUIRES: no iteration is under way.
   void configure_untraced() {
     executor_.configure(sizes_.device, machine_.gpu_memory, layout_, false);

@@ -483,6 +483,22 @@ TEST(ProfileFile, OfAnotherModelIsRefusedWhereItWasNamed) {
   EXPECT_THROW(read_profile_of(path, shape_of(8), DType::float16, KvFormat::int4), Failure);
 }
 
+// One of before its codes were kept, too: attention is charged as on a busy GPU.
+TEST(ProfileFile, OfAModelThatWasNamedHasItsCodes) {
+  const TempDirectory folder;
+  const auto path = folder.path() / "profile.json";
+  Profile profile = profile_of(machine_named("l4-pcie4"), shape_of(8), DType::float16, KvFormat::int8);
+  profile.measured = measured_on(DeviceKind::cuda).measured;
+  write_profile(path, profile);
+  nlohmann::ordered_json json = nlohmann::ordered_json::parse(std::ifstream(path));
+  json.erase("kv_cache_dtype");
+  testing_support::write_file(path, json.dump());
+  EXPECT_NE(read_profile(path).attention_undisturbed, std::nullopt);
+  const Profile read = read_profile_of(path, shape_of(8), DType::float16, KvFormat::int8);
+  EXPECT_EQ(read.kv_format, KvFormat::int8);
+  EXPECT_EQ(read.attention_undisturbed, std::nullopt);
+}
+
 TEST(ProfileFile, ThatIsBrokenIsNamedWithItsField) {
   const TempDirectory folder;
   const auto path = folder.path() / "profile.json";
