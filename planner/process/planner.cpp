@@ -212,7 +212,7 @@ bool Planner::between_iterations() {
       break;
     case PolicyChange::Next::rebuild:
       prepare_again();
-      run_.loader->release();
+      preparation_.begin_again_without_pool();
       break;
   }
   return false;

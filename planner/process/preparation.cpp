@@ -35,6 +35,24 @@ MoreRequests more_requests(const Run& run, const Demand& demand) {
              : MoreRequests::possible;
 }
 
+// True once the host has all weights that the device lacks, and no pool of an ended planner except one
+// that this planner takes over.
+bool host_is_in_order(Run& run, HandOver& hand_over) {
+  if (run.loader->gives_back() || run.loader->asked_for_weights()) {
+    return false;
+  }
+  const StaleMemory left =
+      find_stale_memory(*run.control, *run.executor->greeting(), run.options.takes_over);
+  if (!left.anything()) {
+    return true;
+  }
+  if (left.lost_layers > 0) {
+    hand_over.lose(Lost::everything);
+  }
+  reclaim(*run.loader, left);
+  return false;
+}
+
 }  // namespace
 
 bool Preparation::step() {
@@ -43,6 +61,15 @@ bool Preparation::step() {
       return load();
     case Phase::greeting:
       return greet();
+    case Phase::unmapping: {
+      const bool moved = run_.step_executor(kShortWait);
+      if (run_.executor->returned()) {  // another one, which maps nothing
+        begin_again();
+      } else if (returned_->is_spare()) {
+        decide();
+      }
+      return moved;
+    }
     case Phase::profiling:
       return measure();
     case Phase::holding:
@@ -75,6 +102,13 @@ bool Preparation::step() {
 void Preparation::begin_again() {
   run_.status.state = "preparing";
   phase_ = Phase::greeting;
+  returned_.reset();
+}
+
+void Preparation::begin_again_without_pool() {
+  begin_again();
+  run_.loader->release();
+  returned_.emplace(*run_.control, *run_.executor);
 }
 
 // ---- what is to be done
@@ -142,29 +176,17 @@ bool Preparation::greet() {
   const bool loader_waits = !loader.greeted() || loader.gives_back() || loader.asked_for_weights();
   const bool loader_moved = loader.step(loader_waits ? kShortWait : Seconds{0});
   const bool executor_moved = executor.step(executor.greeting() ? Seconds{0} : kShortWait);
-  if (loader.greeted() && executor.greeting() && host_is_in_order() &&
+  if (loader.greeted() && executor.greeting() && host_is_in_order(run_, hand_over_) &&
       (in_force_.policy || find_profile())) {
-    decide();
+    if (returned_) {  // the executor stays as it is configured, but without a pool
+      run_.executor->configure(in_force_.device, run_.device_cap(), run_.layout(),
+                               run_.options.trace);
+      phase_ = Phase::unmapping;
+    } else {
+      decide();
+    }
   }
   return loader_moved || executor_moved;
-}
-
-// True once the host has all weights that the device lacks, and no pool of an ended planner except one
-// that this planner takes over.
-bool Preparation::host_is_in_order() {
-  if (run_.loader->gives_back() || run_.loader->asked_for_weights()) {
-    return false;
-  }
-  const StaleMemory left =
-      find_stale_memory(*run_.control, *run_.executor->greeting(), run_.options.takes_over);
-  if (!left.anything()) {
-    return true;
-  }
-  if (left.lost_layers > 0) {
-    hand_over_.lose(Lost::everything);
-  }
-  reclaim(*run_.loader, left);
-  return false;
 }
 
 // ---- by which costs

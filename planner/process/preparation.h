@@ -5,6 +5,7 @@
 //   phase        waits for
 //   loading      the loader's weights to be sealed
 //   greeting     loader and executor to say Hello, and the host to have all weights that no device has
+//   unmapping    the executor to unmap the pool that is made anew, whose memory the next plan may use
 //   profiling    the executor to be measured; only if costs are needed and not known
 //   holding      the executor to hold layers whose weights the host frees for blocks
 //   releasing    the loader to give their memory back, which the pool then gets
@@ -12,8 +13,10 @@
 //   over         nothing: see is_ready() and is_answered()
 
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "planner/links/returned_pool.h"
 #include "planner/process/hand_over.h"
 #include "planner/process/plan_in_force.h"
 #include "planner/process/policy_change.h"
@@ -41,15 +44,16 @@ class Preparation {
   void replace_finished_run() { files_.replace(in_force_.profile.get()); }
   // Starts again from the greeting, with the policy in force if there is one; no block is left.
   void begin_again();
+  // The same for new pools: the one that stands goes back first.
+  void begin_again_without_pool();
 
  private:
-  enum class Phase { loading, greeting, profiling, holding, releasing, claiming, over };
+  enum class Phase { loading, greeting, unmapping, profiling, holding, releasing, claiming, over };
 
   bool load();
   void take_stock();
   void begin_greeting();
   bool greet();
-  bool host_is_in_order();
   bool find_profile();
   void begin_profiling();
   bool measure();
@@ -71,6 +75,7 @@ class Preparation {
   bool answered_ = false;
   std::string policy_name_;                       // without a wish
   std::unique_ptr<CostMeasurement> measurement_;  // while it is under way
+  std::optional<ReturnedPool> returned_;          // the pool that is made anew, until its memory is spare
 };
 
 }  // namespace poise

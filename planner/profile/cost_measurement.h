@@ -2,8 +2,7 @@
 // The costs that a run measures before it is planned: a profiler's work, and the end of its pool, whose memory goes to the pool
 // of the run.
 
-#include <optional>
-
+#include "planner/links/returned_pool.h"
 #include "planner/profile/profiler.h"
 
 namespace poise {
@@ -28,14 +27,10 @@ class CostMeasurement {
  private:
   enum class Phase { measuring, giving_back, unmapping, gave_back };
 
-  bool unmap();
-
-  const ControlSegment& control_;
   LoaderLink& loader_;
-  ExecutorLink& executor_;
   Profiler profiler_;
+  ReturnedPool returned_;
   Phase phase_ = Phase::measuring;
-  std::optional<Seconds> unmapped_at_;
 };
 
 }  // namespace poise

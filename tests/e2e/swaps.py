@@ -6,9 +6,11 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import harness
 from harness import comparable, expect, expect_equal, kill_together, request, short_model, test, wait_until
@@ -529,6 +531,10 @@ def a_rebuild_makes_room_for_what_a_swap_refuses(workspace):
     expect("the pools are made anew" in run.ask(policy_command.policy, "kv-only", "--rebuild"), "the remedy is refused")
     expect(run.lives(), "the run was over before it was disturbed enough")
     run.finish(oracle)
+    # The new pool is planned with the memory of the one before.
+    log = Path(run.run, "logs", "planner.log").read_text()
+    spare, planned = (re.search(pattern, log) for pattern in (r"given back: [1-9][0-9]* bytes are spare", "policy kv-only: up to"))
+    expect(spare and planned and spare.start() < planned.start(), log)
     workspace.poise("inspect", "--check", run.run).expect(0)
 
 
