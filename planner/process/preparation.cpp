@@ -178,6 +178,9 @@ bool Preparation::greet() {
   const bool executor_moved = executor.step(executor.greeting() ? Seconds{0} : kShortWait);
   if (loader.greeted() && executor.greeting() && host_is_in_order(run_, hand_over_) &&
       (in_force_.policy || find_profile())) {
+    if (executor.returned()) {  // another one, which maps nothing
+      returned_.reset();
+    }
     if (returned_) {  // the executor stays as it is configured, but without a pool
       run_.executor->configure(in_force_.device, run_.device_cap(), run_.layout(),
                                run_.options.trace);

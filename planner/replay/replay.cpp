@@ -191,7 +191,7 @@ void Replay::replay(const messages::PoolGrantT& recorded, const std::string& run
   log_note(*replayed_, options_.run_id, std::move(note));
 }
 
-// A Configure that no PoolGrant precedes only has the device hold layers.
+// A Configure that no PoolGrant precedes has the device hold layers, or unmap the pool that is made anew.
 void Replay::replay(messages::ConfigureT configure) {
   if (!std::exchange(pool_is_noted_, false)) {
     release_pool();

@@ -74,7 +74,7 @@ class Replay {
   std::string pool_;            // that stands: the recorded run, epoch and size
   std::uint64_t recorded_pool_ = 0;  // its epoch in the log
   bool pool_is_noted_ = false;  // the last record was a PoolGrant
-  bool device_holds_ = false;   // layers for which no pool was claimed yet
+  bool device_holds_ = false;   // the layers that it is to hold, and no pool was claimed yet
   std::int32_t resident_ = -1;  // layers on the device
   ReplayReport report_;
   RunStatus status_;

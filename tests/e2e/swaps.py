@@ -535,6 +535,7 @@ def a_rebuild_makes_room_for_what_a_swap_refuses(workspace):
     log = Path(run.run, "logs", "planner.log").read_text()
     spare, planned = (re.search(pattern, log) for pattern in (r"given back: [1-9][0-9]* bytes are spare", "policy kv-only: up to"))
     expect(spare and planned and spare.start() < planned.start(), log)
+    run.replay()
     workspace.poise("inspect", "--check", run.run).expect(0)
 
 
