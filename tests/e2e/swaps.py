@@ -540,6 +540,25 @@ def a_rebuild_makes_room_for_what_a_swap_refuses(workspace):
 
 
 @test
+def a_process_killed_while_pools_are_made_anew_costs_no_answer(workspace):
+    requests = work(workspace, 24)
+    oracle = undisturbed(workspace, requests)
+    run = Disturbed(workspace, requests, *slowly(workspace), "--restarts", "9")
+    for policy, name in (("act-only", "gpu_executor"), ("kv-only", "loader"), ("act-only", "planner"), ("kv-only", "gpu_executor")):
+        asked = workspace.start("policy", policy, "--rebuild", run.run)
+        time.sleep(workspace.random.uniform(0.1, 0.4))
+        expect(run.lives(), "the run was over before it was disturbed enough")
+        before = run.iteration()
+        wait_until(lambda name=name: run.pid(name), f"a {name}")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(run.pid(name), signal.SIGKILL)
+        workspace.finish(asked)  # where the planner was killed, it is refused
+        wait_until(lambda before=before: run.iteration() > before + 2 or not run.lives(), "iterations after a death")
+    run.finish(oracle)
+    workspace.poise("inspect", "--check", run.run).expect(0)
+
+
+@test
 def a_rebuild_for_which_there_is_no_memory_leaves_the_pools_as_they_are(workspace):
     one = workspace.write_requests("one.jsonl", [request(0, "Rosa lives in", max_tokens=150, ignore_eos=True)])
     workspace.run(one, workspace / "one", "--policy", "act-only", model=short_model()).expect(0)
