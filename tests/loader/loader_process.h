@@ -40,8 +40,26 @@ class LoaderProcess : public ::testing::Test {
 
   LoaderOptions options() const { return {.model = model_, .home = home_, .run_id = run_id_}; }
 
-  void start(const LoaderOptions& options) { loader_ = std::make_unique<Loader>(options); }
+  LoaderOptions adopting() const {
+    LoaderOptions options = this->options();
+    options.adopt = true;
+    return options;
+  }
+
+  void start(const LoaderOptions& options) {
+    loader_ = std::make_unique<Loader>(options);
+    between_loaders_.reset();
+  }
   void start() { start(options()); }
+
+  // The loader makes room for a successor. Until that one begins, the run's memory is held here, as it is by a supervisor: any `poise`
+  // that begins beside this test removes what no process holds.
+  void leave() {
+    ASSERT_TRUE(loader_->can_leave());
+    between_loaders_.emplace(control());
+    loader_->leave();
+    loader_.reset();
+  }
 
   // Steps the loader until `happened`; fails after a while.
   void step_until(const std::function<bool()>& happened) {
@@ -128,6 +146,7 @@ class LoaderProcess : public ::testing::Test {
   std::filesystem::path model_ = directory_.path() / "model";
   std::string run_id_ = fresh_run_id();
   std::unique_ptr<Loader> loader_;
+  std::optional<Control> between_loaders_;
   bool running_ = true;
 };
 

@@ -18,16 +18,6 @@ using ::testing::HasSubstr;
 
 class Succession : public LoaderProcess {
  protected:
-  LoaderOptions adopting() const {
-    LoaderOptions options = this->options();
-    options.adopt = true;
-    return options;
-  }
-  void leave() {
-    ASSERT_TRUE(loader_->can_leave());
-    loader_->leave();
-    loader_.reset();
-  }
   std::vector<std::byte> weights() const {
     const Segment segment = Segment::attach(this->segment("weights"), Access::read_only);
     return {segment.data(), segment.data() + segment.size().n};

@@ -105,19 +105,15 @@ TEST_F(WeightChecks, LargeTensorsAreCheckedPartByPart) {
 TEST_F(WeightChecks, ASuccessorKnowsTheWeightsByItsPredecessorsDigests) {
   start();
   wait_for_seal();
-  loader_->leave();
-  loader_.reset();
-  LoaderOptions adopting = options();
-  adopting.adopt = true;
-  start(adopting);
+  leave();
+  start(adopting());
   {
     const auto planner = greeted_planner();
     EXPECT_TRUE(check(*planner, true).sound);
   }
-  loader_->leave();
-  loader_.reset();
+  leave();
   flip(layout_.layer_offset({1}));
-  start(adopting);
+  start(adopting());
   const auto planner = greeted_planner();
   EXPECT_TRUE(check(*planner, false).damaged);
 }
@@ -130,8 +126,7 @@ TEST_F(WeightChecks, ASuccessorKnowsWhetherTheWeightsArePacked) {
     given.pack_weights = packed;
     start(given);
     wait_for_seal();
-    loader_->leave();
-    loader_.reset();
+    leave();
     given.pack_weights = PackWeights::automatic;
     given.adopt = true;
     start(given);
@@ -143,12 +138,9 @@ TEST_F(WeightChecks, ASuccessorKnowsWhetherTheWeightsArePacked) {
 TEST_F(WeightChecks, WithoutTheModelsFilesASuccessorSaysThatItCannotCheck) {
   start();
   wait_for_seal();
-  loader_->leave();
-  loader_.reset();
+  leave();
   std::filesystem::remove(model_ / "config.json");
-  LoaderOptions adopting = options();
-  adopting.adopt = true;
-  start(adopting);
+  start(adopting());
   const auto planner = greeted_planner();
   const messages::WeightsCheckedT checked = check(*planner, true);
   EXPECT_FALSE(checked.sound || checked.damaged);
