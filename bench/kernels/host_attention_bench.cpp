@@ -40,7 +40,8 @@ void bench_shape(HostShape shape, DType dtype, KvFormat format, cpu::Workers& wo
     }
     moves.push_back({.from = s, .to = std::int64_t{blocks.back().slot} * kBlockTokens + 15});
   }
-  const std::vector<std::byte> fresh(static_cast<std::size_t>(row * sequence_count), std::byte{0x31});
+  const std::vector<std::byte> fresh(static_cast<std::size_t>(row * sequence_count),
+                                     std::byte{0x31});
   // Rows are of the type that a GPU keeps them in.
   const std::size_t rows = static_cast<std::size_t>(sequence_count) * kHostHeads * kHostDim;
   const std::vector<float> numbers(rows, 0.01f);
@@ -76,8 +77,8 @@ void bench_shape(HostShape shape, DType dtype, KvFormat format, cpu::Workers& wo
                          workers);
   });
   print_bytes(
-      fmt::format("host attention {} x {}, {} of {} keys, {}", sequence_count, kContext + 1, kv_heads,
-                  kHostHeads, format == KvFormat::plain ? name_of(dtype) : name_of(format)),
+      fmt::format("host attention {} x {}, {} of {} keys, {}", sequence_count, kContext + 1,
+                  kv_heads, kHostHeads, format == KvFormat::plain ? name_of(dtype) : name_of(format)),
       seconds, static_cast<double>(bytes), read_speed(memory.data(), bytes * copies, workers));
 }
 

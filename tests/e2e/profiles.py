@@ -132,8 +132,6 @@ def costs_are_measured_once_where_a_policy_decides_by_them(workspace):
         said.append(workspace.run(requests, workspace / f"{number}.jsonl", *options).expect(0).err)
     expect("measuring it once" in said[0], said[0])
     expect("measuring it once" not in said[1], said[1])
-    logs = workspace / "0.jsonl.poise" / "logs"
-
     # The run is planned with the memory of the pool that was measured with.
     log = (workspace / "0.jsonl.poise" / "logs" / "planner.log").read_text()
     spare, planned = (re.search(pattern, log) for pattern in (r"given back: [1-9][0-9]* bytes are spare", "policy hybrid: up to"))
